@@ -746,7 +746,7 @@ def test_truncations_while_reading(tmp_path):
 
 def test_torch_is_not_imported():
     code = (
-        "import sys, xlcli.files, xlcli.store.commit, xlcli.store.folder, xlcli.store.discover, xlcli.store.lock; "
+        "import sys, xlcli.files, xlcli.store.commit, xlcli.store.discover, xlcli.store.lock, xlcli.store.origin; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'safetensors', 'numpy', 'sentencepiece', 'filelock')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -309,6 +309,8 @@ class PairShare:
     share_per_token: float
 
 
+Scored = TokenScore | Row | WordScore | PairScore
+"""Parts of a text with their scores, and the rows that they are in."""
 ROUNDING_TOKENS = 2**14
 """Number of tokens at the beginning of a text on which the cost of rounding is measured."""
 
@@ -374,10 +376,6 @@ class Score(Event):
     partial: bool = False
     by_context: tuple[ContextBin, ...] = ()
     pairs: tuple[PairShare, ...] = ()
-
-    def text(self, of_bytes: int) -> ScoredText:
-        """The text that was scored, the beginning of one of `of_bytes` bytes."""
-        return ScoredText(self.bytes, of_bytes, self.mem_len)
 
 
 @dataclass(frozen=True, slots=True)

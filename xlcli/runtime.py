@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,12 +19,11 @@ from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
 from xlcli.files import code_folder
 from xlcli.machine import cpu_limit
+from xlcli.memory import Memory
+from xlcli.model.reversible import ReversibleStack
+from xlcli.model.stack import Stack, StackOutput
+from xlcli.ops.context import AttentionContext
 from xlcli.ranks import SINGLE, Ranks
-
-if TYPE_CHECKING:
-    from xlcli.memory import Memory
-    from xlcli.model.stack import Stack, StackOutput
-    from xlcli.ops.context import AttentionContext
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number types by name."""
@@ -137,8 +135,6 @@ def compile_stack(stack: Stack) -> None:
     Only one shape is compiled. Results therefore do not depend on earlier compilations, and a resumed run equals an
     uninterrupted one to the bit.
     """
-    from xlcli.model.reversible import ReversibleStack
-
     if isinstance(stack, ReversibleStack):  # the compiler cannot trace the backward pass of its blocks
         stack.couple = torch.compiler.disable(stack.couple)  # type: ignore[no-untyped-call]
     plain = stack.forward

@@ -6,8 +6,8 @@ from torch import nn
 
 from xlcli.errors import CheckpointError
 from xlcli.files.tensors import TensorInfo
-from xlcli.store.layout import ENCODINGS
-from xlcli.store.weights import decode, encode, n_weights, stored_infos
+from xlcli.store.layout import ENCODINGS, n_weights
+from xlcli.store.weights import decode, encode, stored_infos
 
 
 def some_tensors() -> dict[str, torch.Tensor]:

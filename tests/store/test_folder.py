@@ -388,7 +388,7 @@ def test_another_tokenizer(model, monkeypatch):
     class Other(BytesTokenizer):
         fingerprint = "0" * 64
 
-    monkeypatch.setattr("xlcli.text.tokenizers.load_tokenizer", lambda folder: Other())
+    monkeypatch.setattr(store, "load_tokenizer", lambda folder: Other())
     with pytest.raises(CheckpointError, match="trained"):
         store.load(model)
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from launching import outputs, start
-from runs import corpus, small
+from runs import corpus, small, train
 
 import xlcli
 from xlcli.events import Step, Trained
 from xlcli.ranks import Ranks
 from xlcli.training import validation
-from xlcli.training.parallel import continues
 
 CALL = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import test_python_ranks as t; t.several()"
 
@@ -67,10 +66,15 @@ def test_a_process_group_of_the_caller_is_refused(monkeypatch):
 
 
 def test_after_a_restart_a_new_run_goes_on_unless_it_replaces_another_one():
-    corpus()
-    list(xlcli.train("corpus.txt", "m", preset="tiny", settings=small(train={"max_steps": 1})))
-    restarted = Ranks(0, 2, restarts=1)
-    assert continues(Path("m"), restarted, overwrite=False)
-    assert not continues(Path("m"), restarted, overwrite=True)
-    assert not continues(Path("m"), Ranks(0, 2), overwrite=False)
-    assert not continues(Path("other"), restarted, overwrite=False)
+    text, restarted = corpus(), Ranks(restarts=1)
+
+    def steps(folder, **options):
+        events = train(small(train={"max_steps": 1}), [text], Path(folder), **options)
+        return [event.step for event in events if isinstance(event, Step)]
+
+    assert steps("m") == [1]
+    assert steps("m", ranks=restarted) == []  # resumed, and its budget is spent
+    assert steps("m", ranks=restarted, overwrite=True) == [1]
+    with pytest.raises(xlcli.ConfigError, match="holds a model"):
+        steps("m")
+    assert steps("other", ranks=restarted) == [1]

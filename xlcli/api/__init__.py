@@ -17,7 +17,7 @@ from typing import Any, AnyStr, Literal, TypeVar
 from xlcli import evaluation, generation, streaming
 from xlcli.api.runs import Source, paths
 from xlcli.api.values import TextScore, TextState, resumed, saving
-from xlcli.coding import FileReader
+from xlcli.coding import FileReader, Output
 from xlcli.coding import workflow as coding
 from xlcli.config import (
     BaseConfig,
@@ -33,12 +33,10 @@ from xlcli.config import (
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore, WordScore
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.store.discover import find
-from xlcli.store.folder import LoadedModel
-from xlcli.store.folder import copy_model as copy_folder
-from xlcli.store.folder import load as load_folder
+from xlcli.store import folder as store
+from xlcli.store.discover import find, is_state_file
 from xlcli.store.layout import read_config
-from xlcli.store.state_files import is_state_file, load_state, save_state
+from xlcli.store.state_files import load_state, save_state
 from xlcli.text.formats import ends_in_crlf
 
 Text = str | bytes
@@ -72,7 +70,7 @@ class Model:
     `ConfigError` for an illegal option, and `StateError` for a state of another model or memory length.
     """
 
-    loaded: LoadedModel
+    loaded: store.LoadedModel
     """Configuration, tokenizer, network (`torch.nn.Module`) and training record."""
     runtime: Runtime
     """Device, number type and threads."""
@@ -218,7 +216,7 @@ def load(
     chosen = validate(InferenceConfig, settings)
     folder = find(None if model is None else os.fspath(model))
     chosen.check_model(read_config(folder).model)
-    loaded = load_folder(folder, chosen, device=runtime.device)
+    loaded = store.load(folder, chosen, device=runtime.device)
     for warning in loaded.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded, runtime)
@@ -234,7 +232,7 @@ def copy_model(
         folder: Path of the copy; must not exist.
         weights: Encoding of the weights of the copy; None keeps the present one.
     """
-    copy_folder(find(os.fspath(model)), Path(folder), weights)
+    store.copy_model(find(os.fspath(model)), Path(folder), weights)
 
 
 @shows(EvalConfig)
@@ -334,7 +332,7 @@ def _by_token(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
     return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": emit, "binary": True})
 
 
-def _joined(results: Iterable[coding.Output]) -> bytes:
+def _joined(results: Iterable[Output]) -> bytes:
     """The bytes among the results of a workflow."""
     return b"".join(result for result in results if isinstance(result, bytes))
 

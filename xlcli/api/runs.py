@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ from xlcli import training
 from xlcli.config import Config, RuntimeConfig, read_units, validate
 from xlcli.errors import ConfigError
 from xlcli.events import Event
-from xlcli.ranks import Ranks, join
+from xlcli.ranks import join
 from xlcli.store.discover import find
 from xlcli.store.origin import NEW, configurations
-from xlcli.training.parallel import continues
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Path of a file or folder, or several paths, read as one text."""
@@ -45,19 +45,10 @@ def train(
         stop: Called between steps; once it returns True, the run is saved and ends.
     """
     model = None if init in (None, NEW) else find(os.fspath(init))
-    changes, place = read_units(Config, settings or {}), Path(folder)
+    changes = read_units(Config, settings or {})
     configs = configurations(changes, preset, model, or_bundled=init is None)
-
-    def events(ranks: Ranks) -> Iterator[Event]:
-        if continues(place, ranks, overwrite=overwrite):
-            start = None if init is None else os.fspath(init)
-            yield from training.resume(paths(text), place, changes, preset=preset, init=start, stop=stop, ranks=ranks)
-            return
-        yield from training.train(
-            paths(text), place, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop, ranks=ranks
-        )
-
-    return _on_ranks(changes, events)
+    how: dict[str, Any] = {"init": model, "overwrite": overwrite, "dry_run": dry_run, "stop": stop}
+    return _on_ranks(changes, partial(training.train, paths(text), Path(folder), configs, **how))
 
 
 def resume(
@@ -76,14 +67,10 @@ def resume(
         stop: As in `train`.
     """
     changes = read_units(Config, settings or {})
-
-    def events(ranks: Ranks) -> Iterator[Event]:
-        yield from training.resume(paths(text), Path(folder), changes, stop=stop, ranks=ranks)
-
-    return _on_ranks(changes, events)
+    return _on_ranks(changes, partial(training.resume, paths(text), Path(folder), changes, stop=stop))
 
 
-def _on_ranks(settings: Mapping[str, Any], events: Callable[[Ranks], Iterator[Event]]) -> Iterator[Event]:
+def _on_ranks(settings: Mapping[str, Any], run: Callable[..., Iterator[Event]]) -> Iterator[Event]:
     """Events of a run on the processes that `torchrun` has started; without them, on this one."""
     runtime = validate(RuntimeConfig, dict(settings.get("runtime", {})))
     with join(runtime.timeout, "If there is a checkpoint, xlcli.resume continues from it.") as ranks:
@@ -91,7 +78,7 @@ def _on_ranks(settings: Mapping[str, Any], events: Callable[[Ranks], Iterator[Ev
             raise ConfigError(
                 f"runtime.nproc is {runtime.nproc}, but here are {ranks.size}.", "Start them with torchrun."
             )
-        yield from events(ranks)
+        yield from run(ranks=ranks)
 
 
 def paths(text: Source) -> list[str]:

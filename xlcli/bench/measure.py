@@ -43,11 +43,8 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
     Raises:
         ResourceError: The memory does not fit the machine.
     """
-    rows, config, reading = (
-        options.batch_size or 1,
-        model.config,
-        options.reading(model.config.model, model.config.train),
-    )
+    rows, config = options.batch_size or 1, model.config
+    reading = options.reading(config.model, config.train)
     mem_len, dtype = reading.mem_len, reading.memory_dtype
     session = InferenceSession.open(model, watch.runtime, options, None)
     check_memory(model, watch.runtime, reading.longest, batch_size=rows, segment_len=1, memory_dtype=dtype)

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from xlcli import __version__
-from xlcli.cli.help import CONTEXT, Program
+from xlcli.cli.help import CONTEXT, Command, Program
 from xlcli.cli.options import add_options
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
@@ -42,6 +42,8 @@ def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True, with_co
     app.callback()(program)
     for name in names:
         commands = importlib.import_module(f"xlcli.cli.{name}{'_' * iskeyword(name)}").app
+        for each in commands.registered_commands:
+            each.cls, each.context_settings = Command, CONTEXT
         if with_options:
             add_options(commands)
         app.add_typer(commands)

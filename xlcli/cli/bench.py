@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli import options
-from xlcli.cli.help import CONTEXT, Command
+from xlcli import config as settings
+from xlcli.cli import options, prologue, report
 from xlcli.cli.options import option, plot_option
+from xlcli.cli.plot import draw_speed
+from xlcli.cli.settings import named, print_config, user_settings
+from xlcli.cli.terminal import table, wrapped
 from xlcli.cli.usage import source
+from xlcli.config import Config, Tree
 from xlcli.errors import ConfigError
-
-if TYPE_CHECKING:
-    from xlcli.config import Config, Tree
-    from xlcli.events import Speed
-    from xlcli.store.folder import LoadedModel
+from xlcli.events import Speed
+from xlcli.presets import read_preset
+from xlcli.store.layout import read_config
 
 VOCAB_SIZE = 2048
 """Vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB."""
@@ -38,11 +39,7 @@ MEANING = (
 app = typer.Typer()
 
 
-@app.command(
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli bench decode --mem-len 512,3800\nxlcli bench train --preset small",
-)
+@app.command(epilog="xlcli bench decode --mem-len 512,3800\nxlcli bench train --preset small")
 def bench(
     context: typer.Context,
     task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
@@ -54,42 +51,35 @@ def bench(
     **_: Any,
 ) -> int:
     """Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine."""
-    from xlcli.cli.plot import draw_speed
-    from xlcli.cli.prologue import check_files, check_settings, find_model, load_model, open_screen
-    from xlcli.cli.settings import named, print_config, user_settings
-
     if preset is not None and source(context, "model") == "COMMANDLINE":
         raise ConfigError("--preset and --model exclude each other.", "Give one of them.")
     if task == "decode" and source(context, "segment_len") == "COMMANDLINE":
         raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
-    screen = open_screen(context)
+    screen = prologue.open_screen(context)
     with named(context):
-        settings = user_settings(context)
-        config = configure(task, preset, settings)
-        folder = find_model(context, config.bench, screen) if preset is None else None
+        given = user_settings(context)
+        config = configure(task, preset, given)
+        folder = prologue.find_model(context, config.bench, screen) if preset is None else None
         if folder is not None:
-            config = of_model(folder, settings)
+            config = settings.make(read_config(folder).model_dump(mode="json"), given)
         if context.params["print_config"]:
             screen.print(print_config(config, context, as_json=screen.json))
             return 0
         if folder is None:
-            check_settings("bench", config.bench, config, f"preset {preset}")
-    check_files(context, [] if folder is None else [folder], ["plot"])
+            prologue.check_settings("bench", config.bench, config, f"preset {preset}")
+    prologue.check_files(context, [] if folder is None else [folder], ["plot"])
     with screen.stop() as stop:
         screen.wait("loading the model")
-        from xlcli.bench import bench as measure
-        from xlcli.bench import untrained
+        from xlcli import bench as benchmark
         from xlcli.runtime import make_runtime
 
         name = preset or str(folder and folder.resolve().name)
-        loaded: LoadedModel | None = None
-        if folder is not None and task != "train":
-            loaded, runtime = load_model(folder, config.bench, config.runtime, screen)
-        else:
+        if folder is None or task == "train":
             runtime = make_runtime(config.runtime, training=task == "train")
-            if task != "train":
-                loaded = untrained(name, config, runtime)
-        events = measure(task, name, loaded, config, runtime, stop=stop)
+            loaded = None if task == "train" else benchmark.untrained(name, config, runtime)
+        else:
+            loaded, runtime = prologue.load_model(folder, config.bench, config.runtime, screen)
+        events = benchmark.bench(task, name, loaded, config, runtime, stop=stop)
         speeds = [event for event in events if not screen.shows(event)]
         if not speeds:
             return stop.exit_code
@@ -103,40 +93,26 @@ def bench(
         return stop.exit_code
 
 
-def configure(task: str, preset: str | None, settings: Tree) -> Config:
-    """The settings over a preset, or without one.
+def configure(task: str, preset: str | None, given: Tree) -> Config:
+    """The given settings over a preset, or without one.
 
     Raises:
         ConfigError: A setting is illegal, or is one of the shape of a model, which is given without a preset.
     """
-    from xlcli import config
-    from xlcli.presets import read_preset
-
     if preset is not None:
-        made = config.make(read_preset(preset), settings)
-        if made.model.vocab_size != config.ModelConfig().vocab_size or made.text.tokenizer == "bytes":
+        made = settings.make(read_preset(preset), given)
+        if made.model.vocab_size != settings.ModelConfig().vocab_size or made.text.tokenizer == "bytes":
             return made
-        return config.change(made, {"model": {"vocab_size": made.text.vocab_size or VOCAB_SIZE}})
-    fixed = [name for name in ("model", "train") if name in settings and (name, task) != ("train", "train")]
+        return settings.change(made, {"model": {"vocab_size": made.text.vocab_size or VOCAB_SIZE}})
+    fixed = [name for name in ("model", "train") if name in given and (name, task) != ("train", "train")]
     if fixed:
-        key = f"{fixed[0]}.{next(iter(settings[fixed[0]]))}"
+        key = f"{fixed[0]}.{next(iter(given[fixed[0]]))}"
         raise ConfigError(f"{key} cannot be changed in a trained model.", "Use --preset NAME.")
-    return config.make(settings)
-
-
-def of_model(folder: Path, settings: Tree) -> Config:
-    """The settings over the configuration of a model."""
-    from xlcli import config
-    from xlcli.store.layout import read_config
-
-    return config.make(read_config(folder).model_dump(mode="json", include={"model", "text", "train"}), settings)
+    return settings.make(given)
 
 
 def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> str:
     """Figures as tables of at most `width` cells with a column for each memory length, and perhaps their meaning."""
-    from xlcli.cli import report
-    from xlcli.cli.terminal import table, wrapped
-
     first = speeds[0]
     kernels = {None: "", True: ", compiled kernels", False: ", no compiled kernels"}[first.kernels]
     threads = report.counted(first.threads, "thread")
@@ -158,7 +134,6 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
 
 def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
-    from xlcli.cli import report
 
     def percent(rate: float | None, share: float | None) -> str:
         return "" if rate is None else "-" if share is None else f"{100 * share:.0f} %"

@@ -7,31 +7,27 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options
-from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli import options, prologue, report
 from xlcli.cli.options import option
+from xlcli.cli.outputs import check_standard_output
 from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
+from xlcli.coding import Output
 from xlcli.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.coding.workflow import Output
+from xlcli.events import Coded, StoppedEarlyError
+from xlcli.files import write_atomic
 
 SUFFIX = ".xl"
 """Suffix of compressed texts."""
 app = typer.Typer()
 
 
-@app.command(
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli compress chapter.txt\ncat app.log | xlcli compress - -o app.log.xl -m models/app",
-)
+@app.command(epilog="xlcli compress chapter.txt\ncat app.log | xlcli compress - -o app.log.xl -m models/app")
 def compress(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE|-")],
@@ -45,23 +41,20 @@ def compress(
 
     To decompress it, the same model, versions and type of processor are needed.
     """
-    from xlcli.cli.outputs import check_standard_output
-    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
-
-    config, screen = begin(context)
+    config, screen = prologue.begin(context)
     settings = config.compress
     target = out or ("-" if file == "-" else file + SUFFIX)
     texts = [] if file == "-" else [file]
-    check_texts(texts, "xlcli compress -m {} FILE")
-    folder = find_model(context, settings, screen)
+    prologue.check_texts(texts, "xlcli compress -m {} FILE")
+    folder = prologue.find_model(context, settings, screen)
     context.params["out"] = check_target(target, screen)
-    check_files(context, [folder, *texts], ["out"])
+    prologue.check_files(context, [folder, *texts], ["out"])
     source = open_source(file)
     check_standard_output(file)
     with screen.stop() as stop:
         if file == "-":
             screen.expect_keyboard()
-        loaded, runtime = load_model(folder, settings, config.runtime, screen)
+        loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
         from xlcli.coding import workflow
         from xlcli.text.formats import ends_in_crlf
 
@@ -93,10 +86,6 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
     Raises:
         Stopped: A signal ended the workflow.
     """
-    from xlcli.cli import report
-    from xlcli.events import Coded
-    from xlcli.files import write_atomic
-
     done: list[Coded] = []
 
     def pieces() -> Iterator[bytes]:
@@ -132,8 +121,6 @@ def ending(stop: Stop) -> Iterator[None]:
     Raises:
         Stopped: A signal ended the work.
     """
-    from xlcli.events import StoppedEarlyError
-
     try:
         yield
     except (StoppedEarlyError, DataError):

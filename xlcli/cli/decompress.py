@@ -7,20 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
+from xlcli.cli import prologue
 from xlcli.cli.compress import SUFFIX, check_target, ending, write
-from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
+from xlcli.cli.outputs import check_standard_output
 from xlcli.cli.pipe import open_source, portions
+from xlcli.coding import FileReader
+from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
+from xlcli.store.layout import read_config
 
 app = typer.Typer()
 
 
-@app.command(
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli decompress chapter.txt.xl\nxlcli decompress app.log.xl -o - | tail",
-)
+@app.command(epilog="xlcli decompress chapter.txt.xl\nxlcli decompress app.log.xl -o - | tail")
 def decompress(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE.xl|-")],
@@ -33,15 +33,9 @@ def decompress(
     **_: Any,
 ) -> int:
     """Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly."""
-    from xlcli.cli.outputs import check_standard_output
-    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
-    from xlcli.coding import FileReader
-    from xlcli.config import OnlineConfig
-    from xlcli.store.layout import read_config
-
-    config, screen = begin(context)
+    config, screen = prologue.begin(context)
     texts = [] if file == "-" else [file]
-    check_texts(texts, "xlcli decompress -m {} FILE.xl")
+    prologue.check_texts(texts, "xlcli decompress -m {} FILE.xl")
     if out is None and file != "-" and not file.endswith(SUFFIX):
         raise ConfigError(f"{file} has no suffix {SUFFIX} to leave out.", "Add -o FILE.")
     target = out or ("-" if file == "-" else file.removesuffix(SUFFIX))
@@ -59,7 +53,7 @@ def decompress(
                 f"{reader.name} was compressed with {header.threads:,} threads, but this machine has {n_cpus:,} CPUs.",
                 f"If you trust it, add --threads {header.threads}.",
             )
-        folder = find_model(context, OnlineConfig(), screen)
+        folder = prologue.find_model(context, OnlineConfig(), screen)
         try:
             header.settings.check_model(read_config(folder).model)
         except ConfigError as error:
@@ -67,11 +61,11 @@ def decompress(
                 f"{reader.name} was compressed with another model than {folder.name}: {error.message}",
                 "Give that model (-m).",
             ) from None
-        check_files(context, [folder, *texts], ["out"])
+        prologue.check_files(context, [folder, *texts], ["out"])
         made = {"threads": given.threads or header.threads}
         made |= {name: getattr(header, name) for name in ("device", "dtype") if getattr(given, name) == "auto"}
         machine = given.model_copy(update=made)
-        loaded, runtime = load_model(folder, header.settings, machine, screen)
+        loaded, runtime = prologue.load_model(folder, header.settings, machine, screen)
         from xlcli.coding import workflow
 
         results = workflow.decompress(loaded, header, reader, runtime, stop=stop)

@@ -9,30 +9,29 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options
-from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli import options, prologue, report
+from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
+from xlcli.cli.outputs import write_output
+from xlcli.cli.page import Page
 from xlcli.cli.pipe import standard_input
+from xlcli.cli.plot import draw_by_context
+from xlcli.cli.render import Screen
+from xlcli.cli.tables import Table
+from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.config import EvalConfig, ModelConfig
-    from xlcli.events import Score
+from xlcli.events import Score, StoppedEarlyError, TokenScore
+from xlcli.ranks import environment, join
+from xlcli.store.layout import HELD_OUT, read_config
 
 app = typer.Typer()
 
 
-@app.command(
-    "eval",
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli eval --mem-len 512\nxlcli eval book.txt --sweep-mem-len 0,128,512 --json",
-)
+@app.command("eval", epilog="xlcli eval --mem-len 512\nxlcli eval book.txt --sweep-mem-len 0,128,512 --json")
 def evaluate(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]")] = None,
@@ -53,18 +52,8 @@ def evaluate(
     **_: Any,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
-    from xlcli.cli.prologue import begin, check_files, check_texts, find_models, load_model, named_models
-
-    config, screen = begin(context)
-    from xlcli.cli import report
-    from xlcli.cli.launch import is_to_launch, launch
-    from xlcli.cli.page import Page
-    from xlcli.cli.plot import draw_by_context
-    from xlcli.cli.tables import Table
-    from xlcli.ranks import environment, join
-    from xlcli.store.layout import read_config
-
-    settings, names = config.eval, named_models(context)
+    config, screen = prologue.begin(context)
+    settings, names = config.eval, prologue.named_models(context)
     n_models = max(1, len(names))
     if per_token is not None and words is not None:
         raise ConfigError("--per-token and --words need a run each.", "Leave out one of them.")
@@ -83,11 +72,11 @@ def evaluate(
     unplotted = "a stride" if settings.stride is not None else settings.online_option
     if unplotted is not None and plot is not None:
         raise ConfigError(f"--plot shows the loss by context, which {unplotted} does not measure.", "Omit one of them.")
-    check_texts(files or (), "xlcli eval -m {}")
-    folders = find_models(context, settings, screen)
+    prologue.check_texts(files or (), "xlcli eval -m {}")
+    folders = prologue.find_models(context, settings, screen)
     if not files:
         check_held_out(names, folders, settings.split)
-    check_files(context, [*folders, *(files or ())], ["per_token", "words", "plot", "html"])
+    prologue.check_files(context, [*folders, *(files or ())], ["per_token", "words", "plot", "html"])
     if dry_run:
         for folder in folders:
             show_plan(folder, files, settings, screen)
@@ -112,9 +101,8 @@ def evaluate(
 
         def read(folder: Path) -> Iterator[str]:
             """Lines of the output; tokens are added to the page, all other events are shown or kept."""
-            loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
+            loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen, ranks)
             from xlcli import evaluation
-            from xlcli.events import Score, TokenScore
 
             asked = {"per_token": by_token, "words": words is not None}
             for event in evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **asked):
@@ -161,8 +149,6 @@ def evaluate(
 
 def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) -> None:
     """`DataError` if several models keep different held-out texts of this split."""
-    from xlcli.store.layout import HELD_OUT
-
     texts = [folder / HELD_OUT[split] for folder in folders]
     if len(texts) > 1 and not all(text.is_file() and filecmp.cmp(texts[0], text, shallow=False) for text in texts):
         models = " ".join(f"-m {shlex.quote(name)}" for name in names)
@@ -174,21 +160,15 @@ def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) ->
 
 def show_plan(folder: Path, files: Sequence[str] | None, settings: EvalConfig, screen: Screen) -> None:
     """Prints what the evaluation of this model would do."""
-    from xlcli.cli.prologue import print_plan
-    from xlcli.store.layout import read_config
-
     trained = read_config(folder)
     text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
     unbounded = trained.model.effective_mem_len(1) is None
     batch_size = 1 if unbounded or settings.online_option else settings.batch_size or 8
-    print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
+    prologue.print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
 def write_lines(path: Path, lines: Iterable[str], stop: Callable[[], bool]) -> bool:
     """Writes an output; a regular file is complete, and not written after a stop, which gives False."""
-    from xlcli.cli.outputs import write_output
-    from xlcli.events import StoppedEarlyError
-
     is_file = path.is_file() or not path.exists()
 
     def checked() -> Iterator[bytes]:
@@ -208,8 +188,6 @@ def show_scores(scores: list[Score], screen: Screen, shape: ModelConfig, *, n_ro
 
     `n_rows` is the number of models and memory lengths of a table; 0 for one score, of a model of this shape.
     """
-    from xlcli.cli import report
-
     if screen.json and not to_stderr:
         objects = [report.score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != n_rows

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
-from types import FrameType
+from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 from xlcli.cli.prompts import show
-from xlcli.cli.signals import Stopped
+from xlcli.cli.render import Screen
+from xlcli.cli.signals import Stopped, handling
+from xlcli.config import GenerateConfig
 from xlcli.errors import DataError
 
 if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.config import GenerateConfig
     from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
@@ -73,7 +71,7 @@ def converse(
         screen.say("Type text to continue; an empty line goes on. Ctrl-C stops, Ctrl-D ends.")
     exit_code = 0
     try:
-        with _ending_signals():
+        with handling(_end, (signal.SIGTERM, signal.SIGHUP)):
             line = _read_line(screen) if first is None else first
             while line is not None:
                 with screen.stop(announced=True) as stop:
@@ -119,19 +117,6 @@ def _read_line(screen: Screen) -> bytes | None:
                 screen.say("that line is not UTF-8 and was not read", "warning")
 
 
-@contextmanager
-def _ending_signals() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise `Stopped`, unless they are ignored."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise Stopped(128 + number)
-
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _end(number: int, _: object) -> None:
+    """Handler of a signal that ends the conversation."""
+    raise Stopped(128 + number)

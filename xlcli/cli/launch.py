@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from xlcli.cli.signals import LAUNCHER, SIGNALS
+from xlcli.cli.signals import LAUNCHER, handling
 from xlcli.errors import ConfigError, RankError
 from xlcli.machine import cpu_limit
 from xlcli.ranks import STORE, environment
@@ -66,10 +66,7 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
         for process in processes:
             process.send_signal(number)
 
-    for stop in SIGNALS:
-        if signal.getsignal(stop) is not signal.SIG_IGN:
-            signal.signal(stop, receive)
-    with tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
+    with handling(receive), tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
         shared[STORE] = str(Path(folder, "store"))
         command = [sys.executable, "-P", "-m", "xlcli", *arguments]
         for n in map(str, range(nproc)):

@@ -5,21 +5,26 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options
-from xlcli.cli.help import CONTEXT, Command, Program
+from xlcli.cli import options, report
+from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.options import plot_option
+from xlcli.cli.outputs import check_outputs
+from xlcli.cli.plot import draw_training
+from xlcli.cli.prologue import open_screen
+from xlcli.cli.render import Screen
+from xlcli.cli.settings import to_toml
 from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
+from xlcli.config import WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.config import WeightEncoding
-    from xlcli.store.discover import ModelSummary
+from xlcli.files import write_atomic
+from xlcli.presets import find_preset, list_presets, read_preset
+from xlcli.store.discover import CARD, ModelSummary, bundled_models, find, local_models, summarize
+from xlcli.store.layout import METRICS, read_config, read_metrics, read_record
 
 _HEADING = ("name", "position", "attention", "params", "bits/byte", "age", "corpus")
 
@@ -47,13 +52,9 @@ app = typer.Typer(
 )
 
 
-@app.command("list", cls=Command, context_settings=CONTEXT, epilog="xlcli models list\nxlcli models list --json")
+@app.command("list", epilog="xlcli models list\nxlcli models list --json")
 def list_models(context: typer.Context, **_: Any) -> None:
     """List your models and the bundled ones."""
-    from xlcli.cli.prologue import open_screen
-    from xlcli.presets import list_presets
-    from xlcli.store.discover import bundled_models, local_models
-
     screen, local, bundled = open_screen(context), local_models(), bundled_models()
     if screen.json:
         screen.object({"local": local, "bundled": bundled, "presets": list_presets()})
@@ -71,12 +72,9 @@ def list_models(context: typer.Context, **_: Any) -> None:
     screen.print("Presets for training: xlcli models presets\n")
 
 
-@app.command(cls=Command, context_settings=CONTEXT, epilog="xlcli models presets\nxlcli models presets --json")
+@app.command(epilog="xlcli models presets\nxlcli models presets --json")
 def presets(context: typer.Context, **_: Any) -> None:
     """List presets."""
-    from xlcli.cli.prologue import open_screen
-    from xlcli.presets import list_presets, read_preset
-
     screen, every = open_screen(context), list_presets()
     if screen.json:
         screen.object({"presets": every})
@@ -97,11 +95,7 @@ def presets(context: typer.Context, **_: Any) -> None:
     screen.print("\n".join(tables))
 
 
-@app.command(
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli models show books\nxlcli models show corpus --plot curve.png",
-)
+@app.command(epilog="xlcli models show books\nxlcli models show corpus --plot curve.png")
 def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME")],
@@ -112,19 +106,8 @@ def show(
     **_: Any,
 ) -> None:
     """Show a model or preset."""
-    from xlcli.cli import report
-    from xlcli.cli.prologue import open_screen
-    from xlcli.cli.settings import to_toml
-    from xlcli.presets import list_presets, read_preset
-    from xlcli.store.discover import CARD, find, summarize
-    from xlcli.store.layout import read_config, read_record
-
     screen = open_screen(context)
     if plot is not None:
-        from xlcli.cli.outputs import check_outputs
-        from xlcli.cli.plot import draw_training
-        from xlcli.store.layout import METRICS, read_metrics
-
         check_outputs({"--plot": plot}, [], force=force)
         folder = find(name)
         if not draw_training(plot, read_metrics(folder), folder.name):
@@ -167,11 +150,7 @@ def show(
     screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
 
 
-@app.command(
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli models copy small my.toml\nxlcli models copy books models/books8 --weights int8",
-)
+@app.command(epilog="xlcli models copy small my.toml\nxlcli models copy books models/books8 --weights int8")
 def copy(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="PRESET|MODEL")],
@@ -183,10 +162,6 @@ def copy(
 
     A preset is copied to a TOML file to edit, or to standard output (-); a model to a folder.
     """
-    from xlcli.cli.prologue import open_screen
-    from xlcli.files import write_atomic
-    from xlcli.presets import find_preset
-
     screen = open_screen(context)
     if not (target == "-" or target.endswith(".toml")):
         _copy_model(name, target, encoding, screen)
@@ -204,10 +179,6 @@ def copy(
 
 
 def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen: Screen) -> None:
-    from xlcli.cli import report
-    from xlcli.presets import list_presets
-    from xlcli.store.discover import find, summarize
-
     try:
         folder = find(name)
     except CheckpointError as error:
@@ -234,8 +205,6 @@ def _is_partial(model: ModelSummary) -> bool:
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
-    from xlcli.cli import report
-
     return (
         model.name,
         model.position or "?",

@@ -8,13 +8,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from xlcli.errors import ConfigError, ResourceError
 from xlcli.files import check_writable, write_atomic
-from xlcli.store.state_files import is_state_file
+from xlcli.store.discover import is_state_file
 
 READER_SECONDS = 5.0
 """Time to wait for the reader of a named pipe."""
@@ -71,7 +71,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
                 raise ConfigError(f"{option} {path} is read-only.", _FORCE)
             if status.st_size and option == "--out":
                 raise ConfigError(f"{path} exists.", _FORCE)
-            if status.st_size and not (is_state_file(path) if is_state else _KINDS[option](_head(path))):
+            if status.st_size and not (is_state_file(path) if is_state else _KINDS[option].match(_head(path))):
                 raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
         used[_identity(status)] = f"the file of {option}"
 
@@ -130,18 +130,15 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _head(path: Path) -> bytes:
     """First bytes of a file; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(2**16)
-    except OSError:
-        return b""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(2**16)
+    return b""
 
 
-_WORDS = re.compile(rb'{.*"entropy": .*"tokens": |{.*"second_tokens": |.*(entropy.tokens|second_tokens)\n')
-_KINDS: Mapping[str, Callable[[bytes], bool]] = {
-    "--per-token": lambda head: re.match(rb'\{"line": \d+, "byte": -?\d+, "text": "', head) is not None,
-    "--words": lambda head: _WORDS.match(head) is not None,
-    "--plot": lambda head: head.startswith((b"\x89PNG", b"%PDF", b"<?xml", b"<svg")),
-    "--html": lambda head: b'name="generator" content="xlcli' in head[:256],
+_KINDS = {
+    "--per-token": re.compile(rb'\{"line": \d+, "byte": -?\d+, "text": "'),
+    "--words": re.compile(rb'{.*"entropy": .*"tokens": |{.*"second_tokens": |.*(entropy.tokens|second_tokens)\n'),
+    "--plot": re.compile(rb"\x89PNG|%PDF|<\?xml|<svg"),
+    "--html": re.compile(rb'.{0,225}name="generator" content="xlcli', re.DOTALL),
 }
-"""Option to a check of the first bytes of an existing file: True if this option wrote it."""
+"""Option to the first bytes of files that it writes."""

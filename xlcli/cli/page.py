@@ -25,17 +25,14 @@ from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 import xlcli
 from xlcli.cli import report
 from xlcli.cli.outputs import write_output
 from xlcli.cli.report import Shown, by_word
 from xlcli.cli.terminal import Visible, visible
+from xlcli.events import ContextBin, TokenScore
 from xlcli.files import cannot_write
-
-if TYPE_CHECKING:
-    from xlcli.events import ContextBin, TokenScore
 
 SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
 """Shares of the words, those with the most bits, for which another color begins."""

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from xlcli.cli.outputs import write_output
 from xlcli.cli.report import averaged
 from xlcli.cli.terminal import visible
+from xlcli.events import Score, Speed
 from xlcli.store.layout import numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from xlcli.events import Score, Speed
 
 _SMOOTHED = 50
 """Number of means in the smoothed training curve."""

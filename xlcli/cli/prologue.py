@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from xlcli.cli import report
+from xlcli.cli.outputs import check_outputs
+from xlcli.cli.render import Screen
 from xlcli.cli.settings import named, print_config, user_settings
 from xlcli.cli.usage import nearest, source
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig, make
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
+from xlcli.machine import available_bytes, require_memory
+from xlcli.ranks import SINGLE, Ranks, environment
+from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
+from xlcli.store.layout import SavedConfig, is_model, read_config, scored_text
 
 if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
     from xlcli.inference import SaveState
-    from xlcli.ranks import Ranks
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
-    from xlcli.store.layout import SavedConfig
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
@@ -43,9 +47,6 @@ def begin(context: typer.Context) -> tuple[Config, Screen]:
 
 def open_screen(context: typer.Context) -> Screen:
     """Screen with the output options of a command."""
-    from xlcli.cli.render import Screen
-    from xlcli.ranks import environment
-
     names = ("json", "quiet", "verbose", "color")
     given = {name: context.params[name] for name in names if name in context.params}
     return Screen(**given, hidden=not environment().is_first)
@@ -67,10 +68,6 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
         ConfigError: A setting does not apply to one of these models.
         StateError: There is no such state.
     """
-    from xlcli.store.discover import choose
-    from xlcli.store.layout import read_config
-    from xlcli.store.state_files import saved_model
-
     folders, names = [], named_models(context)
     state = None if names else state_files(context)[0]
     for name in names or (None,):
@@ -111,11 +108,6 @@ def print_plan(
     Raises:
         ResourceError: The machine has too little RAM.
     """
-    from xlcli.cli import report
-    from xlcli.machine import available_bytes, require_memory
-    from xlcli.store.discover import summarize
-    from xlcli.store.layout import read_config
-
     config = read_config(folder)
     model = settings.shape(config.model)
     reading = settings.reading(config.model, config.train)
@@ -150,16 +142,14 @@ def print_plan(
 
 
 def load_model(
-    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks | None = None
+    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks = SINGLE
 ) -> tuple[LoadedModel, Runtime]:
     """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
     screen.wait("loading the model")
-    from xlcli.cli import report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
-    from xlcli.store.layout import scored_text
 
-    runtime = make_runtime(config) if ranks is None else make_runtime(config, ranks=ranks)
+    runtime = make_runtime(config, ranks=ranks)
     model = load(folder, settings, device=runtime.device)
     screen.clear()
     for warning in model.warnings:
@@ -182,9 +172,6 @@ def check_texts(names: Iterable[str], command: str) -> None:
 
     `command` is a command that uses a model, with `{}` in place of its name.
     """
-    from xlcli.store.discover import find
-    from xlcli.store.layout import is_model
-
     for name in names:
         path, exists = Path(name), os.path.lexists(name)
         with suppress(CheckpointError):
@@ -206,8 +193,6 @@ def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
         ConfigError: `--state` and another option are given.
         StateError: There is no state to continue.
     """
-    from xlcli.store.state_files import is_state_file
-
     names = {name: context.params.get(name) for name in ("state", "state_in", "state_out")}
     state, before, after = (None if name is None else Path(name) for name in names.values())
     if state is not None and (before or after):
@@ -225,8 +210,6 @@ def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: I
 
     `outputs` are parameters whose values are names of files; `inputs` are the files and folders that are read.
     """
-    from xlcli.cli.outputs import check_outputs
-
     params = context.params
     read = map(Path, [*inputs, *([params["config_file"]] if params["config_file"] else ())])
     check_outputs({f"--{name.replace('_', '-')}": params[name] for name in outputs}, read, force=params["force"])
@@ -236,11 +219,10 @@ def open_model(
     context: typer.Context, folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
 ) -> tuple[LoadedModel, Runtime, SessionState | None, SaveState | None]:
     """`load_model`, the saved session, and a function that saves one, None if there is no file for it."""
-    from xlcli.cli import report
-    from xlcli.store.state_files import load_state, save_state
-
     state_in, state_out = state_files(context)
     model, runtime = load_model(folder, settings, config, screen)
+    from xlcli.store.state_files import load_state, save_state
+
     resume = None
     if state_in is not None:
         resume = load_state(state_in, model=model, device=str(runtime.device))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from xlcli.cli import report
 from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
+from xlcli.events import Generated, GeneratedText, Notice, ProgressMeter
 from xlcli.files import parse_json
-
-if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.events import Generated, GeneratedText, Notice
 
 MAX_PROMPT = 2**26
 """Maximum length of a prompt in bytes."""
@@ -32,10 +31,7 @@ def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
     if words[0] != "-":
         return os.fsencode(words[0])
     remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
-    data = _joined(portions(0, stop, None), "the prompt", MAX_PROMPT, remedy)
-    if stop():
-        raise Stopped(stop.exit_code)
-    return data
+    return _joined(portions(0, stop, None), stop, "the prompt", MAX_PROMPT, remedy)
 
 
 def read_prompts(name: str, stop: Stop) -> list[Prompt]:
@@ -47,18 +43,20 @@ def read_prompts(name: str, stop: Stop) -> list[Prompt]:
     from xlcli.text.formats import in_utf8, unpacked
 
     label = "standard input" if name == "-" else name
-    data = _joined(portions(open_source(name), stop, None), label)
-    if stop():
-        raise Stopped(stop.exit_code)
-    return list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), label), label))
+    data = _joined(portions(open_source(name), stop, None), stop, label)
+    return list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), stop, label), label))
 
 
-def _joined(parts: Iterable[bytes | None], label: str, limit: int = MAX_BYTES, remedy: str = "Divide it.") -> bytes:
+def _joined(
+    parts: Iterable[bytes | None], stop: Stop, label: str, limit: int = MAX_BYTES, remedy: str = "Divide it."
+) -> bytes:
     data = bytearray()
     for part in parts:
         data += part or b""
         if len(data) > limit:
             raise DataError(f"{label} is longer than {limit >> 20} MiB.", remedy)
+    if stop():
+        raise Stopped(stop.exit_code)
     return bytes(data)
 
 
@@ -82,9 +80,6 @@ def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
 
 def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
     """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
-    from xlcli.cli import report
-    from xlcli.events import Generated
-
     done: list[dict[str, object]] = []
     current = -1
     for event in events:
@@ -118,9 +113,6 @@ def show_results(
 
     After a signal, prompts at the end without any token are not printed.
     """
-    from xlcli.cli import report
-    from xlcli.events import ProgressMeter
-
     meter, n_complete = ProgressMeter("generating", len(prompts), "prompts"), 0
     held: list[dict[str, Any]] = []
     names = (name for _, name in prompts)

@@ -12,23 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xlcli import events
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
-from xlcli.events import (
-    ROUNDING_TOKENS,
-    ContextBin,
-    Generated,
-    LineScore,
-    Plan,
-    Progress,
-    Score,
-    ScoredText,
-    Step,
-    StreamStats,
-    TokenLogprob,
-    TokenScore,
-    Trained,
-)
 from xlcli.files import as_utf8
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -94,7 +80,7 @@ def age(seconds: float) -> str:
     return "just now"
 
 
-def progress_line(progress: Progress) -> str:
+def progress_line(progress: events.Progress) -> str:
     """Fraction done, rate and time left."""
 
     def quantity(number: float) -> str:
@@ -112,7 +98,7 @@ def progress_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def step_line(step: Step, history: Sequence[float] = ()) -> str:
+def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
     """A training step in one line, the most important first; `history` is drawn at its end."""
     steps = "" if step.mean_steps is None else f"{step.mean_steps:.2f} steps/token"
     parts = [
@@ -127,9 +113,10 @@ def step_line(step: Step, history: Sequence[float] = ()) -> str:
     return "  ".join(filter(None, parts))
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: events.Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
+    parts = f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
     machine = f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}"
     estimated = " (estimated from a sample)" if plan.estimated else ""
     free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"
@@ -139,11 +126,7 @@ def plan_text(plan: Plan) -> str:
         ("model", f"{plan.folder} ({source}, {amount(plan.parameters)} parameters)"),
         ("weights", f"{size(plan.weights_bytes)} on disk in {plan.weights}"),
         ("corpus", plan.corpus),
-        (
-            "text",
-            f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
-            f"{estimated}",
-        ),
+        ("text", parts + estimated),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
         ("machine", f"{machine}; needs about {size(plan.needed_bytes)} of {resource}{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
@@ -154,13 +137,13 @@ def plan_text(plan: Plan) -> str:
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
-def scored(text: ScoredText) -> str:
+def scored(text: events.ScoredText) -> str:
     """Text and memory length of a score in words."""
     part = f"first {amount(text.bytes)} of " if text.bytes < text.of_bytes else ""
     return f"{part}{counted(text.of_bytes, 'byte')} of validation text, memory {text.mem_len}"
 
 
-def trained_text(event: Trained) -> str:
+def trained_text(event: events.Trained) -> str:
     """The end of a run: score, sample, and the two commands to run next."""
     lines = [f"model     {event.folder}"]
     if event.bits_per_byte is not None:
@@ -182,18 +165,16 @@ def trained_text(event: Trained) -> str:
     return "\n".join(lines) + f"\n\nNext:\n  xlcli eval {text}-m {folder}\n  {generate}"
 
 
-def score_table(score: Score, model: ModelConfig) -> str:
+def score_table(score: events.Score, model: ModelConfig) -> str:
     """An evaluation as text: metrics, set-up, loss by context."""
-    rows = [("bits per byte", f"{score.bits_per_byte:.4f}")]
-    if score.bits_per_char is not None:
-        rows.append(("bits per character", f"{score.bits_per_char:.4f}"))
-    rows.append(("perplexity per token", _decimals(score.perplexity, 3)))
-    if score.word_perplexity is not None:
-        rows.append(("perplexity per word", _decimals(score.word_perplexity, 2)))
-    if score.mean_steps is not None:
-        rows.append(("mean steps", f"{score.mean_steps:.2f}"))
-    if score.recall is not None:
-        rows.append(("recall of hashing", f"{100 * score.recall:.1f} %"))
+    rows = {
+        "bits per byte": f"{score.bits_per_byte:.4f}",
+        "bits per character": _decimals(score.bits_per_char, 4),
+        "perplexity per token": _decimals(score.perplexity, 3),
+        "perplexity per word": _decimals(score.word_perplexity, 2),
+        "mean steps": _decimals(score.mean_steps, 2),
+        "recall of hashing": _percent(score.recall),
+    }
     recurrence = context(model, score.mem_len, score.segment_len, score.stride)
     if score.mem_len:
         span = "" if model.effective_mem_len(score.mem_len) is None else f", span {score.span}"
@@ -208,13 +189,13 @@ def score_table(score: Score, model: ModelConfig) -> str:
         f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),
         f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}{documents}; {recurrence}",
         "",
-        *(f"  {name:22}{value:>10}" for name, value in rows),
+        *(f"  {name:22}{value:>10}" for name, value in rows.items() if value),
         "",
         f"{amount(score.tokens_per_second)} tokens/s, {time(score.seconds)}, peak RAM {size(score.peak_rss_bytes)}, "
         f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}",
     ]
     if score.rounding_cost is not None:
-        tokens = f"{min(ROUNDING_TOKENS, score.tokens):,} tokens"
+        tokens = f"{min(events.ROUNDING_TOKENS, score.tokens):,} tokens"
         lines.append(f"Cost of rounding: {_signed(score.rounding_cost)} bits per byte over the first {tokens}")
     text = "\n".join(lines) + "\n"
     if score.by_context:
@@ -240,9 +221,14 @@ def context(model: ModelConfig, mem_len: int, segment_len: int, stride: int | No
     return "memory of all tokens read" if effective is None else f"memory of {counted(effective, 'token')}"
 
 
-def _decimals(value: float, digits: int) -> str:
-    """A number with that many decimals, a large one as a power of ten."""
-    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
+def _decimals(value: float | None, digits: int) -> str:
+    """A number with that many decimals, a large one as a power of ten; nothing for None."""
+    return "" if value is None else f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    """A share as `99.9 %`; nothing for None."""
+    return "" if share is None else f"{100 * share:.1f} %"
 
 
 def _signed(value: float) -> str:
@@ -250,7 +236,7 @@ def _signed(value: float) -> str:
     return f"{round(value, 4) + 0.0:+.4f}"
 
 
-def context_cells(context: ContextBin) -> tuple[str, str, str, str]:
+def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
     """Tokens of context, as `1` or `2 to 3`, number of tokens, bits per byte and margin of a bin."""
     last = context.stop - 1
     seen = str(last) if last == context.start else f"{context.start} to {last}"
@@ -258,7 +244,7 @@ def context_cells(context: ContextBin) -> tuple[str, str, str, str]:
     return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", margin
 
 
-def sweep_text(scores: Sequence[Score], n_scores: int, width: int | None = None) -> str:
+def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None = None) -> str:
     """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for."""
     first = scores[0]
     n_models = len({score.model for score in scores})
@@ -272,8 +258,8 @@ def sweep_text(scores: Sequence[Score], n_scores: int, width: int | None = None)
         "perplexity": ["" if n_models > 1 else f"{score.perplexity:.3f}" for score in scores],
         "tokens/s": [amount(score.tokens_per_second) for score in scores],
         "rounding": ["" if score.rounding_cost is None else _signed(score.rounding_cost) for score in scores],
-        "mean steps": ["" if score.mean_steps is None else f"{score.mean_steps:.2f}" for score in scores],
-        "recall": ["" if score.recall is None else f"{100 * score.recall:.1f} %" for score in scores],
+        "mean steps": [_decimals(score.mean_steps, 2) for score in scores],
+        "recall": [_percent(score.recall) for score in scores],
     }
     names = [name for name, cells in columns.items() if any(cells)]
     rows = zip(*(columns[name] for name in names), strict=True)
@@ -285,7 +271,7 @@ def sweep_text(scores: Sequence[Score], n_scores: int, width: int | None = None)
     return about + table([names, *rows], width, left=left)
 
 
-def pairs_text(scores: Sequence[Score], shape: ModelConfig, width: int | None = None) -> str:
+def pairs_text(scores: Sequence[events.Score], shape: ModelConfig, width: int | None = None) -> str:
     """Shares of pairs by group, of one model of this shape with intervals, or of several in columns."""
     first = scores[0]
     kept = context(shape, first.mem_len, first.segment_len, first.stride)
@@ -323,7 +309,7 @@ def by_word(tokens: Iterable[Shown]) -> Iterator[Shown]:
         yield word
 
 
-def stats_line(stats: StreamStats) -> str:
+def stats_line(stats: events.StreamStats) -> str:
     """Totals of a stream in one line."""
     return (
         f"{counted(stats.lines, 'line')}, {size(stats.bytes)}, {counted(stats.tokens, 'token')}, "
@@ -353,44 +339,42 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def fields(event: Any) -> dict[str, Any]:
-    """Name and value of each attribute of a dataclass."""
-    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+def fields(event: Any, *without: str) -> dict[str, Any]:
+    """Name and value of each attribute of a dataclass, but for some."""
+    names = (field.name for field in dataclasses.fields(event) if field.name not in without)
+    return {name: getattr(event, name) for name in names}
 
 
-def text_object(event: LineScore | TokenScore) -> dict[str, Any]:
+def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
     """The JSON object of a token, with its prediction if it was asked for, or of a line without its line end.
 
     `base64` has the bytes of a text that is not UTF-8.
     """
     text = event.text
-    if isinstance(event, LineScore):
+    if isinstance(event, events.LineScore):
         text = text.removesuffix(b"\r\n").removesuffix(b"\n")
-    left_out = ("spans", "prediction")
-    tree = {name: value for name, value in fields(event).items() if name not in left_out} | {"text": text}
+    tree = fields(event, "spans", "prediction") | {"text": text}
     try:
         text.decode()
     except UnicodeDecodeError:
         tree["base64"] = base64.b64encode(text).decode()
-    if isinstance(event, TokenScore) and event.prediction is not None:
+    if isinstance(event, events.TokenScore) and event.prediction is not None:
         tree |= {"entropy": event.prediction.entropy, "best": [_logprob(token) for token in event.prediction.best]}
     return tree
 
 
-def score_object(score: Score) -> dict[str, Any]:
+def score_object(score: events.Score) -> dict[str, Any]:
     """The JSON object of an evaluation."""
-    bins = [{"from": each.start, "to": each.stop} | fields(each) for each in score.by_context]
-    for each in bins:
-        del each["start"], each["stop"]
+    bins = [{"from": each.start, "to": each.stop} | fields(each, "start", "stop") for each in score.by_context]
     return {**fields(score), "by_context": bins}
 
 
-def generated_object(event: Generated) -> dict[str, Any]:
+def generated_object(event: events.Generated) -> dict[str, Any]:
     """The JSON object of a finished sample; `logprobs` only if they were asked for."""
-    tree = {name: value for name, value in fields(event).items() if name not in ("sample", "logprobs")}
+    tree = fields(event, "sample", "logprobs")
     return tree if event.logprobs is None else {**tree, "logprobs": [_logprob(token) for token in event.logprobs]}
 
 
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    tree = {**fields(token), "best": [_logprob(other) for other in token.best]}
-    return tree if token.best else {name: value for name, value in tree.items() if name != "best"}
+def _logprob(token: events.TokenLogprob) -> dict[str, Any]:
+    tree = fields(token, "best")
+    return tree | {"best": [_logprob(other) for other in token.best]} if token.best else tree

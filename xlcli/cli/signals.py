@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request a stop."""
@@ -28,6 +28,20 @@ class Stopped(Exception):  # noqa: N818
     def __init__(self, exit_code: int) -> None:
         super().__init__()
         self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, object], None], numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+    """Context in which `handler` gets these signals; one that was ignored (nohup, background jobs) stays ignored."""
+    previous = {number: signal.getsignal(number) for number in numbers}
+    for number, before in previous.items():
+        if before is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 class Stop:
@@ -45,7 +59,7 @@ class Stop:
     def __init__(self, notice: Callable[[], None] = lambda: None, farewell: Callable[[], str] = lambda: "") -> None:
         self.signal: int | None = None
         self._notice, self._farewell = notice, farewell
-        self._previous: dict[int, object] = {}
+        self._handling = handling(lambda *_: None)  # `_watch` reads signals from a socket
         self.fd, self._fd_writer = os.pipe()
 
     def __call__(self) -> bool:
@@ -69,17 +83,13 @@ class Stop:
         self._inbox, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        for number in SIGNALS:
-            # A signal that is ignored at the start (nohup, background jobs of a shell) stays ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, lambda *_: None)  # `_watch` reads it from the socket
+        self._handling.__enter__()
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
         self._watcher.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handling.__exit__(None, None, None)
         signal.set_wakeup_fd(self._old_wakeup)
         self._wakeup.send(b"\0")
         self._watcher.join()
@@ -93,7 +103,7 @@ class Stop:
             for number in self._inbox.recv(16):
                 if number == 0:
                     return
-                if number in self._previous:
+                if number in SIGNALS:
                     self._handle(number)
 
     def _handle(self, number: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xlcli.cli.report import fields, text_object, to_json
-from xlcli.events import PairScore, Row, TokenScore, WordScore
+from xlcli.events import Row, Scored, TokenScore
 
 DIGITS = 4
 """Decimals of bits in a table."""
@@ -35,7 +35,7 @@ class Table:
         self._columns: list[str] = []
         self._left_out: set[str] = set()
 
-    def line(self, event: TokenScore | Row | WordScore | PairScore) -> str:
+    def line(self, event: Scored) -> str:
         """The line of an event, after the header if it is the first one; nothing for a row."""
         if isinstance(event, Row):
             self._row = event.fields

@@ -7,21 +7,27 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options
+from xlcli.cli import options, prologue, report
 from xlcli.cli.entry import discard_stdout
-from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.pipe import standard_input
+from xlcli.cli.plot import draw_training
+from xlcli.cli.render import Screen
+from xlcli.cli.settings import named, print_config, user_settings
+from xlcli.cli.tensorboard import EventFile
+from xlcli.config import Config, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
-
-if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.config import Config, Tree
-    from xlcli.events import Event
+from xlcli.events import Event, Plan, Saved, Step, Stopping, Trained, Validation
+from xlcli.ranks import Ranks, join
+from xlcli.store.commit import place_of_run
+from xlcli.store.discover import LOCAL, find
+from xlcli.store.layout import read_config, read_metrics
+from xlcli.store.origin import NEW, configurations
 
 RESUME = "If there is a checkpoint, --resume continues from it."
 """Remedy if a process of a run is lost."""
@@ -29,8 +35,6 @@ app = typer.Typer()
 
 
 @app.command(
-    cls=Command,
-    context_settings=CONTEXT,
     epilog="xlcli train corpus.txt\nxlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine",
 )
 def train(
@@ -62,20 +66,13 @@ def train(
     **_: Any,
 ) -> int:
     """Train a model on a text and save it in models/. Everything has a default."""
-    from xlcli.cli.launch import is_to_launch, launch
-    from xlcli.cli.prologue import check_files, check_texts, open_screen
-    from xlcli.cli.settings import named, print_config, user_settings
-    from xlcli.config import make
-    from xlcli.store.discover import find
-    from xlcli.store.origin import NEW, configurations
-
     with named(context):
         settings = user_settings(context)
         runtime = make({"runtime": settings.get("runtime", {})}).runtime
         is_new = context.params["print_config"] or not resume
         model = find(init) if is_new and init not in (None, NEW) else None
         configs = configurations(settings, preset, model, or_bundled=init is None) if is_new else {}
-        screen = open_screen(context)
+        screen = prologue.open_screen(context)
         if context.params["print_config"]:
             name, config = next(iter(configs.items()))
             if preset is None and model is None and not screen.json:
@@ -86,44 +83,32 @@ def train(
             reason = "train needs a text: a file, a folder, or - for standard input."
             raise ConfigError(reason, "Type xlcli train corpus.txt.")
         held_out = map(settings.get("text", {}).get, ("valid", "test"))
-        check_texts([*paths, *(part for part in held_out if isinstance(part, str))], "xlcli train FILE --init {}")
+        prologue.check_texts(
+            [*paths, *(part for part in held_out if isinstance(part, str))], "xlcli train FILE --init {}"
+        )
         if plot is not None:
-            check_files(context, paths, ["plot"])
+            prologue.check_files(context, paths, ["plot"])
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
-        if tensorboard:
-            if importlib.util.find_spec("tensorboard") is None:
-                raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
-            from xlcli.cli.tensorboard import EventFile
-
-        folder = Path(out or Path("models") / model_name(paths))
+        if tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
+        folder = Path(out or Path(LOCAL) / model_name(paths))
         nproc = runtime.nproc or 1
         if is_to_launch(nproc):
             check_division(nproc, paths, folder, settings, configs)
             if not dry_run:
                 return launch(context.obj, nproc, RESUME)
-        from xlcli.ranks import join
-
-        with (
-            join(runtime.timeout, RESUME) as ranks,
-            screen.stop() as stop,
-            standard_input(stop, screen.keyboard_ended),
-        ):
+        with join(runtime.timeout, RESUME) as ranks, screen.stop() as stop, standard_input(stop, screen.keyboard_ended):
             if "-" in paths:
                 screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
-            from xlcli.events import Plan, Stopping
-            from xlcli.training.parallel import continues
 
-            if resume or continues(folder, ranks, overwrite=overwrite):
-                events = training.resume(
-                    paths, folder, settings, preset=preset, init=init, dry_run=dry_run, stop=stop, ranks=ranks
-                )
+            how: dict[str, Any] = {"dry_run": dry_run, "stop": stop, "ranks": ranks}
+            if resume:
+                events = training.resume(paths, folder, settings, preset=preset, init=init, **how)
             else:
-                events = training.train(
-                    paths, folder, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop, ranks=ranks
-                )
+                events = training.train(paths, folder, configs, init=model, overwrite=overwrite, **how)
             screen.wait("reading the text")
             event_file = EventFile(folder) if tensorboard and ranks.is_first else None
             has_plan = False  # without one, the folder may hold an earlier model
@@ -155,11 +140,6 @@ def check_division(
 
     `configs` are the configurations of a new run by preset; with `--resume` the folder has the configuration.
     """
-    from xlcli.config import make
-    from xlcli.ranks import Ranks
-    from xlcli.store.commit import place_of_run
-    from xlcli.store.layout import read_config
-
     Ranks(size=n_ranks).require_files(paths)
     found = list(configs.values())
     if not found:
@@ -177,10 +157,6 @@ def check_division(
 
 def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
     """Draws the training curve of the run in `folder`, if a plot is asked for and a step was taken."""
-    from xlcli.cli.plot import draw_training
-    from xlcli.store.commit import place_of_run
-    from xlcli.store.layout import read_metrics
-
     if plot is None:
         return
     if draw_training(plot, read_metrics(place_of_run(folder)), folder.name):
@@ -201,9 +177,6 @@ def model_name(paths: Sequence[str]) -> str:
 
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
     """Shows an event other than notices and progress; nothing more on standard output after its reader has gone."""
-    from xlcli.cli import report
-    from xlcli.events import Plan, Saved, Step, Trained, Validation
-
     try:
         if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
             screen.object({"event": type(event).__name__.lower(), **report.fields(event)})

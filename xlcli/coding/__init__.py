@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from xlcli.config import BaseConfig, OnlineConfig
 from xlcli.errors import DataError
+from xlcli.events import Coded, Notice, Progress
 
 MAGIC = b"xlcli.c2"
 """First bytes of every file; the last digit is the version of the format."""
@@ -37,6 +38,10 @@ _SIZES = struct.Struct("<II")
 _FRAME = struct.Struct("<III")
 _END = struct.Struct("<IQ32s")
 _REMEDY = "Compress the text again, or restore the file from a copy."
+
+
+Output = bytes | Notice | Progress | Coded
+"""What compression and decompression yield: bytes of the result, and events."""
 
 
 class Header(BaseConfig):

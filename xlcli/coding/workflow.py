@@ -13,27 +13,23 @@ import platform
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from constriction import stream
 
 from xlcli import __version__
-from xlcli.coding import FRAME_TOKENS, End, FileReader, Frame, Header
+from xlcli.coding import FRAME_TOKENS, End, FileReader, Frame, Header, Output
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import Coded, Notice, Progress, ProgressMeter, StoppedEarlyError
+from xlcli.events import Coded, Notice, ProgressMeter, StoppedEarlyError
 from xlcli.files import as_utf8
 from xlcli.inference import InferenceSession
 from xlcli.online import not_finite
+from xlcli.runtime import Runtime
+from xlcli.store.folder import LoadedModel
 from xlcli.text.formats import LineEnds
 from xlcli.text.pretokenize import whole_words
-
-if TYPE_CHECKING:
-    from xlcli.runtime import Runtime
-    from xlcli.store.folder import LoadedModel
-
 
 N_CHECKED = 24
 """Number of predictions that `check_hash` compares."""
@@ -95,8 +91,6 @@ def check_hash(session: InferenceSession, stop: Callable[[], bool]) -> Generator
 
 BLOCK_BYTES = 2**16
 """Number of bytes tokenized at a time."""
-
-Output = bytes | Notice | Progress | Coded
 
 
 def compress(

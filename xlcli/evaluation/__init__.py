@@ -23,9 +23,9 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -33,44 +33,20 @@ from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.pairs import Pairs
-from xlcli.evaluation.passes import (
-    ContextSums,
-    Pass,
-    Totals,
-    context_loaders,
-    measure_recall,
-    pass_loaders,
-    score_text,
-)
+from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, measure_recall, pass_loaders, score_text
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
-from xlcli.events import (
-    ROUNDING_TOKENS,
-    ContextBin,
-    Notice,
-    PairScore,
-    PairShare,
-    Progress,
-    ProgressMeter,
-    Row,
-    Score,
-    StoppedEarlyError,
-    TokenScore,
-    WordScore,
-    until,
-)
+from xlcli.events import ROUNDING_TOKENS, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
+from xlcli.store.folder import LoadedModel
 from xlcli.text.corpus import Corpus, gather
 from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions
 
-if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
-
-Event = Notice | Progress | TokenScore | Row | WordScore | PairScore | Score
+Event = Notice | Progress | Scored | Score
 
 
 def evaluate(
@@ -178,18 +154,21 @@ def evaluate(
                 if scores is not None and options.pairs and not partial:
                     yield from (each for each in compared.compare(text, scores.nats) if words)
                 if scores is not None and (per_token or by_word):
-                    lines = options.each_line
-                    found = text.word_scores(scores, by_line=lines) if by_word else text.token_scores(scores)
-                    shown = (each for each in found if per_token or not isinstance(each, TokenScore))
-                    yield from itertools.takewhile(lambda _: not stop(), shown)
-            yield _score(
-                run,
-                totals,
-                seconds=seconds,
-                options=options,
-                unknown=None if partial else unknown,
-                cost=cost,
-                recall=measure_recall(run) if options.recall and not stop() else (),
+                    found: Iterator[Scored] = text.token_scores(scores)
+                    if by_word:
+                        found = text.word_scores(scores, by_line=options.each_line, with_tokens=per_token)
+                    yield from itertools.takewhile(lambda _: not stop(), found)
+            recall = measure_recall(run) if options.recall and not stop() else ()
+            yield Score(
+                **_facts(run, totals, seconds),
+                each_line=options.each_line,
+                adapt=options.adapt,
+                context_cache=options.context_cache,
+                unknown_words=None if partial else unknown,
+                rounding_cost=cost,
+                recall=math.fsum(recall) / len(recall) if recall else None,
+                recall_by_layer=recall,
+                partial=partial,
                 by_context=() if partial and lengths.has_memory else by_context.bins(),
                 pairs=compared.shares if options.pairs and not partial else (),
             )
@@ -251,56 +230,32 @@ def _read(
     return text
 
 
-def _score(
-    run: Pass,
-    totals: Totals,
-    *,
-    seconds: float,
-    options: EvalConfig,
-    unknown: int | None,
-    cost: float | None,
-    recall: tuple[float, ...],
-    by_context: tuple[ContextBin, ...],
-    pairs: tuple[PairShare, ...],
-) -> Score:
-    """The score of a pass over the text; characters and words of a part of it were not counted."""
-    model, runtime, text, lengths = run.model, run.runtime, run.text, run.lengths
-    partial = totals.tokens < len(text.tokens)
-    counts = TextCounts(totals.bytes) if partial else text.counts
-    return Score(
-        model=model.name,
-        position=model.config.model.position.kind,
-        attention=model.config.model.attention.kind,
-        parameters=model.network.n_parameters,
-        file=text.part.corpus.name,
-        bytes=counts.bytes,
-        chars=counts.chars,
-        words=counts.words,
-        tokens=totals.tokens,
-        unknown_words=unknown,
-        documents=totals.documents if lengths.by_document else 1,
-        each_line=options.each_line,
-        crlf=sum(text.part.corpus.facts.crlf),
-        **lengths.state,
-        adapt=options.adapt,
-        context_cache=options.context_cache,
-        nats=totals.nats,
-        bits_per_byte=bits_per(totals.nats, counts.bytes),
-        bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,
-        perplexity=perplexity(totals.nats, totals.tokens),
-        word_perplexity=perplexity(totals.nats, counts.words) if counts.words else None,
-        batch_size=totals.batch_size,
-        tokens_per_second=totals.tokens / seconds,
-        peak_rss_bytes=peak_rss_bytes(),
-        seconds=seconds,
-        device=str(runtime.device),
-        dtype=runtime.dtype_name,
-        weight_dtype=model.weight_dtype,
-        rounding_cost=cost,
-        mean_steps=None if totals.steps is None else totals.steps / totals.tokens,
-        recall=math.fsum(recall) / len(recall) if recall else None,
-        recall_by_layer=recall,
-        partial=partial,
-        by_context=by_context,
-        pairs=pairs,
-    )
+def _facts(run: Pass, totals: Totals, seconds: float) -> dict[str, Any]:
+    """What a pass over the text says of its `Score`; characters and words of a part of the text were not counted."""
+    model, runtime, text = run.model, run.runtime, run.text
+    counts = text.counts if totals.tokens == len(text.tokens) else TextCounts(totals.bytes)
+    return {
+        "model": model.name,
+        "position": model.config.model.position.kind,
+        "attention": model.config.model.attention.kind,
+        "parameters": model.network.n_parameters,
+        "weight_dtype": model.weight_dtype,
+        "file": text.part.corpus.name,
+        "crlf": sum(text.part.corpus.facts.crlf),
+        **asdict(counts),
+        "documents": totals.documents if run.lengths.by_document else 1,
+        "tokens": totals.tokens,
+        "nats": totals.nats,
+        "bits_per_byte": bits_per(totals.nats, counts.bytes),
+        "bits_per_char": bits_per(totals.nats, counts.chars) if counts.chars else None,
+        "perplexity": perplexity(totals.nats, totals.tokens),
+        "word_perplexity": perplexity(totals.nats, counts.words) if counts.words else None,
+        "mean_steps": None if totals.steps is None else totals.steps / totals.tokens,
+        "batch_size": totals.batch_size,
+        **run.lengths.state,
+        "tokens_per_second": totals.tokens / seconds,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "seconds": seconds,
+        "device": str(runtime.device),
+        "dtype": runtime.dtype_name,
+    }

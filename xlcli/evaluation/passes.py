@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.recall import QUERIES, lsh_recall
+from xlcli.online import Reader
 from xlcli.runtime import Runtime
+from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
-
-if TYPE_CHECKING:
-    from xlcli.online import Reader
-    from xlcli.store.folder import LoadedModel
 
 WINDOW_SHARE = 4
 """Tokens of text per token of the windows for the loss by context length."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,19 @@ from numpy.typing import NDArray
 from xlcli.config import EvalConfig
 from xlcli.config.inference import Reading
 from xlcli.errors import ResourceError
-from xlcli.events import Notice, Prediction, Progress, Row, TokenScore, WordScore
+from xlcli.events import Notice, Prediction, Progress, Scored, TokenScore
 from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
+from xlcli.online import Reader
 from xlcli.runtime import Runtime
+from xlcli.state import State
+from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
-
-if TYPE_CHECKING:
-    from xlcli.online import Reader
-    from xlcli.state import State
-    from xlcli.store.folder import LoadedModel
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
 """Maximum of `tokens_per_call` by device: enough tokens to keep it busy."""
@@ -82,8 +80,8 @@ class TokenizedText:
             yield TokenScore(line, byte, text, float(scores.nats[token]) / LN2, scores.prediction(token))
             line, at, byte = line + text.count(b"\n"), at + size, byte + size
 
-    def word_scores(self, scores: TokenScores, *, by_line: bool) -> Iterator[TokenScore | Row | WordScore]:
-        """`token_scores`, and words and rows as soon as they are complete. `by_line`: as of `Words`."""
+    def word_scores(self, scores: TokenScores, *, by_line: bool, with_tokens: bool) -> Iterator[Scored]:
+        """Words and rows as soon as they are complete, and `token_scores` if asked for. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
         rows = self.part.corpus.rows()
@@ -98,7 +96,8 @@ class TokenizedText:
             while row is not None and row[0] <= token.byte:
                 words.at.begin(*row)
                 row = next(rows, None)
-            yield token
+            if with_tokens:
+                yield token
             yield from words.feed(token)
         yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
 

@@ -65,7 +65,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         ResourceError: The disk is full, or the weights do not fit the machine.
     """
     from xlcli.store.folder import new_folder, save_model
-    from xlcli.store.weights import n_weights
+    from xlcli.store.layout import n_weights
     from xlcli.text.tokenizers import load_tokenizer
 
     format_ = FORMATS[name or _required_format(path)]

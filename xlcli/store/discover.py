@@ -1,4 +1,4 @@
-"""Finding and listing models: by name, the newest in `./models`, or bundled with xlcli. Imports no torch."""
+"""Finding models: by name, of a saved state, the newest in `./models`, bundled ones; lists. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from xlcli.events import ScoredText
 from xlcli.files import TEMPORARY, as_utf8, open_regular
 from xlcli.files.tensors import read_header
 from xlcli.presets import models_folder
-from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, WEIGHTS, is_model, read_config, read_record, scored_text
-from xlcli.store.weights import n_weights
+from xlcli.store import layout
+from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model, read_config, read_record, scored_text
 
 LOCAL = "models"
 """Folder of the user's models inside the working folder."""
@@ -43,7 +43,7 @@ class ModelSummary:
     Attributes:
         bytes: Size of the weights file.
         modified: Time of its last change in seconds since 1970.
-        encoding: Encoding of the weights, a key of `ENCODINGS`.
+        encoding: Encoding of the weights, a key of `layout.ENCODINGS`.
         parameters: Number of stored weights.
         position, attention: Kinds of the position encoding and of the attention.
         corpus: Name of the training text.
@@ -101,6 +101,24 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 
+def is_state_file(path: Path) -> bool:
+    """True if a file is a saved state (`xlcli.store.state_files`), by its header."""
+    with suppress(CheckpointError):
+        return "state.memory" in read_header(path.resolve())[1]
+    return False
+
+
+def saved_model(path: Path) -> Path:
+    """Folder of the model that made a saved state.
+
+    Raises:
+        CheckpointError: There is no such model.
+    """
+    metadata = read_header(path)[1]
+    folder = Path(metadata.get("model.folder", ""))
+    return folder if is_model(folder) else find(metadata.get("model.name", ""))
+
+
 def local_models() -> tuple[ModelSummary, ...]:
     """Models in `./models`, newest first."""
     return tuple(map(summarize, _local()))
@@ -125,8 +143,8 @@ def summarize(folder: Path) -> ModelSummary:
     found: dict[str, Any] = {}
     try:
         tensors, metadata = read_header(folder / WEIGHTS)
-        found["parameters"] = n_weights(tensors)
-        found["encoding"] = metadata["encoding"] if metadata.get("encoding") in ENCODINGS else None
+        found["parameters"] = layout.n_weights(tensors)
+        found["encoding"] = metadata["encoding"] if metadata.get("encoding") in layout.ENCODINGS else None
         record = read_record(folder)
         found["corpus"] = record["corpus"] if isinstance(record.get("corpus"), str) else None
         score = record.get("bits_per_byte")
@@ -196,23 +214,20 @@ def _bundled() -> tuple[Path, ...]:
 
 
 def _models(folder: Path) -> tuple[Path, ...]:
-    try:
+    with suppress(OSError):
         paths = [path for path in folder.iterdir() if not path.name.startswith(TEMPORARY)]
         return tuple(sorted(path for path in paths if is_model(path)))
-    except OSError:
-        return ()
+    return ()
 
 
 def _is_finished(folder: Path) -> bool:
     """True if the training of a model has ended; a model without a readable record counts as finished."""
-    try:
+    with suppress(CheckpointError):
         return read_record(folder).get("finished") is not False
-    except CheckpointError:
-        return True
+    return True
 
 
 def _modified(folder: Path) -> float:
-    try:
+    with suppress(OSError):
         return (folder / WEIGHTS).stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0

@@ -1,4 +1,4 @@
-"""Saving, loading and copying a model folder, which may be untrusted. Torch is imported in functions only.
+"""Saving, loading and copying a model folder, which may be untrusted.
 
 `load` compares checksums and fingerprints; `read_network` checks sizes before it allocates.
 """
@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from xlcli.config import Config, InferenceConfig, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
@@ -29,31 +32,14 @@ from xlcli.files import (
     write_atomic,
 )
 from xlcli.files.tensors import digest, read_header, write_tensors
-from xlcli.store.layout import (
-    CONFIG,
-    DOCUMENTS,
-    HELD_OUT,
-    SCHEMA,
-    TOKENIZER,
-    WEIGHTS,
-    SavedConfig,
-    config_fingerprint,
-    read_config_file,
-    read_record,
-    verify_file,
-    write_config,
-    write_record,
-)
+from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
+from xlcli.model.lm import LanguageModel
+from xlcli.store import layout
+from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
 from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from xlcli.model.decoder import Decoder
-    from xlcli.model.lm import LanguageModel
-    from xlcli.text.base import Tokenizer
+from xlcli.text.base import Tokenizer
+from xlcli.text.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +72,10 @@ class LoadedModel:
     @cached_property
     def decoder(self) -> Decoder | LanguageModel:
         """Predictions after one token (`logits`): a `Decoder` where one applies, else the network."""
-        from xlcli.model.decoder import make_decoder
-
         return make_decoder(self.network, self.encoding) or self.network
 
     def decoder_bytes(self, mem_len: int) -> int:
         """Size in bytes of what `decoder` adds to the weights of the network, with memory of `mem_len` tokens."""
-        from xlcli.model.decoder import table_bytes, weight_bytes
-
         weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
         return weights + table_bytes(self.network, mem_len)
 
@@ -103,7 +85,7 @@ class LoadedModel:
         if not path.is_file() or path.is_symlink():
             return None
         if path.name in self.files:
-            verify_file(self.folder, path.name, self.files)
+            layout.verify_file(self.folder, path.name, self.files)
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
@@ -117,7 +99,7 @@ class LoadedModel:
         text, path = self.held_out(split), self.folder / DOCUMENTS[split]
         if text is None or path.name not in self.files:
             return None
-        verify_file(self.folder, path.name, self.files)
+        layout.verify_file(self.folder, path.name, self.files)
         size = text.stat().st_size
         try:
             starts = [int(line) for line in read_bounded(path, 16 * size + 16).splitlines()]
@@ -137,7 +119,7 @@ class LoadedModel:
         if self.weight_dtype == "float32":
             return self
         device = next(self.network.parameters()).device
-        encoding = read_config_file(self.folder).encoding
+        encoding = layout.read_config_file(self.folder).encoding
         network, metadata = read_network(self.folder, self.config.model, encoding, device)
         network.clamp_len, network.full_len = self.network.clamp_len, self.network.full_len
         if metadata["sha256"] != self.fingerprints["weights"]:
@@ -194,7 +176,7 @@ def save_model(
     required = {
         "schema": str(SCHEMA),
         "encoding": encoding,
-        "config": config_fingerprint(folder, config.model),
+        "config": layout.config_fingerprint(folder, config.model),
         "tokenizer": tokenizer.fingerprint,
     }
     try:
@@ -205,7 +187,7 @@ def save_model(
         if not required.items() <= stored.items() or not (folder / CONFIG).is_file():
             (folder / WEIGHTS).unlink(missing_ok=True)
             tokenizer.save(folder)
-        write_config(folder, config, encoding=encoding)
+        layout.write_config(folder, config, encoding=encoding)
     except OSError as error:
         raise cannot_write(folder, error) from error
     write_tensors(folder / WEIGHTS, tensors, {**metadata, **required})
@@ -235,13 +217,11 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
 
 
 def _load(folder: Path, options: InferenceConfig, device: str | torch.device) -> LoadedModel:
-    from xlcli.text.tokenizers import load_tokenizer
-
     path = folder / WEIGHTS
-    header = read_config_file(folder)
+    header = layout.read_config_file(folder)
     for name in TOKENIZER:
         if name in header.files:
-            verify_file(folder, name, header.files)
+            layout.verify_file(folder, name, header.files)
     trained = header.config.model
     shape = options.shape(trained)
     weight_dtype = options.weights
@@ -265,7 +245,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
         round_weights(network, weight_dtype)
     record: dict[str, Any] = {}
     try:
-        record = read_record(folder)
+        record = layout.read_record(folder)
     except CheckpointError as error:  # it changes no number
         warnings.append(f"{error.message.rstrip('.')}; the model is used without it.")
     return LoadedModel(
@@ -331,7 +311,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
             for key in ("bits_per_byte", "scored"):
                 record.pop(key, None)
         if record:
-            write_record(temporary, record)
+            layout.write_record(temporary, record)
 
 
 def _require_free(target: Path) -> None:

@@ -6,6 +6,7 @@ docs/format.md specifies the files. A model folder holds no symbolic link, no sc
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from xlcli.config.position import AxialPositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import ScoredText
 from xlcli.files import append_line, as_utf8, json_digest, open_regular, parse_json, read_json, sha256, write_atomic
+from xlcli.files.tensors import TensorInfo
 
 SCHEMA = 2
 """Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
@@ -50,9 +52,13 @@ TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."
 """Folder of TensorBoard, and beginning of the names of its files."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
+CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())
+"""Files whose checksums `config.json` has."""
 
 ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int8": "I8"}
 """Name in `config.json` to safetensors type of matrices and, except for int8, of all floating-point tensors."""
+SCALE = ":scale"
+"""Suffix of the name of the scales of an int8 tensor."""
 
 _KEYS = {"schema", "model", "text", "train", "weights", "files", "adapted_from", "sha256"}
 _RESTORE = "Restore the file from a copy."
@@ -86,10 +92,14 @@ class ConfigFile:
 
 def is_model(folder: Path) -> bool:
     """True if this folder holds a configuration and weights."""
-    try:
+    with suppress(OSError):
         return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
-    except OSError:
-        return False
+    return False
+
+
+def n_weights(infos: Mapping[str, TensorInfo]) -> int:
+    """Number of weights in a file with these tensors; scales are not counted."""
+    return sum(math.prod(info.shape) for name, info in infos.items() if not name.endswith(SCALE))
 
 
 def read_config(folder: Path) -> SavedConfig:
@@ -123,8 +133,7 @@ def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
 
 def write_config(folder: Path, config: Config | SavedConfig, *, encoding: str = "float32") -> None:
     """Writes `config.json`, with checksums of the tokenizer files and held-out texts that are in `folder` now."""
-    names = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())
-    present = [name for name in names if (folder / name).is_file() and not (folder / name).is_symlink()]
+    present = [name for name in CHECKED if (folder / name).is_file() and not (folder / name).is_symlink()]
     tree: Tree = {
         "schema": SCHEMA,
         "model": _model_section(folder, config.model),

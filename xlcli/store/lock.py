@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlcli.errors import BusyError, CheckpointError, XLError
 from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, write_atomic
 from xlcli.store import layout
-from xlcli.store.layout import CHECKPOINTS, CONFIG, METRICS, RECORD, STEP, TOKENIZER, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS, CONFIG, METRICS, RECORD, STEP, WEIGHTS
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -132,8 +132,7 @@ def _busy(folder: Path) -> BusyError:
 STAGED = ".replacement"
 INSTALLING = ".installing"
 
-_TEXTS = (*layout.HELD_OUT.values(), *layout.DOCUMENTS.values())
-RUN_FILES = (CONFIG, *TOKENIZER, *_TEXTS, RECORD, METRICS, CHECKPOINTS, WEIGHTS)
+RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, CHECKPOINTS, WEIGHTS)
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from xlcli import config as settings
 from xlcli import presets
@@ -15,9 +15,6 @@ from xlcli.errors import CheckpointError, ConfigError, InvalidSettingError
 from xlcli.files import read_json
 from xlcli.store.discover import bundled_models
 from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
-
-if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
 
 INIT = "init"
 """Key of `record.json`: the model that a run started from."""
@@ -78,12 +75,6 @@ def configurations(
     config = settings.make(own, {**changes, "text": text})
     _check(config, saved, tokenizer, folder.resolve().name)
     return {str(record.get("preset", "")): config}
-
-
-def describe(model: LoadedModel) -> Tree:
-    """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and own origin."""
-    entry = {"model": model.name, "weights": model.fingerprints["weights"]}
-    return entry | {key: model.record[key] for key in ("corpus", "tokens", INIT) if key in model.record}
 
 
 def origin_of(record: Mapping[str, Any]) -> Tree | None:

@@ -12,25 +12,22 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Base64Bytes, Field, TypeAdapter, ValidationError
+from torch import Tensor
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import as_utf8
-from xlcli.files.tensors import read_header, read_tensors, with_prefix, write_tensors
-from xlcli.store.discover import find
-from xlcli.store.layout import SCHEMA, is_model
+from xlcli.files.tensors import read_tensors, with_prefix, write_tensors
+from xlcli.state import State
+from xlcli.store.folder import LoadedModel
+from xlcli.store.layout import SCHEMA
+from xlcli.text.base import Tokenizer
 from xlcli.text.follow import FilePosition
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from xlcli.state import State
-    from xlcli.store.folder import LoadedModel
-    from xlcli.text.base import Tokenizer
 
 _REMEDY = "Start without this state."
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -170,25 +167,6 @@ class _Values:
     source: FilePosition | None
 
 
-def is_state_file(path: Path) -> bool:
-    """True if a file is a state file, by its header. Imports no torch."""
-    try:
-        return "state.memory" in read_header(path.resolve())[1]
-    except CheckpointError:
-        return False
-
-
-def saved_model(path: Path) -> Path:
-    """Folder of the model that made a state file. Imports no torch.
-
-    Raises:
-        CheckpointError: There is no such model.
-    """
-    metadata = read_header(path)[1]
-    folder = Path(metadata.get("model.folder", ""))
-    return folder if is_model(folder) else find(metadata.get("model.name", ""))
-
-
 def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None:
     """Writes a state file atomically."""
     state = session.model_state
@@ -208,8 +186,6 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
     Raises:
         StateError: The file is missing, damaged, of another format or of another model.
     """
-    from xlcli.state import State
-
     try:
         tensors, metadata = read_tensors(path, expected=None)
     except CheckpointError as error:
@@ -244,9 +220,6 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
 
 def _pack(session: SessionState) -> dict[str, Tensor]:
     """Tensors of the session, without the memory."""
-    import numpy as np
-    import torch
-
     pending, parts = session.pending, (session.sampler, session.stream, session.source)
     values = _Values(session.last_token, pending.documents, *parts)
     texts = {"text": pending.data, "values": TypeAdapter(_Values).dump_json(values)}
@@ -256,9 +229,6 @@ def _pack(session: SessionState) -> dict[str, Tensor]:
 
 def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> SessionState:
     """The inverse of `_pack`; `KeyError`, `ValueError` or `RuntimeError` when an entry is missing or malformed."""
-    import numpy as np
-    import torch
-
     types = {"text": torch.uint8, "values": torch.uint8, "ids": torch.int32, "sizes": torch.int32}
     for name, tensor in tensors.items():
         if tensor.dtype != types[name] or tensor.ndim != 1:

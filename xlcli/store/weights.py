@@ -1,7 +1,7 @@
 """Weights of a network: their names, their encodings, and reading them from a model folder, which may be untrusted.
 
 docs/format.md specifies the encodings. `read_network` checks sizes before it allocates: the network is built on the
-meta device, its shapes are compared with the file, then tensors are read. Torch is imported in functions only.
+meta device, its shapes are compared with the file, then tensors are read.
 """
 
 from __future__ import annotations
@@ -9,29 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
 
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import RESTORE
 from xlcli.files.tensors import TYPES, TensorInfo, read_header, read_tensors
 from xlcli.machine import require_memory
-from xlcli.store.layout import CONFIG, ENCODINGS, WEIGHTS
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from xlcli.model.lm import LanguageModel
-
-SCALE = ":scale"
-"""Suffix of the name of the scales of an int8 tensor."""
+from xlcli.model.build import build_on_meta
+from xlcli.model.lm import LanguageModel
+from xlcli.ops.quantize import dequantize, quantize
+from xlcli.store.layout import CONFIG, ENCODINGS, SCALE, WEIGHTS
 
 
 def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, TensorInfo]:
     """Type and shape of every stored tensor of a network with these tensors, which may be on the meta device."""
-    from torch import nn
-
     infos = {}
     for name, tensor in tensors.items():
         shape, stored = tuple(tensor.shape), ENCODINGS[encoding]
@@ -45,21 +39,12 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
     return infos
 
 
-def n_weights(infos: Mapping[str, TensorInfo]) -> int:
-    """Number of weights in a file with these tensors; scales are not counted."""
-    return sum(math.prod(info.shape) for name, info in infos.items() if not name.endswith(SCALE))
-
-
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
     """Tensors to store, with the types that `stored_infos` gives.
 
     Raises:
         CheckpointError: A weight is NaN, infinite or too large, and its stored type differs from its present one.
     """
-    import torch
-
-    from xlcli.ops.quantize import quantize
-
     stored = {}
     for name, weight in tensors.items():
         if name + SCALE in infos:
@@ -78,8 +63,6 @@ def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: An int8 tensor holds -128, or a scale is not a positive number.
     """
-    from xlcli.ops.quantize import dequantize
-
     weights = {}
     for name, tensor in stored.items():
         if (scale := stored.get(name + SCALE)) is not None:
@@ -104,7 +87,7 @@ def _check_finite(name: str, tensor: Tensor, encoding: str) -> None:
 KEEP_TOGETHER = "The files belong to different models: keep each model's files together."
 
 
-def weights(network: torch.nn.Module) -> dict[str, Tensor]:
+def weights(network: nn.Module) -> dict[str, Tensor]:
     """Tensors to save of a network: parameters, shared ones once, and persistent buffers."""
     saved = network.state_dict(keep_vars=True).keys()
     buffers = {name: buffer for name, buffer in network.named_buffers() if name in saved}
@@ -113,34 +96,28 @@ def weights(network: torch.nn.Module) -> dict[str, Tensor]:
 
 def empty_weights(model: ModelConfig) -> dict[str, Tensor]:
     """`weights` of a model on the meta device: shapes without memory."""
-    from xlcli.model.build import build_on_meta
-
     return weights(build_on_meta(model))
 
 
 def weights_bytes(model: ModelConfig, encoding: str) -> int:
     """Size of the stored weights of a model in bytes, without the header of their file (less than 1 MiB)."""
-    import torch
-
     infos = stored_infos(empty_weights(model), encoding).values()
     return sum(math.prod(info.shape) * getattr(torch, TYPES[info.dtype]).itemsize for info in infos)
 
 
-def round_weights(network: torch.nn.Module, encoding: str) -> None:
+def round_weights(network: nn.Module, encoding: str) -> None:
     """Rounds the weights of a network in place to the values that they have after they are stored in this encoding.
 
     Raises:
         CheckpointError: The encoding cannot represent a weight.
     """
-    import torch
-
     with torch.no_grad():
         for name, tensor in weights(network).items():
             one = {name: tensor}
             tensor.copy_(decode(encode(one, stored_infos(one, encoding)))[name])
 
 
-def read_weights(path: Path, network: torch.nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_weights(path: Path, network: nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Weights in float32 and metadata of the weights file of a network, which may be on the meta device; verified.
 
     Raises:
@@ -177,8 +154,6 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
 
     Even on the meta device modules take time and memory, and buffers are computed.
     """
-    from xlcli.model.build import build_on_meta
-
     largest = model.dim * max(model.ffn_dim, model.attention.n_heads * model.head_dim)
     mismatch = CheckpointError(
         f"{folder / CONFIG} describes a larger network than {folder / WEIGHTS} holds.", KEEP_TOGETHER
@@ -192,10 +167,8 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
         raise mismatch from None
 
 
-def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: str | torch.device) -> None:
+def _fill(network: nn.Module, tensors: Mapping[str, Tensor], device: str | torch.device) -> None:
     """Replaces the meta tensors of the network by `tensors`; shared parameters stay shared."""
-    from torch import nn
-
     filled: dict[int, Tensor] = {}
     for name, empty in weights(network).items():
         tensor = tensors[name].to(device)

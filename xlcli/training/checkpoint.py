@@ -28,7 +28,7 @@ from xlcli.config import BaseConfig, Tree, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.events import Notice
 from xlcli.files import read_blocks, read_json, sha256, write_atomic
-from xlcli.files.tensors import TensorInfo, read_header, read_tensors, write_tensors
+from xlcli.files.tensors import TensorInfo, read_header, read_tensors, with_prefix, write_tensors
 from xlcli.ranks import Ranks, divided, is_divided, local, whole
 from xlcli.state import State
 from xlcli.store import folder as store
@@ -68,14 +68,13 @@ def save(run: TrainingRun, folder: Path) -> Path:
         return folder / CHECKPOINTS / step_name(counters.step)
 
     def write(into: Path) -> None:
-        write_tensors(into / "weights.safetensors", own_weights, {})
-        write_tensors(into / "optimizer.safetensors", optimizer, {})
         memory = {f"{i}.{key}": t for i, state in enumerate(states) for key, t in state.tensors().items()}
-        write_tensors(into / "memory.safetensors", memory, {})
         generators = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             generators["cuda"] = torch.cuda.get_rng_state()
-        write_tensors(into / "random.safetensors", generators, {})
+        parts = {"weights": own_weights, "optimizer": optimizer, "memory": memory, "random": generators}
+        for name, tensors in parts.items():
+            write_tensors(into / f"{name}.safetensors", tensors, {})
         if counters.best_step is not None:
             with suppress(CheckpointError):  # the file cannot be read: training goes on
                 write_atomic(into / BEST, read_blocks(folder / WEIGHTS))
@@ -203,10 +202,7 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
     memory, _ = read_tensors(checkpoint / "memory.safetensors", expected=None)
     if len(states) != len(run.states):
         raise CheckpointError(f"{checkpoint} was taken with another train.grad_accum.", "Resume with the same one.")
-    run.states = [
-        State.restore({n.removeprefix(f"{i}."): t for n, t in memory.items() if n.startswith(f"{i}.")}, description)
-        for i, description in enumerate(states)
-    ]
+    run.states = [State.restore(with_prefix(f"{i}.", memory), description) for i, description in enumerate(states)]
     if run.ranks.size > 1:
         run.states = [state.map(lambda t: t[run.ranks.rows(len(t))].clone()) for state in run.states]
     run.states = [state.map(lambda t: t.to(run.runtime.device)) for state in run.states]

@@ -35,13 +35,12 @@ LARGEST_BUDGET = 2**31
 """Maximum of `train.max_tokens`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
+_OF_TRAINING = ("eval_every", "patience", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")
+_OTHERS = ("on_divergence", "weights", "recompute_activations")
 CHANGEABLE = frozenset(
-    {
-        f"train.{key}"
-        for key in (*BUDGETS, "eval_every", "patience", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")
-    }
-    | {"train.on_divergence", "train.weights", "train.recompute_activations", "text.valid", "text.test"}
+    {f"train.{key}" for key in (*BUDGETS, *_OF_TRAINING, *_OTHERS)}
     | {f"runtime.{key}" for key in RuntimeConfig.model_fields if key != "seed"}
+    | {"text.valid", "text.test"}
 )
 """Keys that may change when a run is resumed. Held-out text is compared by content (`checkpoint.load`), not by path."""
 
@@ -85,15 +84,9 @@ def fill_in(
     if _is_open(given):
         train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
         train["max_tokens"] = limit if limit < LARGEST_BUDGET else None
-    return settings.change(
-        config,
-        {
-            "model": {"vocab_size": vocab_size},
-            "text": {"tokenizer": tokenizer},
-            "train": train,
-            "runtime": {"seed": config.runtime.seed or 0},
-        },
-    )
+    runtime = {"seed": config.runtime.seed or 0}
+    filled = {"model": {"vocab_size": vocab_size}, "text": {"tokenizer": tokenizer}, "train": train, "runtime": runtime}
+    return settings.change(config, filled)
 
 
 def ends_by_clock(train: TrainConfig) -> bool:

@@ -30,7 +30,6 @@ from xlcli.model.universal import AdaptiveStack
 from xlcli.ops.dropout import Dropout, Share
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime
-from xlcli.store.commit import holds_run, place_of_run
 
 
 class _Score(nn.Module):
@@ -135,12 +134,6 @@ def _share_parameters(model: LanguageModel) -> bool:
     users: Counter[Tensor] = Counter(p for block in blocks for p in block.parameters())
     users.update(dict.fromkeys(outside, 1))
     return max(users.values()) > 1
-
-
-def continues(folder: Path, ranks: Ranks, *, overwrite: bool) -> bool:
-    """True if a new run in this folder is to be resumed: it had begun when the launcher started all ranks again."""
-    is_own = holds_run(folder) and not overwrite
-    return ranks.restarts > 0 and (is_own or place_of_run(folder) != folder)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import bundled_models, find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
-from xlcli.store.origin import NEW, describe, origin_of, text_size
+from xlcli.store.origin import INIT, NEW, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Split, gather, split
@@ -44,7 +44,7 @@ class Prepared:
 
     Attributes:
         preset: Name of its preset; empty if unknown.
-        origin: Description of the model that it starts from (`store.origin.describe`); None for new weights.
+        origin: Description of the model that it starts from (`store.origin.INIT`); None for new weights.
         weights: Weights of that model, if the run is new.
     """
 
@@ -121,7 +121,7 @@ def prepare_new(
         tokenizer = model.tokenizer
     else:
         tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
-    origin = None if model is None else describe(model)
+    origin = None if model is None else _origin(model)
     ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, dry_run=dry_run)
     if model is not None:
         yield from warn_of_misfit(model, ready.train_ids)
@@ -177,6 +177,12 @@ def prepare_resumed(
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, dry_run=dry_run))
 
 
+def _origin(model: LoadedModel) -> Tree:
+    """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and own origin."""
+    entry = {"model": model.name, "weights": model.fingerprints["weights"]}
+    return entry | {key: model.record[key] for key in ("corpus", "tokens", INIT) if key in model.record}
+
+
 def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
     """`record.json`; if it is missing or damaged, the runtime settings in the newest checkpoint."""
     problem = f"{folder / RECORD} is missing"
@@ -229,17 +235,16 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
         _require_utf8(parts, None)
-    limit = DRY_RUN_BYTES if dry_run else SAMPLE_BYTES
-    portions = parts.train.read() if kind == "words" and not dry_run else parts.train.sample(limit)
+    limit = DRY_RUN_BYTES if dry_run else parts.train.n_bytes if kind == "words" else SAMPLE_BYTES
+    n_bytes = min(parts.train.n_bytes, limit)
     abandoned = False
 
     def read() -> Iterator[bytes]:
-        for portion in portions:
+        for portion in parts.train.sample(limit):
             if abandoned:
                 raise StoppedEarlyError
             yield portion
 
-    n_bytes = parts.train.n_bytes if kind == "words" and not dry_run else min(parts.train.n_bytes, limit)
     source = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
     with ThreadPoolExecutor(1, "vocabulary") as pool:  # waits at its end: sentencepiece cannot be interrupted
@@ -284,15 +289,12 @@ def _tokenize(
 
 def _require_utf8(parts: Split, origin: Tree | None) -> None:
     """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
-    try:
-        for part in (parts.train, parts.valid, parts.test):
-            if part.corpus.facts.bad_byte is not None:
-                raise not_utf8(*part.corpus.facts.bad_byte)
-    except DataError as error:
-        if origin is None:
-            raise
-        remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
-        raise DataError(error.message, remedy) from None
+    for part in (parts.train, parts.valid, parts.test):
+        if part.corpus.facts.bad_byte is not None:
+            error = not_utf8(*part.corpus.facts.bad_byte)
+            if origin is not None:
+                error.remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
+            raise error
 
 
 MISFIT = 0.4

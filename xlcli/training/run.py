@@ -8,13 +8,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from xlcli.config import Config, RandomAttentionConfig, UniversalStackConfig
 from xlcli.errors import CheckpointError, DivergedError
-from xlcli.events import Event, Notice, Saved, Score, Step, Trained, Validation
+from xlcli.events import Event, Notice, Saved, Score, ScoredText, Step, Trained, Validation
 from xlcli.files import sync_file
 from xlcli.model.build import build_model
 from xlcli.ops.span import Span
@@ -25,17 +25,14 @@ from xlcli.state import State
 from xlcli.store import folder as store
 from xlcli.store import layout
 from xlcli.store.commit import latest, settle, step_name, verify
-from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import checkpoint
 from xlcli.training.parallel import own_rows, parallel
+from xlcli.training.prepare import Prepared
 from xlcli.training.schedule import Clock, Counters, Patience, drawn_span, with_span
 from xlcli.training.validation import describe_run, validation_bits
-
-if TYPE_CHECKING:
-    from xlcli.training.prepare import Prepared
 
 LR_DIVISOR = 3.0
 """Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""
@@ -387,7 +384,7 @@ class TrainingRun:
 
     def _anchor(self) -> Path | None:
         """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
-        folder = self.folder / CHECKPOINTS
+        folder = self.folder / layout.CHECKPOINTS
         with suppress(CheckpointError):
             verify(folder / step_name(self.counters.anchor))
             return folder / step_name(self.counters.anchor)
@@ -398,7 +395,7 @@ class TrainingRun:
         counters = self.counters
         score, sample = final or (None, "")
         bits = score.bits_per_byte if score else None
-        scored = score.text(self.ready.parts.valid.n_bytes) if score else None
+        scored = ScoredText(score.bytes, self.ready.parts.valid.n_bytes, score.mem_len) if score else None
         record = describe_run(self) | {
             "steps": counters.step,
             "tokens": counters.tokens,

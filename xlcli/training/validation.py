@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +27,6 @@ from xlcli.training.defaults import RATES
 from xlcli.training.schedule import with_span
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from xlcli.store.folder import LoadedModel
     from xlcli.training.run import TrainingRun
 
 ABSURD_NATS = 100.0
@@ -154,7 +152,7 @@ def final_evaluation(
                 yield event
             elif isinstance(event, Score):
                 score = event
-                yield from _compare_with_frequencies(model, event)
+                yield from _compare_with_frequencies(model, path, event)
     for made in generate(model, prompt, GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Notice):
             yield made
@@ -163,10 +161,9 @@ def final_evaluation(
     return None if stop() else (score, sample)
 
 
-def _compare_with_frequencies(model: LoadedModel, score: Score) -> Iterator[Notice]:
-    """Notice if the score is not below the entropy of the byte frequencies of the scored text."""
-    path = model.held_out("valid")
-    if path is None or score.bytes < LEAST_SCORED:
+def _compare_with_frequencies(model: store.LoadedModel, path: Path, score: Score) -> Iterator[Notice]:
+    """Notice if the score is not below the entropy of the byte frequencies of the scored text at `path`."""
+    if score.bytes < LEAST_SCORED:
         return
     with path.open("rb") as file:
         counts = np.bincount(np.frombuffer(file.read(score.bytes), np.uint8))

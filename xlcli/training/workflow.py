@@ -26,9 +26,7 @@ from xlcli.optim import ADAM_RATE
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.store import commit, layout
 from xlcli.store import folder as store
-from xlcli.store.commit import latest, step_of
 from xlcli.store.discover import find
-from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS
 from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
@@ -70,12 +68,15 @@ def train(
         dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
         stop: Called between steps; when true, the run is saved and ends.
         ranks: Processes that train together, from `ranks.join`. The first one prepares and writes the run; the others
-            follow it.
+            follow it. If the launcher has started all of them again, a run that had begun is resumed.
 
     Raises:
         CheckpointError: The model in `init` is missing or damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
+    is_own = commit.holds_run(folder) and not overwrite
+    if ranks.restarts and (is_own or commit.place_of_run(folder) != folder):
+        return resume(paths, folder, dry_run=dry_run, stop=stop, ranks=ranks)
 
     def begin(contexts: ExitStack) -> Beginning:
         load = partial(_load_origin, folder=folder)
@@ -136,7 +137,7 @@ def resume(
         ready = yield from until(stop, preparation)
         point, notices = _newest_checkpoint(place)
         yield from notices
-        yield from _plan(folder, ready, step_of(point) if point else 0)
+        yield from _plan(folder, ready, commit.step_of(point) if point else 0)
         if dry_run:
             return None
         weights = _origin_again(ready.origin) if point is None and ready.origin else None
@@ -270,7 +271,7 @@ def _make_run(
     return run
 
 
-def _load_origin(init: Path, folder: Path) -> LoadedModel:
+def _load_origin(init: Path, folder: Path) -> store.LoadedModel:
     """The model in `init`, checked: a run in `folder` can start from it."""
     if init.resolve() == folder.resolve():
         raise ConfigError(
@@ -322,7 +323,7 @@ def _check_texts(folder: Path, ready: Prepared) -> None:
 
 def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     """The newest undamaged checkpoint of the run in `folder`, None if it has taken no step, and remarks."""
-    found = latest(folder / CHECKPOINTS)
+    found = commit.latest(folder / CHECKPOINTS)
     notices = [Notice(f"{path} is damaged and was skipped: {why}", "warning") for path, why in found.rejected.items()]
     if found.path is None:
         if found.rejected:

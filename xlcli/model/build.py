@@ -6,6 +6,7 @@ Position encodings are built in `build_position.py`, everything else here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbed
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position
-from xlcli.model.residual import LayerNorm, PostNorm, PreNorm, Residual, ReZero, RMSNorm, Sandwich
+from xlcli.model.residual import LayerNorm, Residual, RMSNorm
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.model.universal import AdaptiveStack, UniversalStack
@@ -116,6 +117,7 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     """One block; its attention gets the position encoding only if it offers all hooks that the encoding needs."""
     if not config.position.needs <= attention.offers:
         position = Position()
+    residual = config.norm.placement, partial(_norm, config), config.dropout.residual
     return Block(
         vectors=nn.Embedding(config.vocab_size, config.dim) if config.embedding.per_layer else None,
         attention=_attention(config, attention, position),
@@ -127,8 +129,8 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
             dropout=config.dropout.feedforward,
             chunk_len=config.feedforward.chunk_len,
         ),
-        attention_residual=_residual(config),
-        feedforward_residual=_residual(config),
+        attention_residual=Residual(*residual),
+        feedforward_residual=Residual(*residual),
     )
 
 
@@ -171,19 +173,6 @@ def _norm(config: ModelConfig) -> nn.Module:
     if config.norm.kind == "layer":
         return LayerNorm(config.dim, eps=config.norm.epsilon, bias=config.bias)
     return RMSNorm(config.dim, eps=config.norm.epsilon)
-
-
-def _residual(config: ModelConfig) -> Residual:
-    dropout = config.dropout.residual
-    match config.norm.placement:
-        case "pre":
-            return PreNorm(_norm(config), dropout)
-        case "post":
-            return PostNorm(_norm(config), dropout)
-        case "sandwich":
-            return Sandwich(_norm(config), _norm(config), dropout)
-        case "rezero":
-            return ReZero(dropout)
 
 
 def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Generator | None = None) -> None:

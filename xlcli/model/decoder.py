@@ -32,7 +32,7 @@ from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
+from xlcli.model.residual import Residual
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.quantize import quantize
@@ -316,11 +316,9 @@ class Packer:
 
     def _residual(self, residual: Residual) -> Packed:
         """Fields of `RESIDUAL`."""
-        before = residual.norm if isinstance(residual, PreNorm) else None
-        after = residual.last_norm if isinstance(residual, Sandwich) else None
-        stream = residual.norm if isinstance(residual, PostNorm) else None
-        alpha = float(residual.alpha) if isinstance(residual, ReZero) else 1.0
-        return *map(self.norm, (before, after, stream)), alpha
+        before, stream = (None, residual.norm) if residual.placement == "post" else (residual.norm, None)
+        alpha = 1.0 if residual.alpha is None else float(residual.alpha)
+        return *map(self.norm, (before, residual.last_norm, stream)), alpha
 
     def norm(self, norm: nn.Module | None) -> Packed:
         """Fields of `NORM`."""

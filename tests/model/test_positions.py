@@ -9,7 +9,7 @@ from oracles import positions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlcli import config
-from xlcli.config.position import Llama3ScalingConfig
+from xlcli.config.position import RopeScalingConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
@@ -100,9 +100,12 @@ def twin(model):
             return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout)}
         case "rope":
             series = {"base": kind.base, "layout": kind.layout}
-            if kind.scaling is not None:
-                settings = kind.scaling.model_dump()
-                series["scale"] = partial(getattr(positions, settings.pop("kind")), **settings)
+            settings = kind.scaling.model_dump(exclude={"kind"})
+            match kind.scaling.kind:
+                case "linear":
+                    series["scale"] = partial(positions.linear, factor=settings["factor"])
+                case "llama3":
+                    series["scale"] = partial(positions.llama3, **settings)
             return {"encoding": positions.rope(clamp_len=kind.clamp_len, **series)}
         case "alibi":
             return {"encoding": positions.alibi(n_heads)}
@@ -447,7 +450,7 @@ def test_the_largest_tensor_is_seen_backwards():
 def test_scaled_frequencies():
     """The settings of Llama 3.1, and of 3.2."""
     for factor in (8.0, 32.0):
-        scaling = Llama3ScalingConfig(factor=factor)
+        scaling = RopeScalingConfig(kind="llama3", factor=factor)
         found = rope_frequencies(128, torch.device("cpu"), 500000.0, scaling).tolist()
         unscaled = [500000 ** (-2 * f / 128) for f in range(64)]
         settings = scaling.model_dump(exclude={"kind"})

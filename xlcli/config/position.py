@@ -136,37 +136,31 @@ class AxialPositionConfig(PositionConfig):
         return self
 
 
-class LinearScalingConfig(BaseConfig):
-    """Frequencies divided by a factor: positions are interpolated (Chen et al. 2023)."""
+class RopeScalingConfig(BaseConfig):
+    """Change of the frequencies of rotary positions, for texts longer than those of training."""
 
-    kind: Literal["linear"] = "linear"
-    factor: Positive = Field(default=1.0, description="Divisor of the frequencies.")
-
-
-class Llama3ScalingConfig(BaseConfig):
-    """Low frequencies divided by a factor, high ones unchanged, and a mean in between (Llama 3.1)."""
-
-    kind: Literal["llama3"] = "llama3"
-    factor: Positive = Field(default=8.0, description="Divisor of low frequencies.")
+    kind: Literal["none", "linear", "llama3"] = Field(
+        default="none",
+        description="Frequencies divided by the factor: none, all (linear; Chen et al. 2023), or low ones, with means "
+        "between low and high (llama3; Llama 3.1).",
+    )
+    factor: Positive = Field(default=8.0, description="Divisor of the frequencies.")
     low_freq_factor: Positive = Field(
-        default=1.0, description="Largest number of periods in original_len of a low frequency."
+        default=1.0, description="With llama3: largest number of periods in original_len of a low frequency."
     )
     high_freq_factor: Positive = Field(
-        default=4.0, description="Smallest number of periods in original_len of a high frequency."
+        default=4.0, description="With llama3: smallest number of periods in original_len of a high frequency."
     )
-    original_len: Count = Field(default=8192, description="Number of tokens of a text in training without scaling.")
+    original_len: Count = Field(
+        default=8192, description="With llama3: number of tokens of a text in training without scaling."
+    )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.low_freq_factor >= self.high_freq_factor:
-            raise InvalidSettingError(
-                "low_freq_factor", f"{self.low_freq_factor} is not below high_freq_factor", "Lower it."
-            )
+            reason = f"{self.low_freq_factor} is not below high_freq_factor"
+            raise InvalidSettingError("low_freq_factor", reason, "Lower it.")
         return self
-
-
-SCALINGS: dict[str, type[BaseConfig]] = {"linear": LinearScalingConfig, "llama3": Llama3ScalingConfig}
-"""Kind of rotary scaling to configuration class."""
 
 
 class RopePositionConfig(PositionConfig):
@@ -184,7 +178,7 @@ class RopePositionConfig(PositionConfig):
         "code of LLaMA).",
     )
     base: Positive = Field(default=10000.0, description="Base of the wavelengths.")
-    scaling: LinearScalingConfig | Llama3ScalingConfig | None = Field(default=None, discriminator="kind")
+    scaling: RopeScalingConfig = Field(default_factory=RopeScalingConfig)
     clamp_len: Count | None = Field(
         default=None, description="Largest distance in softmax attention, as of position xl."
     )

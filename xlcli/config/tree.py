@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from xlcli.config.attention import ATTENTIONS, shared_heads
 from xlcli.config.base import BaseConfig, Unit
-from xlcli.config.position import POSITIONS, SCALINGS
+from xlcli.config.position import POSITIONS
 from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError, InvalidSettingError, ResourceError
@@ -33,7 +33,6 @@ Tree = dict[str, Any]
 UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
     "attention": ATTENTIONS,
     "position": POSITIONS,
-    "scaling": SCALINGS,
     "stack": STACKS,
 }
 """Tables whose keys depend on their `kind`."""

@@ -29,10 +29,6 @@ class AttentionConfig(BaseConfig):
     is_banded: ClassVar[bool] = False
     """True if a token attends to successive tokens: a call reads no others, and can hide earlier documents."""
 
-    def score_scale(self, n_terms: int, head_dim: int) -> float:
-        """Factor on scores that are sums of `n_terms` inner products: 1/sqrt(n_terms * head_dim)."""
-        return float((n_terms * head_dim) ** -0.5)
-
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """Attention of each of `n_layers` layers."""
         return (self,) * n_layers
@@ -109,8 +105,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         return self.n_kv_heads or self.n_heads
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
-        """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
-        return super().score_scale(n_terms, head_dim) if self.scaled else 1.0
+        """Factor on scores of `n_terms` inner products: 1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
+        return float((n_terms * head_dim) ** -0.5) if self.scaled else 1.0
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """One key and one value for each token and head, in int8 with a float32 scale each."""
@@ -350,11 +346,6 @@ class MixedAttentionConfig(AttentionConfig):
     offers = SoftmaxAttentionConfig.offers
     """Hooks of the default layers."""
 
-    def score_scale(self, n_terms: int, head_dim: int) -> float:
-        """Factor of the softmax layers, which all share it."""
-        scales = [a.score_scale(n_terms, head_dim) for a in self.layers if isinstance(a, SoftmaxAttentionConfig)]
-        return scales[0] if scales else super().score_scale(n_terms, head_dim)
-
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """`layers`, repeated."""
         return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
@@ -389,8 +380,6 @@ class MixedAttentionConfig(AttentionConfig):
                 "and model.attention have different heads",
                 "Set n_heads, head_dim and n_kv_heads in model.attention only.",
             )
-        if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
-            raise InvalidSettingError("model.attention.layers", "differ in scaled", "Use one value in all layers.")
         return self
 
     @field_serializer("layers")

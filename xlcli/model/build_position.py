@@ -31,7 +31,7 @@ def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
 def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
     """One encoding; `biases` of Transformer-XL are given if layers share them."""
     heads, width = config.attention.n_heads, config.head_dim
-    scale, wraps = config.attention.score_scale, getattr(config.position, "overflow", None) == "wrap"
+    wraps = getattr(config.position, "overflow", None) == "wrap"
     match kind := config.position:
         case kinds.NoPositionConfig():
             return Position()
@@ -54,27 +54,14 @@ def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
         case kinds.T5PositionConfig():
             return T5Position(table=nn.Embedding(kind.n_buckets, heads), max_distance=kind.max_distance)
         case kinds.Contextual1PositionConfig():
-            return Contextual1Position(
-                table=nn.Embedding(kind.n_buckets, config.dim),
-                max_distance=kind.max_distance,
-                n_heads=heads,
-                head_dim=width,
-                scale=scale(Contextual1Position.n_terms, width),
-            )
+            table = nn.Embedding(kind.n_buckets, config.dim)
+            return Contextual1Position(table=table, max_distance=kind.max_distance, n_heads=heads, head_dim=width)
         case kinds.Contextual2PositionConfig():
-            return Contextual2Position(
-                table=nn.Embedding(kind.n_buckets, config.dim),
-                max_distance=kind.max_distance,
-                scale=scale(Contextual2Position.n_terms, width),
-            )
+            table = nn.Embedding(kind.n_buckets, config.dim)
+            return Contextual2Position(table=table, max_distance=kind.max_distance)
         case kinds.ShawPositionConfig():
-            return ShawPosition(
-                head_dim=width, max_distance=kind.max_distance, scale=scale(ShawPosition.n_terms, width)
-            )
+            return ShawPosition(head_dim=width, max_distance=kind.max_distance)
         case kinds.XLPositionConfig():
-            return XLPosition(
-                n_features=kind.n_features or config.dim + config.dim % 2,
-                biases=biases or XLBiases(heads, width),
-                scale=scale(XLPosition.n_terms, width),
-            )
+            n_features = kind.n_features or config.dim + config.dim % 2
+            return XLPosition(n_features=n_features, biases=biases or XLBiases(heads, width))
     raise NotImplementedError(f"no encoding for {type(kind).__name__}")

@@ -27,7 +27,7 @@ from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
-from xlcli.model.position import Position
+from xlcli.model.position import Position, ScoreRule
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.t5 import T5Position
@@ -442,7 +442,7 @@ def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
 def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
     """Additions (h n) to the scores of keys at distances n - 1 to 0."""
     q = torch.zeros(1, attention.n_heads, 1, head_dim)
-    bias = attention.position.bias(q, q, _context(n), lambda x: (x, x))
+    bias = attention.position.bias(q, q, _context(n), ScoreRule(attention.scale, lambda x: (x, x)))
     assert bias is not None
     return bias[:, 0]
 

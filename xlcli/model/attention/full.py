@@ -13,6 +13,7 @@ from xlcli import memory as kinds
 from xlcli.config import MemoryDtype
 from xlcli.memory import Hidden, Int8KeyValue, Memory, TokenBuffers, TokenMemory
 from xlcli.model.attention import ProjectedAttention
+from xlcli.model.position import ScoreRule
 from xlcli.ops.attend import attend
 from xlcli.ops.attend_blocks import Sinks
 from xlcli.ops.context import AttentionContext
@@ -75,7 +76,7 @@ class FullAttention(ProjectedAttention):
 
     def terms(self, q: Tensor, k: Tensor, context: AttentionContext) -> dict[str, Any]:
         """Arguments of `attend` for queries (b h t e) and keys (b g s e), with all position terms."""
-        bias = self.position.bias(q, k, context, self._project_vectors)
+        bias = self.position.bias(q, k, context, ScoreRule(self.scale, self._project_vectors))
         far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
         return {

@@ -7,14 +7,19 @@ positions, all others distances only, so one encoding serves every kind of softm
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from xlcli.ops.attend_blocks import FarKeys, ScoreTerm
 from xlcli.ops.context import AttentionContext
 
-ProjectVectors = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Function from vectors (n d) to their queries and keys (h n e), by the projections of the layer."""
+
+class ScoreRule(NamedTuple):
+    """Scores of a layer: `scale` is the factor on inner products, `project` gives queries and keys of vectors (n d)."""
+
+    scale: float
+    project: Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Position(nn.Module):
@@ -43,7 +48,7 @@ class Position(nn.Module):
         """Other products for keys that are far from queries (b h t e) and keys (b h s e) in stored form, or None."""
         return None
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor | None:
         """Addition (b h t s) or (h t s) to the scaled scores of queries (b h t e) and keys (b h s e), or None."""
         return None
 

@@ -126,13 +126,10 @@ class SoftmaxAttentionConfig(AttentionConfig):
         """Number of tokens."""
         return tokens(self.effective_mem_len(mem_len) or 0, segment_len)
 
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
+    def _check(self) -> None:
         if self.n_heads % self.key_heads:
-            raise InvalidSettingError(
-                "model.attention.n_kv_heads", f"{self.n_kv_heads} does not divide n_heads {self.n_heads}", "Change one."
-            )
-        return self
+            reason = f"{self.n_kv_heads} does not divide n_heads {self.n_heads}"
+            raise InvalidSettingError("model.attention.n_kv_heads", reason, "Change one.")
 
 
 class FullAttentionConfig(SoftmaxAttentionConfig):
@@ -301,10 +298,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
         n_buckets = math.prod(self.factors)
         return f"the last {counted(self.bucket_size)} of {self.n_hashes} x {n_buckets} buckets"
 
-    @model_validator(mode="after")
-    def _check_buckets(self) -> Self:
+    def _check(self) -> None:
         if self.n_buckets == "auto":
-            return self
+            return
         key, n_buckets = "model.attention.n_buckets", math.prod(self.factors)
         if self.n_buckets == () or any(n < 2 or n % 2 for n in self.factors):
             reason = f"is {self.n_buckets}, but buckets are pairs of opposite directions"
@@ -312,12 +308,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
         if n_buckets > MAX_BUCKETS:
             raise InvalidSettingError(key, f"{self.n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets.")
         if n_buckets * self.bucket_size > MAX_SLOTS:
-            raise InvalidSettingError(
-                "model.attention.bucket_size",
-                f"{self.bucket_size} is too large for {n_buckets:,} buckets, which may hold {MAX_SLOTS:,} tokens",
-                f"Use at most {MAX_SLOTS // n_buckets}, or fewer buckets.",
-            )
-        return self
+            reason = f"{self.bucket_size} is too large for {n_buckets:,} buckets, which may hold {MAX_SLOTS:,} tokens"
+            remedy = f"Use at most {MAX_SLOTS // n_buckets}, or fewer buckets."
+            raise InvalidSettingError("model.attention.bucket_size", reason, remedy)
 
 
 HEADS = ("n_heads", "head_dim", "n_kv_heads")
@@ -371,16 +364,12 @@ class MixedAttentionConfig(AttentionConfig):
                 }
         return data | {"layers": tuple(layers)}
 
-    @model_validator(mode="after")
-    def _check_layers(self) -> Self:
+    def _check(self) -> None:
         shared = [(layer, name) for layer in self.layers for name in HEADS if hasattr(layer, name)]
         if any(getattr(layer, name) != getattr(self, name) for layer, name in shared):
-            raise InvalidSettingError(
-                "model.attention.layers",
-                "and model.attention have different heads",
-                "Set n_heads, head_dim and n_kv_heads in model.attention only.",
-            )
-        return self
+            reason = "and model.attention have different heads"
+            remedy = "Set n_heads, head_dim and n_kv_heads in model.attention only."
+            raise InvalidSettingError("model.attention.layers", reason, remedy)
 
     @field_serializer("layers")
     def _without_heads(self, layers: tuple[AttentionConfig, ...]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xlcli.config import units
 from xlcli.config.attention import ATTENTIONS, MAX_HASHES, LSHAttentionConfig, MemoryDtype
@@ -282,8 +282,7 @@ class EvalConfig(OnlineConfig):
         """The settings of each evaluation, one for each memory length."""
         return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
 
-    @model_validator(mode="after")
-    def _check_reading(self) -> Self:
+    def _check(self) -> None:
         conflicts = {
             "batch_size": self.batch_size not in (None, 1),
             "span": self.span != "uniform",
@@ -300,7 +299,6 @@ class EvalConfig(OnlineConfig):
         others = ("text_field", "each_line", "limit", "binary")
         if self.pairs and (other := next((name for name in others if getattr(self, name)), None)):
             raise InvalidSettingError("pairs", f"compares whole rows, without {other}", f"Omit {other}.")
-        return self
 
 
 class Sampling(NamedTuple):
@@ -360,13 +358,10 @@ class GenerateConfig(OnlineConfig):
         )
     )
 
-    @model_validator(mode="after")
-    def _check_cache(self) -> Self:
+    def _check(self) -> None:
         if self.context_cache is not None and self.num_samples > 1:
-            raise InvalidSettingError(
-                "context_cache", "continues one text, not several samples", "Leave out one of the two."
-            )
-        return self
+            reason = "continues one text, not several samples"
+            raise InvalidSettingError("context_cache", reason, "Leave out one of the two.")
 
     def sampling(self, vocabulary: str) -> Sampling:
         """The distribution to sample from, with a vocabulary of this kind.
@@ -426,14 +421,12 @@ class StreamConfig(OnlineConfig):
         """True if not all lines, words or tokens are output."""
         return self.min_bits is not None or self.top is not None
 
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
+    def _check(self) -> None:
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
         if self.selects and self.emit not in ("lines", "words", "tokens"):
             key = "top" if self.min_bits is None else "min_bits"
             raise InvalidSettingError(key, f"selects lines, words or tokens, not {self.emit}", "Leave out --emit.")
-        return self
 
 
 class BenchConfig(InferenceConfig):

@@ -127,7 +127,7 @@ def twin(model):
 
 def frame_of(n_memory, n_new, *, start=0, span="growing", mem_len=9, clamp_len=None):
     """The call that reads `n_new` tokens after `start + n_memory` others, of which `n_memory` are remembered."""
-    rule = Span.make(span, mem_len=mem_len, segment_len=4, clamp_len=clamp_len)
+    rule = Span(span, mem_len=mem_len, segment_len=4, clamp_len=clamp_len)
     keep, device = min(2, n_memory + n_new), torch.device("cpu")
     return AttentionContext(rule, n_memory=n_memory, n_new=n_new, keep=keep, device=device, start=start + n_memory)
 
@@ -504,7 +504,7 @@ def test_sinusoids_are_as_large_as_what_they_are_added_to(around, size):
     inside = model.stack.blocks[0].attention.position
     position = inside if around.get("position", {}).get("placement") == "layers" else model.position
     context = AttentionContext(
-        Span.make("uniform", mem_len=4, segment_len=4), n_memory=0, n_new=3, keep=3, device=torch.device("cpu")
+        Span("uniform", mem_len=4, segment_len=4), n_memory=0, n_new=3, keep=3, device=torch.device("cpu")
     )
     signal = position.embed(torch.zeros(1, 3, 16), context)
     assert signal.square().mean().sqrt().item() == pytest.approx(size / 2**0.5)

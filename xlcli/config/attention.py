@@ -43,7 +43,7 @@ class AttentionConfig(BaseConfig):
 
     def max_distance(self, mem_len: int, n_earlier: int) -> int:
         """Largest distance from a token to a key, after `n_earlier` tokens of its segment beside those in memory."""
-        return mem_len + n_earlier
+        return self.effective_mem_len(mem_len + n_earlier) or 0
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """Size in bytes of the memory of one sequence in one layer at inference."""
@@ -149,10 +149,6 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
     def effective_mem_len(self, mem_len: int) -> int | None:
         """At most `window` tokens."""
         return min(mem_len, self.window)
-
-    def max_distance(self, mem_len: int, n_earlier: int) -> int:
-        """At most `window`."""
-        return min(mem_len + n_earlier, self.window)
 
 
 class CompressiveAttentionConfig(SoftmaxAttentionConfig):

@@ -218,8 +218,7 @@ class ModelConfig(BaseConfig):
     @property
     def clamp_len(self) -> int | None:
         """Largest distance of the position encoding; None if distances are not clamped."""
-        clamp_len: int | None = getattr(self.position, "clamp_len", None)
-        return clamp_len
+        return getattr(self.position, "clamp_len", None)
 
     @property
     def n_sinks(self) -> int:

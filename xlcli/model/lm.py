@@ -117,7 +117,7 @@ class LanguageModel(nn.Module):
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
-        rule = Span.make(
+        rule = Span(
             span,
             mem_len=mem_len,
             segment_len=segment_len,

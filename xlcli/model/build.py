@@ -134,39 +134,28 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     )
 
 
+ATTENTIONS: dict[type[AttentionConfig], type[Attention]] = {
+    kinds.FullAttentionConfig: FullAttention,
+    kinds.LocalAttentionConfig: LocalAttention,
+    kinds.CompressiveAttentionConfig: CompressiveAttention,
+    kinds.LinearAttentionConfig: LinearAttention,
+    kinds.LSHAttentionConfig: LSHAttention,
+}
+"""Configuration to module, whose arguments have the names of the settings."""
+
+
 def _attention(config: ModelConfig, attention: AttentionConfig, position: Position) -> Attention:
-    dim, head_dim, dropout = config.dim, config.head_dim, config.dropout.attention
-    common: dict[str, Any] = {"dim": dim, "n_heads": attention.n_heads, "head_dim": head_dim, "position": position}
+    others = {"kind", "head_dim", "scaled", "redraw_every", "n_buckets"}
+    settings: dict[str, Any] = {name: value for name, value in attention if name not in others}
+    settings |= {"dim": config.dim, "head_dim": config.head_dim, "position": position}
     if isinstance(attention, kinds.SoftmaxAttentionConfig):
-        common |= {
-            "scale": attention.score_scale(position.n_terms, head_dim),
-            "dropout": dropout,
-            "n_kv_heads": attention.n_kv_heads,
-            "bias": attention.bias,
-            "qk_norm": attention.qk_norm,
-            "epsilon": config.norm.epsilon,
-        }
-    match attention:
-        case kinds.FullAttentionConfig():
-            return FullAttention(n_sinks=config.n_sinks, **common)
-        case kinds.LocalAttentionConfig():
-            return LocalAttention(window=attention.window, **common)
-        case kinds.CompressiveAttentionConfig():
-            return CompressiveAttention(
-                rate=attention.rate, n_compressed=attention.n_compressed, pooling=attention.pooling, **common
-            )
-        case kinds.LinearAttentionConfig():
-            return LinearAttention(n_features=attention.n_features, orthogonal=attention.orthogonal, **common)
-        case kinds.LSHAttentionConfig():
-            return LSHAttention(
-                factors=attention.factors,
-                bucket_size=attention.bucket_size,
-                n_hashes=attention.n_hashes,
-                query_scale=attention.query_scale,
-                dropout=dropout,
-                **common,
-            )
-    raise NotImplementedError(f"no module for {type(attention).__name__}")
+        scale = attention.score_scale(position.n_terms, config.head_dim)
+        settings |= {"scale": scale, "dropout": config.dropout.attention, "epsilon": config.norm.epsilon}
+    if isinstance(attention, kinds.FullAttentionConfig):
+        settings["n_sinks"] = config.n_sinks
+    if isinstance(attention, kinds.LSHAttentionConfig):
+        settings |= {"factors": attention.factors, "dropout": config.dropout.attention}
+    return ATTENTIONS[type(attention)](**settings)
 
 
 def _norm(config: ModelConfig) -> nn.Module:

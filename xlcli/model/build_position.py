@@ -9,10 +9,10 @@ from xlcli.config import position as kinds
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
-from xlcli.model.position.learned import AxialPosition, LearnedHeadPosition
+from xlcli.model.position.learned import AxialPosition
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.position.shaw import ShawPosition
-from xlcli.model.position.sinusoidal import SinusoidalHeadPosition, SinusoidalPosition
+from xlcli.model.position.sinusoidal import SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLBiases, XLPosition
 
@@ -35,15 +35,13 @@ def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
     match kind := config.position:
         case kinds.NoPositionConfig():
             return Position()
-        case kinds.SinusoidalPositionConfig(placement="qk"):
-            return SinusoidalHeadPosition(amplitude=kind.amplitude or 1.0)
         case kinds.SinusoidalPositionConfig():
-            rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
-            return SinusoidalPosition(amplitude=kind.amplitude or rms)
-        case kinds.LearnedPositionConfig(placement="qk"):
-            return LearnedHeadPosition(shape=(kind.max_len,), dims=(heads * width,), wraps=wraps)
+            rms = {"qk": 1.0, "embedding": config.embedding_rms, "layers": config.stream_rms}[kind.placement]
+            return SinusoidalPosition(amplitude=kind.amplitude or rms, in_heads=kind.placement == "qk")
         case kinds.LearnedPositionConfig():
-            return AxialPosition(shape=(kind.max_len,), dims=(config.dim,), wraps=wraps)
+            in_heads = kind.placement == "qk"
+            dim = heads * width if in_heads else config.dim
+            return AxialPosition(shape=(kind.max_len,), dims=(dim,), wraps=wraps, in_heads=in_heads)
         case kinds.AxialPositionConfig():
             return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), wraps=wraps)
         case kinds.RopePositionConfig():

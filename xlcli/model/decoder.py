@@ -449,17 +449,14 @@ def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
 
 def weight_bytes(network: LanguageModel, encoding: str) -> int:
     """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
-    total = 0
+    n_weights = 0
     for attention, feed_forward in _decoded(network):
-        joined = [attention.query, attention.key, attention.value]
-        single = [attention.output, feed_forward.down]
-        if feed_forward.gate is None:
-            single.append(feed_forward.up)
-        else:
-            joined += [feed_forward.up, feed_forward.gate]
-        copied = joined + single if encoding in ENCODINGS else joined
-        total += ENCODINGS.get(encoding, torch.float32).itemsize * sum(part.weight.numel() for part in copied)
-    return total
+        matrices = {part for part in (*attention.children(), *feed_forward.children()) if isinstance(part, nn.Linear)}
+        if encoding not in ENCODINGS:  # only those that are joined
+            matrices -= {attention.output, feed_forward.down}
+            matrices -= {feed_forward.up} if feed_forward.gate is None else set()
+        n_weights += sum(part.weight.numel() for part in matrices)
+    return ENCODINGS.get(encoding, torch.float32).itemsize * n_weights
 
 
 def table_bytes(network: LanguageModel, n_memory: int) -> int:

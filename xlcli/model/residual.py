@@ -85,7 +85,7 @@ class Residual(nn.Module):
 
     def pre(self, x: Tensor) -> Tensor:
         """Input of the branch (b t d)."""
-        return x if self.placement == "post" else self.norm(x)  # type: ignore[no-any-return]
+        return x if self.placement == "post" else self.norm(x)
 
     def post(self, y: Tensor) -> Tensor:
         """Addition to the stream (b t d), from the output of the branch."""
@@ -95,4 +95,4 @@ class Residual(nn.Module):
     def merge(self, x: Tensor, y: Tensor) -> Tensor:
         """Stream (b t d) after the branch."""
         x = x + self.post(y)
-        return self.norm(x) if self.placement == "post" else x  # type: ignore[no-any-return]
+        return self.norm(x) if self.placement == "post" else x

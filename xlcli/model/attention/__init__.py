@@ -1,6 +1,6 @@
 """Attention branches. Each has a position encoding, and creates, reads and extends its memory.
 
-A kind is one file here, a configuration class in `config/attention.py`, and a case in `model/build.py`.
+A kind is one file here, a configuration class in `config/attention.py`, and an entry in `model/build.py`.
 """
 
 from __future__ import annotations

@@ -45,21 +45,8 @@ TextField = Annotated[
     Field(description="Key of the text in JSON lines and Parquet files (default: text); column of it in CSV and TSV."),
 ]
 _RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
-EachLine = Annotated[
-    Switch,
-    Option("Memory", "--each-line", "1"),
-    Field(description="Score each line as if it were alone, such as sentences that do not belong together."),
-]
-SplitPunctuation = Annotated[
-    Switch,
-    Option("Text", "--split-punctuation", "1"),
-    Field(description="Score punctuation marks as words of their own."),
-]
-Logprobs = Annotated[
-    Annotated[int, Field(ge=0, le=1000), COUNT] | None,
-    Option("Text", "--logprobs K", "5"),
-    Field(description="With each token: entropy in bits, and the K most probable tokens (log probability in nats)."),
-]
+NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
+"""Number of the most probable tokens."""
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
@@ -222,7 +209,25 @@ class CompressConfig(OnlineConfig):
     """A compression; the result contains its settings."""
 
 
-class EvalConfig(OnlineConfig):
+class ScoreConfig(OnlineConfig):
+    """Scores of a text, whole or as it arrives."""
+
+    each_line: Annotated[Switch, Option("Memory", "--each-line", "1")] = Field(
+        default=False,
+        description="Score each line as if it were alone, such as sentences that do not belong together.",
+    )
+    binary: Binary = False
+    text_field: TextField = None
+    split_punctuation: Annotated[Switch, Option("Text", "--split-punctuation", "1")] = Field(
+        default=False, description="Score punctuation marks as words of their own."
+    )
+    logprobs: Annotated[NBest | None, Option("Text", "--logprobs K", "5")] = Field(
+        default=None,
+        description="With each token: entropy in bits, and the K most probable tokens (log probability in nats).",
+    )
+
+
+class EvalConfig(ScoreConfig):
     """An evaluation."""
 
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
@@ -239,7 +244,6 @@ class EvalConfig(OnlineConfig):
         description="Score each document as if it were alone: a text of JSON lines, a table or Parquet, else a file. "
         "Default: as the model was trained.",
     )
-    each_line: EachLine = False
     split: Annotated[Literal["valid", "test"], Option("Text", "--split")] = Field(
         default="valid", description="Held-out text of the model to score without FILE."
     )
@@ -252,11 +256,6 @@ class EvalConfig(OnlineConfig):
     recall: Switch = Field(
         default=False, description="Measure the recall of LSH attention: its share of full-attention weight."
     )
-    binary: Binary = False
-    text_field: TextField = None
-    split_punctuation: SplitPunctuation = False
-    logprobs: Logprobs = None
-
     pairs: Annotated[
         tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
@@ -350,12 +349,10 @@ class GenerateConfig(OnlineConfig):
     num_samples: Annotated[int, Field(ge=1, le=2**16), COUNT, Option("Sampling", "--num-samples N", "3")] = Field(
         default=1, description="Number of continuations."
     )
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Output", "--logprobs N", "5")] = (
-        Field(
-            default=None,
-            description="With --json: log probability in nats of each new token and of the N best ones, before "
-            "temperature, penalty and filters.",
-        )
+    logprobs: Annotated[NBest | None, Option("Output", "--logprobs N", "5")] = Field(
+        default=None,
+        description="With --json: log probability in nats of each new token and of the N best ones, before "
+        "temperature, penalty and filters.",
     )
 
     def _check(self) -> None:
@@ -380,7 +377,7 @@ TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 """Chosen on validation text by `benchmarks/sampling.py` (docs/log.md)."""
 
 
-class StreamConfig(OnlineConfig):
+class StreamConfig(ScoreConfig):
     """Scoring of a stream."""
 
     emit: Annotated[Literal["lines", "words", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
@@ -410,11 +407,6 @@ class StreamConfig(OnlineConfig):
         description="Clear the memory before each document: a text of JSON lines, a table or Parquet, else a file. "
         "Default: as the model was trained.",
     )
-    each_line: EachLine = False
-    binary: Binary = False
-    text_field: TextField = None
-    split_punctuation: SplitPunctuation = False
-    logprobs: Logprobs = None
 
     @property
     def selects(self) -> bool:

@@ -30,11 +30,7 @@ DEPTH = 20
 Tree = dict[str, Any]
 """A nested table, as read from TOML."""
 
-UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
-    "attention": ATTENTIONS,
-    "position": POSITIONS,
-    "stack": STACKS,
-}
+UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {"attention": ATTENTIONS, "position": POSITIONS, "stack": STACKS}
 """Tables whose keys depend on their `kind`."""
 
 

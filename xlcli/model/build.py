@@ -95,13 +95,10 @@ def _head(config: ModelConfig, embedding: TokenEmbedding | AdaptiveEmbedding) ->
 
 
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
-    final: nn.Module
-    if config.norm.placement == "post":
-        final = Dropout(config.dropout.residual)
-    else:
-        has_norm = config.norm.final and config.norm.placement != "rezero"
-        final = _norm(config) if has_norm else nn.Identity()
-    kind = config.stack
+    kind, placement = config.stack, config.norm.placement
+    final: nn.Module = Dropout(config.dropout.residual) if placement == "post" else nn.Identity()
+    if config.norm.final and placement in ("pre", "sandwich"):
+        final = _norm(config)
     if isinstance(kind, stacks.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
     if not isinstance(kind, stacks.UniversalStackConfig):
@@ -117,17 +114,13 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     """One block; its attention gets the position encoding only if it offers all hooks that the encoding needs."""
     if not config.position.needs <= attention.offers:
         position = Position()
+    widths = {"dim": config.dim, "ffn_dim": config.ffn_dim}
     residual = config.norm.placement, partial(_norm, config), config.dropout.residual
     return Block(
         vectors=nn.Embedding(config.vocab_size, config.dim) if config.embedding.per_layer else None,
         attention=_attention(config, attention, position),
         feedforward=FeedForward(
-            kind=config.feedforward.kind,
-            dim=config.dim,
-            ffn_dim=config.ffn_dim,
-            bias=config.bias,
-            dropout=config.dropout.feedforward,
-            chunk_len=config.feedforward.chunk_len,
+            **dict(config.feedforward) | widths, bias=config.bias, dropout=config.dropout.feedforward
         ),
         attention_residual=Residual(*residual),
         feedforward_residual=Residual(*residual),

@@ -46,15 +46,7 @@ class CompressiveAttention(FullAttention):
     a convolution.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        rate: int,
-        n_compressed: int,
-        pooling: Literal["mean", "max", "convolution"],
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *, dim: int, rate: int, n_compressed: int, pooling: str, **settings: Any) -> None:
         super().__init__(dim=dim, **settings)
         self.rate = rate
         self.n_compressed = n_compressed

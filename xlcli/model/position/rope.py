@@ -43,11 +43,9 @@ class RopePosition(Position):
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated queries or keys (b h n e) of the n latest tokens."""
         n, width = x.shape[-2:]
-
-        def make() -> tuple[Tensor, Tensor]:
-            return self.angles(context.positions.latest(n)[:, None], width)
-
-        return apply_rope(x, *context.constant(("rope angles", n, width, self.series), make), self.layout)
+        key = "rope angles", n, width, self.series
+        angles = context.constant(key, lambda: self.angles(context.positions.latest(n)[:, None], width))
+        return apply_rope(x, *angles, self.layout)
 
     def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
         """Queries rotated by the largest distance, and keys that are not rotated.

@@ -39,13 +39,9 @@ class Memory:
 
     def empty(self) -> Self:
         """Memory of no tokens, of this kind, shape and batch size: zeros, and no tokens, slots or sinks."""
-        return self.from_tensors(
-            {
-                name: torch.zeros_like(t[tuple(slice(0 if axis in "mc" else None) for axis in self.axes[name])])
-                for name, t in self.tensors().items()
-                if "s" not in self.axes[name]
-            }
-        )
+        kept = {name: t for name, t in self.tensors().items() if "s" not in self.axes[name]}
+        places = {name: tuple(slice(0 if axis in "mc" else None) for axis in self.axes[name]) for name in kept}
+        return self.from_tensors({name: torch.zeros_like(t[places[name]]) for name, t in kept.items()})
 
     def overwrite_earlier(self) -> Self:
         """This memory, where possible in the place of the one that it extends, which must not be used any more."""

@@ -364,17 +364,16 @@ class DistanceTables:
         position, e = attention.position, attention.head_dim
         farthest = context.mask.max_distance
         longest = 1 + farthest if farthest is not None else context.span.segment_len
+        keys = bias = sin = cos = turns = None
         if isinstance(position, XLPosition):
             length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
             shared = position.n_features <= e  # inner products with projected keys are shorter
             source: Hashable = ("xl", position.n_features) if shared else position.relative
             keys = self._table(source, length, longest, lambda n: _position_keys(position, n, e))
-            return keys, None, None, None, None
-        if isinstance(position, (AlibiPosition, T5Position)):
+        elif isinstance(position, (AlibiPosition, T5Position)):
             source = position.table if isinstance(position, T5Position) else "alibi"
             bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
-            return None, bias, None, None, None
-        if isinstance(position, RopePosition):
+        elif isinstance(position, RopePosition):
 
             def angles() -> list[Tensor]:
                 """Sine and cosine (b e/2) of the angles of the new tokens (b 1)."""
@@ -387,12 +386,10 @@ class DistanceTables:
                 return torch.cat(position.angles(torch.arange(n), e), dim=-1).float()
 
             sin, cos = context.constant(("rope step", e, position.series), angles)
-            turns, clamp_len = None, context.span.clamp_len
-            if clamp_len is not None and length > clamp_len + 1:
-                n_far = length - clamp_len
-                turns = self._table(("turns", e, position.series), n_far, longest, rotations, axis=0)
-            return None, None, sin, cos, turns
-        return None, None, None, None, None
+            if (clamp_len := context.span.clamp_len) is not None and length > clamp_len + 1:
+                key = "turns", e, position.series
+                turns = self._table(key, length - clamp_len, longest, rotations, axis=0)
+        return keys, bias, sin, cos, turns
 
     def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
         """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.

@@ -37,6 +37,5 @@ class ShawPosition(Position):
         return values
 
     def _clipped(self, context: AttentionContext) -> Tensor:
-        return context.constant(
-            ("clipped", self.max_distance), lambda: context.positions.distance.clamp(0, self.max_distance)
-        )
+        longest = self.max_distance
+        return context.constant(("clipped", longest), lambda: context.positions.distance.clamp(0, longest))

@@ -51,18 +51,15 @@ class XLPosition(Position):
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
         if _uses_shift(context):
             return content, None
-        sin, cos = context.constant(
-            ("angles", self.n_features, q.dtype), lambda: context.positions.angles(self.n_features, q.dtype)
-        )
+        form = self.n_features, q.dtype
+        sin, cos = context.constant(("angles", *form), lambda: context.positions.angles(*form))
         weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
         c = self._biased(q) @ weight.to(q.dtype)
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
         clamp, clamp_len = None, context.clamp_len
         if clamp_len is not None:
-            farthest = context.constant(
-                ("farthest", self.n_features, q.dtype),
-                lambda: self._sinusoids(torch.tensor([clamp_len], device=q.device), q),
-            )
+            distance = torch.tensor([clamp_len], device=q.device)
+            farthest = context.constant(("farthest", *form), lambda: self._sinusoids(distance, q))
             clamp = Clamp(c @ farthest.mT, clamp_len, context.positions)
         return content, ScoreTerm(query, position_keys(sin, cos), clamp)
 

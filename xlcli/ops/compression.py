@@ -135,7 +135,7 @@ def compressed_calls(call: AttentionContext, rate: int, n_compressed: int) -> li
         if call.positions.offsets is None:
             return [part(call.start % rate, None)]
         places = (call.positions.offsets + call.start) % rate
-        first, *others = sorted(set(places.tolist()))
+        first, *others = sorted(set(map(int, places.tolist())))
         if not others:
             return [part(first, None)]
         return [part(place, (places == place).nonzero()[:, 0]) for place in (first, *others)]

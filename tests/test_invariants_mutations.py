@@ -11,14 +11,15 @@ from variants import COMBINATIONS, IN_TURN, pairs
 
 from xlcli.memory import Hidden, Sums
 from xlcli.model.attention import linear, local
+from xlcli.model.position import AddedPosition
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
-from xlcli.model.position.learned import AxialPosition, LearnedHeadPosition
+from xlcli.model.position.learned import AxialPosition
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.position.shaw import ShawPosition
-from xlcli.model.position.sinusoidal import SinusoidalHeadPosition, SinusoidalPosition
+from xlcli.model.position.sinusoidal import SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
-from xlcli.model.residual import ReZero
+from xlcli.model.residual import Residual
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend_blocks import Band, Far
 from xlcli.ops.context import AttentionContext, Mask
@@ -51,7 +52,7 @@ def recorded(found):
 
 WITH_BIAS = (AlibiPosition, T5Position, ShawPosition, Contextual1Position, Contextual2Position)
 WITH_EMBEDDING = (SinusoidalPosition, AxialPosition, RopeEmbedding)
-ON_HEADS = (SinusoidalHeadPosition, LearnedHeadPosition)
+ON_HEADS = (AddedPosition,)
 
 
 def altered(context, **facts):
@@ -245,7 +246,7 @@ def offsets_not_saved(monkeypatch):
 
 
 def a_parameter_forgotten(monkeypatch):
-    monkeypatch.setattr(ReZero, "post", lambda self, y: y)
+    monkeypatch.setattr(Residual, "post", lambda self, y: self.last_norm(y))
 
 
 BROKEN = [

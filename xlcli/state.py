@@ -83,12 +83,8 @@ class State:
 
         They share learned values.
         """
-
-        def select(t: Tensor) -> Tensor:
-            return t.index_select(0, torch.as_tensor(index, device=t.device))
-
         lag = max(0, -int(self.offsets[list(index)].min())) if self.lag else 0
-        return replace(self.map(select), lag=lag)
+        return replace(self.map(lambda t: t.index_select(0, torch.as_tensor(index, device=t.device))), lag=lag)
 
     @property
     def join_keys(self) -> list[Hashable]:

@@ -77,7 +77,7 @@ def test_a_command_has_few_options_beside_the_common_ones():
 def test_every_setting_has_a_description():
     for kind in (*(table(field) for field in Config.model_fields.values()), *tables_of_the_model()):
         for name, field in kind.model_fields.items():
-            is_table = table(field) is not None or name in ("attention", "position", "scaling", "stack")
+            is_table = table(field) is not None or name in ("attention", "position", "stack")
             assert is_table or name == "kind" or field.description, f"{kind.__name__}.{name}"
 
 

@@ -105,9 +105,9 @@ def test_attention_equals_the_definition(position, pooling):
     whole = compressive.attention(x[0], weights, pool, begins=range(30), **encoding, **sizes)
     with torch.inference_mode():
         for cuts, memory in zip(CUTS, ("hidden", "keyvalue", "keyvalue", "hidden"), strict=True):
-            ours, _ = read(attention, x, cuts, Span.make("uniform", **rule), memory)
+            ours, _ = read(attention, x, cuts, Span("uniform", **rule), memory)
             assert torch.allclose(ours, whole[: len(ours)], rtol=0, atol=1e-12), (cuts, memory)
-        ours, begins = read(attention, x, CUTS[2], Span.make("growing", **rule), "hidden")
+        ours, begins = read(attention, x, CUTS[2], Span("growing", **rule), "hidden")
     if position["kind"] in ("none", "xl"):
         paper = compressive.attention(x[0], weights, pool, begins=begins, **encoding, **sizes)
         assert torch.allclose(ours, paper, rtol=0, atol=1e-12)
@@ -115,7 +115,7 @@ def test_attention_equals_the_definition(position, pooling):
 
 def test_a_drawn_memory_length_is_that_of_its_call():
     """With random lengths a call reads at least `mem_len` of the `kept_len` tokens in memory, and all pooled blocks."""
-    attention, span = branch(), Span.make("growing", mem_len=MEM_LEN, segment_len=4)
+    attention, span = branch(), Span("growing", mem_len=MEM_LEN, segment_len=4)
     x = torch.randn(1, 25, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     sizes = {"n_heads": N_HEADS, "rate": RATE, "n_compressed": N_COMPRESSED, "mem_len": 2}
     expected = compressive.attention(
@@ -131,7 +131,7 @@ def test_a_drawn_memory_length_is_that_of_its_call():
 
 def test_the_auxiliary_loss_is_that_of_the_paper():
     attention = branch(pooling="convolution")
-    span = Span.make("growing", mem_len=MEM_LEN, segment_len=4)
+    span = Span("growing", mem_len=MEM_LEN, segment_len=4)
     x = torch.randn(1, 26, DIM, dtype=torch.float64, requires_grad=True)
     contexts = [call(span, seen, 13) for seen in (0, 13)]
     state = attention.init_memory(1, "hidden")
@@ -160,7 +160,7 @@ def test_the_auxiliary_loss_has_its_gradient_in_16_bits():
     with torch.no_grad():
         for weight in attention.parameters():
             weight.mul_(0.2)
-    x, span = torch.randn(2, 26, DIM), Span.make("growing", mem_len=MEM_LEN, segment_len=4)
+    x, span = torch.randn(2, 26, DIM), Span("growing", mem_len=MEM_LEN, segment_len=4)
     gradients = []
     for enabled in (False, True):
         context = call(span, 0, 26)
@@ -174,7 +174,7 @@ def test_the_auxiliary_loss_has_its_gradient_in_16_bits():
 def test_the_loss_of_a_batch_is_the_mean_of_its_sequences():
     """Also if the sequences stand at different places in their blocks."""
     attention = branch(pooling="convolution")
-    span = Span.make("growing", mem_len=4, segment_len=4)
+    span = Span("growing", mem_len=4, segment_len=4)
     x, offsets = torch.randn(3, 21, DIM, dtype=torch.float64), torch.tensor([0, 1, 3])
 
     def last(x, offsets):

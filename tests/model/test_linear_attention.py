@@ -13,8 +13,8 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
 
 DIM, HEADS, WIDTH, FEATURES = 10, 3, 4, 7
-UNIFORM = Span.make("uniform", mem_len=5, segment_len=4)
-SEGMENT = Span.make("uniform", mem_len=0, segment_len=4)
+UNIFORM = Span("uniform", mem_len=5, segment_len=4)
+SEGMENT = Span("uniform", mem_len=0, segment_len=4)
 NONE = Rows(torch.zeros(2, 1, dtype=torch.bool))
 
 

@@ -18,7 +18,7 @@ WINDOWS = (1, 3, 5, 8)
 LOCAL = [name for name in variants.COMBINATIONS if name.startswith("local-")]
 POSITIONS = [name for name in LOCAL if name.endswith("-pre-0")]
 """Every encoding and setting, once."""
-UNIFORM = Span.make("uniform", mem_len=99, segment_len=13)
+UNIFORM = Span("uniform", mem_len=99, segment_len=13)
 
 
 def as_full(name):

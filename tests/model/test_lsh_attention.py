@@ -20,9 +20,9 @@ from xlcli.ops.span import Span
 from xlcli.state import State
 
 DIM, HEADS, WIDTH, FACTORS, SIZE, ROUNDS = 10, 2, 4, (2, 4), 3, 2
-UNIFORM = Span.make("uniform", mem_len=20, segment_len=7)
-GROWING = Span.make("growing", mem_len=6, segment_len=7)
-SEGMENT = Span.make("uniform", mem_len=0, segment_len=7)
+UNIFORM = Span("uniform", mem_len=20, segment_len=7)
+GROWING = Span("growing", mem_len=6, segment_len=7)
+SEGMENT = Span("uniform", mem_len=0, segment_len=7)
 NONE = Rows(torch.zeros(2, 1, dtype=torch.bool))
 
 

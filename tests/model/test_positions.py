@@ -9,7 +9,7 @@ from oracles import positions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlcli import config
-from xlcli.config.position import Llama3ScalingConfig
+from xlcli.config.position import RopeScalingConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
@@ -100,9 +100,12 @@ def twin(model):
             return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout)}
         case "rope":
             series = {"base": kind.base, "layout": kind.layout}
-            if kind.scaling is not None:
-                settings = kind.scaling.model_dump()
-                series["scale"] = partial(getattr(positions, settings.pop("kind")), **settings)
+            settings = kind.scaling.model_dump(exclude={"kind"})
+            match kind.scaling.kind:
+                case "linear":
+                    series["scale"] = partial(positions.linear, factor=settings["factor"])
+                case "llama3":
+                    series["scale"] = partial(positions.llama3, **settings)
             return {"encoding": positions.rope(clamp_len=kind.clamp_len, **series)}
         case "alibi":
             return {"encoding": positions.alibi(n_heads)}
@@ -124,7 +127,7 @@ def twin(model):
 
 def frame_of(n_memory, n_new, *, start=0, span="growing", mem_len=9, clamp_len=None):
     """The call that reads `n_new` tokens after `start + n_memory` others, of which `n_memory` are remembered."""
-    rule = Span.make(span, mem_len=mem_len, segment_len=4, clamp_len=clamp_len)
+    rule = Span(span, mem_len=mem_len, segment_len=4, clamp_len=clamp_len)
     keep, device = min(2, n_memory + n_new), torch.device("cpu")
     return AttentionContext(rule, n_memory=n_memory, n_new=n_new, keep=keep, device=device, start=start + n_memory)
 
@@ -447,7 +450,7 @@ def test_the_largest_tensor_is_seen_backwards():
 def test_scaled_frequencies():
     """The settings of Llama 3.1, and of 3.2."""
     for factor in (8.0, 32.0):
-        scaling = Llama3ScalingConfig(factor=factor)
+        scaling = RopeScalingConfig(kind="llama3", factor=factor)
         found = rope_frequencies(128, torch.device("cpu"), 500000.0, scaling).tolist()
         unscaled = [500000 ** (-2 * f / 128) for f in range(64)]
         settings = scaling.model_dump(exclude={"kind"})
@@ -501,7 +504,7 @@ def test_sinusoids_are_as_large_as_what_they_are_added_to(around, size):
     inside = model.stack.blocks[0].attention.position
     position = inside if around.get("position", {}).get("placement") == "layers" else model.position
     context = AttentionContext(
-        Span.make("uniform", mem_len=4, segment_len=4), n_memory=0, n_new=3, keep=3, device=torch.device("cpu")
+        Span("uniform", mem_len=4, segment_len=4), n_memory=0, n_new=3, keep=3, device=torch.device("cpu")
     )
     signal = position.embed(torch.zeros(1, 3, 16), context)
     assert signal.square().mean().sqrt().item() == pytest.approx(size / 2**0.5)

@@ -141,7 +141,7 @@ def test_memory_is_what_the_branch_is_given(placement, memory):
                 if memory == "hidden":
                     assert torch.equal(kept.h, inputs[:, -7:])
                 else:
-                    span = Span.make("uniform", mem_len=7, segment_len=10)
+                    span = Span("uniform", mem_len=7, segment_len=10)
                     context = AttentionContext(span, n_memory=0, n_new=7, keep=7, device=tokens.device)
                     expected = block.attention.project(inputs[:, -7:], context)
                     for made, k in zip(expected, kept.tensors().values(), strict=True):

@@ -121,7 +121,7 @@ def test_a_state_has_the_first_tokens_in_float32(dtype, kind):
         state = model.init_state(2, mem_len=7, segment_len=13, memory_dtype=dtype)
         for n in (1, 1, 9, 4):
             _, state = model.logits(tokens(2, n, seed=n), state)
-            assert {layer.kind for layer in state.layers} == {f"keyvalue{kind}-sinks"}
+            assert {layer.kind for layer in state.layers} == {f"keyvalue{kind}"}
             sinks = [t for name, t in state.tensors().items() if "sink_" in name]
             assert {(tuple(t.shape), t.dtype) for t in sinks} == {((2, 2, min(SINKS, state.seen), 6), torch.float32)}
             assert model.is_compatible(State.restore(state.tensors(), state.describe()))
@@ -130,6 +130,8 @@ def test_a_state_has_the_first_tokens_in_float32(dtype, kind):
         fewer = {name: t[:, :, 1:] if "sink_" in name else t for name, t in state.tensors().items()}
         assert not model.is_compatible(State.restore(fewer, state.describe()))
         assert not make(NAME.replace("sinks5-", ""), dtype=torch.float32).is_compatible(state)
+        with pytest.raises(StateError):
+            State.restore({name: t for name, t in state.tensors().items() if name != "0.sink_v"}, state.describe())
         for name, damaged in (("0.sink_k", lambda t: t[:, :, 1:]), ("1.sink_v", torch.Tensor.long)):
             with pytest.raises(StateError):
                 State.restore({**state.tensors(), name: damaged(state.tensors()[name])}, state.describe())

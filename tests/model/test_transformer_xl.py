@@ -44,7 +44,7 @@ def paper_names(attention):
 def test_attention_equals_the_paper(position, t, m, kind):
     attention = branch(position)
     x, older = torch.randn(1, t, 12, dtype=torch.float64), torch.randn(1, m, 12, dtype=torch.float64)
-    span = Span.make(kind, mem_len=9, segment_len=4, clamp_len=position.get("clamp_len"))
+    span = Span(kind, mem_len=9, segment_len=4, clamp_len=position.get("clamp_len"))
     expected = transformer_xl.attention(
         x[0],
         older[0],

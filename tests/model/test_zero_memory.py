@@ -101,4 +101,4 @@ def test_what_cannot_begin_with_zeros_is_refused(model, train, key):
 
 
 def test_independent_segments_begin_without_zeros():
-    assert Span.make("uniform", mem_len=0, segment_len=5, zero_memory=True) == Span("segment", 0, 5)
+    assert Span("uniform", mem_len=0, segment_len=5, zero_memory=True) == Span("segment", 0, 5)

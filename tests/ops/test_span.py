@@ -17,26 +17,26 @@ def visible(span, m, t):
 @pytest.mark.parametrize("t", [1, 2, 9])
 def test_uniform_sees_itself_and_mem_len_before(mem_len, m, t):
     m = min(m, mem_len)
-    mask = visible(Span.make("uniform", mem_len=mem_len, segment_len=4), m, t)
+    mask = visible(Span("uniform", mem_len=mem_len, segment_len=4), m, t)
     for i in range(t):
         for j in range(m + t):
             assert mask[i, j] == (0 <= i + m - j <= mem_len)
 
 
 def test_growing_sees_all_that_is_before():
-    mask = visible(Span.make("growing", mem_len=3, segment_len=4), 3, 4)
+    mask = visible(Span("growing", mem_len=3, segment_len=4), 3, 4)
     assert mask.tolist() == [[j <= i + 3 for j in range(7)] for i in range(4)]
 
 
 def test_no_memory_means_segments():
-    span = Span.make("uniform", mem_len=0, segment_len=5)
+    span = Span("uniform", mem_len=0, segment_len=5)
     assert span.kind == "segment"
     assert [span.n_kept(seen) for seen in (1, 4, 5, 6, 10)] == [1, 4, 0, 1, 0]
     assert [span.n_until_reset(seen) for seen in (0, 3, 5)] == [5, 2, 5]
 
 
 def test_memory_keeps_what_there_is_up_to_its_length():
-    span = Span.make("uniform", mem_len=7, segment_len=5)
+    span = Span("uniform", mem_len=7, segment_len=5)
     assert [span.n_kept(seen) for seen in (1, 7, 8)] == [1, 7, 7]
     assert span.n_until_reset(3) is None
 
@@ -45,9 +45,9 @@ def context(span, m, t, **rest):
     return AttentionContext(span, n_memory=m, n_new=t, keep=min(m + t, 7), device=torch.device("cpu"), **rest)
 
 
-UNIFORM = Span.make("uniform", mem_len=7, segment_len=5)
-GROWING = Span.make("growing", mem_len=7, segment_len=5)
-SEGMENT = Span.make("uniform", mem_len=0, segment_len=5)
+UNIFORM = Span("uniform", mem_len=7, segment_len=5)
+GROWING = Span("growing", mem_len=7, segment_len=5)
+SEGMENT = Span("uniform", mem_len=0, segment_len=5)
 
 
 @pytest.mark.parametrize("span", [UNIFORM, GROWING])

@@ -24,9 +24,7 @@ def by_the_double_loop(q, weight, t, m, n_features):
 def test_rotation_equals_the_double_loop(t, m):
     n_features = 6
     q, weight = torch.randn(2, 3, t, 4, dtype=torch.float64), torch.randn(3, 4, n_features, dtype=torch.float64)
-    context = AttentionContext(
-        Span.make("uniform", mem_len=99, segment_len=8), n_memory=m, n_new=t, keep=0, device=q.device
-    )
+    context = AttentionContext(Span("uniform", mem_len=99, segment_len=8), n_memory=m, n_new=t, keep=0, device=q.device)
     sin, cos = context.positions.angles(n_features, q.dtype)
     scores = rotate_query(q @ weight, sin[m:], cos[m:]) @ position_keys(sin, cos).mT
     causal = context.positions.distance >= 0
@@ -48,9 +46,7 @@ def test_the_identity_holds_in_float32_at_long_range():
     n_features, t, m = 32, 8, 20_000
     generator = torch.Generator().manual_seed(0)
     c = torch.randn(1, 2, t, n_features, generator=generator)
-    context = AttentionContext(
-        Span.make("uniform", mem_len=m, segment_len=8), n_memory=m, n_new=t, keep=0, device=c.device
-    )
+    context = AttentionContext(Span("uniform", mem_len=m, segment_len=8), n_memory=m, n_new=t, keep=0, device=c.device)
 
     def scores(dtype):
         sin, cos = context.positions.angles(n_features, dtype)

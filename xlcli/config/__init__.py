@@ -10,9 +10,7 @@ from xlcli.config.attention import MemoryDtype as MemoryDtype
 from xlcli.config.attention import RandomAttentionConfig as RandomAttentionConfig
 from xlcli.config.base import BaseConfig as BaseConfig
 from xlcli.config.base import Option as Option
-from xlcli.config.base import SpanKind as SpanKind
 from xlcli.config.base import WeightEncoding as WeightEncoding
-from xlcli.config.inference import AdaptedWeights as AdaptedWeights
 from xlcli.config.inference import BenchConfig as BenchConfig
 from xlcli.config.inference import EvalConfig as EvalConfig
 from xlcli.config.inference import GenerateConfig as GenerateConfig
@@ -23,7 +21,6 @@ from xlcli.config.inference import StreamConfig as StreamConfig
 from xlcli.config.model import ModelConfig as ModelConfig
 from xlcli.config.position import POSITIONS as POSITIONS
 from xlcli.config.stack import ReversibleStackConfig as ReversibleStackConfig
-from xlcli.config.stack import StandardStackConfig as StandardStackConfig
 from xlcli.config.stack import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.tree import Tree as Tree
 from xlcli.config.tree import change as change

@@ -29,10 +29,6 @@ class AttentionConfig(BaseConfig):
     is_banded: ClassVar[bool] = False
     """True if a token attends to successive tokens: a call reads no others, and can hide earlier documents."""
 
-    def score_scale(self, n_terms: int, head_dim: int) -> float:
-        """Factor on scores that are sums of `n_terms` inner products: 1/sqrt(n_terms * head_dim)."""
-        return float((n_terms * head_dim) ** -0.5)
-
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """Attention of each of `n_layers` layers."""
         return (self,) * n_layers
@@ -47,7 +43,7 @@ class AttentionConfig(BaseConfig):
 
     def max_distance(self, mem_len: int, n_earlier: int) -> int:
         """Largest distance from a token to a key, after `n_earlier` tokens of its segment beside those in memory."""
-        return mem_len + n_earlier
+        return self.effective_mem_len(mem_len + n_earlier) or 0
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """Size in bytes of the memory of one sequence in one layer at inference."""
@@ -109,8 +105,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         return self.n_kv_heads or self.n_heads
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
-        """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
-        return super().score_scale(n_terms, head_dim) if self.scaled else 1.0
+        """Factor on scores of `n_terms` inner products: 1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
+        return float((n_terms * head_dim) ** -0.5) if self.scaled else 1.0
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """One key and one value for each token and head, in int8 with a float32 scale each."""
@@ -130,13 +126,10 @@ class SoftmaxAttentionConfig(AttentionConfig):
         """Number of tokens."""
         return tokens(self.effective_mem_len(mem_len) or 0, segment_len)
 
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
+    def _check(self) -> None:
         if self.n_heads % self.key_heads:
-            raise InvalidSettingError(
-                "model.attention.n_kv_heads", f"{self.n_kv_heads} does not divide n_heads {self.n_heads}", "Change one."
-            )
-        return self
+            reason = f"{self.n_kv_heads} does not divide n_heads {self.n_heads}"
+            raise InvalidSettingError("model.attention.n_kv_heads", reason, "Change one.")
 
 
 class FullAttentionConfig(SoftmaxAttentionConfig):
@@ -156,10 +149,6 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
     def effective_mem_len(self, mem_len: int) -> int | None:
         """At most `window` tokens."""
         return min(mem_len, self.window)
-
-    def max_distance(self, mem_len: int, n_earlier: int) -> int:
-        """At most `window`."""
-        return min(mem_len + n_earlier, self.window)
 
 
 class CompressiveAttentionConfig(SoftmaxAttentionConfig):
@@ -305,10 +294,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
         n_buckets = math.prod(self.factors)
         return f"the last {counted(self.bucket_size)} of {self.n_hashes} x {n_buckets} buckets"
 
-    @model_validator(mode="after")
-    def _check_buckets(self) -> Self:
+    def _check(self) -> None:
         if self.n_buckets == "auto":
-            return self
+            return
         key, n_buckets = "model.attention.n_buckets", math.prod(self.factors)
         if self.n_buckets == () or any(n < 2 or n % 2 for n in self.factors):
             reason = f"is {self.n_buckets}, but buckets are pairs of opposite directions"
@@ -316,12 +304,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
         if n_buckets > MAX_BUCKETS:
             raise InvalidSettingError(key, f"{self.n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets.")
         if n_buckets * self.bucket_size > MAX_SLOTS:
-            raise InvalidSettingError(
-                "model.attention.bucket_size",
-                f"{self.bucket_size} is too large for {n_buckets:,} buckets, which may hold {MAX_SLOTS:,} tokens",
-                f"Use at most {MAX_SLOTS // n_buckets}, or fewer buckets.",
-            )
-        return self
+            reason = f"{self.bucket_size} is too large for {n_buckets:,} buckets, which may hold {MAX_SLOTS:,} tokens"
+            remedy = f"Use at most {MAX_SLOTS // n_buckets}, or fewer buckets."
+            raise InvalidSettingError("model.attention.bucket_size", reason, remedy)
 
 
 HEADS = ("n_heads", "head_dim", "n_kv_heads")
@@ -350,11 +335,6 @@ class MixedAttentionConfig(AttentionConfig):
     offers = SoftmaxAttentionConfig.offers
     """Hooks of the default layers."""
 
-    def score_scale(self, n_terms: int, head_dim: int) -> float:
-        """Factor of the softmax layers, which all share it."""
-        scales = [a.score_scale(n_terms, head_dim) for a in self.layers if isinstance(a, SoftmaxAttentionConfig)]
-        return scales[0] if scales else super().score_scale(n_terms, head_dim)
-
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """`layers`, repeated."""
         return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
@@ -380,18 +360,12 @@ class MixedAttentionConfig(AttentionConfig):
                 }
         return data | {"layers": tuple(layers)}
 
-    @model_validator(mode="after")
-    def _check_layers(self) -> Self:
+    def _check(self) -> None:
         shared = [(layer, name) for layer in self.layers for name in HEADS if hasattr(layer, name)]
         if any(getattr(layer, name) != getattr(self, name) for layer, name in shared):
-            raise InvalidSettingError(
-                "model.attention.layers",
-                "and model.attention have different heads",
-                "Set n_heads, head_dim and n_kv_heads in model.attention only.",
-            )
-        if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
-            raise InvalidSettingError("model.attention.layers", "differ in scaled", "Use one value in all layers.")
-        return self
+            reason = "and model.attention have different heads"
+            remedy = "Set n_heads, head_dim and n_kv_heads in model.attention only."
+            raise InvalidSettingError("model.attention.layers", reason, remedy)
 
     @field_serializer("layers")
     def _without_heads(self, layers: tuple[AttentionConfig, ...]) -> list[dict[str, Any]]:

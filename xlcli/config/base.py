@@ -6,9 +6,9 @@ description is the help, and an `Option` makes it an option of the command line.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from xlcli.config import units
 from xlcli.errors import InvalidSettingError
@@ -72,6 +72,14 @@ class BaseConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, defer_build=True)
 
+    @model_validator(mode="after")
+    def _run_check(self) -> Self:
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """`InvalidSettingError` if values do not fit together."""
+
 
 def compile_pattern(pattern: str, key: str) -> Any:
     """Regular expression for lines of text, with the method `search` of `re`.
@@ -92,6 +100,5 @@ def compile_pattern(pattern: str, key: str) -> Any:
         return re2.compile(pattern.encode(), options)
     except re2.error as error:
         reason = error.args[0].decode(errors="replace")
-        raise InvalidSettingError(
-            key, f"is not a regular expression: {reason}", "Check the pattern; the syntax is RE2."
-        ) from None
+        reason = f"is not a regular expression: {reason}"
+        raise InvalidSettingError(key, reason, "Check the pattern; the syntax is RE2.") from None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xlcli.config import units
 from xlcli.config.attention import ATTENTIONS, MAX_HASHES, LSHAttentionConfig, MemoryDtype
@@ -45,21 +45,8 @@ TextField = Annotated[
     Field(description="Key of the text in JSON lines and Parquet files (default: text); column of it in CSV and TSV."),
 ]
 _RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
-EachLine = Annotated[
-    Switch,
-    Option("Memory", "--each-line", "1"),
-    Field(description="Score each line as if it were alone, such as sentences that do not belong together."),
-]
-SplitPunctuation = Annotated[
-    Switch,
-    Option("Text", "--split-punctuation", "1"),
-    Field(description="Score punctuation marks as words of their own."),
-]
-Logprobs = Annotated[
-    Annotated[int, Field(ge=0, le=1000), COUNT] | None,
-    Option("Text", "--logprobs K", "5"),
-    Field(description="With each token: entropy in bits, and the K most probable tokens (log probability in nats)."),
-]
+NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
+"""Number of the most probable tokens."""
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
@@ -227,7 +214,25 @@ class CompressConfig(OnlineConfig):
     """A compression; the result contains its settings."""
 
 
-class EvalConfig(OnlineConfig):
+class ScoreConfig(OnlineConfig):
+    """Scores of a text, whole or as it arrives."""
+
+    each_line: Annotated[Switch, Option("Memory", "--each-line", "1")] = Field(
+        default=False,
+        description="Score each line as if it were alone, such as sentences that do not belong together.",
+    )
+    binary: Binary = False
+    text_field: TextField = None
+    split_punctuation: Annotated[Switch, Option("Text", "--split-punctuation", "1")] = Field(
+        default=False, description="Score punctuation marks as words of their own."
+    )
+    logprobs: Annotated[NBest | None, Option("Text", "--logprobs K", "5")] = Field(
+        default=None,
+        description="With each token: entropy in bits, and the K most probable tokens (log probability in nats).",
+    )
+
+
+class EvalConfig(ScoreConfig):
     """An evaluation."""
 
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
@@ -244,7 +249,6 @@ class EvalConfig(OnlineConfig):
         description="Score each document as if it were alone: a text of JSON lines, a table or Parquet, else a file. "
         "Default: as the model was trained.",
     )
-    each_line: EachLine = False
     split: Annotated[Literal["valid", "test"], Option("Text", "--split")] = Field(
         default="valid", description="Held-out text of the model to score without FILE."
     )
@@ -257,11 +261,6 @@ class EvalConfig(OnlineConfig):
     recall: Switch = Field(
         default=False, description="Measure the recall of LSH attention: its share of full-attention weight."
     )
-    binary: Binary = False
-    text_field: TextField = None
-    split_punctuation: SplitPunctuation = False
-    logprobs: Logprobs = None
-
     pairs: Annotated[
         tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
@@ -287,8 +286,7 @@ class EvalConfig(OnlineConfig):
         """The settings of each evaluation, one for each memory length."""
         return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
 
-    @model_validator(mode="after")
-    def _check_reading(self) -> Self:
+    def _check(self) -> None:
         conflicts = {
             "batch_size": self.batch_size not in (None, 1),
             "span": self.span != "uniform",
@@ -305,7 +303,6 @@ class EvalConfig(OnlineConfig):
         others = ("text_field", "each_line", "limit", "binary")
         if self.pairs and (other := next((name for name in others if getattr(self, name)), None)):
             raise InvalidSettingError("pairs", f"compares whole rows, without {other}", f"Omit {other}.")
-        return self
 
 
 class Sampling(NamedTuple):
@@ -357,21 +354,16 @@ class GenerateConfig(OnlineConfig):
     num_samples: Annotated[int, Field(ge=1, le=2**16), COUNT, Option("Sampling", "--num-samples N", "3")] = Field(
         default=1, description="Number of continuations."
     )
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Output", "--logprobs N", "5")] = (
-        Field(
-            default=None,
-            description="With --json: log probability in nats of each new token and of the N best ones, before "
-            "temperature, penalty and filters.",
-        )
+    logprobs: Annotated[NBest | None, Option("Output", "--logprobs N", "5")] = Field(
+        default=None,
+        description="With --json: log probability in nats of each new token and of the N best ones, before "
+        "temperature, penalty and filters.",
     )
 
-    @model_validator(mode="after")
-    def _check_cache(self) -> Self:
+    def _check(self) -> None:
         if self.context_cache is not None and self.num_samples > 1:
-            raise InvalidSettingError(
-                "context_cache", "continues one text, not several samples", "Leave out one of the two."
-            )
-        return self
+            reason = "continues one text, not several samples"
+            raise InvalidSettingError("context_cache", reason, "Leave out one of the two.")
 
     def sampling(self, vocabulary: str) -> Sampling:
         """The distribution to sample from, with a vocabulary of this kind.
@@ -390,7 +382,7 @@ TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 """Chosen on validation text by `benchmarks/sampling.py` (docs/log.md)."""
 
 
-class StreamConfig(OnlineConfig):
+class StreamConfig(ScoreConfig):
     """Scoring of a stream."""
 
     emit: Annotated[Literal["lines", "words", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
@@ -420,25 +412,18 @@ class StreamConfig(OnlineConfig):
         description="Clear the memory before each document: a text of JSON lines, a table or Parquet, else a file. "
         "Default: as the model was trained.",
     )
-    each_line: EachLine = False
-    binary: Binary = False
-    text_field: TextField = None
-    split_punctuation: SplitPunctuation = False
-    logprobs: Logprobs = None
 
     @property
     def selects(self) -> bool:
         """True if not all lines, words or tokens are output."""
         return self.min_bits is not None or self.top is not None
 
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
+    def _check(self) -> None:
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
         if self.selects and self.emit not in ("lines", "words", "tokens"):
             key = "top" if self.min_bits is None else "min_bits"
             raise InvalidSettingError(key, f"selects lines, words or tokens, not {self.emit}", "Leave out --emit.")
-        return self
 
 
 class BenchConfig(InferenceConfig):

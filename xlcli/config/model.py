@@ -95,19 +95,13 @@ class EmbeddingConfig(BaseConfig):
         description="Number of times that each cluster is narrower than the previous one (Baevski and Auli 2019).",
     )
 
-    @model_validator(mode="after")
-    def _check_clusters(self) -> Self:
+    def _check(self) -> None:
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
-            raise InvalidSettingError(
-                "model.embedding.cutoffs", f"{list(self.cutoffs)} do not increase", "Give them in order."
-            )
+            reason = f"{list(self.cutoffs)} do not increase"
+            raise InvalidSettingError("model.embedding.cutoffs", reason, "Give them in order.")
         if self.div_val > 1 and not self.cutoffs:
-            raise InvalidSettingError(
-                "model.embedding.div_val",
-                f"{self.div_val} makes later clusters of the vocabulary narrower, but there are none",
-                "Set model.embedding.cutoffs as well.",
-            )
-        return self
+            reason = f"{self.div_val} makes later clusters of the vocabulary narrower, but there are none"
+            raise InvalidSettingError("model.embedding.div_val", reason, "Set model.embedding.cutoffs as well.")
 
 
 class DropoutConfig(BaseConfig):
@@ -224,8 +218,7 @@ class ModelConfig(BaseConfig):
     @property
     def clamp_len(self) -> int | None:
         """Largest distance of the position encoding; None if distances are not clamped."""
-        clamp_len: int | None = getattr(self.position, "clamp_len", None)
-        return clamp_len
+        return getattr(self.position, "clamp_len", None)
 
     @property
     def n_sinks(self) -> int:
@@ -330,14 +323,10 @@ class ModelConfig(BaseConfig):
             return f"this model attends to at most {max(bounded)} earlier tokens; a longer memory has no effect"
         return None
 
-    @model_validator(mode="after")
-    def _check_combinations(self) -> Self:
+    def _check(self) -> None:
         if self.attention.head_dim is None and self.dim % self.attention.n_heads:
-            raise InvalidSettingError(
-                "model.dim",
-                f"{self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}",
-                "Change one of them or set model.attention.head_dim.",
-            )
+            reason = f"{self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}"
+            raise InvalidSettingError("model.dim", reason, "Change one of them or set model.attention.head_dim.")
         position, attention = self.position, self.attention
         missing = position.needs.difference(*(layer.offers for layer in self.attentions))
         if missing:
@@ -366,11 +355,8 @@ class ModelConfig(BaseConfig):
                 f"Lower it, raise {key}, or use fewer cutoffs.",
             )
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
-            raise InvalidSettingError(
-                "model.dim",
-                f"{self.dim} is odd, but the time signal consists of pairs",
-                "Make it even or set model.stack.time_signal to false.",
-            )
+            reason = f"{self.dim} is odd, but the time signal consists of pairs"
+            raise InvalidSettingError("model.dim", reason, "Make it even or set model.stack.time_signal to false.")
         if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement == "post":
             raise InvalidSettingError(
                 "model.norm.placement",
@@ -390,7 +376,6 @@ class ModelConfig(BaseConfig):
                 f"is {self.dropout.attention}, but attention 'linear' has no weights to drop",
                 "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
             )
-        return self
 
 
 def _any(kinds: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Position encoding kinds. A configuration class has the settings of its kind and the properties derived from them."""
 
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xlcli.config import units
 from xlcli.config.base import BaseConfig, Count, Positive, Unit
@@ -79,15 +79,11 @@ class LearnedPositionConfig(PositionConfig):
         "in overlapping windows if there is no memory (stride).",
     )
 
-    @model_validator(mode="after")
-    def _check_shared(self) -> Self:
+    def _check(self) -> None:
         if self.shared and self.placement == "embedding":
-            raise InvalidSettingError(
-                "model.position.shared",
-                "is for tables of layers, but model.position.placement is 'embedding'",
-                "Leave it out, or set model.position.placement to layers or qk.",
-            )
-        return self
+            reason = "is for tables of layers, but model.position.placement is 'embedding'"
+            remedy = "Leave it out, or set model.position.placement to layers or qk."
+            raise InvalidSettingError("model.position.shared", reason, remedy)
 
 
 class AxialPositionConfig(PositionConfig):
@@ -119,54 +115,38 @@ class AxialPositionConfig(PositionConfig):
         """Widths must be positive and add up to the model width."""
         widths = self.widths(dim)
         if sum(widths) != dim or not all(widths):
-            raise InvalidSettingError(
-                "model.position.dims",
-                f"{list(widths)} do not add up to model.dim {dim}",
-                "Change them, or leave them out for equal parts.",
-            )
+            reason = f"{list(widths)} do not add up to model.dim {dim}"
+            raise InvalidSettingError("model.position.dims", reason, "Change them, or leave them out for equal parts.")
 
-    @model_validator(mode="after")
-    def _check_axes(self) -> Self:
+    def _check(self) -> None:
         if self.dims is not None and len(self.dims) != len(self.shape):
-            raise InvalidSettingError(
-                "model.position.dims",
-                f"{list(self.dims)} is not as long as model.position.shape {list(self.shape)}",
-                "Give one width for each axis.",
-            )
-        return self
+            reason = f"{list(self.dims)} is not as long as model.position.shape {list(self.shape)}"
+            raise InvalidSettingError("model.position.dims", reason, "Give one width for each axis.")
 
 
-class LinearScalingConfig(BaseConfig):
-    """Frequencies divided by a factor: positions are interpolated (Chen et al. 2023)."""
+class RopeScalingConfig(BaseConfig):
+    """Change of the frequencies of rotary positions, for texts longer than those of training."""
 
-    kind: Literal["linear"] = "linear"
-    factor: Positive = Field(default=1.0, description="Divisor of the frequencies.")
-
-
-class Llama3ScalingConfig(BaseConfig):
-    """Low frequencies divided by a factor, high ones unchanged, and a mean in between (Llama 3.1)."""
-
-    kind: Literal["llama3"] = "llama3"
-    factor: Positive = Field(default=8.0, description="Divisor of low frequencies.")
+    kind: Literal["none", "linear", "llama3"] = Field(
+        default="none",
+        description="Frequencies divided by the factor: none, all (linear; Chen et al. 2023), or low ones, with means "
+        "between low and high (llama3; Llama 3.1).",
+    )
+    factor: Positive = Field(default=8.0, description="Divisor of the frequencies.")
     low_freq_factor: Positive = Field(
-        default=1.0, description="Largest number of periods in original_len of a low frequency."
+        default=1.0, description="With llama3: largest number of periods in original_len of a low frequency."
     )
     high_freq_factor: Positive = Field(
-        default=4.0, description="Smallest number of periods in original_len of a high frequency."
+        default=4.0, description="With llama3: smallest number of periods in original_len of a high frequency."
     )
-    original_len: Count = Field(default=8192, description="Number of tokens of a text in training without scaling.")
+    original_len: Count = Field(
+        default=8192, description="With llama3: number of tokens of a text in training without scaling."
+    )
 
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
+    def _check(self) -> None:
         if self.low_freq_factor >= self.high_freq_factor:
-            raise InvalidSettingError(
-                "low_freq_factor", f"{self.low_freq_factor} is not below high_freq_factor", "Lower it."
-            )
-        return self
-
-
-SCALINGS: dict[str, type[BaseConfig]] = {"linear": LinearScalingConfig, "llama3": Llama3ScalingConfig}
-"""Kind of rotary scaling to configuration class."""
+            reason = f"{self.low_freq_factor} is not below high_freq_factor"
+            raise InvalidSettingError("low_freq_factor", reason, "Lower it.")
 
 
 class RopePositionConfig(PositionConfig):
@@ -184,7 +164,7 @@ class RopePositionConfig(PositionConfig):
         "code of LLaMA).",
     )
     base: Positive = Field(default=10000.0, description="Base of the wavelengths.")
-    scaling: LinearScalingConfig | Llama3ScalingConfig | None = Field(default=None, discriminator="kind")
+    scaling: RopeScalingConfig = Field(default_factory=RopeScalingConfig)
     clamp_len: Count | None = Field(
         default=None, description="Largest distance in softmax attention, as of position xl."
     )
@@ -215,8 +195,7 @@ class RelativeBucketConfig(PositionConfig):
     max_distance: Count = Field(default=128, description="Distance from which on all are in the last bucket.")
     hooks = frozenset({"bias"})
 
-    @model_validator(mode="after")
-    def _check_max_distance(self) -> Self:
+    def _check(self) -> None:
         if self.max_distance < 2 * self.n_buckets:
             raise InvalidSettingError(
                 "model.position.max_distance",
@@ -224,7 +203,6 @@ class RelativeBucketConfig(PositionConfig):
                 "buckets would contain no distance",
                 "Raise it or use fewer buckets.",
             )
-        return self
 
 
 class T5PositionConfig(RelativeBucketConfig):

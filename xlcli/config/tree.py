@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from xlcli.config.attention import ATTENTIONS, shared_heads
 from xlcli.config.base import BaseConfig, Unit
-from xlcli.config.position import POSITIONS, SCALINGS
+from xlcli.config.position import POSITIONS
 from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError, InvalidSettingError, ResourceError
@@ -30,12 +30,7 @@ DEPTH = 20
 Tree = dict[str, Any]
 """A nested table, as read from TOML."""
 
-UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
-    "attention": ATTENTIONS,
-    "position": POSITIONS,
-    "scaling": SCALINGS,
-    "stack": STACKS,
-}
+UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {"attention": ATTENTIONS, "position": POSITIONS, "stack": STACKS}
 """Tables whose keys depend on their `kind`."""
 
 

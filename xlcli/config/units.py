@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _COUNT = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmg]?i?)b?", re.IGNORECASE)
@@ -53,14 +54,10 @@ def duration(value: str) -> float:
 
 def interval(value: str) -> int | float:
     """Interval in steps (int: `100`, `1k`) or in seconds (float, from text with a unit: `30s`, `5m`)."""
-    try:
-        return count(value) if not value.strip().lower().endswith("m") else duration(value)
-    except ValueError:
-        pass
-    try:
-        return duration(value)
-    except ValueError:
-        raise ValueError("neither a number of steps such as 100 nor a time such as 30s") from None
+    for read in (duration,) if value.strip().lower().endswith("m") else (count, duration):
+        with suppress(ValueError):
+            return read(value)
+    raise ValueError("neither a number of steps such as 100 nor a time such as 30s")
 
 
 def fraction(value: str) -> float:

@@ -1,8 +1,8 @@
 """Configuration of text, training and runtime, and the whole configuration."""
 
-from typing import Annotated, Literal, NoReturn, Self
+from typing import Annotated, Literal, NoReturn
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xlcli.config import units
 from xlcli.config.attention import CompressiveAttentionConfig, LSHAttentionConfig
@@ -64,14 +64,11 @@ class TextConfig(BaseConfig):
     binary: Binary = False
     text_field: TextField = None
 
-    @model_validator(mode="after")
-    def _check_fractions(self) -> Self:
+    def _check(self) -> None:
         for name, value in (("valid", self.valid), ("test", self.test)):
             if isinstance(value, float) and not 0.0 <= value < 0.5:
-                raise InvalidSettingError(
-                    name, f"{value} is not a fraction from 0 to below 0.5", "Give 0.05, or a file."
-                )
-        return self
+                reason = f"{value} is not a fraction from 0 to below 0.5"
+                raise InvalidSettingError(name, reason, "Give 0.05, or a file.")
 
 
 class TrainConfig(BaseConfig):
@@ -200,15 +197,11 @@ class TrainConfig(BaseConfig):
         clamp = (model.clamp_len or farthest) if model.clamps_distances else None
         return clamp, (self.mem_len if model.position.kind in FAR_BEYOND_MEMORY else 0) or farthest
 
-    @model_validator(mode="after")
-    def _check_grad_accum(self) -> Self:
+    def _check(self) -> None:
         if self.grad_accum > self.batch_size:
-            raise InvalidSettingError(
-                "grad_accum",
-                f"{self.grad_accum} is more than train.batch_size {self.batch_size}",
-                "Lower it or raise the batch size: each microbatch needs at least one sequence.",
-            )
-        return self
+            reason = f"{self.grad_accum} is more than train.batch_size {self.batch_size}"
+            remedy = "Lower it or raise the batch size: each microbatch needs at least one sequence."
+            raise InvalidSettingError("grad_accum", reason, remedy)
 
 
 class RuntimeConfig(BaseConfig):
@@ -265,8 +258,7 @@ class Config(BaseConfig):
     bench: BenchConfig = Field(default_factory=BenchConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
-    @model_validator(mode="after")
-    def _check_training(self) -> Self:
+    def _check(self) -> None:
         train, layers = self.train, self.model.attentions
         if train.reset_on_document and (self.model.zero_memory or not all(layer.is_banded for layer in layers)):
             reason = "needs full or local attention, which hides the documents before, and no model.zero_memory"
@@ -274,22 +266,17 @@ class Config(BaseConfig):
             raise InvalidSettingError("train.reset_on_document", reason, remedy)
         pooled = (layer.pooling for layer in layers if isinstance(layer, CompressiveAttentionConfig))
         if train.memory == "keyvalue" and "convolution" in pooled:
-            raise InvalidSettingError(
-                "train.memory",
-                "keyvalue keeps no inputs, which the loss of a convolution (model.attention.pooling) reads",
-                "Set train.memory to hidden, or model.attention.pooling to mean or max.",
-            )
+            reason = "keyvalue keeps no inputs, which the loss of a convolution (model.attention.pooling) reads"
+            remedy = "Set train.memory to hidden, or model.attention.pooling to mean or max."
+            raise InvalidSettingError("train.memory", reason, remedy)
         if self.train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
-            raise InvalidSettingError(
-                "train.recompute_activations",
-                f"does not apply: stack '{self.model.stack.kind}' keeps no activations",
-                "Leave it out, or set model.stack.kind to standard or universal.",
-            )
+            reason = f"does not apply: stack '{self.model.stack.kind}' keeps no activations"
+            remedy = "Leave it out, or set model.stack.kind to standard or universal."
+            raise InvalidSettingError("train.recompute_activations", reason, remedy)
         for name in ("recompute_activations", "random_lengths"):
             if getattr(train, name) and self.runtime.compile:
                 reason = "and runtime.compile exclude each other"
                 raise InvalidSettingError(f"train.{name}", reason, "Leave one of them out.")
-        return self
 
     def check_division(self, n_ranks: int) -> None:
         """`InvalidSettingError` if a run with this configuration cannot be divided among so many ranks."""

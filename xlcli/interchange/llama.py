@@ -18,6 +18,13 @@ MOST_LAYERS = 1024
 """Maximum number of layers."""
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 _LAYERS = ("full_attention", "sliding_attention")
+_FACTORS = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
+_SCALING: Mapping[str, Mapping[str, str]] = {
+    "none": {},
+    "linear": {"factor": "factor"},
+    "llama3": _FACTORS | {"original_len": "original_max_position_embeddings"},
+}
+"""Settings of each kind of scaling of rotary positions, here and in a source."""
 
 
 class Llama(Format):
@@ -95,8 +102,8 @@ class Llama(Format):
         bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
         kind = "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if all(windows) else "llama"
         slides = any(windows) and kind != "llama"
-        scaling = getattr(model.position, "scaling", None)
-        names = {"kind": "rope_type", "original_len": "original_max_position_embeddings"}
+        scaling = model.position.model_dump().get("scaling", {"kind": "none"})
+        scaled = {theirs: scaling[ours] for ours, theirs in _SCALING[scaling["kind"]].items()}
         reach = model.clamp_len or (config.train.max_distance(model) if model.has_softmax else 1)
         tree: dict[str, Any] = {
             "architectures": [f"{kind.capitalize()}ForCausalLM"],
@@ -112,7 +119,7 @@ class Llama(Format):
             "max_position_embeddings": reach + 1,
             "rms_norm_eps": model.norm.epsilon,
             "rope_theta": getattr(model.position, "base", None),
-            "rope_scaling": scaling and {names.get(key, key): value for key, value in scaling.model_dump().items()},
+            "rope_scaling": {"rope_type": scaling["kind"]} | scaled if scaled else None,
             "tie_word_embeddings": model.embedding.tied,
             "attention_dropout": model.dropout.attention,
             "attention_bias": bias == "all" and kind in ("llama", "qwen3"),
@@ -149,16 +156,12 @@ def _rotary(settings: Settings) -> dict[str, Any]:
     older = settings.take("rope_scaling", dict, {})
     inner = Settings(settings.path, settings.take("rope_parameters", dict, older))
     base = inner.take("rope_theta", float, settings.take("rope_theta", float, 10000.0))
-    kind = inner.take("rope_type", str, inner.take("type", str, "default"))
-    scaling: dict[str, Any] = {"kind": kind}
-    if kind in ("linear", "llama3"):
-        scaling["factor"] = inner.take("factor", float)
-    if kind == "llama3":
-        scaling |= {key: inner.take(key, float) for key in ("low_freq_factor", "high_freq_factor")}
-        scaling["original_len"] = inner.take("original_max_position_embeddings", int)
-    elif kind not in ("default", "linear"):
-        inner.refuse("rope_type", kind)
+    kinds = {"default": "none"} | {kind: kind for kind in _SCALING if kind != "none"}
+    kind = inner.take("rope_type", kinds, inner.take("type", str, "default"))
+    scaling = {
+        ours: inner.take(theirs, int if ours == "original_len" else float) for ours, theirs in _SCALING[kind].items()
+    }
     for each in (settings, inner):
         each.require("partial_rotary_factor", 1)
     inner.finish()
-    return {"base": base, "scaling": None if kind == "default" else scaling}
+    return {"base": base, "scaling": {"kind": kind} | scaling}

@@ -151,12 +151,6 @@ def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
 
 
 @register_jitable
-def count_chunks(attention: Any, n_keys: int) -> Any:
-    """Number of chunks of the keys of a head."""
-    return max(1, (n_keys * (attention.n_heads // attention.n_kv_heads) + CHUNK // 2) // CHUNK)
-
-
-@register_jitable
 def count_keys(call: Any, cache: Any, b: int) -> int:
     """Number of keys of the query of a sequence."""
     n_keys = cache.stop - cache.start
@@ -166,7 +160,8 @@ def count_keys(call: Any, cache: Any, b: int) -> int:
 @register_jitable
 def count_parts(attention: Any, cache: Any, n_keys: int) -> int:
     """Number of results for a head: of chunks of its keys, and of sinks."""
-    return count_chunks(attention, n_keys) + (cache.n_sinks > 0)  # type: ignore[no-any-return]
+    n_scores = n_keys * (attention.n_heads // attention.n_kv_heads)
+    return max(1, (n_scores + CHUNK // 2) // CHUNK) + (cache.n_sinks > 0)  # type: ignore[no-any-return]
 
 
 @inner(fastmath=FASTMATH)
@@ -181,7 +176,7 @@ def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: A
         j, c = task % g, task // g  # heads of a chunk together: they share its position keys
         b, c = c // most_chunks, c % most_chunks
         n_keys = count_keys(call, cache, b)
-        n_chunks = count_chunks(attention, n_keys)
+        n_chunks = count_parts(attention, cache, n_keys) - (cache.n_sinks > 0)
         heads = slice(j * n_shared, (j + 1) * n_shared)
         if c == n_chunks and cache.n_sinks:
             attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, c, heads])

@@ -1,9 +1,8 @@
 """Memory of one layer between calls. `State` holds one memory for each layer.
 
 hidden         layer inputs, for training with softmax attention
-keyvalue       keys and values of softmax attention, in 32 or 16 bits
-keyvalue-int8  keys and values of softmax attention, in int8
-*-sinks        one of the last two, and the first tokens of the text
+keyvalue       keys and values of softmax attention, in 32 or 16 bits; the first tokens of the text, if they are kept
+keyvalue-int8  the same in int8, but for the first tokens
 sums           running sums of linear attention
 buckets        hash buckets of LSH attention
 compressive-*  latest tokens and pooled blocks, each as one of the first three kinds
@@ -22,12 +21,10 @@ from xlcli.memory.tokens import Hidden as Hidden
 from xlcli.memory.tokens import Int8KeyValue as Int8KeyValue
 from xlcli.memory.tokens import KeyValue as KeyValue
 from xlcli.memory.tokens import Project as Project
-from xlcli.memory.tokens import SinkInt8KeyValue as SinkInt8KeyValue
-from xlcli.memory.tokens import SinkKeyValue as SinkKeyValue
 from xlcli.memory.tokens import TokenBuffers as TokenBuffers
 from xlcli.memory.tokens import TokenMemory as TokenMemory
 
-_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, SinkKeyValue, SinkInt8KeyValue, Sums, Buckets)
+_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, Sums, Buckets)
 MEMORIES = {memory.kind: memory for memory in (*_KINDS, *Compressive.kinds.values())}
 """Memory kind to class."""
 

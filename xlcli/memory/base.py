@@ -17,7 +17,8 @@ class Memory:
     kind: ClassVar[str]
     """Name in saved states."""
     axes: ClassVar[Mapping[str, str]]
-    """Axis letters of each tensor; m (tokens), c (slots of a bucket) and s (sinks) may change while the model runs."""
+    """Axis letters of each tensor; m (tokens), c (slots of a bucket) and s (sinks) may change while the model runs.
+    A memory without sinks has no tensors for them."""
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
     """Types of tensors that have one type only. The others are floating point; keys and values have the same type,
     but sinks may have a wider one."""
@@ -38,12 +39,9 @@ class Memory:
 
     def empty(self) -> Self:
         """Memory of no tokens, of this kind, shape and batch size: zeros, and no tokens, slots or sinks."""
-        return self.from_tensors(
-            {
-                name: torch.zeros_like(t[tuple(slice(0 if axis in "mcs" else None) for axis in self.axes[name])])
-                for name, t in self.tensors().items()
-            }
-        )
+        kept = {name: t for name, t in self.tensors().items() if "s" not in self.axes[name]}
+        places = {name: tuple(slice(0 if axis in "mc" else None) for axis in self.axes[name]) for name in kept}
+        return self.from_tensors({name: torch.zeros_like(t[places[name]]) for name, t in kept.items()})
 
     def overwrite_earlier(self) -> Self:
         """This memory, where possible in the place of the one that it extends, which must not be used any more."""
@@ -52,8 +50,8 @@ class Memory:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes that are fixed for a layer: all except batch, tokens, slots and sinks."""
-        tensors = self.tensors()
-        sizes = {axis: n for name, axes in self.axes.items() for axis, n in zip(axes, tensors[name].shape, strict=True)}
+        tensors = self.tensors().items()
+        sizes = {axis: n for name, t in tensors for axis, n in zip(self.axes[name], t.shape, strict=True)}
         return tuple(n for axis, n in sizes.items() if axis not in "bmcs")
 
     @property
@@ -74,8 +72,8 @@ class Memory:
     def join(cls, memories: Sequence[Memory]) -> Self:
         """Memory of the sequences of all `memories`, of this kind; zeros before the tokens of the shorter ones."""
         joined, all_tensors = {}, [memory.tensors() for memory in memories]
-        for name, axes in cls.axes.items():
-            parts = [tensors[name] for tensors in all_tensors]
+        for name in all_tensors[0]:
+            axes, parts = cls.axes[name], [tensors[name] for tensors in all_tensors]
             if "m" in axes:
                 at = axes.index("m")
                 longest = max(t.shape[at] for t in parts)
@@ -90,12 +88,13 @@ class Memory:
         Raises:
             ValueError: They are not the tensors of one memory of this kind and batch size.
         """
-        if tensors.keys() != cls.axes.keys():
+        needed = [name for name, axes in cls.axes.items() if "s" not in axes]
+        if set(tensors) not in (set(needed), set(cls.axes)):
             names = ", ".join(sorted(tensors)) or "none"
-            raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(cls.axes)}; found {names}")
+            raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(needed)}; found {names}")
         sizes, dtypes = {"b": batch_size}, set()
-        for name, axes in cls.axes.items():
-            t = tensors[name]
+        for name, t in tensors.items():
+            axes = cls.axes[name]
             is_right_type = t.dtype == cls.dtypes[name] if name in cls.dtypes else t.is_floating_point()
             if t.ndim != len(axes) or not is_right_type:
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong type or number of axes")

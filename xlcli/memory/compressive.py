@@ -16,6 +16,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
+from xlcli.files.tensors import with_prefix
 from xlcli.memory.base import Memory
 from xlcli.memory.tokens import Hidden, Int8KeyValue, KeyValue, Project, TokenMemory
 from xlcli.ops.compression import Tiers
@@ -42,14 +43,15 @@ class Compressive(Memory):
     def __init_subclass__(cls, tier: type[TokenMemory]) -> None:
         cls.tier, cls.kind = tier, f"compressive-{tier.kind}"
         cls.kinds[tier] = cls
-        pooled = {f"pooled_{name}": axes.replace("m", "c") for name, axes in tier.axes.items()}
-        cls.axes = {f"token_{name}": axes for name, axes in tier.axes.items()} | pooled | {"tail": "btd"}
+        axes = {name: axes for name, axes in tier.axes.items() if "m" in axes}
+        pooled = {f"pooled_{name}": own.replace("m", "c") for name, own in axes.items()}
+        cls.axes = {f"token_{name}": own for name, own in axes.items()} | pooled | {"tail": "btd"}
         cls.dtypes = {f"{part}_{name}": dtype for part in ("token", "pooled") for name, dtype in tier.dtypes.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Memory of the tensors of both tiers and the tail."""
-        tokens, pooled = ({name: tensors[f"{part}_{name}"] for name in cls.tier.axes} for part in ("token", "pooled"))
+        tokens, pooled = (with_prefix(f"{part}_", tensors) for part in ("token", "pooled"))
         return cls(cls.tier.from_tensors(tokens), cls.tier.from_tensors(pooled), tensors["tail"])
 
     def tensors(self) -> dict[str, Tensor]:

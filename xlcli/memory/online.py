@@ -108,16 +108,8 @@ class Adaptation(OnlineMemory):
         n_steps = int(description["n_steps"])
         if not 0 <= n_steps < 2**62:
             raise ValueError(f"{n_steps} steps of adaptation")
-        return cls(
-            dict(json.loads(description["settings"])),
-            weights,
-            moments,
-            n_steps,
-            inputs,
-            targets,
-            start,
-            single.get("last"),
-        )
+        settings = dict(json.loads(description["settings"]))
+        return cls(settings, weights, moments, n_steps, inputs, targets, start, single.get("last"))
 
     def extended(self, inputs: Tensor, targets: Tensor, **start: Any) -> Adaptation:
         """This value with tokens (n) added to the block; `start` are fields of a block that begins."""

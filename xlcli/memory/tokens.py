@@ -17,6 +17,8 @@ MAX_SLACK = 1024
 """Maximum number of unused rows in a buffer. A larger number wastes memory, a smaller one moves rows more often."""
 ALIGNMENT = 64
 """Alignment of floating-point rows in bytes: as PyTorch's CPU allocator aligns, and the size of a 512-bit register."""
+SINKS = {"sink_k": "bhse", "sink_v": "bhsw"}
+"""Axes of the tensors of sinks, in float32 or wider."""
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Function from the inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
 
@@ -48,7 +50,7 @@ class TokenMemory(Memory):
 
 @dataclass(frozen=True)
 class TokenBuffers(TokenMemory):
-    """Rows `start` to `stop` of buffers (b h m ...) with unused rows at their end: one for each entry of `axes`.
+    """Rows `start` to `stop` of buffers (b h m ...) with unused rows at their end: one for each entry of `axes` with m.
 
     Under inference mode `extend` writes into the buffers, so the old memory must not be used any more; copy it with
     `State.fork` to continue it twice.
@@ -71,13 +73,13 @@ class TokenBuffers(TokenMemory):
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Memory of tensors without unused rows."""
-        parts = tuple(tensors[name] for name in cls.axes)
+        parts = tuple(tensors[name] for name in cls.axes if name in tensors)
         n = sum("m" in axes for axes in cls.axes.values())
         return cls(parts[:n], 0, parts[0].shape[2], parts[n:])
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors without unused rows."""
-        return dict(zip(self.axes, self.rows() + self.sinks, strict=True))
+        return dict(zip(self.axes, self.rows() + self.sinks, strict=False))
 
     def rows(self) -> tuple[Tensor, ...]:
         """The buffers without unused rows."""
@@ -95,8 +97,9 @@ class TokenBuffers(TokenMemory):
 
     def with_sinks(self, *new: Tensor) -> Self:
         """Memory with further sinks: keys (b h t e) and values (b h t w), without gradient."""
-        wide = (x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in new)
-        return replace(self, sinks=tuple(map(lambda *parts: torch.cat(parts, dim=2), self.sinks, wide)))
+        wide = tuple(x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in new)
+        joined = (torch.cat(parts, dim=2) for parts in zip(self.sinks, wide, strict=True)) if self.sinks else wide
+        return replace(self, sinks=tuple(joined))
 
     def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Self]:
         """Projects and appends the new inputs only: amortized O(1) per token.
@@ -190,7 +193,7 @@ class KeyValue(TokenBuffers):
     """
 
     kind = "keyvalue"
-    axes: ClassVar[Mapping[str, str]] = {"k": "bhme", "v": "bhmw"}
+    axes: ClassVar[Mapping[str, str]] = {"k": "bhme", "v": "bhmw"} | SINKS
 
     @staticmethod
     def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -207,7 +210,10 @@ class Int8KeyValue(TokenBuffers):
     """Past keys (b h m e) and values (b h m w) in int8, and their scales (b h m) in float32. For inference."""
 
     kind = "keyvalue-int8"
-    axes: ClassVar[Mapping[str, str]] = {"keys": "bhme", "values": "bhmw", "key_scales": "bhm", "value_scales": "bhm"}
+    axes: ClassVar[Mapping[str, str]] = {
+        **{"keys": "bhme", "values": "bhmw", "key_scales": "bhm", "value_scales": "bhm"},
+        **SINKS,
+    }
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {
         **dict.fromkeys(("keys", "values"), torch.int8),
         **dict.fromkeys(("key_scales", "value_scales"), torch.float32),
@@ -223,20 +229,3 @@ class Int8KeyValue(TokenBuffers):
         """Copies in the types of `k` and `v`."""
         keys, values, key_scales, value_scales = self.rows()
         return dequantize(keys, key_scales).to(k.dtype), dequantize(values, value_scales).to(v.dtype)
-
-
-SINKS = {"sink_k": "bhse", "sink_v": "bhsw"}
-
-
-class SinkKeyValue(KeyValue):
-    """`KeyValue` with sinks, in float32 or wider."""
-
-    kind = "keyvalue-sinks"
-    axes: ClassVar[Mapping[str, str]] = {**KeyValue.axes, **SINKS}
-
-
-class SinkInt8KeyValue(Int8KeyValue):
-    """`Int8KeyValue` with sinks, in float32 or wider."""
-
-    kind = "keyvalue-int8-sinks"
-    axes: ClassVar[Mapping[str, str]] = {**Int8KeyValue.axes, **SINKS}

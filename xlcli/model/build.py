@@ -6,6 +6,7 @@ Position encodings are built in `build_position.py`, everything else here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbed
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position
-from xlcli.model.residual import LayerNorm, PostNorm, PreNorm, Residual, ReZero, RMSNorm, Sandwich
+from xlcli.model.residual import LayerNorm, Residual, RMSNorm
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.model.universal import AdaptiveStack, UniversalStack
@@ -94,13 +95,10 @@ def _head(config: ModelConfig, embedding: TokenEmbedding | AdaptiveEmbedding) ->
 
 
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
-    final: nn.Module
-    if config.norm.placement == "post":
-        final = Dropout(config.dropout.residual)
-    else:
-        has_norm = config.norm.final and config.norm.placement != "rezero"
-        final = _norm(config) if has_norm else nn.Identity()
-    kind = config.stack
+    kind, placement = config.stack, config.norm.placement
+    final: nn.Module = Dropout(config.dropout.residual) if placement == "post" else nn.Identity()
+    if config.norm.final and placement in ("pre", "sandwich"):
+        final = _norm(config)
     if isinstance(kind, stacks.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
     if not isinstance(kind, stacks.UniversalStackConfig):
@@ -116,74 +114,47 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     """One block; its attention gets the position encoding only if it offers all hooks that the encoding needs."""
     if not config.position.needs <= attention.offers:
         position = Position()
+    widths = {"dim": config.dim, "ffn_dim": config.ffn_dim}
+    residual = config.norm.placement, partial(_norm, config), config.dropout.residual
     return Block(
         vectors=nn.Embedding(config.vocab_size, config.dim) if config.embedding.per_layer else None,
         attention=_attention(config, attention, position),
         feedforward=FeedForward(
-            kind=config.feedforward.kind,
-            dim=config.dim,
-            ffn_dim=config.ffn_dim,
-            bias=config.bias,
-            dropout=config.dropout.feedforward,
-            chunk_len=config.feedforward.chunk_len,
+            **dict(config.feedforward) | widths, bias=config.bias, dropout=config.dropout.feedforward
         ),
-        attention_residual=_residual(config),
-        feedforward_residual=_residual(config),
+        attention_residual=Residual(*residual),
+        feedforward_residual=Residual(*residual),
     )
 
 
+ATTENTIONS: dict[type[AttentionConfig], type[Attention]] = {
+    kinds.FullAttentionConfig: FullAttention,
+    kinds.LocalAttentionConfig: LocalAttention,
+    kinds.CompressiveAttentionConfig: CompressiveAttention,
+    kinds.LinearAttentionConfig: LinearAttention,
+    kinds.LSHAttentionConfig: LSHAttention,
+}
+"""Configuration to module, whose arguments have the names of the settings."""
+
+
 def _attention(config: ModelConfig, attention: AttentionConfig, position: Position) -> Attention:
-    dim, head_dim, dropout = config.dim, config.head_dim, config.dropout.attention
-    common: dict[str, Any] = {"dim": dim, "n_heads": attention.n_heads, "head_dim": head_dim, "position": position}
+    others = {"kind", "head_dim", "scaled", "redraw_every", "n_buckets"}
+    settings: dict[str, Any] = {name: value for name, value in attention if name not in others}
+    settings |= {"dim": config.dim, "head_dim": config.head_dim, "position": position}
     if isinstance(attention, kinds.SoftmaxAttentionConfig):
-        common |= {
-            "scale": attention.score_scale(position.n_terms, head_dim),
-            "dropout": dropout,
-            "n_kv_heads": attention.n_kv_heads,
-            "bias": attention.bias,
-            "qk_norm": attention.qk_norm,
-            "epsilon": config.norm.epsilon,
-        }
-    match attention:
-        case kinds.FullAttentionConfig():
-            return FullAttention(n_sinks=config.n_sinks, **common)
-        case kinds.LocalAttentionConfig():
-            return LocalAttention(window=attention.window, **common)
-        case kinds.CompressiveAttentionConfig():
-            return CompressiveAttention(
-                rate=attention.rate, n_compressed=attention.n_compressed, pooling=attention.pooling, **common
-            )
-        case kinds.LinearAttentionConfig():
-            return LinearAttention(n_features=attention.n_features, orthogonal=attention.orthogonal, **common)
-        case kinds.LSHAttentionConfig():
-            return LSHAttention(
-                factors=attention.factors,
-                bucket_size=attention.bucket_size,
-                n_hashes=attention.n_hashes,
-                query_scale=attention.query_scale,
-                dropout=dropout,
-                **common,
-            )
-    raise NotImplementedError(f"no module for {type(attention).__name__}")
+        scale = attention.score_scale(position.n_terms, config.head_dim)
+        settings |= {"scale": scale, "dropout": config.dropout.attention, "epsilon": config.norm.epsilon}
+    if isinstance(attention, kinds.FullAttentionConfig):
+        settings["n_sinks"] = config.n_sinks
+    if isinstance(attention, kinds.LSHAttentionConfig):
+        settings |= {"factors": attention.factors, "dropout": config.dropout.attention}
+    return ATTENTIONS[type(attention)](**settings)
 
 
 def _norm(config: ModelConfig) -> nn.Module:
     if config.norm.kind == "layer":
         return LayerNorm(config.dim, eps=config.norm.epsilon, bias=config.bias)
     return RMSNorm(config.dim, eps=config.norm.epsilon)
-
-
-def _residual(config: ModelConfig) -> Residual:
-    dropout = config.dropout.residual
-    match config.norm.placement:
-        case "pre":
-            return PreNorm(_norm(config), dropout)
-        case "post":
-            return PostNorm(_norm(config), dropout)
-        case "sandwich":
-            return Sandwich(_norm(config), _norm(config), dropout)
-        case "rezero":
-            return ReZero(dropout)
 
 
 def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Generator | None = None) -> None:

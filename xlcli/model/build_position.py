@@ -9,10 +9,10 @@ from xlcli.config import position as kinds
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
-from xlcli.model.position.learned import AxialPosition, LearnedHeadPosition
+from xlcli.model.position.learned import AxialPosition
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.position.shaw import ShawPosition
-from xlcli.model.position.sinusoidal import SinusoidalHeadPosition, SinusoidalPosition
+from xlcli.model.position.sinusoidal import SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLBiases, XLPosition
 
@@ -31,19 +31,17 @@ def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
 def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
     """One encoding; `biases` of Transformer-XL are given if layers share them."""
     heads, width = config.attention.n_heads, config.head_dim
-    scale, wraps = config.attention.score_scale, getattr(config.position, "overflow", None) == "wrap"
+    wraps = getattr(config.position, "overflow", None) == "wrap"
     match kind := config.position:
         case kinds.NoPositionConfig():
             return Position()
-        case kinds.SinusoidalPositionConfig(placement="qk"):
-            return SinusoidalHeadPosition(amplitude=kind.amplitude or 1.0)
         case kinds.SinusoidalPositionConfig():
-            rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
-            return SinusoidalPosition(amplitude=kind.amplitude or rms)
-        case kinds.LearnedPositionConfig(placement="qk"):
-            return LearnedHeadPosition(shape=(kind.max_len,), dims=(heads * width,), wraps=wraps)
+            rms = {"qk": 1.0, "embedding": config.embedding_rms, "layers": config.stream_rms}[kind.placement]
+            return SinusoidalPosition(amplitude=kind.amplitude or rms, in_heads=kind.placement == "qk")
         case kinds.LearnedPositionConfig():
-            return AxialPosition(shape=(kind.max_len,), dims=(config.dim,), wraps=wraps)
+            in_heads = kind.placement == "qk"
+            dim = heads * width if in_heads else config.dim
+            return AxialPosition(shape=(kind.max_len,), dims=(dim,), wraps=wraps, in_heads=in_heads)
         case kinds.AxialPositionConfig():
             return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), wraps=wraps)
         case kinds.RopePositionConfig():
@@ -54,27 +52,14 @@ def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
         case kinds.T5PositionConfig():
             return T5Position(table=nn.Embedding(kind.n_buckets, heads), max_distance=kind.max_distance)
         case kinds.Contextual1PositionConfig():
-            return Contextual1Position(
-                table=nn.Embedding(kind.n_buckets, config.dim),
-                max_distance=kind.max_distance,
-                n_heads=heads,
-                head_dim=width,
-                scale=scale(Contextual1Position.n_terms, width),
-            )
+            table = nn.Embedding(kind.n_buckets, config.dim)
+            return Contextual1Position(table=table, max_distance=kind.max_distance, n_heads=heads, head_dim=width)
         case kinds.Contextual2PositionConfig():
-            return Contextual2Position(
-                table=nn.Embedding(kind.n_buckets, config.dim),
-                max_distance=kind.max_distance,
-                scale=scale(Contextual2Position.n_terms, width),
-            )
+            table = nn.Embedding(kind.n_buckets, config.dim)
+            return Contextual2Position(table=table, max_distance=kind.max_distance)
         case kinds.ShawPositionConfig():
-            return ShawPosition(
-                head_dim=width, max_distance=kind.max_distance, scale=scale(ShawPosition.n_terms, width)
-            )
+            return ShawPosition(head_dim=width, max_distance=kind.max_distance)
         case kinds.XLPositionConfig():
-            return XLPosition(
-                n_features=kind.n_features or config.dim + config.dim % 2,
-                biases=biases or XLBiases(heads, width),
-                scale=scale(XLPosition.n_terms, width),
-            )
+            n_features = kind.n_features or config.dim + config.dim % 2
+            return XLPosition(n_features=n_features, biases=biases or XLBiases(heads, width))
     raise NotImplementedError(f"no encoding for {type(kind).__name__}")

@@ -27,12 +27,12 @@ from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
-from xlcli.model.position import Position
+from xlcli.model.position import Position, ScoreRule
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
+from xlcli.model.residual import Residual
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.quantize import quantize
@@ -316,11 +316,9 @@ class Packer:
 
     def _residual(self, residual: Residual) -> Packed:
         """Fields of `RESIDUAL`."""
-        before = residual.norm if isinstance(residual, PreNorm) else None
-        after = residual.last_norm if isinstance(residual, Sandwich) else None
-        stream = residual.norm if isinstance(residual, PostNorm) else None
-        alpha = float(residual.alpha) if isinstance(residual, ReZero) else 1.0
-        return *map(self.norm, (before, after, stream)), alpha
+        before, stream = (None, residual.norm) if residual.placement == "post" else (residual.norm, None)
+        alpha = 1.0 if residual.alpha is None else float(residual.alpha)
+        return *map(self.norm, (before, residual.last_norm, stream)), alpha
 
     def norm(self, norm: nn.Module | None) -> Packed:
         """Fields of `NORM`."""
@@ -366,17 +364,16 @@ class DistanceTables:
         position, e = attention.position, attention.head_dim
         farthest = context.mask.max_distance
         longest = 1 + farthest if farthest is not None else context.span.segment_len
+        keys = bias = sin = cos = turns = None
         if isinstance(position, XLPosition):
             length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
             shared = position.n_features <= e  # inner products with projected keys are shorter
             source: Hashable = ("xl", position.n_features) if shared else position.relative
             keys = self._table(source, length, longest, lambda n: _position_keys(position, n, e))
-            return keys, None, None, None, None
-        if isinstance(position, (AlibiPosition, T5Position)):
+        elif isinstance(position, (AlibiPosition, T5Position)):
             source = position.table if isinstance(position, T5Position) else "alibi"
             bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
-            return None, bias, None, None, None
-        if isinstance(position, RopePosition):
+        elif isinstance(position, RopePosition):
 
             def angles() -> list[Tensor]:
                 """Sine and cosine (b e/2) of the angles of the new tokens (b 1)."""
@@ -389,12 +386,10 @@ class DistanceTables:
                 return torch.cat(position.angles(torch.arange(n), e), dim=-1).float()
 
             sin, cos = context.constant(("rope step", e, position.series), angles)
-            turns, clamp_len = None, context.span.clamp_len
-            if clamp_len is not None and length > clamp_len + 1:
-                n_far = length - clamp_len
-                turns = self._table(("turns", e, position.series), n_far, longest, rotations, axis=0)
-            return None, None, sin, cos, turns
-        return None, None, None, None, None
+            if (clamp_len := context.span.clamp_len) is not None and length > clamp_len + 1:
+                key = "turns", e, position.series
+                turns = self._table(key, length - clamp_len, longest, rotations, axis=0)
+        return keys, bias, sin, cos, turns
 
     def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
         """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.
@@ -444,24 +439,21 @@ def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
 def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
     """Additions (h n) to the scores of keys at distances n - 1 to 0."""
     q = torch.zeros(1, attention.n_heads, 1, head_dim)
-    bias = attention.position.bias(q, q, _context(n), lambda x: (x, x))
+    bias = attention.position.bias(q, q, _context(n), ScoreRule(attention.scale, lambda x: (x, x)))
     assert bias is not None
     return bias[:, 0]
 
 
 def weight_bytes(network: LanguageModel, encoding: str) -> int:
     """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
-    total = 0
+    n_weights = 0
     for attention, feed_forward in _decoded(network):
-        joined = [attention.query, attention.key, attention.value]
-        single = [attention.output, feed_forward.down]
-        if feed_forward.gate is None:
-            single.append(feed_forward.up)
-        else:
-            joined += [feed_forward.up, feed_forward.gate]
-        copied = joined + single if encoding in ENCODINGS else joined
-        total += ENCODINGS.get(encoding, torch.float32).itemsize * sum(part.weight.numel() for part in copied)
-    return total
+        matrices = {part for part in (*attention.children(), *feed_forward.children()) if isinstance(part, nn.Linear)}
+        if encoding not in ENCODINGS:  # only those that are joined
+            matrices -= {attention.output, feed_forward.down}
+            matrices -= {feed_forward.up} if feed_forward.gate is None else set()
+        n_weights += sum(part.weight.numel() for part in matrices)
+    return ENCODINGS.get(encoding, torch.float32).itemsize * n_weights
 
 
 def table_bytes(network: LanguageModel, n_memory: int) -> int:

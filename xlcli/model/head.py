@@ -39,7 +39,7 @@ class Head(nn.Module):
     is computed at once; None derives it from `MAX_LOGITS`. `softcap` limits logits z to softcap·tanh(z/softcap).
     """
 
-    def __init__(self, *, width: int, loss_chunk: int | None, softcap: float | None) -> None:
+    def __init__(self, *, width: int, loss_chunk: int | None = None, softcap: float | None = None) -> None:
         super().__init__()
         self.width = width
         self.loss_chunk = loss_chunk
@@ -80,16 +80,8 @@ class Head(nn.Module):
 class SoftmaxHead(Head):
     """Linear layer with table (v w); `projection` (d w), if any, projects hidden states to w features first."""
 
-    def __init__(
-        self,
-        *,
-        weight: Tensor,
-        projection: Tensor | None = None,
-        bias: bool,
-        softcap: float | None = None,
-        loss_chunk: int | None = None,
-    ) -> None:
-        super().__init__(width=weight.shape[0], loss_chunk=loss_chunk, softcap=softcap)
+    def __init__(self, *, weight: Tensor, projection: Tensor | None = None, bias: bool, **settings: Any) -> None:
+        super().__init__(width=weight.shape[0], **settings)
         self.weight = weight
         self.projection = projection
         self.bias = nn.Parameter(torch.empty(weight.shape[0])) if bias else None
@@ -121,17 +113,9 @@ class AdaptiveHead(Head):
     states.
     """
 
-    def __init__(
-        self,
-        *,
-        clusters: Sequence[SoftmaxHead],
-        cutoffs: Sequence[int],
-        bias: bool,
-        softcap: float | None = None,
-        loss_chunk: int | None = None,
-    ) -> None:
+    def __init__(self, *, clusters: Sequence[SoftmaxHead], cutoffs: Sequence[int], bias: bool, **settings: Any) -> None:
         width = cutoffs[0] + len(cutoffs) + max(tail.width for tail in clusters[1:])
-        super().__init__(width=width, loss_chunk=loss_chunk, softcap=softcap)
+        super().__init__(width=width, **settings)
         self.cutoffs = tuple(cutoffs)
         self.first = clusters[0]
         self.rest: Sequence[SoftmaxHead] = nn.ModuleList(clusters[1:])  # type: ignore[assignment]

@@ -117,15 +117,8 @@ class LanguageModel(nn.Module):
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
-        rule = Span.make(
-            span,
-            mem_len=mem_len,
-            segment_len=segment_len,
-            clamp_len=self.clamp_len,
-            full_len=self.full_len,
-            stride=stride,
-            zero_memory=self.config.zero_memory,
-        )
+        rule = Span(span, mem_len, segment_len, stride=stride, zero_memory=self.config.zero_memory)
+        rule = replace(rule, clamp_len=self.clamp_len, full_len=self.full_len)
         n_last = self._n_last(rule)
         last = torch.full((batch, n_last), -1, device=device) if n_last else None
         return self._with_zeros(State(layers, 0, rule, starts.to(device), last))

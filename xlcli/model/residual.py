@@ -8,8 +8,8 @@ rezero     x + alpha branch(x)              Bachlechner et al. 2021; alpha is le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,70 +72,27 @@ class HeadNorm(RMSNorm):
 
 
 class Residual(nn.Module):
-    """x + branch(x)."""
+    """A branch joined to the stream, by the formula of its placement."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, placement: str, make_norm: Callable[[], nn.Module], dropout: float) -> None:
         super().__init__()
+        self.placement = placement
         self.dropout = Dropout(dropout)
+        self.norm = nn.Identity() if placement == "rezero" else make_norm()
+        self.last_norm = make_norm() if placement == "sandwich" else nn.Identity()
+        self.alpha = nn.Parameter(torch.empty(())) if placement == "rezero" else None
+        self.initial_constants = {} if self.alpha is None else {"alpha": 0.0}
 
     def pre(self, x: Tensor) -> Tensor:
         """Input of the branch (b t d)."""
-        return x
+        return x if self.placement == "post" else self.norm(x)
 
     def post(self, y: Tensor) -> Tensor:
         """Addition to the stream (b t d), from the output of the branch."""
-        return self.dropout(y)  # type: ignore[no-any-return]
+        y = self.last_norm(y)
+        return self.dropout(y if self.alpha is None else self.alpha * y)  # type: ignore[no-any-return]
 
     def merge(self, x: Tensor, y: Tensor) -> Tensor:
         """Stream (b t d) after the branch."""
-        return x + self.post(y)
-
-
-class PreNorm(Residual):
-    """x + branch(norm(x))."""
-
-    def __init__(self, norm: nn.Module, dropout: float) -> None:
-        super().__init__(dropout)
-        self.norm = norm
-
-    def pre(self, x: Tensor) -> Tensor:
-        """norm(x)."""
-        return self.norm(x)  # type: ignore[no-any-return]
-
-
-class PostNorm(Residual):
-    """norm(x + branch(x))."""
-
-    def __init__(self, norm: nn.Module, dropout: float) -> None:
-        super().__init__(dropout)
-        self.norm = norm
-
-    def merge(self, x: Tensor, y: Tensor) -> Tensor:
-        """Normalized sum."""
-        return self.norm(x + self.post(y))  # type: ignore[no-any-return]
-
-
-class Sandwich(PreNorm):
-    """x + norm(branch(norm(x)))."""
-
-    def __init__(self, norm: nn.Module, last_norm: nn.Module, dropout: float) -> None:
-        super().__init__(norm, dropout)
-        self.last_norm = last_norm
-
-    def post(self, y: Tensor) -> Tensor:
-        """norm(y)."""
-        return super().post(self.last_norm(y))
-
-
-class ReZero(Residual):
-    """x + alpha branch(x)."""
-
-    initial_constants: ClassVar[Mapping[str, float]] = {"alpha": 0.0}
-
-    def __init__(self, dropout: float) -> None:
-        super().__init__(dropout)
-        self.alpha = nn.Parameter(torch.empty(()))
-
-    def post(self, y: Tensor) -> Tensor:
-        """alpha y."""
-        return super().post(self.alpha * y)
+        x = x + self.post(y)
+        return self.norm(x) if self.placement == "post" else x

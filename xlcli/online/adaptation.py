@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xlcli.config import AdaptedWeights
+from xlcli.config.inference import AdaptedWeights
 from xlcli.errors import ConfigError
 from xlcli.memory import KeyValue
 from xlcli.memory.online import UNKNOWN, Adaptation
@@ -35,6 +35,9 @@ from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.stack import Ponder
 from xlcli.state import State
+
+Tensors = Mapping[str, Tensor]
+"""Values of weights by their names."""
 
 
 class AdaptiveModel:
@@ -307,14 +310,7 @@ class Optimizer:
                 moments[name] = torch.zeros_like(weight)
         return moments
 
-    def step(
-        self,
-        weights: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        moments: Mapping[str, Tensor],
-        trained: Mapping[str, Tensor],
-        n_steps: int,
-    ) -> None:
+    def step(self, weights: Tensors, gradients: Tensors, moments: Tensors, trained: Tensors, n_steps: int) -> None:
         """Changes weights and mean squares in place, after `n_steps` earlier steps.
 
         Of an embedding table, whose gradient is sparse, only the rows of the tokens change, each scaled by its own mean

@@ -23,12 +23,8 @@ def map_chunks(function: Callable[..., Tensor], parts: Iterable[tuple[Tensor, ..
     if not torch.is_grad_enabled():
         return torch.cat([function(*part) for part in parts], dim=1)
     # With its cache, autocast would share one 16-bit copy of a weight among parts and sum its gradients in 16 bits.
-    with torch.autocast(
-        device.type,
-        dtype=torch.get_autocast_dtype(device.type),
-        enabled=torch.is_autocast_enabled(device.type),
-        cache_enabled=False,
-    ):
+    kind = device.type
+    with torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False):
         return torch.cat([checkpoint(function, *part, use_reentrant=False) for part in parts], dim=1)
 
 

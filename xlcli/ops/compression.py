@@ -135,11 +135,10 @@ def compressed_calls(call: AttentionContext, rate: int, n_compressed: int) -> li
         if call.positions.offsets is None:
             return [part(call.start % rate, None)]
         places = (call.positions.offsets + call.start) % rate
-        low, high = int(places.min()), int(places.max())
-        if low == high:
-            return [part(low, None)]
-        found = [(place, (places == place).nonzero()[:, 0]) for place in range(low, high + 1)]
-        return [part(place, rows) for place, rows in found if len(rows)]
+        first, *others = sorted(set(map(int, places.tolist())))
+        if not others:
+            return [part(first, None)]
+        return [part(place, (places == place).nonzero()[:, 0]) for place in (first, *others)]
 
     return call.constant(("compressed", rate, n_compressed), parts)
 

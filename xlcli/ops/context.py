@@ -166,13 +166,8 @@ class AttentionContext:
 
     def block(self, window: int) -> AttentionContext:
         """Context of any block of local attention: `window` remembered tokens and `window` new ones."""
-        return _get(
-            self._derived,
-            ("block", window),
-            lambda: AttentionContext(
-                self.span, n_memory=window, n_new=window, keep=0, device=self.device, window=window
-            ),
-        )
+        sizes: dict[str, Any] = {"n_memory": window, "n_new": window, "keep": 0, "window": window}
+        return _get(self._derived, ("block", window), lambda: AttentionContext(self.span, device=self.device, **sizes))
 
     def derive(
         self, key: Hashable, n_memory: int, keep: int, *, window: int | None = None, sequences: Tensor | None = None

@@ -13,6 +13,7 @@ Further axes: n bucket, c slot of a bucket or token of a tile, m tile or bucket 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -90,18 +91,9 @@ def attend_hashed(
     large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
     # With gradients, keys and values before a tile are stored if some of them are in the table.
     tile = bucket_size if bucket_size % TILE or (table is not None and torch.is_grad_enabled()) else TILE
-    attend = partial(
-        _attend_round,
-        tuple(part.flatten(0, 2) for part in (q, k, v)),
-        large if large.any() else None,
-        ranks,
-        _codes(ranks, bucket_size),
-        table,
-        key_window,
-        bucket_size,
-        tile,
-        dropout,
-    )
+    qkv, codes = tuple(part.flatten(0, 2) for part in (q, k, v)), _codes(ranks, bucket_size)
+    given = qkv, large if large.any() else None, ranks, codes, table, key_window, bucket_size, tile, dropout
+    attend = partial(_attend_round, *given)
     rounds: list[Sums] = []
     for r, n_tiles in enumerate((-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
@@ -195,16 +187,10 @@ def _attend_round(
         large = rearrange(large[order[size:]], "(m c) -> m c 1", c=tile)
     group = max(1, MAX_SCORES // (tile * size))
     groups = zip(*(torch.split(part, group) for part in (*own, *past, exists)), strict=True)
+    of_groups = itertools.repeat(None) if large is None else torch.split(large, group)
     sums = [
-        mix(
-            parts[: len(own)],
-            parts[len(own) : -1],
-            parts[-1],
-            None if large is None else large[i * group : (i + 1) * group],
-            limit=limit,
-            dropout=dropout,
-        )
-        for i, parts in enumerate(groups)
+        mix(parts[: len(own)], parts[len(own) : -1], parts[-1], rows, limit=limit, dropout=dropout)
+        for parts, rows in zip(groups, of_groups, strict=False)
     ]
     parts = [torch.cat(part) for part in zip(*sums, strict=True) if part[0] is not None]
     return Sums(*(part.flatten(0, 1).index_select(0, place - size) for part in parts))
@@ -238,15 +224,9 @@ def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: T
     seen = (exists & (positions >= oldest) & ~seen_before(global_rank, global_ranks, size)).flatten(2)
     scores = (keys.flatten(2, 3) @ q.mT).squeeze(-1).masked_fill(~seen, -torch.inf)
     y = scores.softmax(-1).unsqueeze(2) @ values.flatten(2, 3)
-    write(
-        table,
-        bucket_ids.flatten(),
-        counts.flatten(),
-        repeat(k, "b h 1 e -> (b h r) e", r=r),
-        repeat(v, "b h 1 e -> (b h r) e", r=r),
-        key_window.start,
-        repeat(global_rank, "b h s -> (b h r) s", r=r),
-    )
+    keys, values = (repeat(part, "b h 1 e -> (b h r) e", r=r) for part in (k, v))
+    global_ranks = repeat(global_rank, "b h s -> (b h r) s", r=r)
+    write(table, bucket_ids.flatten(), counts.flatten(), keys, values, key_window.start, global_ranks)
     table.counts.view(-1)[bucket_ids.flatten()] += 1
     return y.where(seen.any(-1)[..., None, None], v)
 

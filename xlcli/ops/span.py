@@ -24,7 +24,7 @@ FAR_BIAS = -2.0
 
 @dataclass(frozen=True)
 class Span:
-    """Attention span. With memory length 0 it is always `segment`: independent segments, the vanilla Transformer."""
+    """Attention span. With memory length 0 it is always `segment`, without zero inputs: the vanilla Transformer."""
 
     kind: Literal["uniform", "growing", "segment"]
     mem_len: Length
@@ -40,20 +40,10 @@ class Span:
     zero_memory: bool = False
     """True if `mem_len` zero layer inputs come before a text, which are attended to like tokens."""
 
-    @staticmethod
-    def make(
-        kind: Literal["uniform", "growing"],
-        *,
-        mem_len: int,
-        segment_len: int,
-        clamp_len: int | None = None,
-        full_len: int | None = None,
-        stride: int | None = None,
-        zero_memory: bool = False,
-    ) -> Span:
-        """Span of this kind, or `segment`, without zero inputs, if `mem_len` is 0."""
-        rule = kind if mem_len else "segment"
-        return Span(rule, mem_len, segment_len, None, clamp_len, full_len, stride, zero_memory and mem_len > 0)
+    def __post_init__(self) -> None:
+        if not self.mem_len:
+            object.__setattr__(self, "kind", "segment")
+            object.__setattr__(self, "zero_memory", False)
 
     def shortened(self, segment: float, memory: float) -> Span:
         """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
@@ -71,8 +61,7 @@ class Span:
             span = TypeAdapter(Span).validate_json(text, strict=True)
         except ValidationError:
             raise ValueError(f"'{text}' is not a span") from None
-        is_segment = span.kind == "segment"
-        is_kind = is_segment == (span.mem_len == 0) and not (span.zero_memory if is_segment else span.stride)
+        is_kind = not (span.mem_len and (span.kind == "segment" or span.stride))
         if not is_kind or span.overlap < 0 or span.text != text:
             raise ValueError(f"'{text}' is not a span")
         return span

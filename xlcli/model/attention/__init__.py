@@ -1,6 +1,6 @@
 """Attention branches. Each has a position encoding, and creates, reads and extends its memory.
 
-A kind is one file here, a configuration class in `config/attention.py`, and a case in `model/build.py`.
+A kind is one file here, a configuration class in `config/attention.py`, and an entry in `model/build.py`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ class Attention(nn.Module):
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """True if `memory` can be the memory of this layer after `seen` tokens."""
-        kinds = (
-            self.init_memory(0, "hidden"),
-            self.init_memory(0, "keyvalue"),
-            self.init_memory(0, "keyvalue", "int8"),
-        )
+        kinds = self.init_memory(0, "hidden"), self.init_memory(0, "keyvalue"), self.init_memory(0, "keyvalue", "int8")
         return (memory.kind, memory.shape) in [(own.kind, own.shape) for own in kinds]
 
     def receptive_field(self, n_memory: int) -> int | None:

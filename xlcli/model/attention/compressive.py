@@ -31,6 +31,7 @@ class ConvolutionPooling(nn.Module):
     def __init__(self, dim: int, rate: int) -> None:
         super().__init__()
         self.mix = nn.Linear(rate * dim, dim, bias=False)
+        self.initial_constants = {"mix.weight": 0.0}
 
     def forward(self, blocks: Tensor) -> Tensor:
         """Pooled vectors (b n d) of blocks (b n c d)."""
@@ -45,21 +46,11 @@ class CompressiveAttention(FullAttention):
     a convolution.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        rate: int,
-        n_compressed: int,
-        pooling: Literal["mean", "max", "convolution"],
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *, dim: int, rate: int, n_compressed: int, pooling: str, **settings: Any) -> None:
         super().__init__(dim=dim, **settings)
         self.rate = rate
         self.n_compressed = n_compressed
         self.pooling: Pool = ConvolutionPooling(dim, rate) if pooling == "convolution" else POOLINGS[pooling]
-        if pooling == "convolution":
-            self.initial_constants = {"pooling.mix.weight": 0.0}
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
         """Empty memory of `batch` sequences: keys and values, or layer inputs for training."""

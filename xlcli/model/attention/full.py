@@ -9,10 +9,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli import memory as kinds
 from xlcli.config import MemoryDtype
-from xlcli.memory import Hidden, Int8KeyValue, Memory, TokenBuffers, TokenMemory
+from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenBuffers, TokenMemory
 from xlcli.model.attention import ProjectedAttention
+from xlcli.model.position import ScoreRule
 from xlcli.ops.attend import attend
 from xlcli.ops.attend_blocks import Sinks
 from xlcli.ops.context import AttentionContext
@@ -43,12 +43,10 @@ class FullAttention(ProjectedAttention):
         if kind == "hidden":
             return Hidden(like.new_empty(batch, 0, weight.shape[1]))
         empty = like.new_empty(batch, self.n_kv_heads, 0, self.head_dim)
-        sinks = (empty, empty) if self.n_sinks else ()
         if dtype == "int8":
-            of_int8 = kinds.SinkInt8KeyValue if sinks else Int8KeyValue
-            return of_int8(Int8KeyValue.encode(empty, empty), 0, 0, sinks)
+            return Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
         rounded = empty.bfloat16() if dtype == "bfloat16" else empty
-        return (kinds.SinkKeyValue if sinks else kinds.KeyValue)((rounded, rounded), 0, 0, sinks)
+        return KeyValue((rounded, rounded), 0, 0)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """True if kind, shape and length agree."""
@@ -75,7 +73,7 @@ class FullAttention(ProjectedAttention):
 
     def terms(self, q: Tensor, k: Tensor, context: AttentionContext) -> dict[str, Any]:
         """Arguments of `attend` for queries (b h t e) and keys (b g s e), with all position terms."""
-        bias = self.position.bias(q, k, context, self._project_vectors)
+        bias = self.position.bias(q, k, context, ScoreRule(self.scale, self._project_vectors))
         far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from einops import rearrange
@@ -12,7 +12,6 @@ from torch import Tensor
 from xlcli.config import MemoryDtype
 from xlcli.memory import Memory, Sums
 from xlcli.model.attention import ProjectedAttention
-from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.favor import attend_linear, draw_features, key_features, query_features
 
@@ -25,12 +24,10 @@ class LinearAttention(ProjectedAttention):
 
     features: Tensor
 
-    def __init__(
-        self, *, dim: int, n_heads: int, head_dim: int, position: Position, n_features: int, orthogonal: bool
-    ) -> None:
-        super().__init__(dim=dim, n_heads=n_heads, head_dim=head_dim, position=position)
+    def __init__(self, *, n_features: int, orthogonal: bool, **settings: Any) -> None:
+        super().__init__(**settings)
         self.orthogonal = orthogonal
-        self.register_buffer("features", torch.full((n_features, head_dim), math.nan))
+        self.register_buffer("features", torch.full((n_features, self.head_dim), math.nan))
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draws a new random matrix. Sums made with the previous one become invalid."""

@@ -104,16 +104,9 @@ class LSHAttention(Attention):
             else:
                 ranks, y = rank_in_buckets(buckets, memory.stored.counts), v
                 if context.needs_output:
-                    y = attend_hashed(
-                        q,
-                        k,
-                        v,
-                        ranks,
-                        memory.stored if context.n_memory and memory.stored.n_slots else None,
-                        key_window,
-                        bucket_size=self.bucket_size,
-                        dropout=self.dropout if self.training else 0.0,
-                    )
+                    table = memory.stored if context.n_memory and memory.stored.n_slots else None
+                    size, dropout = self.bucket_size, self.dropout if self.training else 0.0
+                    y = attend_hashed(q, k, v, ranks, table, key_window, bucket_size=size, dropout=dropout)
                 if context.keep:
                     new = Unwritten(ranks, k.detach(), v.detach(), start, self.bucket_size)
                     memory = memory.extended(new)

@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from xlcli.model.position import Position, ProjectVectors
+from xlcli.model.position import Position, ScoreRule
 from xlcli.ops.context import AttentionContext
 
 
 class AlibiPosition(Position):
     """Bias without parameters, shared by all layers."""
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
         """Bias -slope * distance (h t s)."""
         n_heads = q.shape[1]
 

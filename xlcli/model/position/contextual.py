@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from xlcli.model.position import ProjectVectors
+from xlcli.model.position import ScoreRule
 from xlcli.model.position.t5 import BucketPosition
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.heads import product
@@ -20,17 +20,16 @@ class Contextual1Position(BucketPosition):
 
     n_terms = 2
 
-    def __init__(self, *, table: nn.Embedding, max_distance: int, n_heads: int, head_dim: int, scale: float) -> None:
+    def __init__(self, *, table: nn.Embedding, max_distance: int, n_heads: int, head_dim: int) -> None:
         super().__init__(table=table, max_distance=max_distance)
         self.n_heads = n_heads
-        self.scale = scale
         self.relative = nn.Linear(table.embedding_dim, n_heads * head_dim, bias=False)
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
         """Position scores (b h t s)."""
         index = self.buckets(context)
         keys = rearrange(self.relative(self.table.weight), "n (h e) -> h e n", h=self.n_heads)
-        query_scores: Tensor = (q * self.scale) @ keys.to(q.dtype)
+        query_scores: Tensor = (q * rule.scale) @ keys.to(q.dtype)
         return query_scores.gather(-1, index.expand(*q.shape[:-1], -1))
 
 
@@ -39,14 +38,10 @@ class Contextual2Position(BucketPosition):
 
     n_terms = 3
 
-    def __init__(self, *, table: nn.Embedding, max_distance: int, scale: float) -> None:
-        super().__init__(table=table, max_distance=max_distance)
-        self.scale = scale
-
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
         """Position scores (b h t s)."""
         index = self.buckets(context)
-        queries, keys = (part.to(q.dtype) * self.scale for part in project(self.table.weight))
+        queries, keys = (part.to(q.dtype) * rule.scale for part in rule.project(self.table.weight))
         k = k.repeat_interleave(len(queries) // len(keys), dim=1) if len(keys) < len(queries) else k
         query_scores = product(q, keys.mT).gather(-1, index.expand(*q.shape[:-1], -1))
         if len(index) == 1:

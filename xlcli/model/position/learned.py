@@ -10,32 +10,27 @@ import math
 from collections.abc import Sequence
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.errors import DataError
-from xlcli.model.position import Position
+from xlcli.model.position import AddedPosition
 from xlcli.ops.context import AttentionContext
 
 
-class AxialPosition(Position):
+class AxialPosition(AddedPosition):
     """Concatenated vectors of the digits of a position: for shape (n1, n2), the digits (p div n2, p mod n2).
 
     Kitaev et al. 2020. With a single axis, a table of learned positions (Gehring et al. 2017).
     """
 
-    def __init__(self, *, shape: Sequence[int], dims: Sequence[int], wraps: bool) -> None:
-        super().__init__()
+    def __init__(self, *, shape: Sequence[int], dims: Sequence[int], wraps: bool, in_heads: bool = False) -> None:
+        super().__init__(in_heads=in_heads)
         self.shape = tuple(shape)
         self.wraps = wraps
         self.axes = nn.ModuleList(nn.Embedding(n, width) for n, width in zip(shape, dims, strict=True))
 
-    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Input (b t d) plus position vectors."""
-        return x + self.vectors(x.shape[1], context).to(x.dtype)
-
-    def vectors(self, n: int, context: AttentionContext) -> Tensor:
-        """Vectors (b n d), or (1 n d) for all sequences, of the positions of the n latest tokens."""
+    def vectors(self, n: int, width: int, context: AttentionContext) -> Tensor:
+        """Vectors of the digits of positions."""
         key = "digits", self.shape, self.wraps, n
         digits = context.constant(key, lambda: self._digits(context.positions.latest(n)))
         return torch.cat([axis(digit) for axis, digit in zip(self.axes, digits, strict=True)], dim=-1)
@@ -53,17 +48,3 @@ class AxialPosition(Position):
             digits.append(quotient % n)
             quotient = quotient // n
         return digits[::-1]
-
-
-class LearnedHeadPosition(AxialPosition):
-    """Position vectors (h e), of which each head adds its part to its queries and keys."""
-
-    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Input unchanged."""
-        return x
-
-    def place(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Queries or keys (b h n e) plus position vectors."""
-        n = x.shape[2]
-        vectors = context.learned((self.axes, n), lambda: self.vectors(n, context))
-        return x + rearrange(vectors, "b n (h e) -> b h n e", h=x.shape[1]).to(x.dtype)

@@ -14,7 +14,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config.position import LinearScalingConfig, Llama3ScalingConfig
+from xlcli.config.position import RopeScalingConfig
 from xlcli.model.position import Position
 from xlcli.ops.attend_blocks import FarKeys
 from xlcli.ops.context import AttentionContext
@@ -22,15 +22,13 @@ from xlcli.ops.positions import frequencies
 
 Layout = Literal["half", "interleaved"]
 """Features of a pair: `half` f and f + e/2, `interleaved` 2f and 2f + 1."""
-Scaling = LinearScalingConfig | Llama3ScalingConfig
-"""Change of the frequencies."""
 
 
 class RopePosition(Position):
     """Rotation of queries and keys in every layer."""
 
     def __init__(
-        self, *, layout: Layout, base: float, scaling: Scaling | None = None, clamp_len: int | None = None
+        self, *, layout: Layout, base: float, scaling: RopeScalingConfig | None = None, clamp_len: int | None = None
     ) -> None:
         super().__init__()
         self.layout = layout
@@ -45,11 +43,9 @@ class RopePosition(Position):
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated queries or keys (b h n e) of the n latest tokens."""
         n, width = x.shape[-2:]
-
-        def make() -> tuple[Tensor, Tensor]:
-            return self.angles(context.positions.latest(n)[:, None], width)
-
-        return apply_rope(x, *context.constant(("rope angles", n, width, self.series), make), self.layout)
+        key = "rope angles", n, width, self.series
+        angles = context.constant(key, lambda: self.angles(context.positions.latest(n)[:, None], width))
+        return apply_rope(x, *angles, self.layout)
 
     def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
         """Queries rotated by the largest distance, and keys that are not rotated.
@@ -81,12 +77,12 @@ class RopeEmbedding(RopePosition):
         return apply_rope(x, *self.angles(context.positions.absolute, x.shape[-1]), self.layout)
 
 
-def rope_frequencies(width: int, device: torch.device, base: float, scaling: Scaling | None) -> Tensor:
+def rope_frequencies(width: int, device: torch.device, base: float, scaling: RopeScalingConfig | None) -> Tensor:
     """Frequencies (width/2) base^(-2f/width) in float64, scaled for texts longer than those of training."""
     unscaled = frequencies(width, device, base)
-    if scaling is None:
+    if scaling is None or scaling.kind == "none":
         return unscaled
-    if isinstance(scaling, LinearScalingConfig):
+    if scaling.kind == "linear":
         return unscaled / scaling.factor
     periods = scaling.original_len * unscaled / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from xlcli.model.position import Position, ProjectVectors
+from xlcli.model.position import Position, ScoreRule
 from xlcli.ops.context import AttentionContext
 
 
@@ -34,7 +34,7 @@ class T5Position(BucketPosition):
 
     initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
         """Table entries (h t s)."""
         index = self.buckets(context)
         return context.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, index])

@@ -18,7 +18,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlcli.model.position import Position, ProjectVectors
+from xlcli.model.position import Position, ScoreRule
 from xlcli.ops.attend_blocks import Clamp, ScoreTerm
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
@@ -39,11 +39,10 @@ class XLPosition(Position):
     Distances are clamped at the `clamp_len` of the span. Beyond it the term is one number for each query.
     """
 
-    def __init__(self, *, n_features: int, biases: XLBiases, scale: float) -> None:
+    def __init__(self, *, n_features: int, biases: XLBiases) -> None:
         super().__init__()
         self.n_heads = len(biases.content)
         self.n_features = n_features
-        self.scale = scale
         self.relative = nn.Linear(n_features, biases.content.numel(), bias=False)
         self.biases = biases
 
@@ -52,22 +51,19 @@ class XLPosition(Position):
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
         if _uses_shift(context):
             return content, None
-        sin, cos = context.constant(
-            ("angles", self.n_features, q.dtype), lambda: context.positions.angles(self.n_features, q.dtype)
-        )
+        form = self.n_features, q.dtype
+        sin, cos = context.constant(("angles", *form), lambda: context.positions.angles(*form))
         weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
         c = self._biased(q) @ weight.to(q.dtype)
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
         clamp, clamp_len = None, context.clamp_len
         if clamp_len is not None:
-            farthest = context.constant(
-                ("farthest", self.n_features, q.dtype),
-                lambda: self._sinusoids(torch.tensor([clamp_len], device=q.device), q),
-            )
+            distance = torch.tensor([clamp_len], device=q.device)
+            farthest = context.constant(("farthest", *form), lambda: self._sinusoids(distance, q))
             clamp = Clamp(c @ farthest.mT, clamp_len, context.positions)
         return content, ScoreTerm(query, position_keys(sin, cos), clamp)
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor | None:
         """Position scores with clamped distances (b h t s)."""
         clamp_len, positions = context.span.clamp_len, context.positions
         if clamp_len is None or not _uses_shift(context):
@@ -76,7 +72,7 @@ class XLPosition(Position):
         distance = torch.arange(n - 1, -1, -1, device=q.device).clamp(max=clamp_len)
         r = self.relative(self._sinusoids(distance, self.relative.weight))
         keys = rearrange(r, "s (h e) -> h s e", h=self.n_heads).to(q.dtype)
-        query = self._biased(q) * self.scale
+        query = self._biased(q) * rule.scale
         if positions.is_consecutive:
             return shifted_scores(query, keys)
         index = clamp_len - positions.distance.clamp(0, clamp_len)

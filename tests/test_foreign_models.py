@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toys import RUNTIME, slow_bits, toy
 
+from xlcli import generation
 from xlcli.coding import FileReader, workflow
 from xlcli.config import EvalConfig, GenerateConfig, OnlineConfig, StreamConfig
 from xlcli.errors import ConfigError, DataError
@@ -239,6 +240,16 @@ def test_generation(kind, tmp_path):
     save_state(tmp_path / "s", saved[-1], model=model)
     again = load_state(tmp_path / "s", model=model, device="cpu")
     assert len(list(generate(model, b"", options, RUNTIME, seed=3, resume=again))) > 0
+
+
+def test_a_special_token_ends_a_text(monkeypatch):
+    model = toy("gpt2")
+    [special, *_] = model.tokenizer.separate_ids
+    sampled = iter([[99], [98], [special], [97]])
+    monkeypatch.setattr(generation, "sample_tokens", lambda *_: next(sampled))
+    [result] = only(generate(model, b"the dog", GenerateConfig(max_new_tokens=9), RUNTIME, seed=0), Generated)
+    assert (result.tokens, result.stop_reason) == (3, "stop")
+    assert result.text == model.tokenizer.decode([99, 98]).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("dtype", ["<i8", ">u2", "i1"])

@@ -236,7 +236,8 @@ def _sample_batch(
     known = [sample.logits for sample in samples if sample.logits is not None]
     logits = torch.cat(known) if known else None
     started = time.perf_counter()
-    sampling, text_after = options.sampling(session.model.tokenizer.kind), session.model.tokenizer.text_after
+    tokenizer = session.model.tokenizer
+    sampling, text_after = options.sampling(tokenizer.kind), tokenizer.text_after
     running, unfinished = samples, deque(samples)
     while True:
         interrupted = stop()
@@ -287,4 +288,6 @@ def _sample_batch(
                 others = tuple(TokenLogprob(other, text_after(before[row], other), value) for other, value in best)
                 sample.logprobs.append(TokenLogprob(token, text, logprob, others))
             sample.text += sample.detokenizer.feed(text)
+            if not text and token in tokenizer.separate_ids:  # a special token, such as <|endoftext|>
+                sample.detokenizer.stopped = True
         logits = None

@@ -116,7 +116,7 @@ class StreamingDetokenizer:
     """Bytes of tokens to text: holds back unfinished UTF-8 characters and possible beginnings of a stop text.
 
     Attributes:
-        stopped: Whether a stop text has been completed.
+        stopped: Whether a stop text, or the text as a whole, has been completed.
     """
 
     def __init__(self, stops: Iterable[str] = ()) -> None:

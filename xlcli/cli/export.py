@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
 from xlcli.errors import ConfigError
 
@@ -16,8 +15,6 @@ app = typer.Typer()
 
 
 @app.command(
-    cls=Command,
-    context_settings=CONTEXT,
     epilog="xlcli export models/SmolLM2-135M -o out/SmolLM2\nxlcli export models/txl -o out/txl --format transfo-xl",
 )
 def export(

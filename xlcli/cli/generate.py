@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from xlcli.cli import options
-from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
 from xlcli.cli.prompts import read_prompt, read_prompts, show, show_results
 from xlcli.errors import ConfigError
@@ -17,8 +16,6 @@ app = typer.Typer()
 
 
 @app.command(
-    cls=Command,
-    context_settings=CONTEXT,
     epilog='xlcli generate "Once upon a"\nxlcli generate "ROMEO:" -n 500 -t 0.7 --top-p 0.95 --seed 1',
 )
 def generate(

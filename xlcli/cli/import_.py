@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from xlcli.cli import options
-from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
 
 app = typer.Typer()
@@ -18,8 +17,6 @@ app = typer.Typer()
 
 @app.command(
     "import",
-    cls=Command,
-    context_settings=CONTEXT,
     epilog="xlcli import downloads/SmolLM2-135M\nxlcli import downloads/gpt2 -o models/gpt2 --weights int8",
 )
 def import_(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xlcli.cli import options
-from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
 from xlcli.cli.pipe import followed, open_source, portions
 from xlcli.errors import ConfigError
@@ -30,8 +29,6 @@ app = typer.Typer()
 
 
 @app.command(
-    cls=Command,
-    context_settings=CONTEXT,
     epilog="cat book.txt | xlcli stream\nxlcli stream app.log --follow --state log.state --json",
 )
 def stream(

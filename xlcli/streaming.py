@@ -114,7 +114,10 @@ def stream(
             if scorer.line_ends.replaced and not had_crlf:
                 yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
         else:
-            save_now()
+            # A line that ends is scored before the state is saved, so that its row does not come again.
+            ends_line = scorer.pretokenizer.pending.endswith(b"\n") and not stop()
+            if not ends_line:
+                save_now()
             if stop():
                 break
             scorer.is_ended = True
@@ -135,6 +138,8 @@ def stream(
             if due:
                 save_now()
         if is_end:
+            if ends_line:
+                save_now()
             if scorer.n_bytes > scorer.line_start:  # an unfinished line
                 yield from scorer.end_line_part()
                 scorer.n_lines += 1

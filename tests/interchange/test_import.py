@@ -318,6 +318,15 @@ def test_links_of_a_cache_are_followed(source):
             refused(cache, there)
 
 
+def test_pointers_of_git_lfs_are_named(source):
+    for name in ("config.json", "model.safetensors"):
+        path = source / name
+        before = path.read_bytes()
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+        refused(source, "LFS")
+        path.write_bytes(before)
+
+
 def test_a_full_disk_leaves_nothing(source, monkeypatch):
     def fail(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

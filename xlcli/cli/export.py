@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,9 +38,7 @@ def export(
     from xlcli.store.discover import find
 
     if out is None:
-        raise ConfigError(
-            "export needs a folder to write.", f"Add -o FOLDER: xlcli export {shlex.quote(name)} -o FOLDER."
-        )
+        raise ConfigError("export needs a folder to write.", "Add -o FOLDER.")
     screen, folder = open_screen(context), find(name)
     screen.wait("exporting")
     try:

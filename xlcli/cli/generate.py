@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options
+from xlcli.cli import options, prologue
 from xlcli.cli.options import option
 from xlcli.cli.prompts import read_prompt, read_prompts, show, show_results
 from xlcli.errors import ConfigError
@@ -48,8 +48,6 @@ def generate(
     **_: Any,
 ) -> int:
     """Continue a text; print the prompt and its continuation as it is generated."""
-    from xlcli.cli import prologue
-
     config, screen = prologue.begin(context)
     settings = config.generate
     n_samples = settings.num_samples
@@ -71,9 +69,8 @@ def generate(
     prologue.check_texts(texts, "xlcli generate -m {}")
     prologue.check_files(context, [folder, *texts], ["state", "state_out"])
     if dry_run:
-        action = f"generates {n_samples} x {settings.max_new_tokens} tokens" + (
-            f" for each prompt of {prompts}" if prompts else ""
-        )
+        action = f"generates {n_samples} x {settings.max_new_tokens} tokens"
+        action += f" for each prompt of {prompts}" if prompts else ""
         prologue.print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
     if interactive:

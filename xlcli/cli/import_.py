@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options
+from xlcli.cli import options, report
 from xlcli.cli.options import option
 
 app = typer.Typer()
@@ -34,7 +35,6 @@ def import_(
 
     Nothing in it is executed. docs/import.md lists the formats, and what is exact.
     """
-    from xlcli.cli import report
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.terminal import table
     from xlcli.interchange import import_model
@@ -42,7 +42,7 @@ def import_(
     from xlcli.store.layout import read_config
 
     screen, path = open_screen(context), Path(source)
-    name = path.resolve()
+    name = Path(os.path.realpath(path))
     target = Path(out) if out else Path(LOCAL) / (name.name if name.is_dir() else name.parent.name)
     screen.wait("importing")
     try:

@@ -178,7 +178,7 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
     recurrence = context(model, score.mem_len, score.segment_len, score.stride)
     if score.mem_len:
         span = "" if model.effective_mem_len(score.mem_len) is None else f", span {score.span}"
-        recurrence += f"{span}, batch {score.batch_size}"
+        recurrence += ", full of zeros at first" * model.zero_memory + f"{span}, batch {score.batch_size}"
     if score.adapt:
         recurrence += ", weights adapted while reading"
     if score.context_cache:

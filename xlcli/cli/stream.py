@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xlcli.cli import options
+from xlcli.cli import options, prologue, report
 from xlcli.cli.options import option
+from xlcli.cli.outputs import check_standard_output
+from xlcli.cli.page import Page
 from xlcli.cli.pipe import followed, open_source, portions
+from xlcli.cli.render import Screen
+from xlcli.cli.tables import Table
+from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError
+from xlcli.events import Event, LineScore, Row, StreamStats, TokenScore, WordScore
+from xlcli.text.follow import FollowedFile
 
 if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.config import StreamConfig
-    from xlcli.events import Event
     from xlcli.inference import SaveState
     from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
-    from xlcli.text.follow import FollowedFile
 
 app = typer.Typer()
 
@@ -52,12 +55,7 @@ def stream(
     **_: Any,
 ) -> int:
     """Score text line by line as it arrives, without end, in constant RAM."""
-    from xlcli.cli import prologue
-    from xlcli.cli.outputs import check_standard_output
-
     config, screen = prologue.begin(context)
-    from xlcli.cli.page import Page
-
     settings = config.stream
     name = files[0] if files else "-"
     if files and len(files) > 1:
@@ -89,10 +87,6 @@ def stream(
             screen.expect_keyboard()
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import streaming
-        from xlcli.cli import report
-        from xlcli.cli.tables import Table
-        from xlcli.events import Row, WordScore
-        from xlcli.text.follow import FollowedFile
 
         if source is None:
             if resume is not None and resume.source is None:
@@ -103,15 +97,10 @@ def stream(
             save = None if save is None else partial(save_with_place, save, file)
         else:
             data = portions(source, stop, settings.flush_ms, settings.save_every)
+        text = read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None)
+        on_token = None if page is None else page.add
         events = streaming.stream(
-            loaded,
-            read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None),
-            settings,
-            runtime,
-            resume=resume,
-            save=save,
-            stop=stop,
-            on_token=None if page is None else page.add,
+            loaded, text, settings, runtime, resume=resume, save=save, stop=stop, on_token=on_token
         )
         try:
             is_listed = resume is not None and resume.stream is not None and resume.stream.words is not None
@@ -167,8 +156,6 @@ def read_text(
 
 def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
     """Shows one event of the workflow."""
-    from xlcli.cli import report
-    from xlcli.events import LineScore, StreamStats, TokenScore
     from xlcli.metrics import misfit
 
     match event:

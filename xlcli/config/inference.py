@@ -161,6 +161,8 @@ class InferenceConfig(BaseConfig):
         slides = getattr(model.position, "overflow", None) == "slide"
         if slides and self.mem_len:
             raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
+        if slides and reading.segment_len > (longest := model.position.max_len):  # type: ignore[union-attr]
+            raise InvalidSettingError("segment_len", f"is more than its {longest} positions", f"Use {longest} or less.")
         if reading.stride is None:
             return replace(reading, stride=-(-reading.segment_len // 2)) if slides and not reading.mem_len else reading
         if reading.mem_len:

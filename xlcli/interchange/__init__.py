@@ -69,6 +69,8 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     from xlcli.text.tokenizers import load_tokenizer
 
     format_ = FORMATS[name or _required_format(path)]
+    if name and name != (found := find_format(path) or name):
+        raise ConfigError(f"{path} is of the format {found}, not {name}.", "Leave out --format.")
     source = format_.open(path)
     config = _sections(format_, source)
     model = config.model
@@ -90,7 +92,8 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         if other := next(left, None):
             raise CheckpointError(f"{path} has the tensor '{other}', which xlcli cannot import.", DOWNLOAD)
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
-        about |= {"eos_token_id": source.config.get("eos_token_id"), "check_bits": _check(folder)}
+        end_id = source.config.get("eos_token_id")
+        about |= {"eos_token_id": end_id if type(end_id) is int else None, "check_bits": _check(folder)}
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
         write_record(folder, {**record, "finished": True})
     return about
@@ -144,9 +147,11 @@ def _required_format(path: Path) -> str:
         raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
     if name := find_format(path):
         return name
+    if is_model(path):
+        raise CheckpointError(f"{path} is a model of xlcli already.", "Use it as it is, with -m.")
     if (kind := model_type(path)) is None:
-        problem = "is a model of xlcli already" if is_model(path) else "does not say what model it is"
-        raise CheckpointError(f"{path} {problem}.", f"Import another model, or give --format {'|'.join(FORMATS)}.")
+        remedy = f"Give the folder that has {CONFIG} and the weights; files in GGUF are not read."
+        raise CheckpointError(f"{path} does not say what model it is: it has no {CONFIG} with a model_type.", remedy)
     reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
     raise CheckpointError(f"{path} is of the type {ascii(kind)[:80]}: {reason}.", CAN)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
-from xlcli.interchange.pickles import REMEDY, StoredTensor, read_checkpoint
+from xlcli.interchange.pickles import LONGEST_KEY, REMEDY, StoredTensor, read_checkpoint
 from xlcli.interchange.source import Source, follow
 from xlcli.interchange.transfo_xl import TransfoXL
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL = "model.pt"
-LONGEST_NAME = 256
-"""Maximum characters of the names of nested modules."""
+MOST_PARTS = 2**17
+"""Maximum number of tensors and modules."""
 
 
 class Original(TransfoXL):
@@ -50,16 +50,19 @@ class Original(TransfoXL):
 
 def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of a module and of those in it, by name. Each module has one place."""
-    todo, seen = [("", model)], {id(model)}
+    todo, seen, n_parts = [("", model)], {id(model)}, 0
     while todo:
         prefix, module = todo.pop()
         parts = {**module.state["_parameters"], **module.state["_buffers"], **module.state["_modules"]}
+        n_parts += len(parts)
+        if n_parts > MOST_PARTS or any(len(prefix) + len(name) > LONGEST_KEY for name in parts):
+            raise ValueError("modules are nested without end")
         for name, part in parts.items():
             if isinstance(part, StoredTensor):
                 yield prefix + name, part
             elif part is not None:
-                if id(part) in seen or len(prefix) + len(name) >= LONGEST_NAME:
-                    raise ValueError("modules are nested without end")
+                if id(part) in seen:
+                    raise ValueError("a module is part of two others")
                 seen.add(id(part))
                 todo.append((f"{prefix}{name}.", part))
 

@@ -33,6 +33,8 @@ MOST_OPCODES = 2**23
 """Maximum number of opcodes: 1.6 million for that vocabulary. Each makes at most one object."""
 LARGEST_DIRECTORY = 2**24
 """Maximum bytes of the directory of a zip file, which takes twenty times the RAM."""
+LONGEST_KEY = 2**10
+"""Maximum characters of a key of a table, such as the name of a tensor or a word."""
 MOST_ARGUMENTS = 16
 """Maximum number of arguments of a call, and of axes of a tensor."""
 RECORDS = frozenset(
@@ -235,20 +237,22 @@ class _Reader(pickle._Unpickler):
         match key:
             case ("module", kind, _, _):  # the source text of a class, which nobody reads
                 return kind
-            case ("storage", str(kind), str(name), _, int(n), *view) if kind in TYPES and view in ([], [None]):
+            case ("storage", str(kind), str(name), _, int(n), *view) if (
+                kind in TYPES and len(name) <= LONGEST_KEY and view in ([], [None])
+            ):
                 storage = self.storages.setdefault(name, Storage(self.path, version(self.status), kind, n))
                 if (storage.dtype, storage.n) == (kind, n):
                     return storage
         raise ValueError("a storage is not understood")
 
     def tensor(self, storage: Storage, offset: int, shape: Any, strides: Any, *_: Any) -> StoredTensor:
-        """A tensor within its storage, which holds no number twice."""
+        """A tensor within its storage, which holds no number twice, and at least half of a range."""
         shape, strides = tuple(shape), tuple(strides)
         are_sizes = all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *strides))
         if not are_sizes or len(shape) > MOST_ARGUMENTS:
             raise ValueError("a tensor is not understood")
         extent = _extent(shape, strides)
-        if offset + extent > storage.n or math.prod(shape) > extent:
+        if offset + extent > storage.n or not math.prod(shape) <= extent <= 2 * math.prod(shape):
             raise ValueError("a tensor does not fit its storage")
         return StoredTensor(storage, offset, TensorInfo(storage.dtype, shape), strides)
 
@@ -271,9 +275,10 @@ class _Reader(pickle._Unpickler):
     def set_items(self, items: list[Any] | None = None) -> None:
         items = self.pop_mark() if items is None else items
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # The hash of a nested tuple may take for ever.
-            if not (type(key) is str or (type(key) is int and abs(key) < 2**63)) or type(self.stack[-1]) is not dict:
-                raise TypeError("a key is neither a text nor a number")
+            # The hash of a nested tuple may take for ever, as may the comparison of long texts.
+            is_key = len(key) <= LONGEST_KEY if type(key) is str else type(key) is int and abs(key) < 2**63
+            if not is_key or type(self.stack[-1]) is not dict:
+                raise TypeError("a key is neither a short text nor a number")
             self.stack[-1][key] = value
 
     replaced = {  # noqa: RUF012

@@ -87,8 +87,11 @@ def _shards(index: Path) -> list[str]:
 
 
 def follow(path: Path) -> Path:
-    """The file that a link leads to: the cache of a hub consists of links."""
-    return Path(os.path.realpath(path))
+    """The file that a link leads to, as in the cache of a hub; `CheckpointError` for a pointer of Git LFS."""
+    file = Path(os.path.realpath(path))
+    if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path} is a pointer of Git LFS, not the file.", "Run git lfs pull, or hf download.")
+    return file
 
 
 def _tensors(path: Path) -> Mapping[str, StoredTensor]:

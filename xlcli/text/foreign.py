@@ -115,6 +115,8 @@ class TokenizersTokenizer(PieceTokenizer):
             if not all(step == _WRITE_SPACE for step in _steps(content["normalizer"])):
                 raise lossy
             self._model = _load(content)
+            if not texts.keys() >= {*self._model.get_vocab().values()}:
+                raise ValueError("its added tokens have other ids")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{name} cannot be used: {type(error).__name__} {error!s:.200}.", REMEDY) from None
         if not all(0 <= i < vocab_size for i in {start_id, *texts.keys() - special}):
@@ -134,9 +136,7 @@ class TokenizersTokenizer(PieceTokenizer):
     def _find(self, text: str) -> list[int]:
         try:
             return self._model.encode(text, add_special_tokens=False).ids
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
+        except Exception as error:  # the package has no class of its own
             raise CheckpointError(f"{self._name} cannot encode text: {error!s:.200}.", REMEDY) from None
 
     def _places(self, texts: bytes) -> bytes:
@@ -153,7 +153,7 @@ class TokenizersTokenizer(PieceTokenizer):
             examples = (char.decode() + each for each in _AFTER)
             if not re.search(solid + char, texts) and self._is_safe("", *examples):
                 places.append(solid + b"(?=%b)" % char)
-        indents = {each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}
+        indents = sorted({each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}, key=len)[:256]
         if all(self._is_safe(end, *_INDENTED, *indents) for end in ("\n", "\n\n", " \n")):
             places.append(b"(?<=\n)(?=[ \t]+[^\\s\x1c-\x1f])(?![ \t]+(?:%b))" % _WIDE)
         return b"|".join(places)
@@ -196,9 +196,8 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     try:
         from tokenizers import Tokenizer as Package
     except ImportError:
-        raise ConfigError(
-            "the tokenizer of this model needs the package tokenizers.", "Install it: pip install 'xlcli[import]'"
-        ) from None
+        reason = "the tokenizer of this model needs the package tokenizers."
+        raise ConfigError(reason, "Install it: pip install tokenizers") from None
     changed = content | dict.fromkeys(("truncation", "padding", "post_processor"))
     for name, key in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         steps = _steps(content[name])

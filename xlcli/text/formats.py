@@ -14,6 +14,7 @@ import bz2
 import codecs
 import itertools
 import lzma
+import math
 import os
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -205,18 +206,22 @@ def decimal(descriptor: int, name: str) -> Iterator[bytes]:
     Raises:
         DataError: The file is damaged, or has no rows of integers.
     """
-    try:
-        array = np.lib.format.open_memmap(f"/dev/fd/{descriptor}", mode="r")
-        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
-            raise ValueError("it has no rows of integers")
-        if array.offset + array.nbytes != os.fstat(descriptor).st_size:
-            raise ValueError("it has another size than it says")
-    except (ValueError, SyntaxError, OverflowError) as error:
-        raise DataError(f"{name} cannot be read: {error}.", "Write one or two axes of integers with np.save.") from None
-    numbers, row = array.reshape(-1), array.shape[-1]
-    for start in range(0, len(numbers), BLOCK // 4):
-        block = enumerate(numbers[start : start + BLOCK // 4].tolist(), start + 1)
-        yield b"".join([b"%d " % number if i % row else b"%d\n" % number for i, number in block])
+    with open(descriptor, "rb", closefd=False) as file:
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("its version is not 1.0")
+            shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
+            if kind.kind not in "iu" or len(shape) not in (1, 2) or (by_column and len(shape) > 1):
+                raise ValueError("it has no rows of integers")
+            if file.tell() + math.prod(shape) * kind.itemsize != os.fstat(descriptor).st_size:
+                raise ValueError("it has another size than it says")
+        except Exception as error:  # numpy has many for a damaged header
+            remedy = "Write one or two axes of integers with np.save."
+            raise DataError(f"{name} cannot be read: {error!s:.200}.", remedy) from None
+        n_read, row = 0, shape[-1]
+        while len(numbers := np.fromfile(file, kind, BLOCK // 4).tolist()):
+            yield b"".join([b"%d " % n if i % row else b"%d\n" % n for i, n in enumerate(numbers, n_read + 1)])
+            n_read += len(numbers)
 
 
 def not_text(name: str, reason: str) -> DataError:

@@ -61,7 +61,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     Raises:
         CheckpointError: The source is missing, damaged or hostile, or has a setting that changes numbers and that
             xlcli lacks.
-        ConfigError: `target` exists.
+        ConfigError: `target` exists, or the files say another format than `name`.
         ResourceError: The disk is full, or the weights do not fit the machine.
     """
     from xlcli.store.folder import new_folder, save_model

@@ -25,6 +25,7 @@ from xlcli.files import open_regular, version
 from xlcli.files.tensors import TYPES, TensorInfo
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LARGEST_PICKLE = 2**26
@@ -103,12 +104,12 @@ class Storage:
     start: int = -1
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of a number."""
+    def torch_dtype(self) -> torch.dtype:
+        """The type of the numbers."""
         import torch
 
-        size: int = getattr(torch, TYPES[self.dtype]).itemsize
-        return size
+        dtype: torch.dtype = getattr(torch, TYPES[self.dtype])
+        return dtype
 
 
 @dataclass(eq=False)
@@ -124,10 +125,10 @@ class StoredTensor:
         """The tensor, in RAM of its own."""
         import torch
 
-        storage, dtype = self.storage, getattr(torch, TYPES[self.storage.dtype])
-        data = bytearray(_extent(self.info.shape, self.strides) * storage.itemsize)
+        storage, dtype = self.storage, self.storage.torch_dtype
+        data = bytearray(_extent(self.info.shape, self.strides) * dtype.itemsize)
         with open_regular(storage.path) as (file, _):
-            file.seek(storage.start + self.offset * storage.itemsize)
+            file.seek(storage.start + self.offset * dtype.itemsize)
             if file.readinto(data) != len(data) or version(os.fstat(file.fileno())) != storage.version:
                 raise CheckpointError(f"{storage.path} changed while it was read.", "Run the command again.")
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
@@ -190,7 +191,7 @@ def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) ->
     for key in keys:
         file.seek(at)
         n = int.from_bytes(file.read(8), "little")
-        at = reader.place(key, at + 8, n * reader.storages[key].itemsize)
+        at = reader.place(key, at + 8, n * reader.storages[key].torch_dtype.itemsize)
     if any(storage.start < 0 for storage in reader.storages.values()):
         raise ValueError("a storage is missing")
     return tree
@@ -212,7 +213,7 @@ class _Reader(pickle._Unpickler):
     def place(self, key: str, start: int, n_bytes: int) -> int:
         """Notes where in the file a storage is; returns the offset of what follows it."""
         storage, end = self.storages[key], start + n_bytes
-        if n_bytes != storage.n * storage.itemsize or end > self.status.st_size:
+        if n_bytes != storage.n * storage.torch_dtype.itemsize or end > self.status.st_size:
             raise ValueError("a storage has another size than it says")
         storage.start = start
         return end

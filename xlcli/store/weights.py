@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import RESTORE
-from xlcli.files.tensors import TYPES, TensorInfo, read_header, read_tensors
+from xlcli.files.tensors import TYPES, TensorInfo, read_header, read_tensors, type_name
 from xlcli.machine import require_memory
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
@@ -30,7 +30,7 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
     for name, tensor in tensors.items():
         shape, stored = tuple(tensor.shape), ENCODINGS[encoding]
         if not tensor.is_floating_point():
-            stored = next(key for key, value in TYPES.items() if f"torch.{value}" == str(tensor.dtype))
+            stored = type_name(tensor.dtype)
         elif encoding == "int8" and isinstance(tensor, nn.Parameter) and tensor.ndim >= 2:
             infos[name + SCALE] = TensorInfo("BF16", shape[:-1])
         elif encoding == "int8":

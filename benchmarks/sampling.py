@@ -172,7 +172,7 @@ def generate_batch(model: Model, passages, n_tokens: int, options, seed: int) ->
     train, tokenizer = loaded.config.train, loaded.tokenizer
     state = loaded.network.init_state(len(passages), mem_len=train.mem_len, segment_len=train.segment_len)
     settings = options or GenerateConfig()
-    reader = make_reader(loaded.network, settings)
+    reader = make_reader(loaded.network, loaded.tokenizer, settings)
     session = InferenceSession(loaded, runtime, settings, reader, state, [passage.prompt[-1] for passage in passages])
     tokens = torch.tensor([[tokenizer.start_id, *passage.prompt[:-1]] for passage in passages])
     with torch.inference_mode(), runtime.autocast():

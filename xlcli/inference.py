@@ -110,12 +110,12 @@ class InferenceSession:
             check_settings(model, options, runtime)
             longest = longest_memory(model, state.span, n_tokens)
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
-            reader = make_reader(model.network, options)
+            reader = make_reader(model.network, model.tokenizer, options)
             return cls(model, runtime, options, reader, state, [resume.last_token], is_first=False)
         reading = options.reading(model.config.model, model.config.train)
         longest = longest_memory(model, reading, n_tokens)
         check_memory(model, runtime, longest, memory_dtype=reading.memory_dtype, predicts=predicts)
-        reader = make_reader(model.network, options)
+        reader = make_reader(model.network, model.tokenizer, options)
         state = reader.init_state(1, **reading.state)
         return cls(model, runtime, options, reader, state, [model.tokenizer.start_id])
 
@@ -157,7 +157,7 @@ class InferenceSession:
 
     @cached_property
     def _decoding_reader(self) -> Reader:
-        return make_reader(self.model.network, self.options, self.decoder)
+        return make_reader(self.model.network, self.model.tokenizer, self.options, self.decoder)
 
     @property
     def decoder(self) -> Decoder | None:

@@ -48,7 +48,7 @@ def same(a, b, tolerance=1e-9):
         torch.testing.assert_close(t, theirs[name], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("part", ["all", "blocks"])
+@pytest.mark.parametrize("part", ["all", "blocks", "feedforward"])
 @pytest.mark.parametrize("name", [NAME, "local-rope-1-post-1", "full-t5-0-rezero-3"])
 def test_as_the_loop_of_the_paper(name, part):
     model = variants.make(name)

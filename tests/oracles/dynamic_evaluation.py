@@ -1,11 +1,13 @@
 """Dynamic evaluation (Krause et al. 2018, section 3): blocks of text, and a step of SGD on each after it was scored.
 
 Gradients are divided by the root of their mean square (section 3.2), a running mean that is factored for matrices
-(Shazeer and Stern 2018, algorithm 4), and every step goes back toward the trained weights (equation 7). Plain autograd
-on a copy of the model, one element at a time.
+(Shazeer and Stern 2018, algorithm 4), and every step goes back toward the trained weights (equation 7). The rate of a
+matrix is multiplied by e to the cosine between what was learned so far and the negative gradient. Plain autograd on a
+copy of the model, one element at a time.
 """
 
 import copy
+import math
 
 import torch
 
@@ -16,6 +18,7 @@ def dynamic_nats(model, text, *, block, lr, decay, beta, mem_len, names):
     weights = {name: p for name, p in model.named_parameters() if name in names}
     trained = {name: p.detach().clone() for name, p in weights.items()}
     squares = {name: torch.zeros_like(p) for name, p in weights.items()}
+    rates = dict.fromkeys(weights, lr)
     state = model.init_state(1, mem_len=mem_len, segment_len=13)
     out = []
     for step, start in enumerate(range(0, len(text) - 1, block), 1):
@@ -33,8 +36,12 @@ def dynamic_nats(model, text, *, block, lr, decay, beta, mem_len, names):
                 if mean.ndim == 2:
                     rows, columns = mean.mean(1) + 1e-16, mean.mean(0) + 1e-16
                     mean = torch.outer(rows, columns) / rows.mean()
+                    moved = (weight - trained[name]).flatten()
+                    if moved.any():
+                        cosine = torch.cosine_similarity(moved, -weight.grad.flatten(), dim=0, eps=0)
+                        rates[name] = (rates[name] * cosine.exp()).clamp(lr * math.exp(-5), lr * math.exp(3))
                 else:
                     mean = mean + 1e-16
-                weight -= lr * weight.grad / mean.sqrt()
+                weight -= rates[name] * weight.grad / mean.sqrt()
                 weight += decay * (trained[name] - weight)
     return torch.cat(out), weights

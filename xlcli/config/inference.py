@@ -174,8 +174,9 @@ class InferenceConfig(BaseConfig):
         return reading
 
 
-AdaptedWeights = Literal["all", "blocks"]
-"""Weights that change during adaptation: all, or all but embedding tables and head."""
+AdaptedWeights = Literal["feedforward", "blocks", "all"]
+"""Weights that change during adaptation: feed-forward matrices and token vectors without the head's, all but embedding
+tables and head, or all."""
 
 
 class OnlineConfig(InferenceConfig):
@@ -197,7 +198,9 @@ class OnlineConfig(InferenceConfig):
         default=None, description="Share of the distance to the trained weights that a step of adaptation takes back."
     )
     adapt_weights: AdaptedWeights | None = Field(
-        default=None, description="Weights that adapt: all, or all but embedding tables and head (blocks)."
+        default=None,
+        description="Weights that adapt: feed-forward matrices and token vectors (feedforward), all but embedding "
+        "tables and head (blocks), or all.",
     )
     context_cache: Annotated[
         Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")

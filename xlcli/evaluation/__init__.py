@@ -84,7 +84,11 @@ def evaluate(
     reads_out = by_word or (per_token and options.logprobs is not None) or not runtime.ranks.is_first
     predictions = Predictions(model.tokenizer, options, runtime.device) if reads_out else None
     if not runtime.ranks.is_first:
-        worker_loop([make_reader(each.network, options) for each in (model, model.unrounded())], runtime, predictions)
+        worker_loop(
+            [make_reader(each.network, model.tokenizer, options) for each in (model, model.unrounded())],
+            runtime,
+            predictions,
+        )
         return
     with Division(runtime.ranks) as divided:
         check_settings(model, options, runtime)
@@ -100,8 +104,8 @@ def evaluate(
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown, len(text.tokens))
         unrounded = model.unrounded()
-        reader = divided.reader(0, make_reader(model.network, options))
-        exact = divided.reader(1, make_reader(unrounded.network, options))
+        reader = divided.reader(0, make_reader(model.network, model.tokenizer, options))
+        exact = divided.reader(1, make_reader(unrounded.network, model.tokenizer, options))
         sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         for index, lengths in enumerate(sweep):

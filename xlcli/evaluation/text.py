@@ -21,7 +21,7 @@ from xlcli.errors import ResourceError
 from xlcli.events import Notice, Prediction, Progress, Scored, TokenScore
 from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
-from xlcli.online import Reader
+from xlcli.online import DEFAULTS, Reader
 from xlcli.runtime import Runtime
 from xlcli.state import State
 from xlcli.store.folder import LoadedModel
@@ -245,8 +245,9 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
         is_banded = all(layer.is_banded for layer in shape.attentions)
         if is_banded and runtime.device.type == "cpu" and "bias" not in shape.position.needs:
             segment_len = max(segment_len, min(n_tokens, n_per_call // (options.batch_size or 1)))
-        if options.adapt and options.adapt_block is not None:  # whole blocks are read once
-            segment_len = max(1, segment_len // options.adapt_block) * options.adapt_block
+        if options.adapt:  # whole blocks are read once
+            block = options.adapt_block or DEFAULTS["adaptation"]["adapt_block"]
+            segment_len = max(1, segment_len // block) * block
     else:
         segment_len = reading.segment_len
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0

@@ -1,175 +1,161 @@
-"""Tokens that followed each context in the latest text, for `xlcli.online.cache`.
+"""Contexts of the latest text with what followed them, and weights of a mixture, for `xlcli.online.mixture`.
 
-A context of order k is the last k tokens. A hash table for each order (open addressing, linear probing) has a slot for
-each context: its hash, and its latest position, from which a chain leads to earlier ones. Tables are functions of the
-tokens and are not saved.
+A hash table for each kind of context (open addressing, linear probing) has a slot for each context: its hash, and its
+latest position, from which a chain leads to earlier ones. Tables are functions of the tokens and are not saved.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xlcli.machine import require_memory
 from xlcli.memory.online import UNKNOWN, OnlineMemory
 
-ORDERS = (0, 1, 2, 3, 4, 5, 7, 10, 16)
-"""Numbers of tokens of contexts."""
+ORDERS = (1, 2, 3, 4, 6, 10, 18)
+"""Numbers of latest tokens that are a context."""
+N_CONTEXTS = len(ORDERS) + 5
+"""Kinds of contexts, with those that skip a token or know the place in a line (`kernels/mixture.py`)."""
 N_LATEST = 64
 """Maximum number of positions of a context that count."""
+LINE, REACH = 128, 256
+"""Maximum place in a line that a context knows, and number of tokens after which none depends on a token."""
+MAX_WINDOW = 2**22
+"""Maximum number of tokens of a cache."""
+N_INPUTS, N_MIXERS, MAX_DEPTH, MIXER_CLASSES = 3 + 2 * N_CONTEXTS, 3, 19, 160
+"""Inputs of a decision, mixers, greatest depth in the tree with weights of its own, sets of weights of a mixer."""
+N_STATES, MAP_BINS, MAP_RANGE = 162, 12, 9.0
+"""States of a context, and bins of a map of logits from -`MAP_RANGE` to `MAP_RANGE`."""
+SSE_ROWS, SSE_BINS, SSE_RANGE = 2**12, 32, 12.0
+"""Rows and bins of the correction of a result, and its range of logits."""
 
-_MULTIPLIER = 0x9E3779B97F4A7C15
-_MASK = 2**64 - 1
+Array = NDArray[Any]
 
 
-class Followers(NamedTuple):
-    """Tokens that followed a context.
+class Index(NamedTuple):
+    """The latest tokens and where their contexts occurred.
 
     Attributes:
-        order: Index of its order in `ORDERS`.
-        counts: Token to number of times.
-        total: Sum of the counts.
+        inputs: Tokens read (n), with at least `REACH` older than the window.
+        targets: Token (n) that followed each of them, or `UNKNOWN`.
+        lines: Position (n) at which the line of each begins.
+        owners: Hash of the context (c s) in each slot, 0: none.
+        latest: Its latest position (c s), plus 1.
+        earlier: Position (c n) of the same context before, plus 1.
+        counts: Number of followers in the window (2 l) at or below each node of a tree of l leaves.
+        sizes: Numbers of tokens, of counted followers, and of tokens of the window.
     """
 
-    order: int
-    counts: dict[int, int]
-    total: int
+    inputs: Array
+    targets: Array
+    lines: Array
+    owners: Array
+    latest: Array
+    earlier: Array
+    counts: Array
+    sizes: Array
 
 
-class ContextIndex:
-    """Contexts of the latest tokens and what followed them.
+class Mixer(NamedTuple):
+    """What a mixture has learned.
 
-    Args:
-        window: Number of latest positions that count.
+    Attributes:
+        weights: Weights (m k i) of inputs i in class k of mixer m.
+        final: Weights (d m) of the mixers by depth.
+        states: Probability (c z 2) that a context in state z is right, and number of updates.
+        maps: Probability (c z x 2) for each logit of the model, and number of updates.
+        sse: Corrections (2 r x) of the result, added to its probability.
+        expected: Sum of probabilities (2 l) of each node by the model.
+        progress: Number of predictions (1).
+    """
+
+    weights: Array
+    final: Array
+    states: Array
+    maps: Array
+    sse: Array
+    expected: Array
+    progress: Array
+
+
+def n_leaves(vocab_size: int) -> int:
+    """Leaves of a binary tree over a vocabulary."""
+    return max(2, 1 << (vocab_size - 1).bit_length())
+
+
+def new_index(window: int, vocab_size: int) -> Index:
+    """Index of no tokens, for a window.
 
     Raises:
-        ResourceError: The tables do not fit the machine.
-
-    Attributes:
-        inputs: Tokens read, with at most `max(ORDERS)` that are older than the window.
-        targets: Token that followed each of them, or `UNKNOWN`.
+        ResourceError: It does not fit the machine.
     """
+    capacity = 2 * window + 4 * REACH
+    n_slots = 1 << (2 * capacity).bit_length()
+    n_bytes = N_CONTEXTS * (12 * n_slots + 4 * capacity) + 12 * capacity + 16 * n_leaves(vocab_size)
+    require_memory(f"a context cache of {window:,} tokens", n_bytes, "Use a smaller --context-cache.")
+    return Index(
+        inputs=np.zeros(capacity, np.int32),
+        targets=np.zeros(capacity, np.int32),
+        lines=np.zeros(capacity, np.int32),
+        owners=np.zeros((N_CONTEXTS, n_slots), np.uint64),
+        latest=np.zeros((N_CONTEXTS, n_slots), np.int32),
+        earlier=np.zeros((N_CONTEXTS, capacity), np.int32),
+        counts=np.zeros(2 * n_leaves(vocab_size), np.int64),
+        sizes=np.array([0, 0, window]),
+    )
 
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self._bits = (4 * window + 2 * ORDERS[-1]).bit_length()  # the tables are at most half full
-        n_bytes = len(ORDERS[1:]) * ((12 << self._bits) + 4 * 2 * window)
-        require_memory(f"a context cache of {window:,} tokens", n_bytes, "Use a smaller --context-cache.")
-        self._start()
 
-    def _start(self) -> None:
-        self._owners = self._latest = self._earlier = []  # old tables are freed before new ones are made
-        self.inputs, self.targets = array("i"), array("i")
-        self._owners = [array("Q", bytes(8 << self._bits)) for _ in ORDERS[1:]]
-        self._latest = [array("i", b"\xff" * (4 << self._bits)) for _ in ORDERS[1:]]
-        self._earlier = [array("i") for _ in ORDERS[1:]]
-        self._counts: dict[int, int] = {}
-        self._n_counted = 0
-
-    def read(self, token: int) -> None:
-        """Appends a token to the context."""
-        if len(self.inputs) >= 2 * self.window + ORDERS[-1]:
-            first = len(self.inputs) - self.window - ORDERS[-1]  # what is older than the window is forgotten
-            self.fill(self.inputs[first:], self.targets[first:])
-        self.inputs.append(token)
-        self.targets.append(UNKNOWN)
-        for chain in self._earlier:
-            chain.append(-1)
-        self._count(len(self.inputs) - 1 - self.window, -1)
-
-    def learn(self, token: int) -> None:
-        """Stores the token that follows the last one read."""
-        at = len(self.inputs) - 1
-        self.targets[at] = token
-        self._count(at, 1)
-        for i, (hashed, slot) in enumerate(self._slots()):
-            self._earlier[i][at] = self._latest[i][slot]
-            self._owners[i][slot] = hashed
-            self._latest[i][slot] = at
-
-    def followers(self) -> Iterator[Followers]:
-        """Followers of the present context, of ascending order, up to the first one without any."""
-        if not self._n_counted:
-            return
-        yield Followers(0, self._counts, self._n_counted)
-        oldest = max(0, len(self.inputs) - self.window)
-        targets = self.targets
-        for i, (_, slot) in enumerate(self._slots()):
-            at = self._latest[i][slot]
-            if at < oldest:
-                return
-            counts: dict[int, int] = {}
-            earlier, total = self._earlier[i], 0
-            while at >= oldest and total < N_LATEST:
-                token = targets[at]
-                counts[token] = counts.get(token, 0) + 1
-                total += 1
-                at = earlier[at]
-            yield Followers(i + 1, counts, total)
-
-    def _slots(self) -> Iterator[tuple[int, int]]:
-        """Hash of the present context of each order from 1 on, and its slot, which is empty if the context is new."""
-        inputs, hashed, n = self.inputs, 1, 0
-        shift, last = 64 - self._bits, (1 << self._bits) - 1
-        for order, owners in zip(ORDERS[1:], self._owners, strict=True):
-            if order > len(inputs):
-                return
-            while n < order:
-                n += 1
-                hashed = ((hashed ^ inputs[-n]) * _MULTIPLIER + n) & _MASK
-                hashed ^= hashed >> 29
-            slot = (hashed * _MULTIPLIER & _MASK) >> shift
-            while owners[slot] not in (0, hashed):
-                slot = (slot + 1) & last
-            yield hashed, slot
-
-    def _count(self, at: int, change: int) -> None:
-        """Counts the token that follows position `at`, which enters or leaves the window."""
-        token = self.targets[at] if at >= 0 else UNKNOWN
-        if token == UNKNOWN:
-            return
-        self._n_counted += change
-        self._counts[token] = self._counts.get(token, 0) + change
-        if not self._counts[token]:
-            del self._counts[token]
-
-    def fill(self, inputs: array[int], targets: array[int]) -> None:
-        """Starts anew with these tokens."""
-        self._start()
-        for token, target in zip(inputs, targets, strict=True):
-            self.read(token)
-            if target != UNKNOWN:
-                self.learn(target)
+def new_mixer(vocab_size: int) -> Mixer:
+    """A mixture that predicts nearly as the model does."""
+    weights = np.zeros((N_MIXERS, MIXER_CLASSES, N_INPUTS))
+    weights[..., 0], weights[..., 3:] = 0.9, 0.05
+    states = np.zeros((N_CONTEXTS, N_STATES, 2))
+    n_same, n_other = np.divmod(np.arange(N_STATES) % 81, 9)
+    states[..., 0] = np.where(n_other > 0, (n_same + 0.5) / (n_same + n_other + 1), 1 - 0.3 / (n_same + 1))
+    maps = np.zeros((N_CONTEXTS, N_STATES, MAP_BINS + 1, 2))
+    maps[..., 0] = 1 / (1 + np.exp(-np.linspace(-MAP_RANGE, MAP_RANGE, MAP_BINS + 1)))
+    return Mixer(
+        weights=weights,
+        final=np.full((MAX_DEPTH + 1, N_MIXERS), 1 / N_MIXERS),
+        states=states,
+        maps=maps,
+        sse=np.zeros((2, SSE_ROWS, SSE_BINS + 1), np.float32),
+        expected=np.zeros(2 * n_leaves(vocab_size)),
+        progress=np.zeros(1),
+    )
 
 
 @dataclass(frozen=True)
 class ContextCache(OnlineMemory):
-    """The latest tokens, and the weights of what followed their contexts.
+    """The latest tokens, and what a mixture of their contexts with a model has learned.
 
     Attributes:
-        index: The latest tokens.
-        weights: Weights and numbers of updates (2 o n d), by order, number and distinct number of followers.
+        mixer: What it has learned.
+        index: The latest tokens, of which tables are made again when they are used first.
         predicted: Log-probabilities (v) of the token after the last one read, if it is not known yet; else empty.
+        unread: Tokens and their followers (2 n) of a restored value that are not in `index` yet.
     """
 
     settings: Mapping[str, Any]
-    index: ContextIndex
-    weights: Tensor
+    mixer: Mixer
+    index: Index
     predicted: Tensor
+    unread: list[Array] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tokens, weights, and the prediction."""
-        first = max(0, len(self.index.inputs) - self.index.window - ORDERS[-1])
-        tokens = {"inputs": self.index.inputs[first:], "targets": self.index.targets[first:]}
-        kept = {name: torch.from_numpy(np.array(values, np.int32)) for name, values in tokens.items()}
-        return {**kept, "weights": self.weights, "predicted": self.predicted}
+        """Tokens, the prediction, and what was learned."""
+        n, _, window = self.index.sizes.tolist()
+        first = max(0, n - window - REACH)
+        texts = self.unread[0] if self.unread else np.stack((self.index.inputs[first:n], self.index.targets[first:n]))
+        learned = {f"mixer.{name}": torch.from_numpy(array.copy()) for name, array in self.mixer._asdict().items()}
+        return {"texts": torch.from_numpy(texts.copy()), "predicted": self.predicted, **learned}
 
     def describe(self) -> dict[str, str]:
         """Settings."""
@@ -177,38 +163,34 @@ class ContextCache(OnlineMemory):
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> ContextCache:
-        """Value from the results of `tensors` and `describe`; the vocabulary is not checked here."""
+        """Value from the results of `tensors` and `describe`; tokens are compared with a vocabulary by `fits`."""
         settings = dict(json.loads(description["settings"]))
         window = settings["context_cache"]
         if type(window) is not int or not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a context cache of {window} tokens")
-        inputs, targets, weights = tensors["inputs"], tensors["targets"], tensors["weights"]
-        if any((t.ndim, t.dtype) != (1, torch.int32) for t in (inputs, targets)) or len(inputs) != len(targets):
-            raise ValueError("tokens of the context cache are not two vectors of int32")
-        if len(inputs) > window + ORDERS[-1]:
-            raise ValueError("the context cache holds too many tokens")
-        # The mixture is computed on the CPU, whatever the device of the model.
-        weights, predicted = weights.cpu(), tensors["predicted"].cpu()
-        shape = 2, len(ORDERS), N_TOTALS, N_DISTINCT
-        if (weights.shape, weights.dtype) != (shape, torch.float64):
-            raise ValueError("weights of the context cache have another shape")
+        texts, predicted, expected = (tensors[name].cpu() for name in ("texts", "predicted", "mixer.expected"))
+        if (texts.ndim, texts.dtype) != (2, torch.int32) or len(texts) != 2 or texts.shape[1] > window + REACH:
+            raise ValueError("the context cache has no tokens and followers of its window")
         if (predicted.ndim, predicted.dtype) != (1, torch.float64) or not bool((predicted <= 0).all()):
             raise ValueError("the prediction of the context cache has no log-probabilities")
-        if not (bool(((weights[0] > 0) & (weights[0] < 1)).all()) and bool((weights[1] >= 0).all())):
-            raise ValueError("weights of the context cache are not between 0 and 1")
-        index = ContextIndex(window)
-        index.fill(array("i", inputs.tolist()), array("i", targets.tolist()))
-        return cls(settings, index, weights, predicted)
+        # As large as the vocabulary, which a state file may not enlarge.
+        vocab_size = min(len(expected) // 2, 2**24)
+        arrays = {}
+        for name, array in new_mixer(vocab_size)._asdict().items():
+            t = tensors[f"mixer.{name}"].cpu()
+            is_alike = (tuple(t.shape), t.dtype) == (array.shape, torch.from_numpy(array).dtype)
+            limit = (t >= 0) if name in ("expected", "progress", "states", "maps") else (t.abs() <= 8)
+            if not is_alike or not bool((limit & t.isfinite()).all()):
+                raise ValueError(f"'{name}' of the context cache is damaged")
+            if name in ("states", "maps") and not bool((t[..., 0] <= 1).all()):
+                raise ValueError(f"'{name}' of the context cache are no probabilities")
+            arrays[name] = t.numpy().copy()
+        return cls(settings, Mixer(**arrays), new_index(window, vocab_size), predicted, [texts.numpy().copy()])
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""
-        tokens = (*self.index.inputs, *(token for token in self.index.targets if token != UNKNOWN))
-        return len(self.predicted) in (0, vocab_size) and (not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size)
-
-
-MAX_WINDOW = 2**22
-"""Maximum number of tokens of a cache."""
-N_TOTALS = 9
-"""Classes of the number of followers: 0, 1, 2 to 3, 4 to 7, and so on; the last one from 128 on."""
-N_DISTINCT = 4
-"""Classes of the number of distinct followers: 1, 2, 3, more."""
+        texts = self.unread[0] if self.unread else np.zeros((2, 0), np.int32)
+        is_known = (texts >= 0) & (texts < vocab_size)
+        is_known[1] |= texts[1] == UNKNOWN
+        is_same_tree = len(self.mixer.expected) == 2 * n_leaves(vocab_size)
+        return len(self.predicted) in (0, vocab_size) and is_same_tree and bool(is_known.all())

@@ -15,8 +15,9 @@ from xlcli.model.decoder import Decoder
 from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights, is_compatible
-from xlcli.online.cache import CachedModel
+from xlcli.online.mixture import CachedModel, Spelling
 from xlcli.state import State
+from xlcli.text.base import Tokenizer
 
 
 class Reader(Protocol):
@@ -52,18 +53,21 @@ class Reader(Protocol):
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "adaptation": {"adapt_block": 64, "adapt_lr": 6e-4, "adapt_decay": 0.003, "adapt_weights": "blocks"},
+    "adaptation": {"adapt_block": 128, "adapt_lr": 6e-4, "adapt_decay": 0.001, "adapt_weights": "feedforward"},
     "cache": {"context_cache": None},
 }
 """Default settings of the values of `State.online`."""
 _REMEDY = "Start without this state."
 
 
-def make_reader(network: LanguageModel, options: InferenceConfig, decoder: Decoder | None = None) -> Reader:
+def make_reader(
+    network: LanguageModel, tokenizer: Tokenizer, options: InferenceConfig, decoder: Decoder | None = None
+) -> Reader:
     """Reader of a text with these options.
 
     Args:
         network: The model, which is the reader if nothing is learned.
+        tokenizer: Its tokenizer.
         options: Wrappers and their settings.
         decoder: Faster `logits` of one token. With it nothing but such `logits` may be called.
     """
@@ -73,7 +77,9 @@ def make_reader(network: LanguageModel, options: InferenceConfig, decoder: Decod
     if options.adapt:
         settings = _settings(options, "adaptation")
         reader = AdaptiveModel(network, _optimizer(network, settings), settings, decodes=decoder is not None)
-    return reader if options.context_cache is None else CachedModel(reader, _settings(options, "cache"))
+    if options.context_cache is not None:
+        reader = CachedModel(reader, _settings(options, "cache"), Spelling(tokenizer, network.config.vocab_size))
+    return reader  # type: ignore[no-any-return]
 
 
 def not_finite(model: str, options: InferenceConfig) -> XLError:

@@ -11,7 +11,7 @@ more with gradients when it is complete, from a copy of the memory before it, an
 The optimizer divides gradients by their root mean square, with decay toward the trained weights. Krause et al.
 (section 3.2) take the mean over training text. Here it runs over the blocks that were read, and the mean of a matrix is
 factored into rows and columns (Shazeer and Stern 2018, algorithm 4): two vectors in place of a matrix, so a step reads
-and writes little more than weights and gradients.
+and writes little more than weights and gradients. Each matrix has its own rate, which is learned, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from xlcli.memory.online import UNKNOWN, Adaptation
 from xlcli.model.decoder import Decoder, make_decoder
 from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
-from xlcli.model.stack import Ponder
+from xlcli.model.stack import FeedForward, Ponder
 from xlcli.state import State
 
 Tensors = Mapping[str, Tensor]
@@ -206,9 +206,18 @@ class AdaptiveModel:
 
 
 def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, ...]:
-    """Names of the weights that change: all, or only the blocks, without token vectors."""
+    """Names of the weights that change.
+
+    All; those of the blocks without token vectors; or feed-forward matrices and the tables that the head does not
+    share. The rates that fit a book best are about those of the latter (docs/log.md).
+    """
     if part == "all":
         return tuple(name for name, _ in network.named_parameters())
+    if part == "feedforward":
+        branches = [module for module in network.modules() if isinstance(module, FeedForward)]
+        ids = {id(p) for branch in branches for p in branch.parameters() if p.ndim == 2}
+        ids |= {id(table.weight) for table in _own_tables(network)}
+        return tuple(name for name, p in network.named_parameters() if id(p) in ids)
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     return tuple(f"stack.{name}" for name, p in network.stack.named_parameters() if id(p) not in tables)
 
@@ -258,11 +267,15 @@ def _with_own_weights(network: LanguageModel) -> LanguageModel:
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
     memo |= {id(buffer): buffer for buffer in network.buffers()}
     own = copy.deepcopy(network, memo)
-    uses = Counter(id(p) for _, p in own.named_parameters(remove_duplicate=False))
-    for module in own.modules():
-        if isinstance(module, nn.Embedding):
-            module.sparse = uses[id(module.weight)] == 1
+    for table in _own_tables(own):
+        table.sparse = True
     return own
+
+
+def _own_tables(network: LanguageModel) -> list[nn.Embedding]:
+    """Embedding tables that the head does not share."""
+    uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
+    return [m for m in network.modules() if isinstance(m, nn.Embedding) and uses[id(m.weight)] == 1]
 
 
 @contextlib.contextmanager
@@ -281,6 +294,8 @@ def _ordinary(state: State) -> State:
 
 EPSILON = 1e-16
 """Added to mean squares: gradients below its root count as zero."""
+RATES = -5.0, 3.0
+"""Limits of the logarithm of the factor on the rate of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -292,26 +307,38 @@ class Optimizer:
         lr: Learning rate.
         decay: Share of the distance to the trained weights that a step takes back.
         beta: Share of the mean squares that a step keeps.
+        table_rate: Factor on the learning rate of rows of an embedding table, of which few tokens change each.
+        rate_change: Largest change of the logarithm of the rate of a matrix in a step.
     """
 
     names: Collection[str]
     lr: float
     decay: float
     beta: float = 0.99
+    table_rate: float = 10.0
+    rate_change: float = 1.0
 
     def init_moments(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Mean squares before the first step: `NAME.rows` and `NAME.columns` of a matrix, `NAME` of other weights."""
+        """Mean squares before the first step: `NAME.rows` and `NAME.columns` of a matrix, `NAME` of other weights.
+
+        Of a matrix also `NAME.rate`, the logarithm of a factor on its learning rate.
+        """
         moments = {}
         for name, weight in weights.items():
             if weight.ndim == 2:
                 moments[f"{name}.rows"] = weight.new_zeros(weight.shape[0])
                 moments[f"{name}.columns"] = weight.new_zeros(weight.shape[1])
+                moments[f"{name}.rate"] = weight.new_zeros(())
             else:
                 moments[name] = torch.zeros_like(weight)
         return moments
 
     def step(self, weights: Tensors, gradients: Tensors, moments: Tensors, trained: Tensors, n_steps: int) -> None:
         """Changes weights and mean squares in place, after `n_steps` earlier steps.
+
+        The rate of a matrix grows while the gradient says that what was learned so far should have gone further, and
+        falls if it went too far: the derivative of the loss by the logarithm of the rate, with the distance to the
+        trained weights in place of its sum over all steps (as in Sutton 1992, "Adapting bias by gradient descent").
 
         Of an embedding table, whose gradient is sparse, only the rows of the tokens change, each scaled by its own mean
         square.
@@ -328,7 +355,10 @@ class Optimizer:
                 rows.lerp_(squares.mean(1), 1 - self.beta)
                 columns.lerp_(squares.mean(0), 1 - self.beta)
                 of_rows, of_columns = rows * correction + EPSILON, columns * correction + EPSILON
-                gradient = gradient * (of_rows.mean() / of_rows).sqrt_()[:, None]
+                rate, shift = moments[f"{name}.rate"], weight - origin
+                norms = (squares.sum() * shift.square().sum()).sqrt_() + EPSILON
+                rate.sub_((gradient * shift).sum() / norms * self.rate_change).clamp_(*RATES)
+                gradient = gradient * ((of_rows.mean() / of_rows).sqrt_() * rate.exp())[:, None]
                 weight.addcmul_(gradient, of_columns.rsqrt(), value=-self.lr)
             else:
                 mean = moments[name].mul_(self.beta).addcmul_(gradient, gradient, value=1 - self.beta)
@@ -342,5 +372,5 @@ class Optimizer:
         squares, before = values.square().mean(1), means[rows]
         mean = torch.where(before > 0, before.lerp(squares, 1 - self.beta), squares)
         means[rows] = mean
-        new = weight[rows].addcmul_(values, (mean + EPSILON).rsqrt_()[:, None], value=-self.lr)
+        new = weight[rows].addcmul_(values, (mean + EPSILON).rsqrt_()[:, None], value=-self.lr * self.table_rate)
         weight[rows] = new.lerp_(origin[rows], self.decay)

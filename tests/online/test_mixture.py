@@ -1,0 +1,249 @@
+"""The mixture with what was read equals a slow one, and is a distribution given the past alone."""
+
+import dataclasses
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import mixture as oracle
+from toys import PROSE, RUNTIME, toy
+
+from xlcli.config import EvalConfig, GenerateConfig, OnlineConfig, validate
+from xlcli.errors import ConfigError, StateError
+from xlcli.inference import InferenceSession
+from xlcli.kernels.mixture import distribution, fill, read, score
+from xlcli.memory.context_cache import REACH, n_leaves, new_index, new_mixer
+from xlcli.memory.online import UNKNOWN
+from xlcli.online.mixture import CachedModel, Spelling
+from xlcli.store.state_files import PendingText, SessionState, load_state, save_state
+
+WINDOW = 37
+TEXT = (PROSE[:90] * 2).encode()
+
+
+DRAW = random.Random(7)
+MIXED = {
+    "two kinds, more than 64 places": (2, 300, DRAW.choices((0, 1), k=400)),
+    "three kinds, a leaf without a token": (3, 37, DRAW.choices((0, 1, 2), k=300)),
+    "repeats": (20, 150, [*DRAW.choices(range(20), k=90)] * 3),
+    "lines": (9, 300, [token for i in range(40) for token in (8, i % 3, i % 5, DRAW.randrange(3), 7 - i % 2)]),
+    "a line longer than it counts": (4, 500, [3, *DRAW.choices((0, 1, 2), k=400), 3, 0, 3, 1]),
+    "one token": (5, 37, [4] * 400),
+    "a window of one, made anew": (7, 1, DRAW.choices(range(7), k=2400)),
+    "a window that is made anew": (4, 30, [*DRAW.choices(range(4), k=61)] * 35),
+}
+
+
+def distributions(n_kinds, n):
+    """Log-probabilities (n v) of a model that knows nothing."""
+    return np.log(np.random.default_rng(0).dirichlet(np.ones(n_kinds), n))
+
+
+def ranks_of(n_kinds):
+    """Order of a vocabulary other than that of its ids, and its leaves."""
+    ranks = random.Random(n_kinds).sample(range(n_kinds), n_kinds)
+    return ranks, np.array([n_leaves(n_kinds) + rank for rank in ranks])
+
+
+@pytest.mark.parametrize(("n_kinds", "window", "ids"), MIXED.values(), ids=MIXED)
+def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids):
+    ids = [*ids, ids[0]]
+    ranks, leaf_of = ranks_of(n_kinds)
+    log_p, nats = distributions(n_kinds, len(ids) - 1), np.empty(len(ids) - 1)
+    index, mixer = new_index(window, n_kinds), new_mixer(n_kinds)
+    score(index, mixer, leaf_of, n_kinds - 1, log_p, np.array((ids[:-1], ids[1:])), False, nats)
+    slow, tail = oracle.Mixture(ranks, window, n_kinds - 1), len(nats) if len(nats) < 500 else 0
+    expected = []
+    for token, target, p in list(zip(ids, ids[1:], np.exp(log_p), strict=False))[: tail or 500]:
+        slow.append(token, target)
+        expected.append(slow.nats(p.tolist(), target))
+    assert nats[: len(expected)] == pytest.approx(expected, rel=0, abs=1e-11)
+
+
+@pytest.mark.parametrize("n_kinds", [2, 3, 5, 64, 100])
+def test_predictions_sum_to_one_and_their_logs_are_the_scores(n_kinds):
+    ids = [random.Random(0).randrange(n_kinds) for _ in range(50)] * 3
+    log_p, (_, leaf_of) = distributions(n_kinds, len(ids)), ranks_of(n_kinds)
+    index, mixer, nats = new_index(90, n_kinds), new_mixer(n_kinds), np.empty(1)
+    for i in range(len(ids) - 1):
+        read(index, leaf_of, 0, np.array(ids[i : i + 1]))
+        mixed = distribution(index, mixer, leaf_of, log_p[i])
+        assert np.exp(mixed).sum() == pytest.approx(1, abs=1e-12)
+        score(index, mixer, leaf_of, 0, log_p[i : i + 1], np.array([ids[i : i + 1], ids[i + 1 : i + 2]]), True, nats)
+        assert nats[0] == pytest.approx(-mixed[ids[i + 1]], abs=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.integers(1, 60), st.integers(0, 900))
+def test_an_index_of_the_latest_tokens_continues_like_the_whole_one(seed, n_kinds, window, n_tokens):
+    draw, (_, leaf_of) = random.Random(seed), ranks_of(n_kinds)
+    texts = np.array([[draw.randrange(n_kinds) for _ in range(n_tokens)] for _ in range(2)], np.int64)
+    texts[1][[draw.random() < 0.1 for _ in range(n_tokens)]] = UNKNOWN
+    whole, latest = (new_index(window, n_kinds) for _ in range(2))
+    fill(whole, leaf_of, 0, *texts)
+    fill(latest, leaf_of, 0, *(row[-window - REACH :] for row in texts))
+    log_p, mixer = distributions(n_kinds, 1)[0], new_mixer(n_kinds)
+    read(whole, leaf_of, 0, np.array([1]))
+    read(latest, leaf_of, 0, np.array([1]))
+    both = (distribution(index, mixer, leaf_of, log_p) for index in (whole, latest))
+    assert np.array_equal(*both)
+
+
+def test_an_order_of_texts():
+    spelling = Spelling(toy("bytes").tokenizer, 256)
+    assert spelling.line_end == 10
+    assert spelling.leaf_of.tolist() == list(range(256, 512))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy("bytes")
+
+
+def reader(model):
+    return CachedModel(model.network, {"context_cache": WINDOW}, Spelling(model.tokenizer, 256))
+
+
+def read_text(reader, ids, lengths, state=None):
+    """Surprisals of ids, in calls of these lengths, cycled."""
+    state = reader.init_state(1, mem_len=9, segment_len=8) if state is None else state
+    tokens, nll, at, i = [10, *ids], [], 0, 0
+    with torch.inference_mode():
+        while at < len(ids):
+            n = min(lengths[i % len(lengths)], len(ids) - at)
+            part = torch.tensor([tokens[at : at + n + 1]])
+            out = reader.score(part[:, :-1], part[:, 1:], state)
+            nll, state, at, i = [*nll, *out.nll[0].tolist()], out.state, at + n, i + 1
+    return nll, state
+
+
+def test_cuts_change_nothing(model):
+    whole, state = read_text(reader(model), TEXT, [len(TEXT)])
+    for lengths in ([1], [7], [64]):
+        cut, other = read_text(reader(model), TEXT, lengths)
+        assert cut == pytest.approx(whole, abs=1e-9)
+        assert np.allclose(other.cache.mixer.weights, state.cache.mixer.weights, rtol=0, atol=1e-9)
+    assert sum(whole) < 0.9 * sum(read_text(model.network, TEXT, [64])[0]), "repeats must pay"
+
+
+def test_predictions_one_by_one_are_the_scores(model):
+    expected, _ = read_text(reader(model), TEXT[:100], [100])
+    cached, nll = reader(model), []
+    state = cached.init_state(1, mem_len=9, segment_len=8)
+    with torch.inference_mode():
+        for token, target in zip([10, *TEXT], TEXT[:100], strict=False):
+            logits, state = cached.logits(torch.tensor([[token]]), state)
+            nll.append(-float(logits[0, target]))
+            state = cached.observe(torch.tensor([target]), state)
+    assert nll == pytest.approx(expected, abs=1e-9)
+
+
+def test_tokens_without_a_score_teach_the_index_alone(model):
+    cached, text = reader(model), torch.tensor([[10, *TEXT[:80]]])
+    with torch.inference_mode():
+        out = cached.score(text[:, :-1], text[:, 51:], cached.init_state(1, mem_len=9, segment_len=8))
+        own = model.network.score(text[:, :-1], text[:, 51:], model.network.init_state(1, mem_len=9, segment_len=8))
+    assert out.nll.shape == (1, 30)
+    assert out.nll.sum() < own.nll.sum()
+    assert out.state.cache.mixer.progress == 30
+
+
+def test_a_readout_sees_the_mixture(model):
+    plain, _ = read_text(reader(model), TEXT[:60], [60])
+    cached, text = reader(model), torch.tensor([[10, *TEXT[:60]]])
+    with torch.inference_mode():
+        state = cached.init_state(1, mem_len=9, segment_len=8)
+        out = cached.score(text[:, :-1], text[:, 1:], state, readout=lambda log_p: log_p)
+    found = -out.readout[0].gather(1, text[0, 1:, None])[:, 0]
+    assert found.tolist() == pytest.approx(plain, abs=1e-12)
+    assert out.nll[0].tolist() == pytest.approx(plain, abs=1e-12)
+
+
+def test_later_tokens_change_nothing(model):
+    changed = bytearray(TEXT)
+    changed[120] ^= 1
+    one, other = (read_text(reader(model), text, [64])[0] for text in (TEXT, bytes(changed)))
+    assert one[:120] == other[:120]
+    assert one[120:] != other[120:]
+
+
+def test_a_saved_value_continues_to_the_bit(model):
+    for cut in (1, 50, 120):
+        _, state = read_text(reader(model), TEXT[:cut], [64])
+        value = state.cache
+        loaded = type(value).restore({k: t.clone() for k, t in value.tensors().items()}, value.describe())
+        forked = dataclasses.replace(state.fork(), cache=loaded)
+        tail = [TEXT[cut - 1], *TEXT[cut:]]
+        results = []
+        for one in (state, forked):
+            part = torch.tensor([tail])
+            with torch.inference_mode():
+                results.append(reader(model).score(part[:, :-1], part[:, 1:], one).nll)
+        assert torch.equal(*results)
+
+
+def test_nothing_is_learned_of_sampled_tokens(model):
+    cached = reader(model)
+    _, state = read_text(cached, TEXT[:60], [64])
+    weights = state.cache.mixer.weights.copy()
+    with torch.inference_mode():
+        for token in TEXT[59:90]:
+            _, state = cached.logits(torch.tensor([[token]]), state)
+    assert np.array_equal(state.cache.mixer.weights, weights)
+    assert state.cache.tensors()["texts"][1, -31:].tolist() == [UNKNOWN] * 31
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("texts", lambda t: t[1:]),
+        ("texts", lambda t: t.long()),
+        ("mixer.weights", lambda t: t[:, 1:]),
+        ("mixer.weights", lambda t: t + 9),
+        ("mixer.weights", lambda t: t * math.nan),
+        ("mixer.states", lambda t: t + 1),
+        ("mixer.expected", lambda t: t[:-2]),
+        ("mixer.expected", lambda t: -1 - t),
+        ("predicted", lambda t: t + 99),
+    ],
+)
+def test_a_damaged_value_is_refused(model, name, change):
+    state = read_text(reader(model), TEXT[:60], [64])[1]
+    with torch.inference_mode():
+        value = reader(model).logits(torch.tensor([[TEXT[59]]]), state)[1].cache
+    tensors = value.tensors()
+    with pytest.raises(ValueError, match="cache"):
+        type(value).restore(tensors | {name: change(tensors[name])}, value.describe())
+
+
+def test_sessions_save_and_continue_the_cache(model, tmp_path):
+    def options(**changes):
+        return OnlineConfig(mem_len=9, **{"context_cache": WINDOW, "adapt": True, "adapt_block": 8} | changes)
+
+    ids = np.frombuffer(TEXT, np.uint8).astype(np.int32)
+    whole = InferenceSession.open(model, RUNTIME, options(), None)
+    expected = [*whole.score(ids[:70])[0], *whole.score(ids[70:])[0]]
+    first = InferenceSession.open(model, RUNTIME, options(), None)
+    found = list(first.score(ids[:70])[0])
+    path = tmp_path / "state"
+    save_state(path, SessionState(first.state, first.last_tokens[0], PendingText(b"", ids[:0], ids[:0])), model=model)
+    loaded = load_state(path, model=model, device="cpu")
+    found += list(InferenceSession.open(model, RUNTIME, options(), loaded.fork()).score(ids[70:])[0])
+    assert found == expected
+    for changes, said in (({"context_cache": 5}, r"\b37\b.*\b5\b"),):
+        with pytest.raises(StateError, match=said):
+            InferenceSession.open(model, RUNTIME, options(**changes), loaded.fork())
+
+
+def test_several_samples_and_documents_are_refused():
+    for config in (
+        lambda: validate(GenerateConfig, {"context_cache": 9, "num_samples": 2}),
+        lambda: validate(EvalConfig, {"context_cache": 9, "batch_size": 2}),
+        lambda: validate(EvalConfig, {"context_cache": 9, "span": "growing"}),
+    ):
+        with pytest.raises(ConfigError, match="context_cache"):
+            config()

@@ -1,0 +1,156 @@
+"""A cache over what was read: tokens that followed the same contexts before, mixed with the model's predictions.
+
+As in compressors of the PAQ family, contexts of several lengths and the model vote in the logistic domain with weights
+that are learned online. `xlcli.kernels.mixture` has the arithmetic and its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from xlcli.memory.context_cache import ContextCache, n_leaves, new_index, new_mixer
+from xlcli.model.head import MAX_LOGITS, Readout
+from xlcli.model.lm import ScoreOutput
+from xlcli.model.stack import Ponder
+from xlcli.state import State
+from xlcli.text.base import Tokenizer
+
+if TYPE_CHECKING:
+    from xlcli.online import Reader
+
+PIECE = 128
+"""Numbers of tokens of a call whose log-probabilities are in memory at once are multiples of this."""
+
+
+class Spelling:
+    """Order of a vocabulary, and its line end.
+
+    Args:
+        tokenizer: Its tokenizer. Where the text of an id depends on its place, ids are in their own order.
+        vocab_size: Number of ids of the model.
+
+    Attributes:
+        leaf_of: Leaf (v) of each id in a binary tree, as a number of a node: children of n are 2n and 2n + 1.
+        line_end: Id of a line end, -1 if it is no id of its own.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        order, self.line_end = np.arange(vocab_size), tokenizer.start_id
+        if tokenizer.id_sizes is not None:
+            n = min(tokenizer.vocab_size, vocab_size)
+            order[:n] = sorted(range(n), key=lambda i: tokenizer.decode([i]))
+            ids = tokenizer.encode(b"\n")
+            self.line_end = int(ids[0]) if len(ids) == 1 else -1
+        self.leaf_of: NDArray[np.int64] = np.empty(vocab_size, np.int64)
+        self.leaf_of[order] = n_leaves(vocab_size) + np.arange(vocab_size)
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """Reader of one sequence with a cache over another reader.
+
+    Attributes:
+        inner: Reader whose predictions are mixed with the cache's.
+        settings: Keys of the configuration by which a saved state must be continued, and their values;
+            `context_cache` is the number of latest tokens that count.
+        spelling: Order of the vocabulary.
+    """
+
+    inner: Reader
+    settings: Mapping[str, Any]
+    spelling: Spelling
+
+    def init_state(self, batch: int, **options: Any) -> State:
+        """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
+        vocab_size = len(self.spelling.leaf_of)
+        index, none = new_index(self.settings["context_cache"], vocab_size), torch.empty(0, dtype=torch.float64)
+        value = ContextCache(self.settings, new_mixer(vocab_size), index, none)
+        return replace(self.inner.init_state(batch, **options), cache=value)
+
+    def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
+        """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
+        n_unscored = tokens.shape[1] - targets.shape[1]
+        followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
+        size = max(1, MAX_LOGITS // (len(self.spelling.leaf_of) * PIECE)) * PIECE
+        outs = []
+        for start in range(0, tokens.shape[1], size):
+            part = slice(start, start + size)
+            outs.append(self._score_part(tokens[:, part], followers[:, part], n_unscored - start, state, readout))
+            state = outs[-1].state
+        ponders = [out.ponder for out in outs if out.ponder is not None]
+        ponder = Ponder(*(torch.cat(parts, dim=1) for parts in zip(*ponders, strict=True))) if ponders else None
+        kept = [out.readout for out in outs if out.readout is not None]
+        nll = torch.cat([out.nll for out in outs], dim=1)
+        return ScoreOutput(nll, state, ponder, None, torch.cat(kept, dim=1) if kept else None)
+
+    def _score_part(
+        self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
+    ) -> ScoreOutput:
+        """`score` of tokens (1 t) and what follows each, of which the first ones teach the index alone."""
+        from xlcli.kernels import mixture
+
+        value, spelling = self._filled(state), self.spelling
+        out = self.inner.score(tokens, targets, state, readout=lambda log_p: log_p)
+        assert out.readout is not None
+        first = min(max(0, n_unscored), tokens.shape[1])
+        texts = torch.cat((tokens, targets)).cpu().numpy()
+        log_p, nll, kept = out.readout[0, first:].double().cpu().numpy(), np.empty(texts.shape[1] - first), []
+        mixture.fill(value.index, spelling.leaf_of, spelling.line_end, *texts[:, :first])
+        texts = np.ascontiguousarray(texts[:, first:])
+        arrays = value.index, value.mixer, spelling.leaf_of, spelling.line_end
+        if readout is None:
+            mixture.score(*arrays, log_p, texts, False, nll)
+        for i in range(len(nll) if readout is not None else 0):
+            part = slice(i, i + 1)
+            mixture.read(value.index, spelling.leaf_of, spelling.line_end, texts[0, part])
+            mixed = mixture.distribution(value.index, value.mixer, spelling.leaf_of, log_p[i])
+            kept.append(readout(torch.from_numpy(mixed)[None, None]))  # type: ignore[misc]
+            mixture.score(*arrays, log_p[part], np.ascontiguousarray(texts[:, part]), True, nll[part])
+        state = replace(out.state, cache=replace(value, predicted=value.predicted[:0]))
+        ponder = None if out.ponder is None else Ponder(*(part[:, first:] for part in out.ponder))
+        nats = torch.from_numpy(nll)[None].to(out.nll)
+        return ScoreOutput(nats, state, ponder, None, torch.cat(kept, dim=1) if kept else None)
+
+    def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
+        from xlcli.kernels import mixture
+
+        value, leaf_of = self._filled(state), self.spelling.leaf_of
+        logits, state = self.inner.logits(tokens, state)
+        mixture.read(value.index, leaf_of, self.spelling.line_end, tokens[0].cpu().numpy())
+        own = logits[0].double().cpu().log_softmax(-1)
+        mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, own.numpy()))
+        return mixed[None].to(logits.device), replace(state, cache=replace(value, predicted=own))
+
+    def observe(self, targets: Tensor, state: State) -> State:
+        """State after the target (1) of the last prediction is known."""
+        from xlcli.kernels import mixture
+
+        value = self._filled(state)
+        texts, nll = np.repeat(targets.cpu().numpy()[None], 2, axis=0), np.empty(1)
+        own = value.predicted[None].numpy()
+        arrays = value.index, value.mixer, self.spelling.leaf_of, self.spelling.line_end
+        mixture.score(*arrays, own, texts, True, nll)
+        return replace(self.inner.observe(targets, state), cache=replace(value, predicted=value.predicted[:0]))
+
+    def reset(self, state: State) -> State:
+        """State with empty memory at the beginning of a text; the cache remains."""
+        return self.inner.reset(state)
+
+    def _filled(self, state: State) -> ContextCache:
+        """The cache of a state, with the tables of its tokens."""
+        value = state.cache
+        assert isinstance(value, ContextCache)
+        if value.unread:
+            from xlcli.kernels import mixture
+
+            texts = value.unread.pop().astype(np.int64)
+            mixture.fill(value.index, self.spelling.leaf_of, self.spelling.line_end, *texts)
+        return value

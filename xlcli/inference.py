@@ -21,6 +21,7 @@ from xlcli.events import Notice
 from xlcli.machine import available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
 from xlcli.online import continued, make_reader, not_finite
+from xlcli.online.mixture import COMPILING, is_compiled
 from xlcli.ops.span import Span
 from xlcli.state import State
 from xlcli.store.state_files import SessionState
@@ -290,6 +291,12 @@ def window_notice(span: Span | Reading, options: InferenceConfig, n_tokens: int)
         return []
     windows = f"overlapping windows of {span.segment_len:,} tokens, which begin every {span.stride:,} tokens"
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]
+
+
+def cache_notice(options: InferenceConfig) -> list[Notice]:
+    """Notice that kernels of the context cache will be compiled, if it is used and they are not."""
+    uses_cache = isinstance(options, OnlineConfig) and options.context_cache is not None
+    return [Notice(COMPILING)] if uses_cache and not is_compiled() else []
 
 
 def longest_memory(model: LoadedModel, span: Span | Reading, n_tokens: int | None) -> int:

@@ -36,7 +36,7 @@ from xlcli.evaluation.pairs import Pairs
 from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, measure_recall, pass_loaders, score_text
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import ROUNDING_TOKENS, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
-from xlcli.inference import check_memory, check_settings, window_notice
+from xlcli.inference import cache_notice, check_memory, check_settings, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
@@ -108,6 +108,7 @@ def evaluate(
         exact = divided.reader(1, make_reader(unrounded.network, model.tokenizer, options))
         sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
+        yield from cache_notice(options)
         for index, lengths in enumerate(sweep):
             run = Pass(model, reader, runtime, text, lengths, stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"

@@ -458,15 +458,20 @@ def distribution(index: Index, mixer: Mixer, leaf_of: Array, log_p: Array) -> Ar
     return nodes[leaf_of]
 
 
-def _keep_compiled() -> None:
-    """Keeps compiled kernels in files where that is possible."""
-    for kernel in (read, fill, score, distribution):
-        try:
-            KernelFiles(kernel)
-        except ConfigError:
-            raise
-        except Exception:  # no folder for kernels can be written, or Numba does not compile
-            return
+def _kernel_files() -> list[KernelFiles]:
+    """Files that keep the compiled kernels, none where they cannot be kept."""
+    try:
+        return [KernelFiles(kernel) for kernel in (score, fill, read, distribution)]
+    except ConfigError:
+        raise
+    except Exception:  # no folder for kernels can be written, or Numba does not compile
+        return []
 
 
-_keep_compiled()
+FILES = _kernel_files()
+
+
+def is_compiled(index: Index, mixer: Mixer, leaf_of: Array) -> bool:
+    """True if `score` is compiled for values of these types, here or in a file."""
+    numbers = np.empty((1, 1)), np.empty((2, 1), np.int64), False, np.empty(1)
+    return bool(FILES) and FILES[0].has(index, mixer, leaf_of, 0, *numbers)

@@ -97,7 +97,7 @@ def new_index(window: int, vocab_size: int) -> Index:
         ResourceError: It does not fit the machine.
     """
     capacity = 2 * window + 4 * REACH
-    n_slots = 1 << (2 * capacity).bit_length()
+    n_slots = 1 << (3 * capacity // 2).bit_length()
     n_bytes = N_CONTEXTS * (12 * n_slots + 4 * capacity) + 12 * capacity + 16 * n_leaves(vocab_size)
     require_memory(f"a context cache of {window:,} tokens", n_bytes, "Use a smaller --context-cache.")
     return Index(

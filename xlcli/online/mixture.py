@@ -25,6 +25,7 @@ from xlcli.text.base import Tokenizer
 if TYPE_CHECKING:
     from xlcli.online import Reader
 
+COMPILING = "compiling the kernels of the context cache, once on this machine: 10 to 40 seconds"
 PIECE = 128
 """Numbers of tokens of a call whose log-probabilities are in memory at once are multiples of this."""
 
@@ -50,6 +51,13 @@ class Spelling:
             self.line_end = int(ids[0]) if len(ids) == 1 else -1
         self.leaf_of: NDArray[np.int64] = np.empty(vocab_size, np.int64)
         self.leaf_of[order] = n_leaves(vocab_size) + np.arange(vocab_size)
+
+
+def is_compiled() -> bool:
+    """True if a cache is ready; else its kernels are compiled when it is used first."""
+    from xlcli.kernels import mixture
+
+    return mixture.is_compiled(new_index(1, 2), new_mixer(2), np.empty(2, np.int64))
 
 
 @dataclass(frozen=True)

@@ -159,10 +159,11 @@ def test_bfloat16_products_adapt(text):
     assert scores[0].bits_per_byte < scores[1].bits_per_byte
 
 
-def test_weights_that_are_not_finite_have_diverged():
+@pytest.mark.parametrize("options", [{}, {"context_cache": 9}], ids=str)
+def test_weights_that_are_not_finite_have_diverged(options):
     ids = toy().tokenizer.encode(b"text")
     for predict in (lambda session: session.score(ids), lambda session: session.predict()):
-        session = InferenceSession.open(toy(), RUNTIME, GenerateConfig(**ADAPT), None)
+        session = InferenceSession.open(toy(), RUNTIME, GenerateConfig(**ADAPT | options), None)
         for weight in session.state.adaptation.weights.values():
             weight.fill_(torch.nan)
         with pytest.raises(DivergedError, match="adapt"):

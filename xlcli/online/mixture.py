@@ -108,6 +108,8 @@ class CachedModel:
         out = self.inner.score(tokens, targets, state, readout=lambda log_p: log_p)
         assert out.readout is not None
         first = min(max(0, n_unscored), tokens.shape[1])
+        if out.readout.isnan().any():  # weights have diverged; nothing is learned from them
+            return out._replace(nll=out.nll[:, first:], readout=None)
         texts = torch.cat((tokens, targets)).cpu().numpy()
         log_p, nll, kept = out.readout[0, first:].double().cpu().numpy(), np.empty(texts.shape[1] - first), []
         mixture.fill(value.index, spelling.leaf_of, spelling.line_end, *texts[:, :first])
@@ -134,7 +136,9 @@ class CachedModel:
         logits, state = self.inner.logits(tokens, state)
         mixture.read(value.index, leaf_of, self.spelling.line_end, tokens[0].cpu().numpy())
         own = logits[0].double().cpu().log_softmax(-1)
-        mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, own.numpy()))
+        mixed = own
+        if not own.isnan().any():
+            mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, own.numpy()))
         return mixed[None].to(logits.device), replace(state, cache=replace(value, predicted=own))
 
     def observe(self, targets: Tensor, state: State) -> State:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xlcli.memory.context_cache import ContextCache, n_leaves, new_index, new_mixer
-from xlcli.model.head import MAX_LOGITS, Readout
+from xlcli.model.head import Readout
 from xlcli.model.lm import ScoreOutput
 from xlcli.model.stack import Ponder
 from xlcli.state import State
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from xlcli.online import Reader
 
 COMPILING = "compiling the kernels of the context cache, once on this machine: 10 to 40 seconds"
-PIECE = 128
-"""Numbers of tokens of a call whose log-probabilities are in memory at once are multiples of this."""
+PIECE, MOST_LOGITS = 128, 2**21
+"""Calls read a multiple of this number of tokens, with at most so many log-probabilities in RAM at once."""
 
 
 class Spelling:
@@ -86,7 +86,7 @@ class CachedModel:
         """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
         n_unscored = tokens.shape[1] - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
-        size = max(1, MAX_LOGITS // (len(self.spelling.leaf_of) * PIECE)) * PIECE
+        size = max(1, MOST_LOGITS // (len(self.spelling.leaf_of) * PIECE)) * PIECE
         outs = []
         for start in range(0, tokens.shape[1], size):
             part = slice(start, start + size)

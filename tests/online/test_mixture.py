@@ -33,8 +33,8 @@ MIXED = {
     "lines": (9, 300, [token for i in range(40) for token in (8, i % 3, i % 5, DRAW.randrange(3), 7 - i % 2)]),
     "a line longer than it counts": (4, 500, [3, *DRAW.choices((0, 1, 2), k=400), 3, 0, 3, 1]),
     "one token": (5, 37, [4] * 400),
-    "a window of one, made anew": (7, 1, DRAW.choices(range(7), k=2400)),
-    "a window that is made anew": (4, 30, [*DRAW.choices(range(4), k=61)] * 35),
+    "a window of one, made anew": (7, 1, DRAW.choices(range(7), k=1500)),
+    "a window that is made anew": (4, 30, [*DRAW.choices(range(4), k=61)] * 24),
 }
 
 
@@ -56,12 +56,11 @@ def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids):
     log_p, nats = distributions(n_kinds, len(ids) - 1), np.empty(len(ids) - 1)
     index, mixer = new_index(window, n_kinds), new_mixer(n_kinds)
     score(index, mixer, leaf_of, n_kinds - 1, log_p, np.array((ids[:-1], ids[1:])), False, nats)
-    slow, tail = oracle.Mixture(ranks, window, n_kinds - 1), len(nats) if len(nats) < 500 else 0
-    expected = []
-    for token, target, p in list(zip(ids, ids[1:], np.exp(log_p), strict=False))[: tail or 500]:
+    slow, expected = oracle.Mixture(ranks, window, n_kinds - 1), []
+    for token, target, p in zip(ids, ids[1:], np.exp(log_p), strict=False):
         slow.append(token, target)
         expected.append(slow.nats(p.tolist(), target))
-    assert nats[: len(expected)] == pytest.approx(expected, rel=0, abs=1e-11)
+    assert nats == pytest.approx(expected, rel=0, abs=1e-11)
 
 
 @pytest.mark.parametrize("n_kinds", [2, 3, 5, 64, 100])
@@ -78,7 +77,7 @@ def test_predictions_sum_to_one_and_their_logs_are_the_scores(n_kinds):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 4), st.integers(1, 60), st.integers(0, 900))
+@given(st.integers(0, 10**6), st.integers(2, 4), st.integers(1, 60), st.integers(0, 2500))
 def test_an_index_of_the_latest_tokens_continues_like_the_whole_one(seed, n_kinds, window, n_tokens):
     draw, (_, leaf_of) = random.Random(seed), ranks_of(n_kinds)
     texts = np.array([[draw.randrange(n_kinds) for _ in range(n_tokens)] for _ in range(2)], np.int64)

@@ -182,7 +182,7 @@ tables and head, or all."""
 class OnlineConfig(InferenceConfig):
     """Inference settings of a model that learns while it reads; None uses the default, or the value of a saved state.
 
-    See `xlcli.online.adaptation` (dynamic evaluation, Krause et al. 2018) and `xlcli.online.cache`.
+    See `xlcli.online.adaptation` (dynamic evaluation, Krause et al. 2018) and `xlcli.online.mixture`.
     """
 
     adapt: Annotated[Switch, Option("Memory", "--adapt", "1")] = Field(

@@ -403,10 +403,10 @@ def read(index: Index, leaf_of: Array, line_end: int, tokens: Array) -> None:
 @compiled()
 def fill(index: Index, leaf_of: Array, line_end: int, tokens: Array, targets: Array) -> None:
     """Reads tokens (t) and stores what follows them (t), -1 if it is unknown."""
+    space = new_space(1)
     for i in range(len(tokens)):
         advance(index, leaf_of, line_end, tokens[i])
         if targets[i] >= 0:
-            space = new_space(1)
             find(index, leaf_of, space)
             learn(index, leaf_of, targets[i], space)
 

@@ -43,6 +43,16 @@ class ScoreOutput(NamedTuple):
     auxiliary: Tensor | None
     readout: Tensor | None = None
 
+    @staticmethod
+    def join(outs: Sequence[ScoreOutput]) -> ScoreOutput:
+        """Result of successive calls as that of one, without auxiliary losses."""
+        ponders = [out.ponder for out in outs if out.ponder is not None]
+        kept = [out.readout for out in outs if out.readout is not None]
+        ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
+        return ScoreOutput(
+            _joined([out.nll for out in outs]), outs[-1].state, ponder, None, _joined(kept) if kept else None
+        )
+
 
 class LanguageModel(nn.Module):
     """Embedding, stack and head."""

@@ -85,19 +85,16 @@ class AdaptiveModel:
         state = self._drop_unlearned(state)
         n_unscored = tokens.shape[1] - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
-        nll, ponders, kept, at = [], [], [], 0
+        outs, at = [], 0
         while at < tokens.shape[1]:
             n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
             part = slice(at, at + n)
-            out = self._score_part(tokens[:, part], followers[:, part], state, readout)
-            state = out.state
-            nll.append(out.nll)
-            ponders += [] if out.ponder is None else [out.ponder]
-            kept += [] if out.readout is None else [out.readout]
+            outs.append(self._score_part(tokens[:, part], followers[:, part], state, readout))
+            state = outs[-1].state
             at += n
-        ponder = Ponder(*(torch.cat(parts, dim=1) for parts in zip(*ponders, strict=True))) if ponders else None
-        features = torch.cat(kept, dim=1)[:, n_unscored:] if kept else None
-        return ScoreOutput(torch.cat(nll, dim=1)[:, n_unscored:], state, ponder, None, features)
+        out = ScoreOutput.join(outs)
+        features = None if out.readout is None else out.readout[:, n_unscored:]
+        return out._replace(nll=out.nll[:, n_unscored:], readout=features)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state.

@@ -92,11 +92,7 @@ class CachedModel:
             part = slice(start, start + size)
             outs.append(self._score_part(tokens[:, part], followers[:, part], n_unscored - start, state, readout))
             state = outs[-1].state
-        ponders = [out.ponder for out in outs if out.ponder is not None]
-        ponder = Ponder(*(torch.cat(parts, dim=1) for parts in zip(*ponders, strict=True))) if ponders else None
-        kept = [out.readout for out in outs if out.readout is not None]
-        nll = torch.cat([out.nll for out in outs], dim=1)
-        return ScoreOutput(nll, state, ponder, None, torch.cat(kept, dim=1) if kept else None)
+        return ScoreOutput.join(outs)
 
     def _score_part(
         self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from xlcli import config, presets
+from xlcli.ops.linear import has_bfloat16_units
 from xlcli.ranks import Ranks, join
-from xlcli.runtime import has_bfloat16_units, make_runtime
+from xlcli.runtime import make_runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training.run import TrainingRun
 

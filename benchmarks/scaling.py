@@ -28,8 +28,9 @@ from xlcli.config import Config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
+from xlcli.ops.linear import has_bfloat16_units
 from xlcli.optim import MUON_BATCH, hidden_matrices
-from xlcli.runtime import Runtime, has_bfloat16_units, make_runtime
+from xlcli.runtime import Runtime, make_runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training.run import TrainingRun
 

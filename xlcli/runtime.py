@@ -23,6 +23,7 @@ from xlcli.memory import Memory
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.stack import Stack, StackOutput
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.linear import has_bfloat16_units
 from xlcli.ranks import SINGLE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -151,13 +152,6 @@ def compile_stack(stack: Stack) -> None:
         return compiled(x, contiguous, context)
 
     stack.forward = forward  # type: ignore[method-assign, method-assign]
-
-
-def has_bfloat16_units(device: torch.device) -> bool:
-    """True if the device has native bfloat16 matrix products, which are faster than float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def peak_rss_bytes() -> int:

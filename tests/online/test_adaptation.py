@@ -9,7 +9,7 @@ from oracles.dynamic_evaluation import dynamic_nats
 
 from xlcli.errors import ConfigError
 from xlcli.memory.online import UNKNOWN
-from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights
+from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights, head_tables
 from xlcli.state import State
 
 NAME = "full-xl-0-pre-0"
@@ -54,8 +54,10 @@ def test_as_the_loop_of_the_paper(name, part):
     model = variants.make(name)
     names = adapted_weights(model, part)
     dense = [n for n in names if "bigrams" not in n and "vectors" not in n]
-    reader = AdaptiveModel(model, Optimizer(dense, **SETTINGS), {"adapt_block": BLOCK}, decodes=False)
-    expected, weights = dynamic_nats(model, TEXT[0], block=BLOCK, mem_len=7, names=dense, **SETTINGS)
+    settings = SETTINGS | {"slow": head_tables(model)}
+    assert settings["slow"]
+    reader = AdaptiveModel(model, Optimizer(dense, **settings), {"adapt_block": BLOCK}, decodes=False)
+    expected, weights = dynamic_nats(model, TEXT[0], block=BLOCK, mem_len=7, names=dense, **settings)
     nats, state = read(reader, TEXT, [99])
     torch.testing.assert_close(nats[0], expected, rtol=1e-9, atol=1e-9)
     for key, weight in state.adaptation.weights.items():
@@ -189,3 +191,20 @@ def test_memory_longer_than_in_training(name):
     nats, state = read(reader, TEXT, [3, 8])
     assert (state.span.clamp_len, state.span.full_len) == (4, 4)
     torch.testing.assert_close(nats, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cuts", [[99], [3, 8]])
+def test_gradients_in_bfloat16_change_the_weights_by_little(cuts, monkeypatch):
+    model, results = variants.make(NAME).float(), []
+    for is_native in (False, True):
+        monkeypatch.setattr("xlcli.online.adaptation.has_bfloat16_units", lambda device, value=is_native: value)
+        reader = reader_of(model, "feedforward", lr=1e-3)
+        results.append(read(reader, TEXT, cuts))
+    (exact, after), (rounded, after_rounded) = results
+    assert torch.equal(rounded[:, :BLOCK], exact[:, :BLOCK])
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=1e-3, atol=1e-3)
+    trained = dict(model.named_parameters())
+    for name, weight in after.adaptation.weights.items():
+        moved, moved_rounded = (weight - trained[name], after_rounded.adaptation.weights[name] - trained[name])
+        assert (moved - moved_rounded).norm() < 0.1 * moved.norm()

@@ -2,8 +2,8 @@
 
 Gradients are divided by the root of their mean square (section 3.2), a running mean that is factored for matrices
 (Shazeer and Stern 2018, algorithm 4), and every step goes back toward the trained weights (equation 7). The rate of a
-matrix is multiplied by e to the cosine between what was learned so far and the negative gradient. Plain autograd on a
-copy of the model, one element at a time.
+matrix is multiplied by e to the cosine between what was learned so far and the negative gradient; it begins at 0.3 for
+`slow` ones. Plain autograd on a copy of the model, one element at a time.
 """
 
 import copy
@@ -12,13 +12,13 @@ import math
 import torch
 
 
-def dynamic_nats(model, text, *, block, lr, decay, beta, mem_len, names):
+def dynamic_nats(model, text, *, block, lr, decay, beta, mem_len, names, slow):
     """Surprisal (n - 1) in nats of text (n) but its first token, and the weights after its last whole block."""
     model = copy.deepcopy(model)
     weights = {name: p for name, p in model.named_parameters() if name in names}
     trained = {name: p.detach().clone() for name, p in weights.items()}
     squares = {name: torch.zeros_like(p) for name, p in weights.items()}
-    rates = dict.fromkeys(weights, lr)
+    rates = {name: lr * (0.3 if name in slow else 1) for name in weights}
     state = model.init_state(1, mem_len=mem_len, segment_len=13)
     out = []
     for step, start in enumerate(range(0, len(text) - 1, block), 1):

@@ -111,7 +111,8 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
     else:
         sizes = f"text {report.size(coded.bytes)}, compressed {report.size(coded.compressed_bytes)}"
         surprisal = f"{coded.bits / n_bytes:.3f} by the model"
-        screen.say(f"{sizes}: {bits_per_byte:.3f} bits per byte, {surprisal}; {coded.seconds:.0f} s")
+        speed = f"{coded.seconds:.0f} s, {report.size(coded.bytes / max(coded.seconds, 1e-9))}/s"
+        screen.say(f"{sizes}: {bits_per_byte:.3f} bits per byte, {surprisal}; {speed}")
 
 
 @contextlib.contextmanager

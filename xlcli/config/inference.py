@@ -175,8 +175,8 @@ class InferenceConfig(BaseConfig):
 
 
 AdaptedWeights = Literal["feedforward", "blocks", "all"]
-"""Weights that change during adaptation: feed-forward matrices and token vectors without the head's, all but embedding
-tables and head, or all."""
+"""Weights that change during adaptation: feed-forward matrices, token vectors and the table of a softmax, all but
+embedding tables and head, or all."""
 
 
 class OnlineConfig(InferenceConfig):
@@ -199,8 +199,8 @@ class OnlineConfig(InferenceConfig):
     )
     adapt_weights: AdaptedWeights | None = Field(
         default=None,
-        description="Weights that adapt: feed-forward matrices and token vectors (feedforward), all but embedding "
-        "tables and head (blocks), or all.",
+        description="Weights that adapt: feed-forward matrices, token vectors and the table of a softmax "
+        "(feedforward), all but embedding tables and head (blocks), or all.",
     )
     context_cache: Annotated[
         Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")

@@ -78,7 +78,12 @@ class Head(nn.Module):
 
 
 class SoftmaxHead(Head):
-    """Linear layer with table (v w); `projection` (d w), if any, projects hidden states to w features first."""
+    """Linear layer with table (v w); `projection` (d w), if any, projects hidden states to w features first.
+
+    `gradient_dtype` as in `Linear`.
+    """
+
+    gradient_dtype: torch.dtype | None = None
 
     def __init__(self, *, weight: Tensor, projection: Tensor | None = None, bias: bool, **settings: Any) -> None:
         super().__init__(width=weight.shape[0], **settings)
@@ -96,7 +101,7 @@ class SoftmaxHead(Head):
 
     def scores(self, x: Tensor) -> Tensor:
         """`logits` in the type of the matrix product, 16-bit under autocast."""
-        return self.limit(linear(self.project(x), self.weight, self.bias))
+        return self.limit(linear(self.project(x), self.weight, self.bias, self.gradient_dtype))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""

@@ -14,7 +14,7 @@ from xlcli.errors import CheckpointError, ConfigError, DivergedError, StateError
 from xlcli.model.decoder import Decoder
 from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
-from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights, is_compatible
+from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights, head_tables, is_compatible
 from xlcli.online.mixture import CachedModel, Spelling
 from xlcli.state import State
 from xlcli.text.base import Tokenizer
@@ -139,7 +139,7 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
 
 def _optimizer(network: LanguageModel, settings: Mapping[str, Any]) -> Optimizer:
     names = adapted_weights(network, settings["adapt_weights"])
-    return Optimizer(names, settings["adapt_lr"], settings["adapt_decay"])
+    return Optimizer(names, settings["adapt_lr"], settings["adapt_decay"], head_tables(network))
 
 
 def _settings(options: OnlineConfig, field: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,9 +32,10 @@ from xlcli.errors import ConfigError
 from xlcli.memory import KeyValue
 from xlcli.memory.online import UNKNOWN, Adaptation
 from xlcli.model.decoder import Decoder, make_decoder
-from xlcli.model.head import Readout
+from xlcli.model.head import Readout, SoftmaxHead
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.stack import FeedForward, Ponder
+from xlcli.ops.linear import Linear, has_bfloat16_units
 from xlcli.state import State
 
 Tensors = Mapping[str, Tensor]
@@ -67,6 +69,7 @@ class AdaptiveModel:
         self.origin = {n: p for n, p in network.named_parameters() if n in optimizer.names}
         for name, parameter in self.network.named_parameters():
             parameter.requires_grad_(name in self.parameters)
+        _round_gradients(self.network)
         self._loaded: tuple[Mapping[str, Tensor], int] | None = None
         self._decoder: Decoder | LanguageModel | None = None
 
@@ -205,8 +208,8 @@ class AdaptiveModel:
 def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, ...]:
     """Names of the weights that change.
 
-    All; those of the blocks without token vectors; or feed-forward matrices and the tables that the head does not
-    share. The rates that fit a book best are about those of the latter (docs/log.md).
+    All; those of the blocks without token vectors; or feed-forward matrices, token vectors and the table of a softmax.
+    The rates that fit a book best are about those of the latter (docs/log.md).
     """
     if part == "all":
         return tuple(name for name, _ in network.named_parameters())
@@ -214,9 +217,17 @@ def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, 
         branches = [module for module in network.modules() if isinstance(module, FeedForward)]
         ids = {id(p) for branch in branches for p in branch.parameters() if p.ndim == 2}
         ids |= {id(table.weight) for table in _own_tables(network)}
+        if isinstance(network.head, SoftmaxHead):
+            ids.add(id(network.head.weight))
         return tuple(name for name, p in network.named_parameters() if id(p) in ids)
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     return tuple(f"stack.{name}" for name, p in network.stack.named_parameters() if id(p) not in tables)
+
+
+def head_tables(network: LanguageModel) -> tuple[str, ...]:
+    """Names of the tables that the head multiplies by hidden states."""
+    ids = {id(module.weight) for module in network.head.modules() if isinstance(module, SoftmaxHead)}
+    return tuple(name for name, p in network.named_parameters() if id(p) in ids)
 
 
 def is_compatible(network: LanguageModel, optimizer: Optimizer, block: int, state: State) -> bool:
@@ -269,6 +280,15 @@ def _with_own_weights(network: LanguageModel) -> LanguageModel:
     return own
 
 
+def _round_gradients(network: LanguageModel) -> None:
+    """Computes gradients in bfloat16 where that is faster. No fourth digit of a result changes (docs/log.md)."""
+    weight = next(network.parameters())
+    if weight.dtype == torch.float32 and has_bfloat16_units(weight.device):
+        for module in network.modules():
+            if isinstance(module, Linear | SoftmaxHead):
+                module.gradient_dtype = torch.bfloat16
+
+
 def _own_tables(network: LanguageModel) -> list[nn.Embedding]:
     """Embedding tables that the head does not share."""
     uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
@@ -303,6 +323,7 @@ class Optimizer:
         names: Weights that change.
         lr: Learning rate.
         decay: Share of the distance to the trained weights that a step takes back.
+        slow: Matrices whose rate begins at a factor of `slow_rate`.
         beta: Share of the mean squares that a step keeps.
         table_rate: Factor on the learning rate of rows of an embedding table, of which few tokens change each.
         rate_change: Largest change of the logarithm of the rate of a matrix in a step.
@@ -311,6 +332,8 @@ class Optimizer:
     names: Collection[str]
     lr: float
     decay: float
+    slow: Collection[str] = ()
+    slow_rate: float = 0.3
     beta: float = 0.99
     table_rate: float = 10.0
     rate_change: float = 1.0
@@ -325,7 +348,7 @@ class Optimizer:
             if weight.ndim == 2:
                 moments[f"{name}.rows"] = weight.new_zeros(weight.shape[0])
                 moments[f"{name}.columns"] = weight.new_zeros(weight.shape[1])
-                moments[f"{name}.rate"] = weight.new_zeros(())
+                moments[f"{name}.rate"] = weight.new_full((), math.log(self.slow_rate) if name in self.slow else 0.0)
             else:
                 moments[name] = torch.zeros_like(weight)
         return moments
@@ -352,11 +375,11 @@ class Optimizer:
                 rows.lerp_(squares.mean(1), 1 - self.beta)
                 columns.lerp_(squares.mean(0), 1 - self.beta)
                 of_rows, of_columns = rows * correction + EPSILON, columns * correction + EPSILON
-                rate, shift = moments[f"{name}.rate"], weight - origin
-                norms = (squares.sum() * shift.square().sum()).sqrt_() + EPSILON
-                rate.sub_((gradient * shift).sum() / norms * self.rate_change).clamp_(*RATES)
-                gradient = gradient * ((of_rows.mean() / of_rows).sqrt_() * rate.exp())[:, None]
-                weight.addcmul_(gradient, of_columns.rsqrt(), value=-self.lr)
+                rate, shift, flat = moments[f"{name}.rate"], (weight - origin).flatten(), gradient.flatten()
+                norms = (flat.dot(flat) * shift.dot(shift)).sqrt_() + EPSILON
+                rate.sub_(flat.dot(shift) / norms * self.rate_change).clamp_(*RATES)
+                gradient.mul_(((of_rows.mean() / of_rows).sqrt_() * rate.exp())[:, None])
+                weight.addcmul_(gradient, of_columns.rsqrt_(), value=-self.lr)
             else:
                 mean = moments[name].mul_(self.beta).addcmul_(gradient, gradient, value=1 - self.beta)
                 weight.addcmul_(gradient, (mean * correction + EPSILON).rsqrt(), value=-self.lr)

@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from einops import rearrange
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 SMALLEST = 2**16
 """Smallest number of weights that are worth more than one thread (measured)."""
 
 
+def has_bfloat16_units(device: torch.device) -> bool:
+    """True if the device has native bfloat16 matrix products, which are faster than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 class Linear(nn.Linear):
-    """`nn.Linear` with the product of `linear`."""
+    """`nn.Linear` with the product of `linear`; `gradient_dtype` as there."""
+
+    gradient_dtype: torch.dtype | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Output (... o) for input (... i)."""
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.gradient_dtype)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+class _RoundedGradients(torch.autograd.Function):
+    """x Wᵀ whose gradients are products of factors in another number type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dtype = dtype
+        return F.linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        grad, (for_x, for_weight, _) = grad.to(ctx.dtype), ctx.needs_input_grad
+        d_x = d_weight = None
+        if for_x:
+            d_x = (grad @ weight.to(ctx.dtype)).to(x.dtype)
+        if for_weight:
+            rows = rearrange(x, "... i -> (...) i").to(ctx.dtype)
+            d_weight = (rearrange(grad, "... o -> o (...)") @ rows).to(weight.dtype)
+        return d_x, d_weight, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gradient_dtype: torch.dtype | None = None) -> Tensor:
     """x Wᵀ + b for inputs (... i) and weights (o i).
 
     At inference on a CPU a single row is multiplied by a batch of equal parts of the matrix, one per thread.
+    Gradients are products in the number type `gradient_dtype`; None: that of the arguments.
     """
+    if gradient_dtype is not None and torch.is_grad_enabled():
+        out: Tensor = _RoundedGradients.apply(x, weight, gradient_dtype)  # type: ignore[no-untyped-call]
+        return out if bias is None else out + bias
     if (
         torch.compiler.is_compiling()
         or x.device.type != "cpu"

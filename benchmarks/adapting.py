@@ -1,11 +1,12 @@
 """Bits per byte of texts, cold and with learning while reading, beside general compressors on the same bytes.
 
     python benchmarks/adapting.py FILE ... [--model books] [--limit 200000] [--out benchmarks/results/adapting.json]
-    python benchmarks/adapting.py --table benchmarks/results/adapting.json     # the table of docs/adapting.md
+    python benchmarks/adapting.py --table benchmarks/results/adapting.json     # the tables of docs/adapting.md
 
 Every file is read with the model as it is, with `--adapt`, with `--context-cache`, and with both, by one thread. The
-compressors are gzip -9, xz -9, zstd --ultra -22, and PPMd at its best order (pip install pyppmd). A restarted benchmark
-continues with the missing results.
+compressors are gzip -9, xz -9e, zstd --ultra -22 --long=27, and PPMd at its best order (pip install pyppmd); zpaq -m5
+and paq8px -8, relatives of the context cache, where they are installed. The second table has bits per byte by place in
+the text, the third kB/s. A restarted benchmark continues with the missing results.
 """
 
 import argparse
@@ -13,7 +14,11 @@ import gzip
 import json
 import lzma
 import os
+import shutil
+import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import zstandard
@@ -27,7 +32,8 @@ READINGS = {
     "both": ("--adapt", "--context-cache", CACHE),
 }
 PPMD_ORDERS = (3, 4, 5, 6, 8, 10, 12, 16)
-COLUMNS = (*READINGS, "gzip -9", "xz -9", "zstd -22", "PPMd")
+PLACES = (0, 4_000, 16_000, 64_000, 256_000, 1_000_000)
+"""First bytes of the parts whose bits are counted apart."""
 
 
 def ppmd(data: bytes) -> int:
@@ -41,35 +47,85 @@ def ppmd(data: bytes) -> int:
     return min(sizes)
 
 
-def compressed(data: bytes) -> dict[str, float]:
-    """Bits per byte by compressor."""
-    sizes = {
-        "gzip -9": len(gzip.compress(data, 9, mtime=0)),
-        "xz -9": len(lzma.compress(data, preset=9)),
-        "zstd -22": len(zstandard.ZstdCompressor(level=22).compress(data)),
-        "PPMd": ppmd(data),
-    }
-    return {name: 8 * size / len(data) for name, size in sizes.items()}
+def zstd(data: bytes) -> int:
+    """Size in bytes by Zstandard with a window of 128 MiB."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(22, window_log=27, enable_ldm=True)
+    return len(zstandard.ZstdCompressor(compression_params=parameters).compress(data))
 
 
-def read(path: Path, model: str, options: tuple[str, ...]) -> dict[str, float]:
-    """Score of a file, and the time that it took, in seconds of wall clock."""
-    command = ("eval", str(path), "-m", model, "--json", "--threads", "1", "-q", *options)
-    score = json.loads(xlcli(*command, cwd=Path.cwd()))
-    return {"bits_per_byte": score["bits_per_byte"], "seconds": score["seconds"]}
+def program(*command: str) -> Callable[[bytes], int]:
+    """Size in bytes of the archive that a program makes of a file; both names are appended to the command."""
+
+    def size(data: bytes) -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            source, archive = Path(folder) / "text", Path(folder) / f"text.{Path(command[0]).name}"
+            source.write_bytes(data)
+            names = (archive, source) if "zpaq" in command[0] else (source, archive)
+            after = ("-m5", "-t1") if "zpaq" in command[0] else ()
+            subprocess.run([*command, *map(str, names), *after], check=True, capture_output=True)
+            return archive.stat().st_size
+
+    return size
+
+
+COMPRESSORS: dict[str, Callable[[bytes], int]] = {
+    "gzip -9": lambda data: len(gzip.compress(data, 9, mtime=0)),
+    "xz -9e": lambda data: len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)),
+    "zstd -22": zstd,
+    "PPMd": ppmd,
+    "zpaq -m5": program("zpaq", "a"),
+    "paq8px -8": program("paq8px", "-8"),
+}
+COLUMNS = (*READINGS, *COMPRESSORS)
+
+
+def compressed(data: bytes, name: str) -> dict[str, float]:
+    """Bits per byte, and the time that it took; of PPMd that of one order."""
+    start = time.perf_counter()
+    bits = 8 * COMPRESSORS[name](data) / len(data)
+    seconds = (time.perf_counter() - start) / (len(PPMD_ORDERS) if name == "PPMd" else 1)
+    return {"bits_per_byte": bits, "seconds": seconds}
+
+
+def read(path: Path, model: str, options: tuple[str, ...]) -> dict[str, object]:
+    """Score of a file, whole and by place, and the time that it took, in seconds of wall clock."""
+    size = path.stat().st_size
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = Path(folder) / "tokens.jsonl"
+        command = ["eval", str(path), "-m", model, "--json", "--threads", "1", "-q", "--per-token", str(tokens)]
+        try:
+            path.read_text()
+        except UnicodeDecodeError:
+            command.append("--binary")
+        score = json.loads(xlcli(*command, *options, cwd=Path.cwd()))
+        starts = [start for start in PLACES if start < size]
+        bits = [0.0] * len(starts)
+        for line in tokens.read_text().splitlines():
+            token = json.loads(line)
+            bits[sum(start <= token["byte"] for start in starts) - 1] += token["bits"]
+    ends = [*starts[1:], size]
+    places = [total / (end - start) for total, start, end in zip(bits, starts, ends, strict=True)]
+    return {"bits_per_byte": score["bits_per_byte"], "seconds": score["seconds"], "places": places}
 
 
 def table(result: dict[str, dict]) -> str:
-    """Markdown table: a row for each file."""
-    lines = [f"| text | bytes | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    """Markdown tables with a row for each file, or for each file and reading."""
+    columns = [name for name in COLUMNS if any(name in row for row in result["texts"].values())]
+    bits = [f"| text | bytes | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    speed = list(bits)
+    places = [f"| text | | {' | '.join(f'{start:,}' for start in PLACES)} |", "|---" * (len(PLACES) + 2) + "|"]
     for name, row in result["texts"].items():
-        bits = {
-            **row["compressors"],
-            **{reading: row[reading]["bits_per_byte"] for reading in READINGS if reading in row},
-        }
-        shown = " | ".join(f"{bits[column]:.3f}" if column in bits else "–" for column in COLUMNS)
-        lines.append(f"| {name} | {row['bytes']:,} | {shown} |")
-    return "\n".join(lines)
+        for lines, kind in ((bits, ".3f"), (speed, ",.1f")):
+            figures = []
+            for found in (row.get(column) for column in columns):
+                value = found and (found["bits_per_byte"] if lines is bits else row["bytes"] / found["seconds"] / 1000)
+                figures.append(f"{value:{kind}}" if value else "–")
+            lines.append(f"| {name} | {row['bytes']:,} | {' | '.join(figures)} |")
+        for reading in READINGS:
+            if reading in row:
+                found = " | ".join(f"{value:.3f}" for value in row[reading]["places"])
+                places.append(f"| {name} | {reading} | {found} |")
+    return "\n\n".join("\n".join(lines) for lines in (bits, places, speed))
 
 
 def main() -> None:
@@ -90,12 +146,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for file in options.files:
             data = file.read_bytes()[: options.limit]
-            row = result["texts"].setdefault(file.name, {"bytes": len(data), "compressors": compressed(data)})
+            row = result["texts"].setdefault(file.name, {"bytes": len(data)})
             path = Path(folder) / file.name
             path.write_bytes(data)
             for reading in options.readings.split(","):
                 if reading not in row:
                     row[reading] = read(path, options.model, READINGS[reading])
+                    options.out.write_text(json.dumps(result, indent=1) + "\n")
+            for name in COMPRESSORS:
+                is_there = name.split()[0] not in ("zpaq", "paq8px") or shutil.which(name.split()[0])
+                if name not in row and is_there:
+                    row[name] = compressed(data, name)
                     options.out.write_text(json.dumps(result, indent=1) + "\n")
             print(file.name, row, flush=True)
     print(table(result))

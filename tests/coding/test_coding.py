@@ -45,7 +45,8 @@ def test_any_bytes_are_restored_however_they_arrive(kind, portions):
 
 
 @pytest.mark.exhaustive
-def test_ten_thousand_texts_are_restored():
+@pytest.mark.parametrize("options", [{}, {"context_cache": 20}], ids=str)
+def test_ten_thousand_texts_are_restored(options):
     draw = random.Random(0)
     for i in range(10_000):
         kind = draw.choice(list(MODELS))
@@ -58,7 +59,7 @@ def test_ten_thousand_texts_are_restored():
                 "\u4e16\U0001f98a\u0000\u200b".encode() * draw.randrange(4) + b"\xe4\xb8",
             ]
         )
-        assert decompress(MODELS[kind], compress(MODELS[kind], text)[0]) == text, i
+        assert decompress(MODELS[kind], compress(MODELS[kind], text, **options)[0]) == text, i
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -9,7 +9,7 @@ from xlcli.config import EvalConfig, GenerateConfig, StreamConfig, validate
 from xlcli.errors import ConfigError, DivergedError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import Generated, Score, TokenScore
-from xlcli.generation import generate
+from xlcli.generation import generate, generate_prompts
 from xlcli.inference import InferenceSession
 from xlcli.runtime import Runtime
 from xlcli.store.state_files import load_state, save_state
@@ -87,6 +87,19 @@ def test_generation_learns_from_its_prompt_only(tmp_path):
     assert plain.text != one.text
 
 
+def test_a_saved_cache_continues_no_samples():
+    model, saved = toy(), []
+    options = GenerateConfig(max_new_tokens=4, context_cache=50)
+    list(generate(model, TEXT[:60], options, RUNTIME, seed=1, save=saved.append))
+    several = GenerateConfig(max_new_tokens=4, num_samples=3)
+    for run in (
+        lambda: generate(model, b"The", several, RUNTIME, resume=saved[0].fork()),
+        lambda: generate_prompts(model, [b"The"], several, RUNTIME, resume=saved[0].fork()),
+    ):
+        with pytest.raises(ConfigError, match="cache"):
+            list(run())
+
+
 def test_predict_and_observe_are_score():
     model = toy()
     ids = model.tokenizer.encode(TEXT[:90])
@@ -150,11 +163,12 @@ def test_rounded_memory_adapts(options, text):
     )
 
 
-def test_bfloat16_products_adapt(text):
+@pytest.mark.parametrize("variant", [None, "zeros", "local"])
+def test_bfloat16_products_adapt(text, variant):
     runtime = Runtime(torch.device("cpu"), torch.bfloat16, 1)
+    model = toy(dtype=torch.float32, variant=variant)
     scores = [
-        next(e for e in evaluate(toy(dtype=torch.float32), [text], EvalConfig(**o), runtime) if isinstance(e, Score))
-        for o in (ADAPT, {})
+        next(e for e in evaluate(model, [text], EvalConfig(**o), runtime) if isinstance(e, Score)) for o in (ADAPT, {})
     ]
     assert scores[0].bits_per_byte < scores[1].bits_per_byte
 
@@ -162,7 +176,11 @@ def test_bfloat16_products_adapt(text):
 @pytest.mark.parametrize("options", [{}, {"context_cache": 9}], ids=str)
 def test_weights_that_are_not_finite_have_diverged(options):
     ids = toy().tokenizer.encode(b"text")
-    for predict in (lambda session: session.score(ids), lambda session: session.predict()):
+    for predict in (
+        lambda session: session.score(ids),
+        lambda session: session.predict(),
+        lambda session: session.read(ids, lambda: False),
+    ):
         session = InferenceSession.open(toy(), RUNTIME, GenerateConfig(**ADAPT | options), None)
         for weight in session.state.adaptation.weights.values():
             weight.fill_(torch.nan)

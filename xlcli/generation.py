@@ -69,7 +69,7 @@ def generate(
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
-    yield from cache_notice(options)
+    yield from cache_notice(options, resume)
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
     session, several = text.session, options.num_samples > 1
     yield from window_notice(session.state.span, session.options, text.n_tokens)
@@ -106,6 +106,7 @@ def generate_prompts(
     Yields:
         The results of each prompt, one for each sample, in the order of the prompts; and notices.
     """
+    yield from cache_notice(options, resume)
     waiting: list[Sample] = []
     for text in prompts:
         if stop():
@@ -189,6 +190,8 @@ def read_prompt(
     ids, sizes = np.concatenate((pending.ids, ids)), np.concatenate((pending.sizes, sizes))
     n_tokens = (resume.model_state.seen if resume else 0) + len(ids) + options.max_new_tokens
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
+    if options.num_samples > 1 and getattr(session.options, "context_cache", None) is not None:
+        raise ConfigError("a context cache continues one text, not several samples.", "Use num_samples 1.")
     if is_cleared:
         session.reset()
     saved = resume.sampler if resume else None

@@ -138,14 +138,16 @@ class InferenceSession:
         return surprisal, None if out.readout is None else out.readout[0].double().cpu().numpy()
 
     def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
-        """Reads `ids` (t, may be empty) without scoring, until `stop`; returns the number read. One row only."""
+        """Reads `ids` (t, may be empty), until `stop`; returns the number read. One row only."""
         for start in range(0, len(ids), TOKENS_PER_CALL):
             if stop():
                 return start
             tokens, targets = self._next(ids[start : start + TOKENS_PER_CALL])
             with torch.inference_mode(), self.runtime.autocast():
                 if self.state.online:  # what follows each token is learned
-                    _, self.state, *_ = self.reader.score(tokens, targets, self.state)
+                    nats, self.state, *_ = self.reader.score(tokens, targets, self.state)
+                    if not nats.isfinite().all():
+                        raise not_finite(self.model.name, self.options)
                 else:
                     _, self.state = self.reader.logits(tokens, self.state)
         return len(ids)
@@ -293,9 +295,10 @@ def window_notice(span: Span | Reading, options: InferenceConfig, n_tokens: int)
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]
 
 
-def cache_notice(options: InferenceConfig) -> list[Notice]:
+def cache_notice(options: InferenceConfig, resume: SessionState | None = None) -> list[Notice]:
     """Notice that kernels of the context cache will be compiled, if it is used and they are not."""
     uses_cache = isinstance(options, OnlineConfig) and options.context_cache is not None
+    uses_cache |= resume is not None and resume.model_state.cache is not None
     return [Notice(COMPILING)] if uses_cache and not is_compiled() else []
 
 

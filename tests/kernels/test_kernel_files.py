@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from xlcli.errors import CheckpointError, ConfigError
+from xlcli.kernels.files import KernelFiles
 
 MODULE = """
 import numba
@@ -129,6 +130,19 @@ def test_a_folder_that_others_can_write_is_refused(load, folder):
         load()
     assert caught.value.exit_code == 2
     assert "NUMBA_CACHE_DIR" in caught.value.remedy
+
+
+def test_a_kernel_is_compiled_again_when_its_constants_change(load, tmp_path):
+    constants = tmp_path / "apart" / "constants.py"
+    constants.parent.mkdir()
+    constants.write_text("A = 1")
+    kernel = load().double
+    files = [KernelFiles(kernel, constants=[str(constants)])]
+    assert kernel(1.0) == 2
+    files.append(KernelFiles(load().double, constants=[str(constants)]))
+    constants.write_text("A = 2")
+    files.append(KernelFiles(load().double, constants=[str(constants)]))
+    assert [each.has(1.0) for each in files] == [True, True, False]
 
 
 def test_a_kernel_is_compiled_again_when_another_file_of_it_changes(tmp_path):

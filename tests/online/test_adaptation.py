@@ -53,7 +53,7 @@ def same(a, b, tolerance=1e-9):
 def test_as_the_loop_of_the_paper(name, part):
     model = variants.make(name)
     names = adapted_weights(model, part)
-    dense = [n for n in names if "bigrams" not in n and "vectors" not in n]
+    dense = [n for n in names if "bigrams" not in n and "vectors" not in n]  # for others see below
     settings = SETTINGS | {"slow": head_tables(model)}
     assert settings["slow"]
     reader = AdaptiveModel(model, Optimizer(dense, **settings), {"adapt_block": BLOCK}, decodes=False)
@@ -161,6 +161,39 @@ def test_a_reset_ends_the_block_and_keeps_the_weights():
     expected, _ = read(reader, TEXT, [99], state.fork())
     nats, _ = read(reader, TEXT, [3], state)
     torch.testing.assert_close(nats, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_of_a_table_and_limits_of_a_rate():
+    draw = torch.Generator().manual_seed(0)
+    trained = {name: torch.randn(6, 4, generator=draw, dtype=torch.float64) for name in ("table", "matrix")}
+    optimizer = Optimizer(("table", "matrix"), 0.01, 0.1, slow=("matrix",), rate_change=9.0)
+    weights, moments = {name: t.clone() for name, t in trained.items()}, optimizer.init_moments(trained)
+    expected, means = trained["table"].clone(), torch.zeros(6, dtype=torch.float64)
+    for step, rows in enumerate(([1, 3], [3, 3, 0], [5], [3])):
+        values = torch.randn(len(rows), 4, generator=draw, dtype=torch.float64)
+        sparse = torch.sparse_coo_tensor([rows], values, (6, 4), check_invariants=True)
+        growing = (trained["matrix"] - weights["matrix"]) if step else values[0].expand(6, 4)
+        gradients = {"table": sparse, "matrix": growing.clone()}
+        optimizer.step(weights, gradients, moments, trained, step)
+        dense = sparse.to_dense()
+        for row in set(rows):
+            square = dense[row].square().mean()
+            means[row] = 0.99 * means[row] + 0.01 * square if means[row] else square
+            moved = expected[row] - 0.1 * dense[row] / means[row].sqrt()
+            expected[row] = moved + 0.1 * (trained["table"][row] - moved)
+        torch.testing.assert_close(weights["table"], expected)
+    assert moments["matrix.rate"] == 3  # a gradient that always says "further"
+    for _ in range(2):
+        optimizer.step(weights, {"matrix": weights["matrix"] - trained["matrix"]}, moments, trained, 4)
+    assert moments["matrix.rate"] == -5
+
+
+@pytest.mark.parametrize("name", ["full-learned-0-pre-0", "full-t5-0-pre-5", "full-shaw-0-pre-0"])
+def test_tables_of_positions_do_not_adapt_as_token_vectors(name):
+    model = variants.make(name)
+    found = adapted_weights(model, "feedforward")
+    assert found
+    assert all(set(part.split(".")) & {"feedforward", "vectors", "bigrams", "embedding", "head"} for part in found)
 
 
 def test_rows_of_absent_tokens_do_not_change():

@@ -96,6 +96,15 @@ def test_an_order_of_texts():
     spelling = Spelling(toy("bytes").tokenizer, 256)
     assert spelling.line_end == 10
     assert spelling.leaf_of.tolist() == list(range(256, 512))
+    subwords = toy("sentencepiece").tokenizer
+    spelling = Spelling(subwords, 420)  # with ids that the tokenizer does not have
+    ordered = np.argsort(spelling.leaf_of)
+    texts = [subwords.decode([i]) for i in ordered[: subwords.vocab_size]]
+    assert texts == sorted(texts) != subwords.texts
+    assert ordered[subwords.vocab_size :].tolist() == list(range(subwords.vocab_size, 420))
+    assert subwords.decode([spelling.line_end]) == b"\n"
+    words = toy("words").tokenizer
+    assert words.texts[Spelling(words, words.vocab_size).line_end] == b"\n"
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +160,30 @@ def test_tokens_without_a_score_teach_the_index_alone(model):
     assert out.state.cache.mixer.progress == 30
 
 
+def test_parts_of_a_call_change_nothing(model, monkeypatch):
+    text, results = torch.tensor([[10, *TEXT[:80]]]), []
+    for most, step in ((2**21, 1), (256 * 5, 1), (1, 16)):
+        monkeypatch.setattr("xlcli.online.mixture.MOST_LOGITS", most)
+        cached = dataclasses.replace(reader(model), step=step)
+        with torch.inference_mode():
+            state = cached.init_state(1, mem_len=9, segment_len=8)
+            results.append(cached.score(text[:, :-1], text[:, 38:], state, readout=lambda log_p: log_p[..., :3]))
+    whole, *others = results
+    assert whole.nll.shape == (1, 43)
+    for other in others:
+        torch.testing.assert_close(other.nll, whole.nll, rtol=0, atol=1e-9)
+        torch.testing.assert_close(other.readout, whole.readout, rtol=0, atol=1e-9)
+
+
+def test_a_target_without_a_prediction_teaches_nothing(model):
+    cached = reader(model)
+    _, state = read_text(cached, TEXT[:60], [64])
+    before = {name: t.clone() for name, t in state.cache.tensors().items()}
+    with torch.inference_mode():
+        state = cached.observe(torch.tensor([5]), state)
+    assert all(torch.equal(t, before[name]) for name, t in state.cache.tensors().items())
+
+
 def test_a_readout_sees_the_mixture(model):
     plain, _ = read_text(reader(model), TEXT[:60], [60])
     cached, text = reader(model), torch.tensor([[10, *TEXT[:60]]])
@@ -204,6 +237,9 @@ def test_nothing_is_learned_of_sampled_tokens(model):
         ("mixer.weights", lambda t: t[:, 1:]),
         ("mixer.weights", lambda t: t + 9),
         ("mixer.weights", lambda t: t * math.nan),
+        ("mixer.weights", lambda t: t > 0),
+        ("mixer.expected", lambda t: t + 1e300),
+        ("mixer.progress", lambda t: t * 1e300),
         ("mixer.states", lambda t: t + 1),
         ("mixer.expected", lambda t: t[:-2]),
         ("mixer.expected", lambda t: -1 - t),
@@ -233,9 +269,8 @@ def test_sessions_save_and_continue_the_cache(model, tmp_path):
     loaded = load_state(path, model=model, device="cpu")
     found += list(InferenceSession.open(model, RUNTIME, options(), loaded.fork()).score(ids[70:])[0])
     assert found == expected
-    for changes, said in (({"context_cache": 5}, r"\b37\b.*\b5\b"),):
-        with pytest.raises(StateError, match=said):
-            InferenceSession.open(model, RUNTIME, options(**changes), loaded.fork())
+    with pytest.raises(StateError, match=r"\b37\b.*\b5\b"):
+        InferenceSession.open(model, RUNTIME, options(context_cache=5), loaded.fork())
 
 
 def test_several_samples_and_documents_are_refused():

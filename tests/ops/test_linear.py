@@ -33,8 +33,8 @@ def test_one_row_equals_the_layer_of_pytorch(outputs, bias, dtype):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_gradients_in_another_type(bias):
-    layer, x = Linear(20, 30, bias=bias), torch.randn(2, 7, 20, requires_grad=True)
-    scale = torch.randn(2, 7, 30)
+    layer, x = Linear(200, 300, bias=bias), torch.randn(2, 70, 200, requires_grad=True)
+    scale = torch.randn(2, 70, 300)
     inputs = [x, *layer.parameters()]
     exact = torch.autograd.grad((layer(x) * scale).sum(), inputs)
     for dtype, tolerance in ((torch.float64, 1e-5), (torch.bfloat16, 2e-2)):
@@ -45,3 +45,6 @@ def test_gradients_in_another_type(bias):
             assert gradient.dtype == torch.float32
             torch.testing.assert_close(gradient, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
     assert not torch.equal(torch.autograd.grad(layer(x).sum(), layer.weight)[0], exact[1])
+    with torch.autocast("cpu"):
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+        assert torch.autograd.grad(layer(x).float().sum(), layer.weight)[0].dtype == torch.float32

@@ -18,7 +18,7 @@ import pickle  # noqa: TID251
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class KernelFiles:
             folder changes.
         program: Python program that compiles the kernel for a signature and writes its file, in another process; None
             compiles in this one.
+        constants: Other Python files whose constants the kernel contains.
 
     Attributes:
         cache_path: Folder of the files.
@@ -50,7 +51,7 @@ class KernelFiles:
         RuntimeError: Numba does not compile (`NUMBA_DISABLE_JIT`).
     """
 
-    def __init__(self, kernel: Any, program: Callable[[Any], str] | None = None) -> None:
+    def __init__(self, kernel: Any, program: Callable[[Any], str] | None = None, constants: Sequence[str] = ()) -> None:
         if not hasattr(kernel, "py_func"):
             raise RuntimeError("Numba does not compile")
         self.kernel = kernel
@@ -58,8 +59,9 @@ class KernelFiles:
         self.program = program
         self._found: set[Any] = set()  # signatures that a file has
         self.cache_path = code_folder("kernels", "NUMBA_CACHE_DIR")
-        sources = Path(kernel.py_func.__code__.co_filename).parent.glob("*.py")
-        self._sources = [hashlib.sha256(source.read_bytes()).digest() for source in sorted(sources)]
+        folder = Path(kernel.py_func.__code__.co_filename).parent
+        sources = [*sorted(folder.glob("*.py")), *map(Path, constants)]
+        self._sources = [hashlib.sha256(source.read_bytes()).digest() for source in sources]
         kernel._cache = self
 
     def has(self, *arguments: Any) -> bool:

@@ -30,6 +30,7 @@ from xlcli.errors import ConfigError
 from xlcli.kernels.files import KernelFiles
 from xlcli.kernels.records import Array
 from xlcli.kernels.threads import compiled, inner
+from xlcli.memory import context_cache
 from xlcli.memory.context_cache import (
     LINE,
     MAP_BINS,
@@ -57,7 +58,24 @@ _ORDERS = np.array(ORDERS)
 
 
 class Space(NamedTuple):
-    """Values of one token, and of its decisions by depth: nothing is learned before all of them are predicted."""
+    """Values of one token, and of its decisions by depth d: nothing is learned before all of them are predicted.
+
+    Attributes:
+        hashes: Hash (c) of each context.
+        slots: Its slot (c) in the index.
+        found: Leaves (c n) of its latest followers, the latest first.
+        n_found: Their number (c).
+        inputs: Inputs (d i) of the mixers: model, counts, surplus, and two of each context.
+        states: State (d c) of a context times two, plus the direction of its latest follower, plus 1; 0: none there.
+        lows: Bin (d c) of the map of a context below the model's logit.
+        shares: Distance (d c) of the logit from it, in bins.
+        classes: Class (d m) of the weights of each mixer: the same for all decisions; by node near the root, then by
+            depth; by the longest context that occurred, and depth.
+        logits: Result (d m) of each mixer, and of the last one.
+        rows: Row (d) of the second correction.
+        places: Place (d) of the result in the bins of the corrections.
+        sums: Probability (2 l) of each node by the model.
+    """
 
     hashes: Array
     slots: Array
@@ -69,6 +87,8 @@ class Space(NamedTuple):
     shares: Array
     classes: Array
     logits: Array
+    rows: Array
+    places: Array
     sums: Array
 
 
@@ -94,7 +114,8 @@ def new_space(n_leaves: int) -> Space:
     return Space(
         np.zeros(c, np.uint64), np.zeros(c, np.int64), np.zeros((c, N_LATEST), np.int64), np.zeros(c, np.int64),
         np.zeros((d, 3 + 2 * c)), np.zeros((d, c), np.int64), np.zeros((d, c), np.int64), np.zeros((d, c)),
-        np.zeros((d, N_MIXERS), np.int64), np.zeros((d, N_MIXERS + 3)), np.zeros(2 * n_leaves),
+        np.zeros((d, N_MIXERS), np.int64), np.zeros((d, N_MIXERS + 1)), np.zeros(d, np.int64), np.zeros(d),
+        np.zeros(2 * n_leaves),
     )  # fmt: skip
 
 
@@ -300,7 +321,7 @@ def predict(node: int, shift: int, index: Index, mixer: Mixer, space: Space, kno
     for i in range(2):
         table = mixer.sse[i, row if i else node & (SSE_ROWS - 1)]
         base += 0.5 * (table[bin_] * (1 - share) + table[bin_ + 1] * share)
-    logits[N_MIXERS], logits[N_MIXERS + 1], logits[N_MIXERS + 2] = total, row, place
+    logits[N_MIXERS], space.rows[depth], space.places[depth] = total, row, place
     p = (1 - SSE_SHARE) * logistic(total) + SSE_SHARE * base
     return min(max(p, 2e-8), 1 - 2e-8)
 
@@ -318,7 +339,7 @@ def update(node: int, bit: int, mixer: Mixer, space: Space, depth: int) -> None:
         weights = mixer.weights[m, space.classes[depth, m]]
         for i in range(len(x)):
             weights[i] = min(max(weights[i] + change * x[i], -LIMIT), LIMIT)
-    row, place = int(logits[N_MIXERS + 1]), logits[N_MIXERS + 2]
+    row, place = space.rows[depth], space.places[depth]
     bin_ = int(place)
     share = place - bin_
     width = 2 * SSE_RANGE / SSE_BINS
@@ -461,7 +482,7 @@ def distribution(index: Index, mixer: Mixer, leaf_of: Array, log_p: Array) -> Ar
 def _kernel_files() -> list[KernelFiles]:
     """Files that keep the compiled kernels, none where they cannot be kept."""
     try:
-        return [KernelFiles(kernel) for kernel in (score, fill, read, distribution)]
+        return [KernelFiles(kernel, constants=[context_cache.__file__]) for kernel in (score, fill, read, distribution)]
     except ConfigError:
         raise
     except Exception:  # no folder for kernels can be written, or Numba does not compile
@@ -472,6 +493,12 @@ FILES = _kernel_files()
 
 
 def is_compiled(index: Index, mixer: Mixer, leaf_of: Array) -> bool:
-    """True if `score` is compiled for values of these types, here or in a file."""
-    numbers = np.empty((1, 1)), np.empty((2, 1), np.int64), False, np.empty(1)
-    return bool(FILES) and FILES[0].has(index, mixer, leaf_of, 0, *numbers)
+    """True if all kernels are compiled for values of these types, here or in files."""
+    log_p, texts = np.empty((1, 1)), np.empty((2, 1), np.int64)
+    arguments = [
+        (index, mixer, leaf_of, 0, log_p, texts, False, log_p[0]),
+        (index, leaf_of, 0, *texts),
+        (index, leaf_of, 0, texts[0]),
+        (index, mixer, leaf_of, log_p[0]),
+    ]
+    return bool(FILES) and all(file.has(*given) for file, given in zip(FILES, arguments, strict=True))

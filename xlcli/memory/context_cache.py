@@ -179,8 +179,8 @@ class ContextCache(OnlineMemory):
         for name, array in new_mixer(vocab_size)._asdict().items():
             t = tensors[f"mixer.{name}"].cpu()
             is_alike = (tuple(t.shape), t.dtype) == (array.shape, torch.from_numpy(array).dtype)
-            limit = (t >= 0) if name in ("expected", "progress", "states", "maps") else (t.abs() <= 8)
-            if not is_alike or not bool((limit & t.isfinite()).all()):
+            least, most = (0, 2**53) if name in ("expected", "progress", "states", "maps") else (-8, 8)
+            if not is_alike or not bool(((t >= least) & (t <= most)).all()):
                 raise ValueError(f"'{name}' of the context cache is damaged")
             if name in ("states", "maps") and not bool((t[..., 0] <= 1).all()):
                 raise ValueError(f"'{name}' of the context cache are no probabilities")

@@ -60,7 +60,7 @@ class Adaptation(OnlineMemory):
 
     Attributes:
         weights: Adapted weights by name.
-        moments: Mean squared gradients, by name (`online/adaptation.py`).
+        moments: Mean squared gradients and learned rates, by name (`online/adaptation.py`).
         n_steps: Number of optimizer steps.
         inputs: Tokens (n) of the unfinished block.
         targets: Tokens (n) that follow them, `UNKNOWN` where nothing is to be learned.
@@ -106,7 +106,7 @@ class Adaptation(OnlineMemory):
         if len(inputs) != len(targets) or (len(inputs) > 0) != (len(start) > 0):
             raise ValueError("the unfinished block of the adaptation is incomplete")
         n_steps = int(description["n_steps"])
-        if not 0 <= n_steps < 2**62:
+        if not 0 <= n_steps < 2**53:
             raise ValueError(f"{n_steps} steps of adaptation")
         settings = dict(json.loads(description["settings"]))
         return cls(settings, weights, moments, n_steps, inputs, targets, start, single.get("last"))

@@ -148,7 +148,7 @@ class AdaptiveHead(Head):
     def _head(self, x: Tensor) -> Tensor:
         """Logits (... cutoffs[0] + n) of the words of the first cluster and of the n tails."""
         x = self.first.project(x)
-        words = F.linear(x, self.first.weight, self.first.bias)
+        words = linear(x, self.first.weight, self.first.bias, self.first.gradient_dtype)
         return self.limit(torch.cat((words, self.tails(x)), dim=-1))
 
 

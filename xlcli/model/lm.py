@@ -44,14 +44,15 @@ class ScoreOutput(NamedTuple):
     readout: Tensor | None = None
 
     @staticmethod
-    def join(outs: Sequence[ScoreOutput]) -> ScoreOutput:
-        """Result of successive calls as that of one, without auxiliary losses."""
-        ponders = [out.ponder for out in outs if out.ponder is not None]
-        kept = [out.readout for out in outs if out.readout is not None]
+    def join(outs: Iterable[ScoreOutput]) -> ScoreOutput:
+        """Result of successive calls as that of one, without auxiliary losses. Of the states only the last is kept."""
+        nll, ponders, kept = [], [], []
+        for out in outs:
+            nll.append(out.nll)
+            ponders += [] if out.ponder is None else [out.ponder]
+            kept += [] if out.readout is None else [out.readout]
         ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
-        return ScoreOutput(
-            _joined([out.nll for out in outs]), outs[-1].state, ponder, None, _joined(kept) if kept else None
-        )
+        return ScoreOutput(_joined(nll), out.state, ponder, None, _joined(kept) if kept else None)
 
 
 class LanguageModel(nn.Module):

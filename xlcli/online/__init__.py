@@ -74,11 +74,14 @@ def make_reader(
     reader: Any = decoder or network
     if not isinstance(options, OnlineConfig):
         return reader  # type: ignore[no-any-return]
+    step = 1
     if options.adapt:
         settings = _settings(options, "adaptation")
+        step = settings["adapt_block"]
         reader = AdaptiveModel(network, _optimizer(network, settings), settings, decodes=decoder is not None)
     if options.context_cache is not None:
-        reader = CachedModel(reader, _settings(options, "cache"), Spelling(tokenizer, network.config.vocab_size))
+        spelling = Spelling(tokenizer, network.config.vocab_size)
+        reader = CachedModel(reader, _settings(options, "cache"), spelling, step)
     return reader  # type: ignore[no-any-return]
 
 

@@ -85,17 +85,9 @@ class AdaptiveModel:
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
         """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
-        state = self._drop_unlearned(state)
         n_unscored = tokens.shape[1] - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
-        outs, at = [], 0
-        while at < tokens.shape[1]:
-            n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
-            part = slice(at, at + n)
-            outs.append(self._score_part(tokens[:, part], followers[:, part], state, readout))
-            state = outs[-1].state
-            at += n
-        out = ScoreOutput.join(outs)
+        out = ScoreOutput.join(self._score_parts(tokens, followers, state, readout))
         features = None if out.readout is None else out.readout[:, n_unscored:]
         return out._replace(nll=out.nll[:, n_unscored:], readout=features)
 
@@ -131,6 +123,17 @@ class AdaptiveModel:
             state = self._learn(state)
         self._load(state)
         return self.network.reset(replace(state, adaptation=_value(state).without_block()))
+
+    def _score_parts(
+        self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None
+    ) -> Iterator[ScoreOutput]:
+        """`score` of tokens (1 t) block by block."""
+        state, at = self._drop_unlearned(state), 0
+        while at < tokens.shape[1]:
+            n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
+            out = self._score_part(tokens[:, at : at + n], targets[:, at : at + n], state, readout)
+            state, at = out.state, at + n
+            yield out
 
     def _score_part(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
         """`score` of tokens (1 n) of one block."""
@@ -216,7 +219,7 @@ def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, 
     if part == "feedforward":
         branches = [module for module in network.modules() if isinstance(module, FeedForward)]
         ids = {id(p) for branch in branches for p in branch.parameters() if p.ndim == 2}
-        ids |= {id(table.weight) for table in _own_tables(network)}
+        ids |= {id(table.weight) for table in _token_tables(network)}
         if isinstance(network.head, SoftmaxHead):
             ids.add(id(network.head.weight))
         return tuple(name for name, p in network.named_parameters() if id(p) in ids)
@@ -270,12 +273,12 @@ def _value(state: State) -> Adaptation:
 def _with_own_weights(network: LanguageModel) -> LanguageModel:
     """Copy of a network whose parameters share memory with the original, until they are replaced.
 
-    Gradients of embedding tables that the head does not share are sparse.
+    Gradients of tables of token vectors that the head does not share are sparse.
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
     memo |= {id(buffer): buffer for buffer in network.buffers()}
     own = copy.deepcopy(network, memo)
-    for table in _own_tables(own):
+    for table in _token_tables(own):
         table.sparse = True
     return own
 
@@ -289,10 +292,12 @@ def _round_gradients(network: LanguageModel) -> None:
                 module.gradient_dtype = torch.bfloat16
 
 
-def _own_tables(network: LanguageModel) -> list[nn.Embedding]:
-    """Embedding tables that the head does not share."""
+def _token_tables(network: LanguageModel) -> list[nn.Embedding]:
+    """Tables of token vectors that nothing else uses, as a tied head does."""
     uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
-    return [m for m in network.modules() if isinstance(m, nn.Embedding) and uses[id(m.weight)] == 1]
+    parts = [network.embedding, network.bigrams, *(block.vectors for block in network.stack.blocks)]
+    tables = [m for part in parts if part is not None for m in part.modules() if isinstance(m, nn.Embedding)]
+    return [table for table in tables if uses[id(table.weight)] == 1]
 
 
 @contextlib.contextmanager

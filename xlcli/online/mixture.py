@@ -6,7 +6,7 @@ that are learned online. `xlcli.kernels.mixture` has the arithmetic and its sour
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from xlcli.memory.context_cache import ContextCache, n_leaves, new_index, new_mixer
 from xlcli.model.head import Readout
 from xlcli.model.lm import ScoreOutput
-from xlcli.model.stack import Ponder
 from xlcli.state import State
 from xlcli.text.base import Tokenizer
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from xlcli.online import Reader
 
 COMPILING = "compiling the kernels of the context cache, once on this machine: 10 to 40 seconds"
-PIECE, MOST_LOGITS = 128, 2**21
-"""Calls read a multiple of this number of tokens, with at most so many log-probabilities in RAM at once."""
+MOST_LOGITS = 2**21
+"""Number of log-probabilities in RAM at once, if a step of the reader does not have more."""
 
 
 class Spelling:
@@ -43,10 +42,12 @@ class Spelling:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        order, self.line_end = np.arange(vocab_size), tokenizer.start_id
-        if tokenizer.id_sizes is not None:
+        order = np.arange(vocab_size)
+        if tokenizer.id_sizes is None:
+            self.line_end = tokenizer.start_id
+        else:
             n = min(tokenizer.vocab_size, vocab_size)
-            order[:n] = sorted(range(n), key=lambda i: tokenizer.decode([i]))
+            order[:n] = sorted(range(n), key=tokenizer.texts.__getitem__)
             ids = tokenizer.encode(b"\n")
             self.line_end = int(ids[0]) if len(ids) == 1 else -1
         self.leaf_of: NDArray[np.int64] = np.empty(vocab_size, np.int64)
@@ -66,6 +67,7 @@ class CachedModel:
 
     Attributes:
         inner: Reader whose predictions are mixed with the cache's.
+        step: Number of tokens that the reader takes at once; it is called with multiples.
         settings: Keys of the configuration by which a saved state must be continued, and their values;
             `context_cache` is the number of latest tokens that count.
         spelling: Order of the vocabulary.
@@ -74,6 +76,7 @@ class CachedModel:
     inner: Reader
     settings: Mapping[str, Any]
     spelling: Spelling
+    step: int = 1
 
     def init_state(self, batch: int, **options: Any) -> State:
         """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
@@ -86,13 +89,18 @@ class CachedModel:
         """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
         n_unscored = tokens.shape[1] - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
-        size = max(1, MOST_LOGITS // (len(self.spelling.leaf_of) * PIECE)) * PIECE
-        outs = []
+        return ScoreOutput.join(self._score_parts(tokens, followers, n_unscored, state, readout))
+
+    def _score_parts(
+        self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
+    ) -> Iterator[ScoreOutput]:
+        """`score` of tokens (1 t) in parts that fit into RAM."""
+        size = max(1, MOST_LOGITS // (len(self.spelling.leaf_of) * self.step)) * self.step
         for start in range(0, tokens.shape[1], size):
             part = slice(start, start + size)
-            outs.append(self._score_part(tokens[:, part], followers[:, part], n_unscored - start, state, readout))
-            state = outs[-1].state
-        return ScoreOutput.join(outs)
+            out = self._score_part(tokens[:, part], targets[:, part], n_unscored - start, state, readout)
+            state = out.state
+            yield out
 
     def _score_part(
         self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
@@ -120,9 +128,8 @@ class CachedModel:
             kept.append(readout(torch.from_numpy(mixed)[None, None]))  # type: ignore[misc]
             mixture.score(*arrays, log_p[part], np.ascontiguousarray(texts[:, part]), True, nll[part])
         state = replace(out.state, cache=replace(value, predicted=value.predicted[:0]))
-        ponder = None if out.ponder is None else Ponder(*(part[:, first:] for part in out.ponder))
         nats = torch.from_numpy(nll)[None].to(out.nll)
-        return ScoreOutput(nats, state, ponder, None, torch.cat(kept, dim=1) if kept else None)
+        return ScoreOutput(nats, state, out.ponder, None, torch.cat(kept, dim=1) if kept else None)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
@@ -142,10 +149,11 @@ class CachedModel:
         from xlcli.kernels import mixture
 
         value = self._filled(state)
-        texts, nll = np.repeat(targets.cpu().numpy()[None], 2, axis=0), np.empty(1)
         own = value.predicted[None].numpy()
-        arrays = value.index, value.mixer, self.spelling.leaf_of, self.spelling.line_end
-        mixture.score(*arrays, own, texts, True, nll)
+        if own.size and not np.isnan(own).any():
+            texts, nll = np.repeat(targets.cpu().numpy()[None], 2, axis=0), np.empty(1)
+            arrays = value.index, value.mixer, self.spelling.leaf_of, self.spelling.line_end
+            mixture.score(*arrays, own, texts, True, nll)
         return replace(self.inner.observe(targets, state), cache=replace(value, predicted=value.predicted[:0]))
 
     def reset(self, state: State) -> State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from einops import rearrange
+from einops import rearrange, reduce
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -32,26 +32,29 @@ class Linear(nn.Linear):
 
 
 class _RoundedGradients(torch.autograd.Function):
-    """x Wᵀ whose gradients are products of factors in another number type."""
+    """x Wᵀ + b whose gradients are products of factors in another number type."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.dtype = dtype
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad, (for_x, for_weight, _) = grad.to(ctx.dtype), ctx.needs_input_grad
-        d_x = d_weight = None
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        d_x = d_weight = d_bias = None
+        if for_bias:
+            d_bias = reduce(grad, "... o -> o", "sum").to(weight.dtype)
+        grad = grad.to(ctx.dtype)
         if for_x:
             d_x = (grad @ weight.to(ctx.dtype)).to(x.dtype)
         if for_weight:
             rows = rearrange(x, "... i -> (...) i").to(ctx.dtype)
             d_weight = (rearrange(grad, "... o -> o (...)") @ rows).to(weight.dtype)
-        return d_x, d_weight, None
+        return d_x, d_weight, d_bias, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gradient_dtype: torch.dtype | None = None) -> Tensor:
@@ -61,8 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gradient_dtype
     Gradients are products in the number type `gradient_dtype`; None: that of the arguments.
     """
     if gradient_dtype is not None and torch.is_grad_enabled():
-        out: Tensor = _RoundedGradients.apply(x, weight, gradient_dtype)  # type: ignore[no-untyped-call]
-        return out if bias is None else out + bias
+        return _RoundedGradients.apply(x, weight, bias, gradient_dtype)  # type: ignore[no-any-return, no-untyped-call]
     if (
         torch.compiler.is_compiling()
         or x.device.type != "cpu"

@@ -149,7 +149,7 @@ def main() -> None:
             row = result["texts"].setdefault(file.name, {"bytes": len(data)})
             path = Path(folder) / file.name
             path.write_bytes(data)
-            for reading in options.readings.split(","):
+            for reading in filter(None, options.readings.split(",")):
                 if reading not in row:
                     row[reading] = read(path, options.model, READINGS[reading])
                     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -295,11 +295,16 @@ def window_notice(span: Span | Reading, options: InferenceConfig, n_tokens: int)
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]
 
 
-def cache_notice(options: InferenceConfig, resume: SessionState | None = None) -> list[Notice]:
-    """Notice that kernels of the context cache will be compiled, if it is used and they are not."""
+def cache_notice(
+    options: InferenceConfig, resume: SessionState | None = None, *, predicts: bool = True
+) -> list[Notice]:
+    """Notice that kernels of the context cache will be compiled, if it is used and they are not.
+
+    `predicts`: whether distributions are asked for, not only scores.
+    """
     uses_cache = isinstance(options, OnlineConfig) and options.context_cache is not None
     uses_cache |= resume is not None and resume.model_state.cache is not None
-    return [Notice(COMPILING)] if uses_cache and not is_compiled() else []
+    return [Notice(COMPILING)] if uses_cache and not is_compiled(predicts=predicts) else []
 
 
 def longest_memory(model: LoadedModel, span: Span | Reading, n_tokens: int | None) -> int:

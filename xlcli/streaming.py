@@ -105,7 +105,7 @@ def stream(
             saved, scorer.has_new_text = time.monotonic(), False
             save(scorer.session_state())
 
-    yield from cache_notice(scorer.session.options)
+    yield from cache_notice(scorer.session.options, predicts=scorer.predictions is not None)
     if scorer.words and scorer.words.at.document:
         yield Row(scorer.words.at.document, scorer.words.at.fields)
     for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):

@@ -108,7 +108,7 @@ def evaluate(
         exact = divided.reader(1, make_reader(unrounded.network, model.tokenizer, options))
         sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
-        yield from cache_notice(options)
+        yield from cache_notice(options, predicts=predictions is not None)
         for index, lengths in enumerate(sweep):
             run = Pass(model, reader, runtime, text, lengths, stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"

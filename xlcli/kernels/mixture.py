@@ -492,8 +492,8 @@ def _kernel_files() -> list[KernelFiles]:
 FILES = _kernel_files()
 
 
-def is_compiled(index: Index, mixer: Mixer, leaf_of: Array) -> bool:
-    """True if all kernels are compiled for values of these types, here or in files."""
+def is_compiled(index: Index, mixer: Mixer, leaf_of: Array, *, predicts: bool) -> bool:
+    """True if kernels of scores, and of predictions, are compiled for values of these types, here or in files."""
     log_p, texts = np.empty((1, 1)), np.empty((2, 1), np.int64)
     arguments = [
         (index, mixer, leaf_of, 0, log_p, texts, False, log_p[0]),
@@ -501,4 +501,5 @@ def is_compiled(index: Index, mixer: Mixer, leaf_of: Array) -> bool:
         (index, leaf_of, 0, texts[0]),
         (index, mixer, leaf_of, log_p[0]),
     ]
-    return bool(FILES) and all(file.has(*given) for file, given in zip(FILES, arguments, strict=True))
+    needed = zip(FILES, arguments[: None if predicts else 2], strict=False)
+    return bool(FILES) and all(file.has(*given) for file, given in needed)

@@ -54,11 +54,11 @@ class Spelling:
         self.leaf_of[order] = n_leaves(vocab_size) + np.arange(vocab_size)
 
 
-def is_compiled() -> bool:
-    """True if a cache is ready; else its kernels are compiled when it is used first."""
+def is_compiled(*, predicts: bool) -> bool:
+    """True if a cache is ready to score, and to predict; else kernels are compiled when they are used first."""
     from xlcli.kernels import mixture
 
-    return mixture.is_compiled(new_index(1, 2), new_mixer(2), np.empty(2, np.int64))
+    return mixture.is_compiled(new_index(1, 2), new_mixer(2), np.empty(2, np.int64), predicts=predicts)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ VARYING = {
     r"[\d.]+k? tokens/s": "N tokens/s",
     r"[\d.]+k? lines/s": "N lines/s",
     r"\d+\.\d{3,4}(?= bits| by the model)": "N",
+    r"[\d.]+ s, [\d.]+ \w+/s(?=\n)": "N s, N/s",
     r"(?<=[ ,;])[\d.]+ s(?=\n)": "N s",
     r"(?m)^step .*\n": "",
 }

@@ -54,16 +54,14 @@ def zstd(data: bytes) -> int:
 
 
 def program(*command: str) -> Callable[[bytes], int]:
-    """Size in bytes of the archive that a program makes of a file; both names are appended to the command."""
+    """Size in bytes of the archive that a program makes; TEXT and ARCHIVE in the command stand for names of files."""
 
     def size(data: bytes) -> int:
         with tempfile.TemporaryDirectory() as folder:
-            source, archive = Path(folder) / "text", Path(folder) / f"text.{Path(command[0]).name}"
-            source.write_bytes(data)
-            names = (archive, source) if "zpaq" in command[0] else (source, archive)
-            after = ("-m5", "-t1") if "zpaq" in command[0] else ()
-            subprocess.run([*command, *map(str, names), *after], check=True, capture_output=True)
-            return archive.stat().st_size
+            names = {"TEXT": Path(folder) / "text", "ARCHIVE": Path(folder) / f"text.{command[0]}"}
+            names["TEXT"].write_bytes(data)
+            subprocess.run([str(names.get(part, part)) for part in command], check=True, capture_output=True)
+            return names["ARCHIVE"].stat().st_size
 
     return size
 
@@ -73,8 +71,8 @@ COMPRESSORS: dict[str, Callable[[bytes], int]] = {
     "xz -9e": lambda data: len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)),
     "zstd -22": zstd,
     "PPMd": ppmd,
-    "zpaq -m5": program("zpaq", "a"),
-    "paq8px -8": program("paq8px", "-8"),
+    "zpaq -m5": program("zpaq", "a", "ARCHIVE", "TEXT", "-m5", "-t1"),
+    "paq8px -8": program("paq8px", "-8", "TEXT", "ARCHIVE"),
 }
 COLUMNS = (*READINGS, *COMPRESSORS)
 

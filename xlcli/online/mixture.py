@@ -112,7 +112,7 @@ class CachedModel:
         out = self.inner.score(tokens, targets, state, readout=lambda log_p: log_p)
         assert out.readout is not None
         first = min(max(0, n_unscored), tokens.shape[1])
-        if out.readout.isnan().any():  # weights have diverged; nothing is learned from them
+        if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
             return out._replace(nll=out.nll[:, first:], readout=None)
         texts = torch.cat((tokens, targets)).cpu().numpy()
         log_p, nll, kept = out.readout[0, first:].double().cpu().numpy(), np.empty(texts.shape[1] - first), []

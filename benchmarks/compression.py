@@ -114,7 +114,7 @@ def run(name, text, options, seed):
         optimizers.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizers.step(lr_factor(TrainConfig(warmup_steps=50), step / STEPS[text], step))
+        optimizers.step(lr_factor(TrainConfig(warmup_steps=50), step / STEPS[text], step), step)
         if step % 500 == 0:
             print(f"{text} {name} {step} {nll.mean().item() / math.log(2):.3f}", flush=True)
     seconds = time.process_time() - started

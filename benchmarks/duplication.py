@@ -110,7 +110,7 @@ def train(length, rounds, options):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         fraction = step / options.steps
-        optimizers.step(lr_factor(TrainConfig(warmup_steps=40), fraction, step))
+        optimizers.step(lr_factor(TrainConfig(warmup_steps=40), fraction, step), step)
         if step % 50 == 0:
             right = (logits.argmax(-1) == targets).double().mean()
             print(f"{rounds:>5} step {step:5} loss {loss.item():.4f} right {right.item():.4f}", flush=True)

@@ -122,7 +122,7 @@ def _learn(model, optimizers, seeds):
         tokens = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(seed))
         state = model.init_state(2, mem_len=8, segment_len=8, memory="hidden")
         model.score(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
-        optimizers.step(0.5)
+        optimizers.step(0.5, 0)
         model.zero_grad(set_to_none=False)
 
 
@@ -171,19 +171,47 @@ def test_settings_of_the_run_reach_the_update_of_every_parameter(optimizer):
             q.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
             p.grad.copy_(q.grad)
             one.step()
-        optimizers.step(0.5)
+        optimizers.step(0.5, 0)
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         assert torch.allclose(p, q, rtol=1e-5, atol=1e-6), name
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_the_average_covers_a_share_of_the_run(share):
+    model = _model()
+    optimizers, values = _optimizers(model, average_share=share), []
+    for step in range(12):
+        for parameter in model.parameters():
+            parameter.grad.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)))
+        optimizers.step(0.5, step)
+        values.append([parameter.detach().double().clone() for parameter in model.parameters()])
+    power, n = 1 / share, len(values)
+    parts = [((s + 1) / n) ** power - (s / n) ** power for s in range(n)]
+    with optimizers.averaged():
+        averages = [parameter.detach().clone() for parameter in model.parameters()]
+    for i, (parameter, average) in enumerate(zip(model.parameters(), averages, strict=True)):
+        expected = sum(part * value[i] for part, value in zip(parts, values, strict=True))
+        assert torch.allclose(average.double(), expected, rtol=0, atol=1e-6)
+        assert torch.equal(parameter.double(), values[-1][i])
+
+
+def test_without_an_average_the_parameters_stay():
+    for optimizers in (_optimizers(model := _model()), _optimizers(model, average_share=0.5)):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        with optimizers.averaged():
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert not optimizers.tensors()
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_restored_optimizers_go_on_to_the_bit(optimizer):
+@pytest.mark.parametrize("average_share", [0.0, 0.2])
+def test_restored_optimizers_go_on_to_the_bit(optimizer, average_share):
     model, twin = _model(), _model()
-    optimizers = _optimizers(model, optimizer=optimizer)
+    optimizers = _optimizers(model, optimizer=optimizer, average_share=average_share)
     _learn(model, optimizers, [1, 2])
     saved = {name: value.clone() for name, value in optimizers.tensors().items()}
     twin.load_state_dict(model.state_dict())
-    restored = _optimizers(twin, optimizer=optimizer)
+    restored = _optimizers(twin, optimizer=optimizer, average_share=average_share)
     restored.load(saved)
     _learn(model, optimizers, [3])
     _learn(twin, restored, [3])

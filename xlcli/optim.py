@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ BUDGET_SCHEDULES = ("linear", "cosine", "wsd")
 """Learning-rate schedules that decay to the end of the budget."""
 MUON_BATCH = 2**19
 """Maximum number of matrix elements that are orthogonalized at once (measured on a CPU)."""
+AVERAGE = "average"
+"""Quantity of an optimizer's state: the average of the weight."""
 
 
 class BatchedMuon(Muon):
@@ -102,7 +105,7 @@ def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], st
 
 
 class Optimizers:
-    """The optimizers of one model, and their state by parameter name."""
+    """The optimizers of one model, the average of its weights, and their state by parameter name."""
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, *, lr: float, native_bfloat16: bool, ranks: Ranks = SINGLE
@@ -110,6 +113,7 @@ class Optimizers:
         matrices = hidden_matrices(model) if config.optimizer == "muon" else set()
         self.names = {id(p): name for name, p in model.named_parameters()}
         parameters = list(model.parameters())
+        self.average_share = config.average_share
         self.optimizers: list[tuple[Optimizer, float]] = []
         if matrices:
             hidden = [p for p in parameters if id(p) in matrices]
@@ -130,12 +134,45 @@ class Optimizers:
             # would fragment the heap.
             parameter.grad = torch.zeros_like(parameter)
 
-    def step(self, factor: float) -> None:
-        """One update at `factor` times each optimizer's own learning rate."""
+    def step(self, factor: float, n_steps: int) -> None:
+        """One update at `factor` times each optimizer's own learning rate, after `n_steps` steps.
+
+        In the average after step t, step s counts as (s/t)^(1/share) - ((s - 1)/t)^(1/share), so most of it is the last
+        `average_share` of the run so far (Karras et al. 2024, "Analyzing and Improving the Training Dynamics of
+        Diffusion Models", section 3.1).
+        """
         for optimizer, lr in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
             optimizer.step()
+        if self.average_share:
+            weights, averages = self._averages()
+            share_of_new = 1.0 - (1.0 - 1.0 / (n_steps + 1)) ** (1.0 / self.average_share)
+            torch._foreach_lerp_(averages, weights, share_of_new)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Context in which the parameters have the averages of their values, if a step was averaged."""
+        weights, averages = self._averages() if self.average_share else ([], [])
+        present = [weight.clone() for weight in weights]
+        if weights:
+            torch._foreach_copy_(weights, averages)
+        try:
+            yield
+        finally:
+            if weights:
+                torch._foreach_copy_(weights, present)
+
+    def _averages(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters that have a state, or parts of this rank, and their averages, which begin as copies."""
+        weights, averages = [], []
+        for optimizer, _ in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                if AVERAGE not in state:
+                    state[AVERAGE] = parameter.detach().clone()
+                weights.append(local(parameter.detach()))
+                averages.append(local(state[AVERAGE]))
+        return weights, averages
 
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer state by name, `parameter:quantity`."""
@@ -156,7 +193,8 @@ class Optimizers:
         anew = "Train anew with --overwrite."
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
-            quantities = ("momentum_buffer",) if isinstance(optimizer, Muon) else ("step", "exp_avg", "exp_avg_sq")
+            quantities = ["momentum_buffer"] if isinstance(optimizer, Muon) else ["step", "exp_avg", "exp_avg_sq"]
+            quantities += [AVERAGE] if self.average_share else []
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 name = self.names[id(parameter)]
                 state = {q: tensors[f"{name}:{q}"] for q in quantities if f"{name}:{q}" in tensors}

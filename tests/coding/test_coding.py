@@ -45,6 +45,7 @@ def test_any_bytes_are_restored_however_they_arrive(kind, portions):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("options", [{}, {"context_cache": 20}], ids=str)
 def test_ten_thousand_texts_are_restored(options):
     draw = random.Random(0)

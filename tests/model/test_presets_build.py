@@ -54,7 +54,7 @@ def test_every_preset_builds_and_takes_a_step_when_shrunk(name):
     loss = nll.mean() if ponder is None else nll.mean() + ponder.cost.mean()
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-    optimizers.step(1.0)
+    optimizers.step(1.0, 0)
     for key, value in model.named_parameters():
         assert torch.isfinite(value).all()
         assert not torch.equal(value, before[key]), key

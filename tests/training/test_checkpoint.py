@@ -25,14 +25,12 @@ from xlcli.store.layout import read_config_file
 from xlcli.store.weights import decode, encode, stored_infos, weights
 
 STEPS = 6
-WAYS = list(itertools.product(("float32", "bfloat16"), ("muon", "adamw"), (1, 2), (0, 16)))
+WAYS = list(itertools.product(("float32", "bfloat16"), ("muon", "adamw"), (1, 2), (0, 16), (0.0, 0.3)))
 
 
-def _way(dtype, optimizer, grad_accum, mem_len, **budget):
-    return small(
-        runtime={"dtype": dtype},
-        train={"optimizer": optimizer, "grad_accum": grad_accum, "mem_len": mem_len, **budget},
-    )
+def _way(dtype, optimizer, grad_accum, mem_len, average_share, **budget):
+    train = {"optimizer": optimizer, "grad_accum": grad_accum, "mem_len": mem_len, "average_share": average_share}
+    return small(runtime={"dtype": dtype}, train=train | budget)
 
 
 @pytest.mark.parametrize("way", thinned(WAYS, WAYS[::5]), ids=lambda way: "-".join(map(str, way)))
@@ -52,7 +50,7 @@ def test_a_stop_after_any_step_changes_nothing(way):
 
 @pytest.mark.parametrize("budget", [{"max_tokens": STEPS * 64 - 5, "max_steps": None}, {"eval_every": None}])
 def test_a_kill_after_any_event_changes_nothing(budget):
-    text, tree = corpus(), _way("float32", "muon", 2, 16, **budget)
+    text, tree = corpus(), _way("float32", "muon", 2, 16, 0.3, **budget)
     events = go(tree, text, "whole")
     expected = remains("whole")
     for end in range(1, len(events)):
@@ -69,7 +67,7 @@ def test_a_kill_after_any_event_changes_nothing(budget):
 
 
 def test_a_run_stopped_again_and_again_is_the_same_too():
-    text, tree = corpus(), _way("float32", "muon", 1, 16)
+    text, tree = corpus(), _way("float32", "muon", 1, 16, 0.3)
     go(tree, text, "whole")
     After(1).run(tree, text, "often")
     for split in range(2, STEPS):

@@ -136,6 +136,11 @@ class TrainConfig(BaseConfig):
     min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
         default=0.0, description="Final learning rate divided by the peak."
     )
+    average_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+        default=0.0,
+        description="Share of the run so far over which weights are averaged. The average is validated and kept; 0 "
+        "averages nothing.",
+    )
     grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
         default=1.0, description="Gradient-clipping norm; 0 disables clipping."
     )

@@ -259,6 +259,7 @@ def _restore_best(run: TrainingRun, checkpoint: Path) -> list[str]:
         return []
     counters.validated_step, counters.validation_due = None, True
     metadata = {"step": str(counters.step), "validation_bits_per_byte": ""}
-    store.save_model(folder, run.config, weights(run.model), run.ready.tokenizer, metadata, encoding=encoding)
+    with run.optimizers.averaged():
+        store.save_model(folder, run.config, weights(run.model), run.ready.tokenizer, metadata, encoding=encoding)
     lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
     return [f"{lost} missing or damaged in every copy; those of step {counters.step} replace them"]

@@ -63,6 +63,7 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
     mem_len = _longest_memory(config)
     n_weights = n_parameters or model.n_matrix_weights
     n_moments = 2 * n_weights - (model.n_matrix_weights if train.optimizer == "muon" else 0)
+    n_moments += n_weights if train.average_share else 0
     states = 0
     for layer in model.attentions:  # inputs or keys and values of tokens, or what a kind has instead of them
         size = layer.memory_bytes(mem_len, model.head_dim) if mem_len else 0

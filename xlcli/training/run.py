@@ -190,7 +190,7 @@ class TrainingRun:
         if overflow:
             self.counters.skipped += 1
         else:
-            self.optimizers.step(factor)
+            self.optimizers.step(factor, self.counters.step)
         self.counters.step += 1
         self.counters.tokens += train.batch_size * span.segment_len
         seconds = self.clock.now()
@@ -310,18 +310,19 @@ class TrainingRun:
     def validate(self) -> Iterator[Event]:
         """Validates the weights, which are finite; keeps them if they are the best so far, or without validation text.
 
-        If the run is to be stopped, validation stays due.
+        With `average_share` these are their averages. If the run is to be stopped, validation stays due.
         """
         counters, bits, began = self.counters, None, time.monotonic()
-        if len(self.ready.valid_ids):
-            bits = validation_bits(self, self.ready.valid_ids, self.clock.stop)
-            if bits is None:
-                self.clock.meet()
-                return
-        best = bits is None or counters.best_bits is None or bits < counters.best_bits
-        if best:
-            self.keep_weights(bits)
-            counters.best_bits, counters.best_step = bits, counters.step
+        with self.optimizers.averaged():
+            if len(self.ready.valid_ids):
+                bits = validation_bits(self, self.ready.valid_ids, self.clock.stop)
+                if bits is None:
+                    self.clock.meet()
+                    return
+            best = bits is None or counters.best_bits is None or bits < counters.best_bits
+            if best:
+                self.keep_weights(bits)
+                counters.best_bits, counters.best_step = bits, counters.step
         self.clock.meet(time.monotonic() - began)
         counters.validated_step, counters.validation_due = counters.step, False
         spent = self.spent(self.clock.seconds)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlcli.errors import DataError
+from xlcli.text import loaders
 from xlcli.text.loaders import TrainLoader, document_loaders, text_loader
 
 START = 999
@@ -48,6 +49,46 @@ def test_all_sequences_together_cover_the_text() -> None:
     loader = TrainLoader(np.arange(48), 4, START)
     seen = np.concatenate([loader.next(4)[1].ravel() for _ in range(3)])
     assert sorted(seen.tolist()) == list(range(48))
+
+
+@given(
+    n=st.integers(1, 400), batch_size=st.integers(1, 4), segment_len=st.integers(1, 30), piece_len=st.integers(3, 60)
+)
+def test_a_shuffled_pass_reads_pieces_of_the_whole_text(
+    n: int, batch_size: int, segment_len: int, piece_len: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "PIECE_LEN", piece_len)
+        loader, twin, other = (TrainLoader(np.arange(n), batch_size, START, seed=seed) for seed in (0, 0, 1))
+    per_pass = loader.pieces[1] * loader.piece_len
+    assert n <= batch_size * per_pass < n + batch_size * loader.pieces[1]
+    length = 3 * per_pass + segment_len
+    batches = [loader.next(segment_len) for _ in range(-(-length // segment_len))]
+    inputs, targets = (np.concatenate([batch[i] for batch in batches], axis=1) for i in (0, 1))
+    assert (inputs == np.where(targets == 0, START, targets - 1)).all()
+    for i in range(3):
+        read = targets[:, i * per_pass : (i + 1) * per_pass]
+        assert set(read.ravel().tolist()) == set(range(n))
+        pieces = read.reshape(-1, loader.piece_len)
+        assert ((pieces - pieces[:, :1] - np.arange(loader.piece_len)) % n == 0).all()
+    assert (targets[:, :length] == twin.next(length).targets).all()
+    if n > 50:
+        assert (targets[:, :length] != other.next(length).targets).any()
+        assert (targets[:, :per_pass] != targets[:, per_pass : 2 * per_pass]).any()
+
+
+@given(position=st.integers(0, 10**6))
+def test_a_shuffled_text_is_read_by_several_ranks_and_from_any_position(position: int) -> None:
+    ids = np.arange(40_000)
+    whole = TrainLoader(ids, 4, START, seed=3)
+    parts = [TrainLoader(ids, 4, START, rows=np.array(rows), seed=3) for rows in ([0, 1], [2, 3])]
+    through = TrainLoader(ids, 4, START, seed=3)
+    for loader in (whole, *parts):
+        loader.n_read = position
+    expected = whole.next(300).targets
+    assert (np.concatenate([part.next(300).targets for part in parts]) == expected).all()
+    through.n_read = position - position % 7
+    assert (through.next(position % 7 + 300).targets[:, position % 7 :] == expected).all()
 
 
 def test_an_empty_training_text_is_refused() -> None:
@@ -102,6 +143,22 @@ def test_one_sequence_is_read_in_order() -> None:
 
 
 documents = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+
+
+@given(documents, st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+def test_positions_of_a_shuffled_text_begin_anew_in_each_piece(
+    sizes: list[int], batch_size: int, segment_len: int, steps: int
+) -> None:
+    starts = np.cumsum([0, *sizes])
+    ids, within = np.arange(starts[-1]), np.concatenate([np.arange(size) for size in sizes])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "PIECE_LEN", 7)
+        loader = TrainLoader(ids, batch_size, START, starts[:-1], seed=0)
+    for step in range(steps):
+        batch = loader.next(segment_len)
+        assert batch.documents is not None
+        in_piece = (step * segment_len + np.arange(segment_len)) % loader.piece_len
+        assert (batch.documents == np.minimum(within[batch.targets], in_piece)).all()
 
 
 @given(documents, st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))

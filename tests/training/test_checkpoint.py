@@ -30,7 +30,7 @@ WAYS = list(itertools.product(("float32", "bfloat16"), ("muon", "adamw"), (1, 2)
 
 def _way(dtype, optimizer, grad_accum, mem_len, average_share, **budget):
     train = {"optimizer": optimizer, "grad_accum": grad_accum, "mem_len": mem_len, "average_share": average_share}
-    return small(runtime={"dtype": dtype}, train=train | budget)
+    return small(runtime={"dtype": dtype}, train=train | {"shuffle": grad_accum == 2} | budget)
 
 
 @pytest.mark.parametrize("way", thinned(WAYS, WAYS[::5]), ids=lambda way: "-".join(map(str, way)))

@@ -97,6 +97,11 @@ class TrainConfig(BaseConfig):
         description="Let no token attend to an earlier document, and count absolute positions from its beginning: a "
         "text of JSON lines, a table or Parquet, else a file.",
     )
+    shuffle: Switch = Field(
+        default=False,
+        description="Read the text in pieces of about 4,096 tokens, cut at other places and in another random order in "
+        "each pass, instead of from evenly spaced places on.",
+    )
     random_lengths: Switch = Field(
         default=False,
         description="Draw segment and memory length of each training step at random, up to the given ones.",

@@ -40,11 +40,16 @@ class TrainBatch(NamedTuple):
     documents: NDArray[np.int64] | None
 
 
+PIECE_LEN = 4096
+"""Approximate number of tokens of the pieces of a shuffled text: long against segment and memory of most runs."""
+
+
 class TrainLoader:
     """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
 
-    Each segment of a sequence continues the previous one, so memory carries over. The only state is `n_read`, the
-    number of tokens of each sequence that were read.
+    Each segment of a sequence continues the previous one, so memory carries over. With `seed` the text is cut into
+    pieces, at other places in each pass, and the sequences read all pieces of a pass in random order. The only state is
+    `n_read`, the number of tokens of each sequence that were read.
 
     Args:
         ids: Tokens of the text, at least one.
@@ -53,9 +58,10 @@ class TrainLoader:
         documents: First token of each document, ascending from 0; None if the text is one document.
         alignment: Number of tokens; sequences start at multiples of it.
         rows: Numbers of the sequences that this loader reads; None: all.
+        seed: Of the order of the pieces; None: the text is read in order.
 
     Attributes:
-        starts: Position in the text at which each sequence starts (b).
+        starts: Position in the text at which each sequence starts (b), if it is read in order.
 
     Raises:
         DataError: The text is empty.
@@ -69,6 +75,7 @@ class TrainLoader:
         documents: NDArray[np.int64] | None = None,
         alignment: int = 1,
         rows: NDArray[np.int64] | None = None,
+        seed: int | None = None,
     ) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file with text in it.")
@@ -76,18 +83,40 @@ class TrainLoader:
         self.start_id = start_id
         self.documents = documents
         self.n_read = 0
-        self.starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment
-        if rows is not None:
-            self.starts = self.starts[rows]
+        self.seed = seed
+        self.rows = np.arange(batch_size) if rows is None else rows
+        self.starts = (np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment)[
+            self.rows
+        ]
+        n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
+        self.pieces = batch_size, n_pieces
+        """Number of sequences, and of the pieces of each in a pass."""
+        self.piece_len = -(-len(ids) // (batch_size * n_pieces))
 
     def next(self, segment_len: int) -> TrainBatch:
         """The batch of the next step, with segments of this many tokens."""
-        positions = (self.starts[:, None] + self.n_read + np.arange(segment_len)) % len(self.ids)
+        read = self.n_read + np.arange(segment_len)
         self.n_read += segment_len
+        positions = (self.starts[:, None] + read) % len(self.ids) if self.seed is None else self._shuffled(read)
         if self.documents is None:
             return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id), None)
         starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
-        return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id, starts), positions - starts)
+        within = positions - starts
+        if self.seed is not None:  # a piece begins anew even within a document
+            within = np.minimum(within, read % self.piece_len)
+        return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id, starts), within)
+
+    def _shuffled(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions (b t) in the text of tokens (t) of each sequence."""
+        numbers, within = np.divmod(read, self.piece_len)
+        passes, numbers = np.divmod(numbers, self.pieces[1])
+        positions = np.empty((len(self.rows), len(read)), np.int64)
+        for number in range(passes[0], passes[-1] + 1):
+            draw, own = np.random.default_rng((self.seed or 0, int(number))), passes == number
+            first = draw.integers(len(self.ids))
+            order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
+            positions[:, own] = first + order[:, numbers[own]] * self.piece_len + within[own]
+        return positions % len(self.ids)
 
 
 class EvalBatch(NamedTuple):

@@ -104,6 +104,7 @@ class TrainingRun:
             documents=train_ids.documents,
             alignment=config.model.alignment,
             rows=own_rows(config, self.ranks),
+            seed=config.runtime.seed or 0 if train.shuffle else None,
         )
         self.skip_to(0)
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)

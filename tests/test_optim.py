@@ -10,7 +10,15 @@ from xlcli import config
 from xlcli.config import TrainConfig
 from xlcli.errors import CheckpointError
 from xlcli.model.build import build_model
-from xlcli.optim import BatchedMuon, Optimizers, batches_of_one_shape, hidden_matrices, lr_factor, orthogonalize
+from xlcli.optim import (
+    POLYNOMIALS,
+    BatchedMuon,
+    Optimizers,
+    batches_of_one_shape,
+    hidden_matrices,
+    lr_factor,
+    orthogonalize,
+)
 
 SHAPES = [(24, 24), (16, 48), (48, 16), (16, 48), (1, 8), (8, 1), (24, 24)]
 SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
@@ -21,8 +29,27 @@ def ours(weights, dtype):
     return BatchedMuon(weights, dtype=dtype, **SETTINGS)
 
 
+class Reference(torch.optim.Muon):
+    """PyTorch's Muon, with the polynomials applied to singular values."""
+
+    def step(self):
+        whole = torch.optim._muon._zeropower_via_newtonschulz
+        torch.optim._muon._zeropower_via_newtonschulz = lambda update, *_: by_singular_values(update)
+        super().step()
+        torch.optim._muon._zeropower_via_newtonschulz = whole
+
+
+def by_singular_values(matrix):
+    """What `orthogonalize` computes, of one matrix (r c)."""
+    u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    values = values / (1.01 * (values**4).sum() ** 0.25).clamp(min=1e-7)
+    for a, b, c in POLYNOMIALS:
+        values = a * values + b * values**3 + c * values**5
+    return (u * values @ v).to(matrix.dtype)
+
+
 def pytorchs(weights, dtype=None):
-    return torch.optim.Muon(weights, adjust_lr_fn="match_rms_adamw", **SETTINGS)
+    return Reference(weights, adjust_lr_fn="match_rms_adamw", **SETTINGS)
 
 
 def _weights(seed=0):
@@ -37,10 +64,11 @@ def _steps(optimizer, weights, seeds):
         optimizer.step()
 
 
-def _close(ours, theirs, before):
+def _close(ours, theirs, before, dtype):
+    # The first polynomial has slopes of 8 at 0 and 25 at 1, which amplify rounding to bfloat16, 0.4 %.
+    tolerance = 0.2 if dtype == torch.bfloat16 else 1e-4
     for our, their, old in zip(ours, theirs, before, strict=True):
-        update = (their - old).norm()
-        assert (our - their).norm() < 0.03 * update
+        assert (our - their).norm() < tolerance * (their - old).norm()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,7 +76,7 @@ def test_muon_is_pytorchs_muon(dtype):
     our, their, before = _weights(), _weights(), _weights()
     _steps(ours(our, dtype), our, [1, 2, 3])
     _steps(pytorchs(their), their, [1, 2, 3])
-    _close(our, their, before)
+    _close(our, their, before, dtype)
 
 
 @pytest.mark.parametrize("kinds", [(ours, pytorchs), (pytorchs, ours)])
@@ -66,7 +94,7 @@ def test_muon_state_is_that_of_pytorchs_muon(kinds, dtype):
     assert all(
         torch.equal(other.state[weight]["momentum_buffer"], one.state[weight]["momentum_buffer"]) for weight in moved
     )
-    _close(moved, stayed, before)
+    _close(moved, stayed, before, dtype)
 
 
 def test_without_gradients_muon_only_decays_the_weights():
@@ -101,10 +129,25 @@ def test_a_parameter_without_gradient_stays():
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_orthogonalizing_brings_singular_values_near_one(shape):
     matrices = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out = orthogonalize(matrices, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    out = orthogonalize(matrices, 1e-7)
+    assert torch.allclose(out, torch.stack([by_singular_values(matrix) for matrix in matrices]), rtol=0, atol=1e-9)
     values = torch.linalg.svdvals(out)
-    assert 0.5 < values.min() <= values.max() < 1.3
-    assert out.shape == matrices.shape
+    assert 0.73 < values.median() <= values.max() < 1.27
+
+
+def test_each_polynomial_is_the_nearest_to_one_on_its_interval():
+    low, high = 0.01, 1.0
+    for a, b, c in POLYNOMIALS:
+        x = torch.linspace(low, high, 100_001, dtype=torch.float64)
+        error = a * x + b * x**3 + c * x**5 - 1
+        inside = (error[1:-1] - error[:-2]) * (error[2:] - error[1:-1]) <= 0
+        extremes = torch.cat((error[:1], error[1:-1][inside], error[-1:]))
+        # Chebyshev's criterion for three coefficients: four extremes of equal size with alternating signs.
+        assert len(extremes) == 4
+        assert torch.allclose(extremes.abs(), extremes.abs().mean(), rtol=2e-3, atol=0)
+        assert (extremes[1:] * extremes[:-1] < 0).all()
+        low, high = 1 - float(error.abs().max()), 1 + float(error.abs().max())
+    assert high < 1.28
 
 
 def _model():

@@ -1,6 +1,6 @@
 """Relative effective context length (Dai et al. 2019, section 4.3 and appendix C) of models of equal size.
 
-    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 3] [--out benchmarks/results/recl.json]
+    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 3] [--large] [--out benchmarks/results/recl.json]
     python benchmarks/recl.py --table benchmarks/results/recl.json     # prints the table
 
 BOOKS has folders train and valid of text files; the beginning of each file is used. Every model is one `xlcli train`
@@ -15,14 +15,21 @@ reduce the relative perplexity by less than 1 %, on the tokens that are hardest 
 import argparse
 import json
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from positions import SHAPE, part
 from runs import save, saved, train
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from xlcli.config import TrainConfig
+from xlcli.optim import lr_factor
 from xlcli.store.folder import load
+from xlcli.text.loaders import TrainLoader
 
 STEP, LONGEST, LEAST_GAIN = 64, 512, 0.01
 CONTEXTS = range(STEP, LONGEST + 1, STEP)
@@ -43,24 +50,56 @@ VARIANTS = {
         "model.attention.bucket_size": 16, "model.attention.n_hashes": 2, "train.mem_len": 512,
     },
     "linear": {"model.attention.kind": "linear", "model.position.kind": "rope"},
+    "LSTM": {},
 }  # fmt: skip
+LARGE = {"model.dim": 256, "model.n_layers": 6}
+"""Shape of the comparison with --large, of the first three models and the LSTM."""
+LSTM_SHAPES = {False: {"dim": 192, "n_layers": 3}, True: {"dim": 512, "n_layers": 2}}
+"""Shapes with about as many parameters as the other models, without and with --large."""
+LSTM_RATE = 2e-3
+States = tuple[Tensor, Tensor] | None
+
+
+class LSTM(nn.Module):
+    """Language model of LSTM layers, whose head is the table of token vectors (Merity et al. 2018, without dropout)."""
+
+    def __init__(self, vocab_size: int, dim: int, n_layers: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, dim)
+        self.layers = nn.LSTM(dim, dim, n_layers, batch_first=True)
+        nn.init.normal_(self.table.weight, std=0.05)
+
+    def nll(self, tokens: Tensor, targets: Tensor, state: States = None) -> tuple[Tensor, States]:
+        """Loss (b t) of each target in nats, and the new state."""
+        x, state = self.layers(self.table(tokens), state)
+        return F.cross_entropy((x @ self.table.weight.T).mT, targets, reduction="none"), state
+
+
+def train_lstm(model: LSTM, ids: np.ndarray, start_id: int, tokens: int) -> float:
+    """Trains an LSTM on as many tokens in the same order as the other models; returns its tokens per second."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LSTM_RATE, betas=(0.9, 0.95))
+    loader, state, began = TrainLoader(ids, 8, start_id), None, time.monotonic()
+    n_steps = -(-tokens // (8 * SEGMENT))
+    for step in range(n_steps):
+        optimizer.param_groups[0]["lr"] = LSTM_RATE * lr_factor(TrainConfig(), step / n_steps, step)
+        inputs, targets, _ = loader.next(SEGMENT)
+        nll, (h, c) = model.nll(torch.from_numpy(inputs), torch.from_numpy(targets), state)
+        state = h.detach(), c.detach()
+        optimizer.zero_grad()
+        nll.mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return n_steps * 8 * SEGMENT / (time.monotonic() - began)
 
 
 @torch.inference_mode()
-def losses(folder: Path, text: Path) -> dict[int, np.ndarray]:
+def losses(ids: Tensor, last_nll: Callable[[Tensor], Tensor]) -> dict[int, np.ndarray]:
     """Context length to the losses of the same N_TOKENS evenly spaced tokens in nats."""
-    model = load(folder)
-    train = model.config.train
-    ids = torch.from_numpy(model.tokenizer.encode(text.read_bytes()).astype(np.int64))
     places = torch.linspace(LONGEST, len(ids) - 1, N_TOKENS).long()
     found = {}
     for context in CONTEXTS:
-        out = []
-        for at in places.split(BATCH):
-            windows = ids[at[:, None] + torch.arange(-context, 1)]
-            state = model.network.init_state(len(at), mem_len=train.mem_len, segment_len=max(context, LONGEST))
-            out.append(model.network.score(windows[:, :-1], windows[:, 1:], state).nll[:, -1])
-        found[context] = torch.cat(out).double().numpy()
+        parts = [last_nll(ids[at[:, None] + torch.arange(-context, 1)]) for at in places.split(BATCH)]
+        found[context] = torch.cat(parts).double().numpy()
     return found
 
 
@@ -85,14 +124,33 @@ def gain(
     return float((before - after) / before)
 
 
-def one(home: Path, settings: dict[str, object], seed: int, tokens: int) -> dict[str, object]:
+def one(home: Path, name: str, seed: int, tokens: int, *, large: bool) -> dict[str, object]:
     """Trains one variant and computes its losses."""
-    vocabulary = ["--tokenizer", "sentencepiece", "--vocab-size", "1024"]
-    settings = SHAPE | settings
-    run = train(home, "train.txt", "--valid", "valid.txt", *vocabulary, settings=settings, tokens=tokens, seed=seed)
-    by_context = losses(home / "model", home / "valid.txt")
-    nats = {str(context): np.round(values, 4).tolist() for context, values in by_context.items()}
-    return run | {"nats": nats}
+    is_lstm = name == "LSTM"
+    settings = SHAPE | VARIANTS[name] | (LARGE if large else {})
+    budget = 8 * SEGMENT if is_lstm else tokens  # for an LSTM one step, which gives the vocabulary
+    text = "train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"
+    run = train(home, *text, settings=settings, tokens=budget, seed=seed)
+    model = load(home / "model")
+    ids, valid = (model.tokenizer.encode((home / f"{part}.txt").read_bytes()) for part in ("train", "valid"))
+    if is_lstm:
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+        lstm = LSTM(model.tokenizer.vocab_size, **LSTM_SHAPES[large])
+        speed = train_lstm(lstm, ids, model.tokenizer.start_id, tokens)
+        n_parameters = sum(p.numel() for p in lstm.parameters())
+        run = {"seed": seed, "parameters": n_parameters, "train_tokens_per_second": speed}
+
+    def last_nll(windows: Tensor) -> Tensor:
+        """Loss (b) of the last token of windows (b t), read from an empty memory."""
+        if is_lstm:
+            return lstm.nll(windows[:, :-1], windows[:, 1:])[0][:, -1]
+        mem_len, segment_len = model.config.train.mem_len, max(windows.shape[1] - 1, LONGEST)
+        state = model.network.init_state(len(windows), mem_len=mem_len, segment_len=segment_len)
+        return model.network.score(windows[:, :-1], windows[:, 1:], state).nll[:, -1]
+
+    by_context = losses(torch.from_numpy(valid.astype(np.int64)), last_nll)
+    return run | {"nats": {str(context): np.round(values, 4).tolist() for context, values in by_context.items()}}
 
 
 def table(runs: dict[str, list[dict]]) -> str:
@@ -121,6 +179,7 @@ def main() -> None:
     parser.add_argument("books", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=2_000_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--large", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recl.json")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -133,10 +192,10 @@ def main() -> None:
         for name in ("train", "valid"):
             part(options.books, name, home / f"{name}.txt")
         for seed in range(options.seeds):
-            for name, settings in VARIANTS.items():
+            for name in [*list(VARIANTS)[:3], "LSTM"] if options.large else VARIANTS:
                 runs = found["runs"].setdefault(name, [])
                 if seed not in [run["seed"] for run in runs]:
-                    runs.append(one(home, settings, seed, options.tokens))
+                    runs.append(one(home, name, seed, options.tokens, large=options.large))
                     save(options.out, found, indent=None)
                     print(name, seed, flush=True)
     print(table(found["runs"]))

@@ -1,9 +1,10 @@
-"""Bits per byte of a default model after ten minutes of training, on the test part of a prefix of enwik8.
+"""Bits per byte of default models after ten minutes of training from scratch, on test text of five kinds.
 
-    python benchmarks/equal_time.py enwik8-prefix.txt.gz [--seeds 0 1 2] [--before CHECKOUT] [--minutes 10]
+    python benchmarks/equal_time.py DATA [--texts enwik8 shakespeare] [--seeds 0 1 2] [--before CHECKOUT]
 
-The text is the first 4,150,000 bytes of enwik8: 3,750,000 training, 200,000 validation, 200,000 test. Only the
-validation file, the time and the seed are set, so the result is that of the defaults. With --before, the defaults of
+DATA holds `enwik8-prefix.txt.gz` (the first 4,150,000 bytes of enwik8), `tinyshakespeare.txt`, folders of `books`,
+`code/python-stdlib-*` and `logs/HDFS_2k.log`; `texts` says how they are split. Only the validation file and the seed
+are set, so the result is that of the defaults, which end after ten minutes or sooner. With --before, the defaults of
 another checkout of this repository are trained in turn with those of this one, seed by seed. Results are written after
 each run, and runs that are in the file are not repeated. Run it on an idle machine.
 """
@@ -16,28 +17,48 @@ import tempfile
 import time
 from pathlib import Path
 
-from runs import machine, xlcli
+from runs import beginning, machine, xlcli
 
-SPLITS = {"train": (0, 3_750_000), "valid": (3_750_000, 3_950_000), "test": (3_950_000, 4_150_000)}
-RECORDED = ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer")
+RECORDED = ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer", "best_step")
 SCORED = ("mem_len", "segment_len", "bits_per_byte", "tokens_per_second")
+MEMORIES = (["--mem-len", "0"], [], ["--mem-len", "512"])
+BYTES_A_BOOK = 40_000
+"""Length of the beginnings of books that are validation and test text."""
 
 
-def trial(data: bytes, command: list[str]) -> dict[str, object]:
+def texts(data: Path) -> dict[str, tuple[bytes, bytes, bytes]]:
+    """Training, validation and test text by name."""
+    enwik8 = gzip.decompress((data / "enwik8-prefix.txt.gz").read_bytes())
+    shakespeare, log = (data / "tinyshakespeare.txt").read_bytes(), (data / "logs/HDFS_2k.log").read_bytes()
+    half = shakespeare.rindex(b"\n", 0, 1_003_854 + 111_540 // 2) + 1  # of the published validation text
+    lines = log.splitlines(keepends=True)
+    books = [path.read_bytes() for path in sorted((data / "books" / "train").glob("*.txt"))]
+    held = (sorted((data / "books" / part).glob("*.txt")) for part in ("valid", "test"))
+    code = [data / "code" / f"python-stdlib-{part}.txt" for part in ("valid", "test")]
+    return {
+        "enwik8": (enwik8[:3_750_000], enwik8[3_750_000:3_950_000], enwik8[3_950_000:]),
+        "shakespeare": (shakespeare[:1_003_854], shakespeare[1_003_854:half], shakespeare[half:]),
+        "books": (b"\n\n".join(books), *(b"".join(beginning(path, BYTES_A_BOOK) for path in part) for part in held)),
+        "code": (
+            gzip.decompress((data / "code" / "python-stdlib-train.txt.gz").read_bytes()),
+            *(path.read_bytes() for path in code),
+        ),
+        "log": (b"".join(lines[:1600]), b"".join(lines[1600:1800]), b"".join(lines[1800:])),
+    }
+
+
+def trial(parts: tuple[bytes, bytes, bytes], command: list[str]) -> dict[str, object]:
     """Record of one run of `xlcli train`, and the scores of its model by memory length."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        for name, (start, stop) in SPLITS.items():
-            (home / f"{name}.txt").write_bytes(data[start:stop])
+        for name, part in zip(("train", "valid", "test"), parts, strict=True):
+            (home / f"{name}.txt").write_bytes(part)
         os.environ["XLCLI_CACHE"] = str(home / "cache")
         load, started = os.getloadavg()[0], time.monotonic()
         xlcli(*command, cwd=home)
         wall = time.monotonic() - started
         record = json.loads((home / "models" / "train" / "record.json").read_text())
-        scores = [
-            json.loads(xlcli("eval", "test.txt", "--json", *memory, cwd=home))
-            for memory in (["--mem-len", "0"], [], ["--mem-len", "512"])
-        ]
+        scores = [json.loads(xlcli("eval", "test.txt", "--json", *memory, cwd=home)) for memory in MEMORIES]
     return {
         "command": " ".join(["xlcli", *command]),
         "load_before": load,
@@ -49,29 +70,29 @@ def trial(data: bytes, command: list[str]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--texts", nargs="+", default=["enwik8", "shakespeare", "books", "code", "log"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "equal_time.json")
     options = parser.parse_args()
-    data = (gzip.open if options.text.suffix == ".gz" else open)(options.text, "rb").read()
+    available = texts(options.data)
     trees = {"this": Path(__file__).resolve().parents[1]}
     if options.before:
         trees = {"before": options.before.resolve()} | trees
     found = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine(), "runs": {}}
-    for seed in options.seeds:
-        for tree, folder in trees.items():
-            name = f"{tree}, {options.minutes:g} minutes, seed {seed}"
-            if name in found["runs"]:
-                continue
-            os.environ["PYTHONPATH"] = str(folder)
-            budget = ["--max-time", f"{options.minutes * 60:.0f}s", "--seed", str(seed)]
-            run = trial(data, ["train", "train.txt", "--valid", "valid.txt", *budget])
-            found["runs"][name] = run
-            print(f"{run['test'][1]['bits_per_byte']:.4f}  {name}", flush=True)
-            options.out.parent.mkdir(exist_ok=True)
-            options.out.write_text(json.dumps(found, indent=2) + "\n")
+    for text in options.texts:
+        for seed in options.seeds:
+            for tree, folder in trees.items():
+                name = f"{text}, {tree}, seed {seed}"
+                if name in found["runs"]:
+                    continue
+                os.environ["PYTHONPATH"] = str(folder)
+                command = ["train", "train.txt", "--valid", "valid.txt", "--init", "none", "--seed", str(seed)]
+                found["runs"][name] = run = trial(available[text], command)
+                print(f"{run['test'][1]['bits_per_byte']:.4f}  {name}", flush=True)
+                options.out.parent.mkdir(exist_ok=True)
+                options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_the_list_keeps_what_is_to_be_used_apart_from_what_was_published(capsysb
     listed = [
         re.findall(r"^([a-z0-9-]+)  +\S+ (?:to \S+ )?M ", table, re.MULTILINE) for table in (use, variants, published)
     ]
-    assert listed[0] == ["base", "medium", "peer-12x512", "reformer-small", "reformer-tiny", "small", "tiny"]
+    assert listed[0] == ["base", "medium", "peer-12x512", "reformer-small", "reformer-tiny", "short", "small", "tiny"]
     assert listed[1] == [name for name in PRESETS if name.startswith("small-")]
     assert listed[2] == [name for name in PRESETS if name in PUBLISHED]
     assert sum(map(len, listed)) == len(PRESETS)
@@ -102,7 +102,7 @@ def test_the_list_keeps_what_is_to_be_used_apart_from_what_was_published(capsysb
 def test_settings_are_combined_with_the_named_or_every_automatic_preset():
     assert list(presets.configurations({}, "medium")) == ["medium"]
     assert set(presets.configurations({})) == set(presets.AUTOMATIC)
-    assert list(presets.configurations({"model": {"attention": {"n_heads": 3}}})) == ["small"]
+    assert list(presets.configurations({"model": {"attention": {"n_heads": 3}}})) == ["small", "short"]
     assert all(made.train.batch_size == 3 for made in presets.configurations({"train": {"batch_size": 3}}).values())
     with pytest.raises(ConfigError, match="n_heads"):
         presets.configurations({"model": {"attention": {"n_heads": 7}}})

@@ -11,7 +11,7 @@ from typing import Any
 from xlcli import config
 from xlcli.errors import ConfigError
 
-AUTOMATIC = ("small", "base", "tiny")
+AUTOMATIC = ("small", "short", "base", "tiny")
 """Presets that training chooses among, by text size and device, if no preset is given."""
 
 

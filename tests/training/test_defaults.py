@@ -17,8 +17,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.mark.parametrize(
     ("size", "device", "preset"),
     [
-        (99_999, CPU, "tiny"), (100_000, CPU, "small"), (10**10, CPU, "small"), (99_999, CUDA, "tiny"),
-        (7_999_999, CUDA, "small"), (8_000_000, CUDA, "base"),
+        (99_999, CPU, "tiny"), (100_000, CPU, "short"), (1_999_999, CPU, "short"), (2_000_000, CPU, "small"),
+        (10**10, CPU, "small"), (99_999, CUDA, "tiny"), (7_999_999, CUDA, "small"), (8_000_000, CUDA, "base"),
     ],
 )  # fmt: skip
 def test_the_preset_follows_text_and_device(size, device, preset):
@@ -117,6 +117,12 @@ def test_without_a_budget_a_run_ends_after_some_passes(train, n_tokens, budget):
     given = config.make({"train": train})
     limited = fill_in_text(given, n_tokens, None)
     assert (limited.max_steps, limited.max_tokens, limited.max_time) == budget
+
+
+def test_a_run_with_dropout_takes_more_passes():
+    for rates, n_passes in (({}, 4), (0.0, 4), (0.1, 8), ({"feedforward": 0.01}, 8)):
+        given = config.make({"model": {"dropout": rates}})
+        assert fill_in_text(given, 500_000, None).max_tokens == n_passes * 500_000
 
 
 def test_the_same_budget_is_no_new_one():

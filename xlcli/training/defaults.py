@@ -21,14 +21,17 @@ RATES = {"muon": 6e-3, "adamw": 2e-3}
 """Default learning rates."""
 TINY_BELOW = 100_000
 """Bytes of training text below which the default preset is `tiny`."""
+SHORT_BELOW = 2_000_000
+"""Bytes of training text below which the default preset is `short`, unless it is `tiny`."""
 BASE_ABOVE = 8_000_000
 """Bytes of training text from which the default preset on a GPU is `base`."""
 SHORT_TEXT_FACTOR, LONG_TEXT = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
 short texts, 1 from this number of tokens on, in between in proportion to the tokens (docs/log.md)."""
-PASSES, LEAST_TOKENS, LEAST_STEPS = 4, 600_000, 300
-"""Passes over the text after which a run ends if no budget is given, and the tokens and steps that it takes at least
-(docs/log.md)."""
+PASSES, DROPOUT_PASSES = 4, 8
+"""Passes over the text after which a run ends if no budget is given, without and with dropout (docs/log.md)."""
+LEAST_TOKENS, LEAST_STEPS = 600_000, 300
+"""Tokens and steps that such a run takes at least."""
 INIT_PASSES, INIT_LEAST_STEPS = 2, 20
 """The same for a run that starts from a model."""
 LARGEST_BUDGET = 2**31
@@ -49,6 +52,8 @@ def choose_preset(train_bytes: int, device: torch.device) -> str:
     """The automatic preset for a training text of this size on this device."""
     if train_bytes < TINY_BELOW:
         return "tiny"
+    if train_bytes < SHORT_BELOW:
+        return "short"
     return "base" if device.type == "cuda" and train_bytes >= BASE_ABOVE else "small"
 
 
@@ -68,7 +73,8 @@ def fill_in(
     """
     given, lr, adam_lr = config.train, RATES[config.train.optimizer], ADAM_RATE
     of_step = given.batch_size * given.segment_len
-    limit = max(PASSES * n_tokens, LEAST_TOKENS, LEAST_STEPS * of_step)
+    passes = DROPOUT_PASSES if any(config.model.dropout.model_dump().values()) else PASSES
+    limit = max(passes * n_tokens, LEAST_TOKENS, LEAST_STEPS * of_step)
     if model is not None:
         limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * of_step)
         source, factor = model.config.train, rate_factor(n_tokens)

@@ -157,7 +157,8 @@ class TrainConfig(BaseConfig):
     )
     max_time: Annotated[Seconds | None, Option("Training", "--max-time TIME", "10m")] = Field(
         default=None,
-        description="Budget in time. Default without any: 10m on CPU, 30m on CUDA; at most 4 passes, 2 from a model.",
+        description="Budget in time. Default without any: 10m on CPU, 30m on CUDA; at most 4 passes, 8 with dropout, 2 "
+        "from a model.",
     )
     eval_every: Interval | None = Field(
         default=None,

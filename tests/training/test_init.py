@@ -96,7 +96,7 @@ def test_the_record_says_where_it_came_from(base):
 
 
 def test_a_start_that_nothing_improves_is_kept(base):
-    ruin = FREE | {"lr": 1.0, "adam_lr": 1.0, "warmup_steps": 0}
+    ruin = FREE | {"lr": 3.0, "adam_lr": 3.0, "warmup_steps": 0}
     end = list(begin(base, verse(), "m", tree={"train": ruin, "runtime": {"dtype": "float32", "threads": 1}}))[-1]
     assert end.best_step == 0
     assert read_header(Path("m/model.safetensors"))[1]["step"] == "0"

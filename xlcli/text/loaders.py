@@ -85,9 +85,8 @@ class TrainLoader:
         self.n_read = 0
         self.seed = seed
         self.rows = np.arange(batch_size) if rows is None else rows
-        self.starts = (np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment)[
-            self.rows
-        ]
+        starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment
+        self.starts = starts[self.rows]
         n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
         self.pieces = batch_size, n_pieces
         """Number of sequences, and of the pieces of each in a pass."""

@@ -163,14 +163,15 @@ class Optimizers:
     def averaged(self) -> Iterator[None]:
         """Context in which the parameters have the averages of their values, if a step was averaged."""
         weights, averages = self._averages() if self.average_share else ([], [])
+        if not weights:
+            yield
+            return
         present = [weight.clone() for weight in weights]
-        if weights:
-            torch._foreach_copy_(weights, averages)
+        torch._foreach_copy_(weights, averages)
         try:
             yield
         finally:
-            if weights:
-                torch._foreach_copy_(weights, present)
+            torch._foreach_copy_(weights, present)
 
     def _averages(self) -> tuple[list[Tensor], list[Tensor]]:
         """The parameters that have a state, or parts of this rank, and their averages, which begin as copies."""

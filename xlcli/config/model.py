@@ -112,6 +112,11 @@ class DropoutConfig(BaseConfig):
     residual: Rate = Field(default=0.0, description="Rate for the output of a branch.")
     feedforward: Rate = Field(default=0.0, description="Rate within the feed-forward branch.")
 
+    @property
+    def is_used(self) -> bool:
+        """True if a rate is above 0."""
+        return any(self.model_dump().values())
+
     @model_validator(mode="before")
     @classmethod
     def _same_rate(cls, data: Any) -> Any:

@@ -302,7 +302,7 @@ class Config(BaseConfig):
             reason = f"is {train.batch_size}, which {parts} cannot divide equally"
             raise InvalidSettingError("train.batch_size", reason, f"Use {nearest}.")
         stack = model.stack
-        if isinstance(stack, UniversalStackConfig) and stack.act and any(model.dropout.model_dump().values()):
+        if isinstance(stack, UniversalStackConfig) and stack.act and model.dropout.is_used:
             _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")
         hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
         if hashed and model.dropout.attention:

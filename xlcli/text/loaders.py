@@ -107,11 +107,12 @@ class TrainLoader:
 
     def _shuffled(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions (b t) in the text of tokens (t) of each sequence."""
+        assert self.seed is not None
         numbers, within = np.divmod(read, self.piece_len)
         passes, numbers = np.divmod(numbers, self.pieces[1])
         positions = np.empty((len(self.rows), len(read)), np.int64)
         for number in range(passes[0], passes[-1] + 1):
-            draw, own = np.random.default_rng((self.seed or 0, int(number))), passes == number
+            draw, own = np.random.default_rng((self.seed, int(number))), passes == number
             first = draw.integers(len(self.ids))
             order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
             positions[:, own] = first + order[:, numbers[own]] * self.piece_len + within[own]

@@ -73,7 +73,7 @@ def fill_in(
     """
     given, lr, adam_lr = config.train, RATES[config.train.optimizer], ADAM_RATE
     of_step = given.batch_size * given.segment_len
-    passes = DROPOUT_PASSES if any(config.model.dropout.model_dump().values()) else PASSES
+    passes = DROPOUT_PASSES if config.model.dropout.is_used else PASSES
     limit = max(passes * n_tokens, LEAST_TOKENS, LEAST_STEPS * of_step)
     if model is not None:
         limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * of_step)

@@ -81,7 +81,7 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
     n_new, tokens = train.segment_len, rows * train.segment_len
     size = 4 if runtime.dtype == torch.float32 else 2
     of_token = 6 * model.dim + (4 * model.ffn_dim if model.feedforward.chunk_len is None else 0)
-    if any(model.dropout.model_dump().values()):
+    if model.dropout.is_used:
         of_token += 6 * model.dim
     dense = model.dropout.attention > 0 or "bias" in model.position.needs
     blocks = []

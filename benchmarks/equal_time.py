@@ -19,7 +19,7 @@ from pathlib import Path
 
 from runs import beginning, machine, xlcli
 
-RECORDED = ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer", "best_step")
+RECORDED = ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer", "best_step", "bits_per_byte")
 SCORED = ("mem_len", "segment_len", "bits_per_byte", "tokens_per_second")
 MEMORIES = (["--mem-len", "0"], [], ["--mem-len", "512"])
 BYTES_A_BOOK = 40_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from keyword import iskeyword
@@ -87,6 +88,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.
         with command.make_context("xlcli", list(arguments), obj=tuple(arguments)) as context:
+            if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # set by `xlcli.__main__`
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             return command.invoke(context) or 0
     except typer.Exit as end:
         return 2 if end.exit_code else 0  # Typer has no completion for this shell

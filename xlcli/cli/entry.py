@@ -35,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("ignore")
         from xlcli.cli.app import run
 
-        if quits:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(arguments)
         sys.stdout.flush()
         return code

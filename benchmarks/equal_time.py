@@ -1,12 +1,14 @@
 """Bits per byte of default models after ten minutes of training from scratch, on test text of five kinds.
 
-    python benchmarks/equal_time.py DATA [--texts enwik8 shakespeare] [--seeds 0 1 2] [--before CHECKOUT]
+    python benchmarks/equal_time.py DATA [--texts enwik8 books] [--seeds 0 1 2] [--before CHECKOUT] [--threads 1]
+    python benchmarks/equal_time.py --table benchmarks/results/equal_time.json     # the table of docs/training.md
 
 DATA holds `enwik8-prefix.txt.gz` (the first 4,150,000 bytes of enwik8), `tinyshakespeare.txt`, folders of `books`,
 `code/python-stdlib-*` and `logs/HDFS_2k.log`; `texts` says how they are split. Only the validation file and the seed
 are set, so the result is that of the defaults, which end after ten minutes or sooner. With --before, the defaults of
-another checkout of this repository are trained in turn with those of this one, seed by seed. Results are written after
-each run, and runs that are in the file are not repeated. Run it on an idle machine.
+another checkout of this repository are trained in turn with those of this one, seed by seed, or with --threads both at
+the same time with so many threads each. Results are written after each run, and runs that are in the file are not
+repeated. Run it on an idle machine.
 """
 
 import argparse
@@ -15,7 +17,9 @@ import json
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 
 from runs import beginning, machine, xlcli
 
@@ -47,18 +51,21 @@ def texts(data: Path) -> dict[str, tuple[bytes, bytes, bytes]]:
     }
 
 
-def trial(parts: tuple[bytes, bytes, bytes], command: list[str]) -> dict[str, object]:
-    """Record of one run of `xlcli train`, and the scores of its model by memory length."""
+def trial(parts: tuple[bytes, bytes, bytes], checkout: Path, options: list[str]) -> dict[str, object]:
+    """Record of one run of `xlcli train` with a checkout, and the scores of its model by memory length."""
+    scratch = ["--init", "none"] if (checkout / "models" / "short.toml").exists() else []  # else the default
+    command = ["train", "train.txt", "--valid", "valid.txt", *scratch, *options]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for name, part in zip(("train", "valid", "test"), parts, strict=True):
             (home / f"{name}.txt").write_bytes(part)
-        os.environ["XLCLI_CACHE"] = str(home / "cache")
+        environment = {"PYTHONPATH": str(checkout), "XLCLI_CACHE": str(home / "cache")}
         load, started = os.getloadavg()[0], time.monotonic()
-        xlcli(*command, cwd=home)
+        xlcli(*command, cwd=home, environment=environment)
         wall = time.monotonic() - started
         record = json.loads((home / "models" / "train" / "record.json").read_text())
-        scores = [json.loads(xlcli("eval", "test.txt", "--json", *memory, cwd=home)) for memory in MEMORIES]
+        lines = [xlcli("eval", "test.txt", "--json", *memory, cwd=home, environment=environment) for memory in MEMORIES]
+        scores = [json.loads(line) for line in lines]
     return {
         "command": " ".join(["xlcli", *command]),
         "load_before": load,
@@ -68,31 +75,54 @@ def trial(parts: tuple[bytes, bytes, bytes], command: list[str]) -> dict[str, ob
     }
 
 
+def table(runs: dict[str, dict]) -> str:
+    """Test and validation score of both checkouts by text, means over seeds, and the difference for each seed."""
+    found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    for name, run in runs.items():
+        text, tree, *how = name.split(", ")
+        if len(how) and "bits_per_byte" in run["training"]:
+            scores = run["test"][1]["bits_per_byte"], run["training"]["bits_per_byte"]
+            found.setdefault((text, ", ".join(how[1:]) or "all threads"), {}).setdefault(tree, []).append(scores)
+    lines = ["| text | test, before | now | difference by seed | validation |", "|---|---|---|---|---|"]
+    for (text, how), trees in found.items():
+        (old, old_valid), (new, new_valid) = (zip(*trees[tree], strict=True) for tree in ("before", "this"))
+        differences = ", ".join(f"{b - a:+.3f}" for a, b in zip(old, new, strict=True))
+        validation = f"{fmean(old_valid):.3f} → {fmean(new_valid):.3f}"
+        lines.append(f"| {text}, {how} | {fmean(old):.3f} | {fmean(new):.3f} | {differences} | {validation} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--texts", nargs="+", default=["enwik8", "shakespeare", "books", "code", "log"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--threads")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "equal_time.json")
+    parser.add_argument("--table", type=Path)
     options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.table.read_text())["runs"]))
+        return
     available = texts(options.data)
     trees = {"this": Path(__file__).resolve().parents[1]}
     if options.before:
         trees = {"before": options.before.resolve()} | trees
     found = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine(), "runs": {}}
+    threads = ["--threads", options.threads] if options.threads else []
+    threaded = f", {options.threads} thread" if threads else ""
     for text in options.texts:
         for seed in options.seeds:
-            for tree, folder in trees.items():
-                name = f"{text}, {tree}, seed {seed}"
-                if name in found["runs"]:
-                    continue
-                os.environ["PYTHONPATH"] = str(folder)
-                command = ["train", "train.txt", "--valid", "valid.txt", "--init", "none", "--seed", str(seed)]
-                found["runs"][name] = run = trial(available[text], command)
-                print(f"{run['test'][1]['bits_per_byte']:.4f}  {name}", flush=True)
-                options.out.parent.mkdir(exist_ok=True)
-                options.out.write_text(json.dumps(found, indent=2) + "\n")
+            names = {f"{text}, {tree}, seed {seed}{threaded}": folder for tree, folder in trees.items()}
+            missing = {name: folder for name, folder in names.items() if name not in found["runs"]}
+            arguments = ["--seed", str(seed), *threads]
+            with ThreadPoolExecutor(len(trees) if threads else 1) as pool:
+                trials = [pool.submit(trial, available[text], folder, arguments) for folder in missing.values()]
+                for name, started in zip(missing, trials, strict=True):
+                    found["runs"][name] = run = started.result()
+                    print(f"{run['test'][1]['bits_per_byte']:.4f}  {name}", flush=True)
+                    options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

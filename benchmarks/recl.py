@@ -1,6 +1,6 @@
 """Relative effective context length (Dai et al. 2019, section 4.3 and appendix C) of models of equal size.
 
-    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 3] [--large] [--out benchmarks/results/recl.json]
+    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 3] [--large] [--targets 400] [--out FILE]
     python benchmarks/recl.py --table benchmarks/results/recl.json     # prints the table
 
 BOOKS has folders train and valid of text files; the beginning of each file is used. Every model is one `xlcli train`
@@ -9,7 +9,7 @@ context length: each token is predicted from exactly that many tokens before it,
 of training. The gain of a longer context counts only where the loss falls below the lowest one that any model of the
 group has with the shorter context. The relative effective context length is the length after which STEP further tokens
 reduce the relative perplexity by less than 1 %, on the tokens that are hardest with the shorter context (a share of
-0.1, 0.5 or 1 of them).
+0.1, 0.5 or 1 of them). Intervals are those of a bootstrap over seeds and tokens.
 """
 
 import argparse
@@ -35,7 +35,9 @@ STEP, LONGEST, LEAST_GAIN = 64, 512, 0.01
 CONTEXTS = range(STEP, LONGEST + 1, STEP)
 SHARES = (0.1, 0.5, 1.0)
 """Shares of the tokens, those with the largest losses of the group first: r of the paper."""
-N_TOKENS, BATCH = 400, 10
+BATCH = 10
+N_SAMPLES = 1000
+"""Samples of the bootstrap."""
 SEGMENT = SHAPE["train.segment_len"]
 VARIANTS = {
     "Transformer-XL, memory 128": {"train.mem_len": 128},
@@ -93,9 +95,9 @@ def train_lstm(model: LSTM, ids: np.ndarray, start_id: int, tokens: int) -> floa
 
 
 @torch.inference_mode()
-def losses(ids: Tensor, last_nll: Callable[[Tensor], Tensor]) -> dict[int, np.ndarray]:
-    """Context length to the losses of the same N_TOKENS evenly spaced tokens in nats."""
-    places = torch.linspace(LONGEST, len(ids) - 1, N_TOKENS).long()
+def losses(ids: Tensor, n: int, last_nll: Callable[[Tensor], Tensor]) -> dict[int, np.ndarray]:
+    """Context length to the losses of the same n evenly spaced tokens in nats."""
+    places = torch.linspace(LONGEST, len(ids) - 1, n).long()
     found = {}
     for context in CONTEXTS:
         parts = [last_nll(ids[at[:, None] + torch.arange(-context, 1)]) for at in places.split(BATCH)]
@@ -124,7 +126,7 @@ def gain(
     return float((before - after) / before)
 
 
-def one(home: Path, name: str, seed: int, tokens: int, *, large: bool) -> dict[str, object]:
+def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large: bool) -> dict[str, object]:
     """Trains one variant and computes its losses."""
     is_lstm = name == "LSTM"
     settings = SHAPE | VARIANTS[name] | (LARGE if large else {})
@@ -149,29 +151,53 @@ def one(home: Path, name: str, seed: int, tokens: int, *, large: bool) -> dict[s
         state = model.network.init_state(len(windows), mem_len=mem_len, segment_len=segment_len)
         return model.network.score(windows[:, :-1], windows[:, 1:], state).nll[:, -1]
 
-    by_context = losses(torch.from_numpy(valid.astype(np.int64)), last_nll)
+    by_context = losses(torch.from_numpy(valid.astype(np.int64)), n_targets, last_nll)
     return run | {"nats": {str(context): np.round(values, 4).tolist() for context, values in by_context.items()}}
 
 
+def bootstrap(groups: list[dict[str, dict[int, np.ndarray]]], share: float) -> dict[str, np.ndarray]:
+    """Mean length of each model over seeds, in N_SAMPLES samples of the seeds and of the tokens."""
+    rng = np.random.default_rng(0)
+    n = len(next(iter(next(iter(groups[0].values())).values())))
+    found: dict[str, list[float]] = {name: [] for name in groups[0]}
+    for _ in range(N_SAMPLES):
+        drawn = []
+        for seed in rng.integers(len(groups), size=len(groups)):
+            at = rng.integers(n, size=n)
+            group = {name: {c: x[at] for c, x in own.items()} for name, own in groups[seed].items()}
+            drawn.append(lengths(group, share))
+        for name, values in found.items():
+            values.append(np.mean([each[name] for each in drawn]))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def interval(values: np.ndarray) -> str:
+    """The middle 95 %."""
+    return "{:.4g} to {:.4g}".format(*np.quantile(values, (0.025, 0.975)))
+
+
 def table(runs: dict[str, list[dict]]) -> str:
-    """One row for each model: its length for each share, by seed, and mean losses for some context lengths."""
+    """One row for each model: its mean length for each share and mean losses; then ratios to the first model."""
     seeds = range(min(map(len, runs.values())))
     groups = [
         {name: {int(c): np.array(x) for c, x in found[seed]["nats"].items()} for name, found in runs.items()}
         for seed in seeds
     ]
     shown = (STEP, 2 * STEP, LONGEST)
-    lines = [
-        f"| model | {' | '.join(f'r = {share}' for share in SHARES)} | "
-        + " | ".join(f"nats per token, context {context}" for context in shown)
-        + " |",
-        "|---" * (1 + len(SHARES) + len(shown)) + "|",
-    ]
+    heads = [f"r = {share}" for share in SHARES], [f"nats per token, context {context}" for context in shown]
+    ratios = [f"| of the first to | {' | '.join(heads[0])} |", "|---" * (1 + len(SHARES)) + "|"]
+    lines = [f"| model | {' | '.join(heads[0] + heads[1])} |", "|---" * (1 + len(SHARES) + len(shown)) + "|"]
+    found = [[lengths(group, share) for group in groups] for share in SHARES]
+    samples = [bootstrap(groups, share) for share in SHARES]
+    first = next(iter(runs))
     for name in runs:
-        cells = [" / ".join(str(lengths(group, share)[name]) for group in groups) for share in SHARES]
+        means = [np.mean([each[name] for each in by_seed]) for by_seed in found]
+        cells = [f"{mean:.0f} ({interval(each[name])})" for mean, each in zip(means, samples, strict=True)]
         cells += [f"{np.mean([group[name][context].mean() for group in groups]):.3f}" for context in shown]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        own = [interval(each[first] / each[name]) for each in samples]
+        ratios += [f"| {name} | {' | '.join(own)} |"] if name != first else []
+    return "\n".join([*lines, "", *ratios])
 
 
 def main() -> None:
@@ -180,6 +206,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2_000_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--targets", type=int, default=400, help="tokens of validation text whose loss is computed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recl.json")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -195,7 +222,7 @@ def main() -> None:
             for name in [*list(VARIANTS)[:3], "LSTM"] if options.large else VARIANTS:
                 runs = found["runs"].setdefault(name, [])
                 if seed not in [run["seed"] for run in runs]:
-                    runs.append(one(home, name, seed, options.tokens, large=options.large))
+                    runs.append(one(home, name, seed, options.tokens, options.targets, large=options.large))
                     save(options.out, found, indent=None)
                     print(name, seed, flush=True)
     print(table(found["runs"]))

@@ -44,10 +44,11 @@ def beginning(path: Path, n: int) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def xlcli(*arguments: str, cwd: Path) -> str:
-    """Standard output of one command."""
+def xlcli(*arguments: str, cwd: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Standard output of one command, with these environment variables in addition."""
     command = [sys.executable, "-m", "xlcli", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    env = os.environ | (environment or {})
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
     return done.stdout

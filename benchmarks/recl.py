@@ -1,6 +1,7 @@
 """Relative effective context length (Dai et al. 2019, section 4.3 and appendix C) of models of equal size.
 
-    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 3] [--large] [--targets 400] [--out FILE]
+    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 0 1 2] [--large] [--targets 400] [--out FILE]
+    python benchmarks/recl.py BOOKS --large --lstm-rates 1e-3 2e-3 4e-3   # validation loss of the LSTM by learning rate
     python benchmarks/recl.py --table benchmarks/results/recl.json     # prints the table
 
 BOOKS has folders train and valid of text files; the beginning of each file is used. Every model is one `xlcli train`
@@ -77,13 +78,13 @@ class LSTM(nn.Module):
         return F.cross_entropy((x @ self.table.weight.T).mT, targets, reduction="none"), state
 
 
-def train_lstm(model: LSTM, ids: np.ndarray, start_id: int, tokens: int) -> float:
+def train_lstm(model: LSTM, ids: np.ndarray, start_id: int, tokens: int, lr: float = LSTM_RATE) -> float:
     """Trains an LSTM on as many tokens in the same order as the other models; returns its tokens per second."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LSTM_RATE, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95))
     loader, state, began = TrainLoader(ids, 8, start_id), None, time.monotonic()
     n_steps = -(-tokens // (8 * SEGMENT))
     for step in range(n_steps):
-        optimizer.param_groups[0]["lr"] = LSTM_RATE * lr_factor(TrainConfig(), step / n_steps, step)
+        optimizer.param_groups[0]["lr"] = lr * lr_factor(TrainConfig(), step / n_steps, step)
         inputs, targets, _ = loader.next(SEGMENT)
         nll, (h, c) = model.nll(torch.from_numpy(inputs), torch.from_numpy(targets), state)
         state = h.detach(), c.detach()
@@ -155,6 +156,23 @@ def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large:
     return run | {"nats": {str(context): np.round(values, 4).tolist() for context, values in by_context.items()}}
 
 
+def lstm_rates(home: Path, rates: list[float], tokens: int, *, large: bool) -> None:
+    """Prints the mean loss of the validation text, read in order, after training with each learning rate."""
+    text = "train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"
+    train(home, *text, settings=SHAPE, tokens=8 * SEGMENT)  # one step, which gives the vocabulary
+    tokenizer = load(home / "model").tokenizer
+    ids, valid = (tokenizer.encode((home / f"{part}.txt").read_bytes()) for part in ("train", "valid"))
+    torch.set_num_threads(1)
+    for rate in rates:
+        torch.manual_seed(0)
+        lstm = LSTM(tokenizer.vocab_size, **LSTM_SHAPES[large])
+        speed = train_lstm(lstm, ids, tokenizer.start_id, tokens, rate)
+        with torch.inference_mode():
+            rows = torch.from_numpy(valid[None].astype(np.int64))
+            nll, _ = lstm.nll(rows[:, :-1], rows[:, 1:])
+        print(f"{rate}: {nll.mean():.4f} nats per token, {speed:.0f} tokens/s", flush=True)
+
+
 def bootstrap(groups: list[dict[str, dict[int, np.ndarray]]], share: float) -> dict[str, np.ndarray]:
     """Mean length of each model over seeds, in N_SAMPLES samples of the seeds and of the tokens."""
     rng = np.random.default_rng(0)
@@ -204,7 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("books", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=2_000_000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--lstm-rates", type=float, nargs="+")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--targets", type=int, default=400, help="tokens of validation text whose loss is computed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recl.json")
@@ -218,11 +237,16 @@ def main() -> None:
         home = Path(folder)
         for name in ("train", "valid"):
             part(options.books, name, home / f"{name}.txt")
-        for seed in range(options.seeds):
+        if options.lstm_rates:
+            lstm_rates(home, options.lstm_rates, options.tokens, large=options.large)
+            return
+        for seed in options.seeds:
             for name in [*list(VARIANTS)[:3], "LSTM"] if options.large else VARIANTS:
-                runs = found["runs"].setdefault(name, [])
-                if seed not in [run["seed"] for run in runs]:
-                    runs.append(one(home, name, seed, options.tokens, options.targets, large=options.large))
+                if seed not in [run["seed"] for run in found["runs"].get(name, [])]:
+                    run = one(home, name, seed, options.tokens, options.targets, large=options.large)
+                    found = saved(options.out, options.tokens)  # another process may have added other seeds
+                    runs = [*found["runs"].get(name, []), run]
+                    found["runs"][name] = sorted(runs, key=lambda run: run["seed"])
                     save(options.out, found, indent=None)
                     print(name, seed, flush=True)
     print(table(found["runs"]))

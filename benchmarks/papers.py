@@ -30,8 +30,8 @@ TDLM = (
 )  # fmt: skip
 RUNS = {
     "ptb": ("ptb", *WORDS, "--max-tokens", "24M"),
-    "wikitext-2": ("wikitext-2", *WORDS, "--max-tokens", "16M"),
-    "enwik8": ("enwik8", "--init", "none", "--max-time", "1h", "--seed", "0"),
+    "wikitext-2": ("wikitext-2", *WORDS, "--vocab-size", "33278", "--max-tokens", "16M"),
+    "enwik8 by bytes": ("enwik8", "--init", "none", "--tokenizer", "bytes", "--max-time", "1h", "--seed", "0"),
     "tdlm rotary": ("books", *TDLM),
     "tdlm sinusoidal": ("books", *TDLM, "--set", "model.position.kind=sinusoidal"),
     "tdlm rotary in layers": ("books", *TDLM, "--set", "model.position.placement=layers"),

@@ -1,6 +1,6 @@
 """Relative effective context length (Dai et al. 2019, section 4.3 and appendix C) of models of equal size.
 
-    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 0 1 2] [--large] [--targets 400] [--out FILE]
+    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 0 1 2] [--large] [--targets 400]
     python benchmarks/recl.py BOOKS --large --lstm-rates 1e-3 2e-3 4e-3   # validation loss of the LSTM by learning rate
     python benchmarks/recl.py --table benchmarks/results/recl.json     # prints the table
 
@@ -179,9 +179,8 @@ def bootstrap(groups: list[dict[str, dict[int, np.ndarray]]], share: float) -> d
     n = len(next(iter(next(iter(groups[0].values())).values())))
     found: dict[str, list[float]] = {name: [] for name in groups[0]}
     for _ in range(N_SAMPLES):
-        drawn = []
+        drawn, at = [], rng.integers(n, size=n)  # all seeds predict the same tokens
         for seed in rng.integers(len(groups), size=len(groups)):
-            at = rng.integers(n, size=n)
             group = {name: {c: x[at] for c, x in own.items()} for name, own in groups[seed].items()}
             drawn.append(lengths(group, share))
         for name, values in found.items():
@@ -223,6 +222,7 @@ def main() -> None:
     parser.add_argument("books", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=2_000_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", default="", help="part of the names of the models to train")
     parser.add_argument("--lstm-rates", type=float, nargs="+")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--targets", type=int, default=400, help="tokens of validation text whose loss is computed")
@@ -242,7 +242,8 @@ def main() -> None:
             return
         for seed in options.seeds:
             for name in [*list(VARIANTS)[:3], "LSTM"] if options.large else VARIANTS:
-                if seed not in [run["seed"] for run in found["runs"].get(name, [])]:
+                done = [run["seed"] for run in found["runs"].get(name, [])]
+                if options.only in name and seed not in done:
                     run = one(home, name, seed, options.tokens, options.targets, large=options.large)
                     found = saved(options.out, options.tokens)  # another process may have added other seeds
                     runs = [*found["runs"].get(name, []), run]

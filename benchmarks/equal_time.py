@@ -115,7 +115,7 @@ def main() -> None:
     for text in options.texts:
         for seed in options.seeds:
             names = {f"{text}, {tree}, seed {seed}{threaded}": folder for tree, folder in trees.items()}
-            missing = {name: folder for name, folder in names.items() if name not in found["runs"]}
+            missing = {} if names.keys() <= found["runs"].keys() else names
             arguments = ["--seed", str(seed), *threads]
             with ThreadPoolExecutor(len(trees) if threads else 1) as pool:
                 trials = [pool.submit(trial, available[text], folder, arguments) for folder in missing.values()]

@@ -59,8 +59,8 @@ def one(home: Path, parts: tuple[bytes, bytes, bytes], options: tuple[str, ...],
     for part, text in zip(("train", "valid", "test"), parts, strict=True):
         (home / f"{part}.txt").write_bytes(text)
     command = ["train", "train.txt", "--valid", "valid.txt", "-o", "model", *options]
-    started = (home / "model" / "record.json").exists()
-    xlcli(*(["train", "train.txt", "-o", "model", "--resume"] if started else command), *threads, "-q", cwd=home)
+    resume = ["--resume"] if (home / "model" / "record.json").exists() else []
+    xlcli(*command, *resume, *threads, "-q", cwd=home)
     record = json.loads((home / "model" / "record.json").read_text())
     events = map(json.loads, (home / "model" / "metrics.jsonl").read_text().splitlines())
     curve = [(e["tokens"], round(e["validation_bits_per_byte"], 4)) for e in events if "validation_bits_per_byte" in e]

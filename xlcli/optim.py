@@ -98,8 +98,8 @@ def batches_of_one_shape(parameters: Iterable[Tensor], n_ranks: int = 1) -> Iter
 def orthogonalize(matrices: Tensor, eps: float) -> Tensor:
     """Iteration (n r c) toward the nearest orthogonal matrices, in their type (Jordan 2024; `POLYNOMIALS`).
 
-    Singular values begin below 1, because they are divided by the fourth root of the sum of their fourth powers, and
-    above 0.01 end within 0.27 of 1.
+    Singular values begin below 1, because they are divided by the fourth root of the sum of their fourth powers. Those
+    above 0.01 end within 0.27 of 1, but for rounding: in bfloat16 the largest reach 1.4, more in very small matrices.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
@@ -144,7 +144,7 @@ class Optimizers:
             parameter.grad = torch.zeros_like(parameter)
 
     def step(self, factor: float, n_steps: int) -> None:
-        """One update at `factor` times each optimizer's own learning rate, after `n_steps` steps.
+        """One update at `factor` times each optimizer's own learning rate; `n_steps` were taken before.
 
         In the average after step t, step s counts as (s/t)^(1/share) - ((s - 1)/t)^(1/share), so most of it is the last
         `average_share` of the run so far (Karras et al. 2024, "Analyzing and Improving the Training Dynamics of

@@ -12,11 +12,11 @@ from ranked import BUDGET, CASES, SAMPLE
 from runs import corpus, curve, go, small
 
 from xlcli import config
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, InvalidSettingError
 from xlcli.files.tensors import read_tensors
 from xlcli.ranks import Ranks
 from xlcli.store.commit import latest
-from xlcli.training.parallel import own_rows
+from xlcli.training.parallel import beginning, leading, own_rows
 
 CALL = "import sys; sys.path[:0] = {path!r}; import ranked; ranked.{call}"
 HERE = [str(Path(__file__).parent)]
@@ -115,6 +115,9 @@ def test_files_of_two_ranks_are_those_of_one_process(run, shard, folders):
     assert_alike(place / f"{run}-{shard}", place / "one")
     rows, expected = curve(place / f"{run}-{shard}"), curve(place / "one")
     assert [row["step"] for row in rows] == [row["step"] for row in expected]
+    for key in ("nats", "validation_bits_per_byte"):
+        values = [row[key] for row in rows if key in row]
+        assert values == pytest.approx([row[key] for row in expected if key in row], rel=1e-5)
 
 
 @pytest.mark.parametrize("shard", [False, True])
@@ -145,6 +148,17 @@ def test_the_loss_of_a_rank_ends_the_others_and_the_run_is_resumed(prose):
     assert latest(Path("m/checkpoints")).path.name.endswith("4")
     go({}, str(prose), "m", resume=True)
     assert [row["step"] for row in curve("m") if "nats" in row] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_illegal_setting_of_the_first_rank_is_an_error_of_the_others(monkeypatch):
+    error, board = InvalidSettingError("train.lr", "is odd", "Give another."), {}
+    monkeypatch.setattr(Ranks, "publish", lambda ranks, name, value: board.update({name: value}))
+    monkeypatch.setattr(Ranks, "published", lambda ranks, name, stop: board[name])
+    with pytest.raises(InvalidSettingError), leading(Ranks()):
+        raise error
+    with pytest.raises(ConfigError) as caught:
+        beginning(Ranks(), lambda: False)
+    assert (str(caught.value), caught.value.is_of_first_rank) == (str(error), True)
 
 
 def _settings(**sections):

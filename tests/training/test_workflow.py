@@ -328,6 +328,14 @@ def test_a_stop_before_any_validation_leaves_a_model():
     assert not read_record(Path("m"))["finished"]
 
 
+def test_a_stop_before_any_validation_leaves_the_averages():
+    After(2).run(small(train={"average_share": 0.5}), corpus(), "m")
+    weights = read_tensors(Path("m/model.safetensors"), expected=None)[0]
+    optimizer = read_tensors(latest(Path("m/checkpoints")).path / "optimizer.safetensors", expected=None)[0]
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, optimizer[f"{name}:average"]), name
+
+
 @pytest.mark.parametrize("moment", ["last validation", "last score"])
 def test_a_stop_at_the_end_can_be_resumed(moment):
     go(small(), corpus(), "whole")

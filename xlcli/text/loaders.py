@@ -41,7 +41,7 @@ class TrainBatch(NamedTuple):
 
 
 PIECE_LEN = 4096
-"""Approximate number of tokens of the pieces of a shuffled text: long against segment and memory of most runs."""
+"""Approximate number of tokens of the pieces of a shuffled text, of which each sequence has at least one in a pass."""
 
 
 class TrainLoader:
@@ -91,6 +91,8 @@ class TrainLoader:
         self.pieces = batch_size, n_pieces
         """Number of sequences, and of the pieces of each in a pass."""
         self.piece_len = -(-len(ids) // (batch_size * n_pieces))
+        self.drawn: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 0), np.int64)
+        """The latest pass, and the positions in the text at which its pieces begin, in their order (b piece)."""
 
     def next(self, segment_len: int) -> TrainBatch:
         """The batch of the next step, with segments of this many tokens."""
@@ -112,10 +114,13 @@ class TrainLoader:
         passes, numbers = np.divmod(numbers, self.pieces[1])
         positions = np.empty((len(self.rows), len(read)), np.int64)
         for number in range(passes[0], passes[-1] + 1):
-            draw, own = np.random.default_rng((self.seed, int(number))), passes == number
-            first = draw.integers(len(self.ids))
-            order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
-            positions[:, own] = first + order[:, numbers[own]] * self.piece_len + within[own]
+            if number != self.drawn[0]:
+                draw = np.random.default_rng((self.seed, int(number)))
+                first = draw.integers(len(self.ids))
+                order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
+                self.drawn = number, first + order * self.piece_len
+            own = passes == number
+            positions[:, own] = self.drawn[1][:, numbers[own]] + within[own]
         return positions % len(self.ids)
 
 

@@ -162,7 +162,7 @@ def load(run: TrainingRun, checkpoint: Path, *, allow_data_change: bool) -> list
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint} is incomplete: {error}.", _ANEW) from None
     if changed:
-        warnings.append("the text is not the one this run began with; sequences continue at the same positions")
+        warnings.append("the text is not the one this run began with; the run continues as far into it")
     # The first rank alone reads and restores the best weights.
     run.counters = validate(Counters, run.ranks.broadcast(run.counters.model_dump()))
     return [Notice(warning, "warning") for warning in warnings]

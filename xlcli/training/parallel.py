@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from xlcli import errors
 from xlcli.config import Config
 from xlcli.config.attention import CompressiveAttentionConfig
-from xlcli.errors import XLError
+from xlcli.errors import ConfigError, InvalidSettingError, XLError
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel, ScoreOutput
@@ -83,8 +83,9 @@ def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64]:
 def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContextManager[None]]:
     """Divides the parameters of each block, and the other ones; or the parameters of the whole model at once.
 
-    Some blocks keep their parameters until the backward pass ends: blocks that share one, blocks of a reversible stack,
-    whose branches are called apart, and blocks of an adaptive stack, which run until every token has halted.
+    Some blocks are gathered with the rest of the model, for its whole forward or backward pass: blocks that share a
+    parameter, blocks of a reversible stack, whose branches are called apart, and blocks of an adaptive stack, which run
+    until every token has halted.
 
     If products are in bfloat16, blocks are gathered so, and their gradients are averaged in float32. Tables of token
     vectors, whose gradients are sums over all tokens of one kind, and hashed attention, whose products are in float32,
@@ -104,7 +105,7 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
             if is_narrow and block.vectors is not None:
                 fully_shard(block.vectors, mesh=mesh)
             fully_shard(block, mesh=mesh, mp_policy=narrow if is_narrow else MixedPrecisionPolicy())
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)  # averages are copied into the parts
     register_fsdp_forward_method(model, "score")
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -145,7 +146,8 @@ def leading(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except XLError as error:
-        end = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
+        kind = ConfigError if isinstance(error, InvalidSettingError) else type(error)  # takes the finished sentence
+        end = {"error": kind.__name__, "message": error.message, "remedy": error.remedy}
         raise
     finally:
         ranks.publish("run", end)

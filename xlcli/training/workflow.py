@@ -212,7 +212,8 @@ def _run(
                     raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
                 begins = True
         if run.counters.best_step is None and run.counters.step:  # it ends without a validation
-            run.keep_weights(None)
+            with run.optimizers.averaged():
+                run.keep_weights(None)
         if ranks.size > 1 and clock.stops:
             yield Stopping()
         if ranks.is_first:

@@ -14,7 +14,8 @@ import gzip
 import json
 from pathlib import Path
 
-from runs import beginning, machine, save, xlcli
+import equal_time
+from runs import machine, save, xlcli
 
 CACHE = "100000"
 READINGS = {
@@ -41,13 +42,8 @@ RUNS = {
 
 def texts(data: Path, name: str) -> tuple[bytes, bytes, bytes]:
     """Training, validation and test text of a data set."""
-    if name == "enwik8":
-        enwik8 = gzip.decompress((data / "enwik8-prefix.txt.gz").read_bytes())
-        return enwik8[:3_750_000], enwik8[3_750_000:3_950_000], enwik8[3_950_000:]
-    if name == "books":
-        books = [path.read_bytes() for path in sorted((data / "books" / "train").glob("*.txt"))]
-        held = (sorted((data / "books" / part).glob("*.txt")) for part in ("valid", "test"))
-        return b"\n\n".join(books), *(b"".join(beginning(path, 100_000) for path in part) for part in held)
+    if name in ("enwik8", "books"):
+        return equal_time.texts(data)[name]
     prefix = "ptb." if name == "ptb" else ""
     packed = gzip.decompress((data / name / f"{prefix}train.txt.gz").read_bytes())
     return packed, *((data / name / f"{prefix}{part}.txt").read_bytes() for part in ("valid", "test"))

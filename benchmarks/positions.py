@@ -25,6 +25,7 @@ SHAPE = {
     "train.mem_len": MEM_LEN, "train.batch_size": 8, "train.memory": "hidden", "model.embedding.per_layer": "false",
     "train.shuffle": "false", "train.average_share": 0,
 }  # fmt: skip
+TEXT = "train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"
 KINDS = (
     "none", "sinusoidal", "learned", "axial", "rope", "alibi", "t5", "shaw", "xl", "contextual-1", "contextual-2",
 )  # fmt: skip
@@ -84,9 +85,8 @@ def part(books: Path, name: str, into: Path) -> None:
 
 def one(home: Path, settings: dict[str, object], lengths: tuple[int, ...], seed: int, tokens: int) -> dict[str, object]:
     """Trains one variant and scores it with these memory lengths, in segments of the length of training."""
-    text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"]
     settings = SHAPE | settings
-    run = train(home, *text, settings=settings, tokens=tokens, seed=seed)
+    run = train(home, *TEXT, settings=settings, tokens=tokens, seed=seed)
     sweep = ["--sweep-mem-len", ",".join(map(str, lengths)), "--segment-len", str(settings["train.segment_len"])]
     plain = ["--set=eval.clamp_len=none", "--json", "--threads", "1"]
     scores = json.loads(xlcli("eval", "test.txt", "-m", "model", *sweep, *plain, cwd=home))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from positions import SHAPE, part
+from positions import SHAPE, TEXT, part
 from runs import save, saved, train
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,6 +31,7 @@ from xlcli.config import TrainConfig
 from xlcli.optim import lr_factor
 from xlcli.store.folder import load
 from xlcli.text.loaders import TrainLoader
+from xlcli.text.tokenizers import Tokenizer
 
 STEP, LONGEST, LEAST_GAIN = 64, 512, 0.01
 CONTEXTS = range(STEP, LONGEST + 1, STEP)
@@ -78,10 +79,15 @@ class LSTM(nn.Module):
         return F.cross_entropy((x @ self.table.weight.T).mT, targets, reduction="none"), state
 
 
-def train_lstm(model: LSTM, ids: np.ndarray, start_id: int, tokens: int, lr: float = LSTM_RATE) -> float:
-    """Trains an LSTM on as many tokens in the same order as the other models; returns its tokens per second."""
+def train_lstm(
+    ids: np.ndarray, tokenizer: Tokenizer, tokens: int, *, seed: int, large: bool, lr: float = LSTM_RATE
+) -> tuple[LSTM, float]:
+    """An LSTM trained on as many tokens in the same order as the other models, and its tokens per second."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    model = LSTM(tokenizer.vocab_size, **LSTM_SHAPES[large])
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95))
-    loader, state, began = TrainLoader(ids, 8, start_id), None, time.monotonic()
+    loader, state, began = TrainLoader(ids, 8, tokenizer.start_id), None, time.monotonic()
     n_steps = -(-tokens // (8 * SEGMENT))
     for step in range(n_steps):
         optimizer.param_groups[0]["lr"] = lr * lr_factor(TrainConfig(), step / n_steps, step)
@@ -92,7 +98,7 @@ def train_lstm(model: LSTM, ids: np.ndarray, start_id: int, tokens: int, lr: flo
         nll.mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return n_steps * 8 * SEGMENT / (time.monotonic() - began)
+    return model, n_steps * 8 * SEGMENT / (time.monotonic() - began)
 
 
 @torch.inference_mode()
@@ -132,15 +138,11 @@ def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large:
     is_lstm = name == "LSTM"
     settings = SHAPE | VARIANTS[name] | (LARGE if large else {})
     budget = 8 * SEGMENT if is_lstm else tokens  # for an LSTM one step, which gives the vocabulary
-    text = "train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"
-    run = train(home, *text, settings=settings, tokens=budget, seed=seed)
+    run = train(home, *TEXT, settings=settings, tokens=budget, seed=seed)
     model = load(home / "model")
     ids, valid = (model.tokenizer.encode((home / f"{part}.txt").read_bytes()) for part in ("train", "valid"))
     if is_lstm:
-        torch.manual_seed(seed)
-        torch.set_num_threads(1)
-        lstm = LSTM(model.tokenizer.vocab_size, **LSTM_SHAPES[large])
-        speed = train_lstm(lstm, ids, model.tokenizer.start_id, tokens)
+        lstm, speed = train_lstm(ids, model.tokenizer, tokens, seed=seed, large=large)
         n_parameters = sum(p.numel() for p in lstm.parameters())
         run = {"seed": seed, "parameters": n_parameters, "train_tokens_per_second": speed}
 
@@ -158,15 +160,11 @@ def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large:
 
 def lstm_rates(home: Path, rates: list[float], tokens: int, *, large: bool) -> None:
     """Prints the mean loss of the validation text, read in order, after training with each learning rate."""
-    text = "train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"
-    train(home, *text, settings=SHAPE, tokens=8 * SEGMENT)  # one step, which gives the vocabulary
+    train(home, *TEXT, settings=SHAPE, tokens=8 * SEGMENT)  # one step, which gives the vocabulary
     tokenizer = load(home / "model").tokenizer
     ids, valid = (tokenizer.encode((home / f"{part}.txt").read_bytes()) for part in ("train", "valid"))
-    torch.set_num_threads(1)
     for rate in rates:
-        torch.manual_seed(0)
-        lstm = LSTM(tokenizer.vocab_size, **LSTM_SHAPES[large])
-        speed = train_lstm(lstm, ids, tokenizer.start_id, tokens, rate)
+        lstm, speed = train_lstm(ids, tokenizer, tokens, seed=0, large=large, lr=rate)
         with torch.inference_mode():
             rows = torch.from_numpy(valid[None].astype(np.int64))
             nll, _ = lstm.nll(rows[:, :-1], rows[:, 1:])

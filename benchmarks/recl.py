@@ -48,6 +48,10 @@ VARIANTS = {
         "train.mem_len": 0, "train.segment_len": 2 * SEGMENT, "train.batch_size": 4,
         "model.position.kind": "sinusoidal",
     },
+    "vanilla: sinusoids on queries and keys": {
+        "train.mem_len": 0, "train.segment_len": 2 * SEGMENT, "train.batch_size": 4,
+        "model.position.kind": "sinusoidal", "model.position.placement": "qk",
+    },
     "local, window 64": {"model.attention.kind": "local", "model.attention.window": 64},
     "hashed": {
         "model.attention.kind": "lsh", "model.position.kind": "rope", "model.attention.n_buckets": 16,
@@ -57,7 +61,10 @@ VARIANTS = {
     "LSTM": {},
 }  # fmt: skip
 LARGE = {"model.dim": 256, "model.n_layers": 6}
-"""Shape of the comparison with --large, of the first three models and the LSTM."""
+"""Shape of the comparison with --large."""
+LARGE_MODELS = (
+    "Transformer-XL, memory 128", "Transformer-XL, without recurrence", "vanilla: sinusoids on queries and keys", "LSTM",
+)  # fmt: skip
 LSTM_SHAPES = {False: {"dim": 192, "n_layers": 3}, True: {"dim": 512, "n_layers": 2}}
 """Shapes with about as many parameters as the other models, without and with --large."""
 LSTM_RATE = 2e-3
@@ -239,7 +246,7 @@ def main() -> None:
             lstm_rates(home, options.lstm_rates, options.tokens, large=options.large)
             return
         for seed in options.seeds:
-            for name in [*list(VARIANTS)[:3], "LSTM"] if options.large else VARIANTS:
+            for name in LARGE_MODELS if options.large else VARIANTS:
                 done = [run["seed"] for run in found["runs"].get(name, [])]
                 if options.only in name and seed not in done:
                     run = one(home, name, seed, options.tokens, options.targets, large=options.large)

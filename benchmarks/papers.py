@@ -30,8 +30,8 @@ TDLM = (
     "--set", "train.lr=5e-4", "--max-tokens", "4M", "--seed", "0",
 )  # fmt: skip
 RUNS = {
-    "ptb": ("ptb", *WORDS, "--max-tokens", "7M"),
-    "wikitext-2": ("wikitext-2", *WORDS, "--vocab-size", "33278", "--max-tokens", "7M"),
+    "ptb": ("ptb", *WORDS, "--max-tokens", "5M"),
+    "wikitext-2": ("wikitext-2", *WORDS, "--vocab-size", "33278", "--max-tokens", "5M"),
     "enwik8 by bytes": ("enwik8", "--init", "none", "--tokenizer", "bytes", "--max-time", "1h", "--seed", "0"),
     "tdlm rotary": ("books", *TDLM),
     "tdlm sinusoidal": ("books", *TDLM, "--set", "model.position.kind=sinusoidal"),

@@ -63,8 +63,11 @@ VARIANTS = {
 LARGE = {"model.dim": 256, "model.n_layers": 6}
 """Shape of the comparison with --large."""
 LARGE_MODELS = (
-    "Transformer-XL, memory 128", "Transformer-XL, without recurrence", "vanilla: sinusoids on queries and keys", "LSTM",
-)  # fmt: skip
+    "Transformer-XL, memory 128",
+    "Transformer-XL, without recurrence",
+    "vanilla: sinusoids on queries and keys",
+    "LSTM",
+)
 LSTM_SHAPES = {False: {"dim": 192, "n_layers": 3}, True: {"dim": 512, "n_layers": 2}}
 """Shapes with about as many parameters as the other models, without and with --large."""
 LSTM_RATE = 2e-3

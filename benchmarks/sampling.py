@@ -1,12 +1,14 @@
 """Figures of sampled text beside the same figures of real books, for a grid of sampling settings.
 
     python benchmarks/sampling.py --model books --valid books/valid --train books/train books-more/train
-        [--reference FOLDER ...] [--prompts 100] [--tokens 200] [--settings "temperature=0.9 top_p=0.95" ...]
+        [--reference FOLDER ...] [--prompts 100] [--prompt-tokens 64] [--tokens 200]
+        [--settings "temperature=0.9 top_p=0.95" ...]
         [--threads 1] [--seed 0] [--out benchmarks/results/sampling.json]
 
-Prompts are passages of 64 tokens (about 40 words) of books that the model has not read, `--valid`: each ends with the
-first sentence that ends after one of `--prompts` evenly spaced positions of the text. A passage is continued by
-`--tokens` tokens; sample i has the seed `--seed` + i in every setting. The row `books` is the real continuation.
+Prompts are passages of `--prompt-tokens` tokens (64 are about 40 words) of books that the model has not read,
+`--valid`: each ends with the first sentence that ends after one of `--prompts` evenly spaced positions of the text. A
+passage is continued by `--tokens` tokens; sample i has the seed `--seed` + i in every setting. The row `books` is the
+real continuation.
 Defaults are chosen with these figures on validation books, never on test books.
 
 A word is a run of letters, apostrophes between letters included, in lower case, without a final 's; an unfinished last
@@ -20,6 +22,7 @@ passage on average. All shares are pooled over passages; `error` is the standard
     repeated4     share of runs of four words that occur earlier in the same continuation
     distinct      distinct words over words
     sentences     share of sentences that end within 60 words, of those that begin at least 60 words before the end
+    loops         share of continuations with 30 marks in a row, such as underscores and quotes, and no letter or digit
     bits_per_byte surprisal under the model itself (temperature 1), all `--tokens` tokens
 """
 
@@ -47,17 +50,17 @@ from xlcli.inference import InferenceSession
 from xlcli.online import make_reader
 from xlcli.sampling import SampleRNG, sample_tokens
 
-PROMPT_TOKENS = 64
 MARGIN = 4000
 """Minimum number of characters between a passage and the beginning and end of its book."""
 SENTENCE_WORDS = 60
 BATCH_SIZE = 50
-SHARES = ("repeated", "unknown", "overlap", "repeated4", "distinct", "sentences", "bits_per_byte")
+SHARES = ("repeated", "unknown", "overlap", "repeated4", "distinct", "sentences", "loops", "bits_per_byte")
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 SENTENCE_END = re.compile(
     r"(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\bSt)(?<!\b[A-Z])[.!?][\"'”’)_]*(?=\s+[\"'“‘(_—-]*[A-Z]|\s*\Z)"
 )
+LOOP = re.compile(r"(?:(?:[^\w\s]|_)\s*){30}")
 
 GRID = [
     *({"temperature": t, "top_p": p, "repetition_penalty": r}
@@ -99,7 +102,7 @@ def words_of(text: str) -> list[str]:
     return WORD.findall(re.sub(r"'s\b", " ", text.lower().replace("’", "'")))
 
 
-def make_passages(books: Sequence[str], tokenizer, count: int, n_tokens: int) -> list[Passage]:
+def make_passages(books: Sequence[str], tokenizer, count: int, n_prompt: int, n_tokens: int) -> list[Passage]:
     """Passages after evenly spaced positions of the books, which count as one text."""
     ends = np.cumsum([len(book) for book in books])
     passages = []
@@ -111,7 +114,7 @@ def make_passages(books: Sequence[str], tokenizer, count: int, n_tokens: int) ->
         end += book.startswith("\n", end)  # no token crosses the end of a line
         before = book[book.index(" ", end - MARGIN // 2) : end]
         after = book[end : end + MARGIN]
-        prompt = tokenizer.encode(before.encode())[-PROMPT_TOKENS:].tolist()
+        prompt = tokenizer.encode(before.encode())[-n_prompt:].tolist()
         passages.append(Passage(prompt, after, tokenizer.encode(after.encode())[:n_tokens].tolist()))
     return passages
 
@@ -211,6 +214,7 @@ def counts(words: list[str], text: str, reference: Reference, left_out: list[str
         "repeated4": (len(runs) - len(set(runs)), len(runs)),
         "distinct": (len(set(words)), len(words)),
         "sentences": (ended, begun),
+        "loops": (bool(LOOP.search(text)), 1),
     }
 
 
@@ -282,6 +286,7 @@ def main() -> None:
     parser.add_argument("--train", type=Path, nargs="+", required=True)
     parser.add_argument("--reference", type=Path, nargs="*", default=[])
     parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--settings", type=parse_settings, nargs="+", default=GRID)
     parser.add_argument("--threads", type=int, default=1)
@@ -295,7 +300,7 @@ def main() -> None:
 
     model = xlcli.load(options.model, threads=options.threads)
     books = list(read_books([options.valid]))
-    passages = make_passages(books, model.loaded.tokenizer, options.prompts, options.tokens)
+    passages = make_passages(books, model.loaded.tokenizer, options.prompts, options.prompt_tokens, options.tokens)
     reference = Reference(options.train, options.reference, books)
     say(f"{len(reference.vocabulary):,} reference words, {len(reference.runs):,} runs of four words")
     rows, lengths = [], []
@@ -319,7 +324,7 @@ def main() -> None:
         "model": model.loaded.name,
         "weights": model.loaded.fingerprints["weights"],
         "passages": len(passages),
-        "prompt_tokens": PROMPT_TOKENS,
+        "prompt_tokens": options.prompt_tokens,
         "tokens": options.tokens,
         "seed": options.seed,
         "train": [f"{folder.parent.name}/{folder.name}" for folder in options.train],

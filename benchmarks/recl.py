@@ -18,6 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,10 @@ LSTM_SHAPES = {False: {"dim": 192, "n_layers": 3}, True: {"dim": 512, "n_layers"
 """Shapes with about as many parameters as the other models, without and with --large."""
 LSTM_RATE = 2e-3
 States = tuple[Tensor, Tensor] | None
+Losses = dict[int, np.ndarray]
+"""Context length to the losses of the same tokens in nats."""
+Group = dict[str, Losses]
+"""Losses of each model that is compared."""
 
 
 class LSTM(nn.Module):
@@ -112,8 +117,8 @@ def train_lstm(
 
 
 @torch.inference_mode()
-def losses(ids: Tensor, n: int, last_nll: Callable[[Tensor], Tensor]) -> dict[int, np.ndarray]:
-    """Context length to the losses of the same n evenly spaced tokens in nats."""
+def losses(ids: Tensor, n: int, last_nll: Callable[[Tensor], Tensor]) -> Losses:
+    """Losses of n evenly spaced tokens."""
     places = torch.linspace(LONGEST, len(ids) - 1, n).long()
     found = {}
     for context in CONTEXTS:
@@ -122,7 +127,7 @@ def losses(ids: Tensor, n: int, last_nll: Callable[[Tensor], Tensor]) -> dict[in
     return found
 
 
-def lengths(group: dict[str, dict[int, np.ndarray]], share: float) -> dict[str, int]:
+def lengths(group: Group, share: float) -> dict[str, int]:
     """Relative effective context length of each model of the group."""
     found = {}
     for name, own in group.items():
@@ -133,9 +138,7 @@ def lengths(group: dict[str, dict[int, np.ndarray]], share: float) -> dict[str, 
     return found
 
 
-def gain(
-    group: dict[str, dict[int, np.ndarray]], own: dict[int, np.ndarray], short: int, long: int, share: float
-) -> float:
+def gain(group: Group, own: Losses, short: int, long: int, share: float) -> float:
     """Relative reduction of the perplexity from context `short` to `long` (appendix C)."""
     baseline = np.min([losses[short] for losses in group.values()], axis=0)
     hardest = np.argsort(-baseline)[: max(1, round(share * len(baseline)))]
@@ -156,8 +159,11 @@ def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large:
         n_parameters = sum(p.numel() for p in lstm.parameters())
         run = {"seed": seed, "parameters": n_parameters, "train_tokens_per_second": speed}
 
+    longest = 2 * SEGMENT if name.startswith("vanilla") else LONGEST  # it has learned no later positions
+
     def last_nll(windows: Tensor) -> Tensor:
         """Loss (b) of the last token of windows (b t), read from an empty memory."""
+        windows = windows[:, -longest - 1 :]
         if is_lstm:
             return lstm.nll(windows[:, :-1], windows[:, 1:])[0][:, -1]
         mem_len, segment_len = model.config.train.mem_len, max(windows.shape[1] - 1, LONGEST)
@@ -181,16 +187,28 @@ def lstm_rates(home: Path, rates: list[float], tokens: int, *, large: bool) -> N
         print(f"{rate}: {nll.mean():.4f} nats per token, {speed:.0f} tokens/s", flush=True)
 
 
-def bootstrap(groups: list[dict[str, dict[int, np.ndarray]]], share: float) -> dict[str, np.ndarray]:
-    """Mean length of each model over seeds, in N_SAMPLES samples of the seeds and of the tokens."""
+def own_gains(group: Group) -> dict[str, float]:
+    """Reduction of each model's perplexity on all tokens from the shortest to the longest context, in per cent."""
+    return {name: float(100 * (1 - np.exp(own[LONGEST].mean() - own[STEP].mean()))) for name, own in group.items()}
+
+
+def alone(group: Group) -> dict[str, float]:
+    """Length of each model, for all tokens, if no other model is compared.
+
+    A gain counts only where the loss of a token falls, so this length grows with any change of the predictions.
+    """
+    return {name: lengths({name: own}, 1.0)[name] for name, own in group.items()}
+
+
+def bootstrap(groups: list[Group], measure: Callable[[Group], dict[str, float]]) -> dict[str, np.ndarray]:
+    """Mean of a measure of each model over seeds, in N_SAMPLES samples of the seeds and of the tokens."""
     rng = np.random.default_rng(0)
     n = len(next(iter(next(iter(groups[0].values())).values())))
     found: dict[str, list[float]] = {name: [] for name in groups[0]}
     for _ in range(N_SAMPLES):
-        drawn, at = [], rng.integers(n, size=n)  # all seeds predict the same tokens
-        for seed in rng.integers(len(groups), size=len(groups)):
-            group = {name: {c: x[at] for c, x in own.items()} for name, own in groups[seed].items()}
-            drawn.append(lengths(group, share))
+        at = rng.integers(n, size=n)  # all seeds predict the same tokens
+        chosen = [groups[seed] for seed in rng.integers(len(groups), size=len(groups))]
+        drawn = [measure({name: {c: x[at] for c, x in own.items()} for name, own in group.items()}) for group in chosen]
         for name, values in found.items():
             values.append(np.mean([each[name] for each in drawn]))
     return {name: np.array(values) for name, values in found.items()}
@@ -198,29 +216,34 @@ def bootstrap(groups: list[dict[str, dict[int, np.ndarray]]], share: float) -> d
 
 def interval(values: np.ndarray) -> str:
     """The middle 95 %."""
-    return "{:.4g} to {:.4g}".format(*np.quantile(values, (0.025, 0.975)))
+    return "{:.3g} to {:.3g}".format(*np.quantile(values, (0.025, 0.975)))
 
 
 def table(runs: dict[str, list[dict]]) -> str:
-    """One row for each model: its mean length for each share and mean losses; then ratios to the first model."""
+    """One row for each model: its mean length for each share, losses and own gain; then ratios of the first model."""
     seeds = range(min(map(len, runs.values())))
     groups = [
         {name: {int(c): np.array(x) for c, x in found[seed]["nats"].items()} for name, found in runs.items()}
         for seed in seeds
     ]
-    shown = (STEP, 2 * STEP, LONGEST)
-    heads = [f"r = {share}" for share in SHARES], [f"nats per token, context {context}" for context in shown]
-    ratios = [f"| of the first to | {' | '.join(heads[0])} |", "|---" * (1 + len(SHARES)) + "|"]
-    lines = [f"| model | {' | '.join(heads[0] + heads[1])} |", "|---" * (1 + len(SHARES) + len(shown)) + "|"]
-    found = [[lengths(group, share) for group in groups] for share in SHARES]
-    samples = [bootstrap(groups, share) for share in SHARES]
+    measures: dict[str, Callable[[Group], dict[str, float]]] = {
+        f"r = {share}": partial(lengths, share=share) for share in SHARES
+    }
+    ratios = [f"| of the first to | {' | '.join(measures)} |", "|---" * (1 + len(SHARES)) + "|"]
+    measures["alone, r = 1"] = alone
+    measures[f"gain from {STEP} to {LONGEST}, %"] = own_gains
+    shown = (STEP, LONGEST)
+    heads = [*measures, *(f"nats per token, context {context}" for context in shown)]
+    lines = [f"| model | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    found = {head: [measure(group) for group in groups] for head, measure in measures.items()}
+    samples = {head: bootstrap(groups, measure) for head, measure in measures.items()}
     first = next(iter(runs))
     for name in runs:
-        means = [np.mean([each[name] for each in by_seed]) for by_seed in found]
-        cells = [f"{mean:.0f} ({interval(each[name])})" for mean, each in zip(means, samples, strict=True)]
+        means = {head: np.mean([each[name] for each in by_seed]) for head, by_seed in found.items()}
+        cells = [f"{mean:.3g} ({interval(samples[head][name])})" for head, mean in means.items()]
         cells += [f"{np.mean([group[name][context].mean() for group in groups]):.3f}" for context in shown]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-        own = [interval(each[first] / each[name]) for each in samples]
+        own = [interval(samples[head][first] / samples[head][name]) for head in list(measures)[: len(SHARES)]]
         ratios += [f"| {name} | {' | '.join(own)} |"] if name != first else []
     return "\n".join([*lines, "", *ratios])
 

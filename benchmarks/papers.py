@@ -27,11 +27,11 @@ READINGS = {
 WORDS = ("--preset", "words", "--seed", "0")
 TDLM = (
     "--preset", "tdlm-29m", "--batch-size", "64", "--set", "train.grad_accum=1", "--set", "train.warmup_steps=200",
-    "--set", "train.lr=5e-4", "--max-tokens", "4M", "--seed", "0",
+    "--set", "train.lr=5e-4", "--max-tokens", "1.5M", "--seed", "0",
 )  # fmt: skip
 RUNS = {
     "ptb": ("ptb", *WORDS, "--max-tokens", "5M"),
-    "wikitext-2": ("wikitext-2", *WORDS, "--vocab-size", "33278", "--max-tokens", "5M"),
+    "wikitext-2": ("wikitext-2", *WORDS, "--vocab-size", "33278", "--max-tokens", "2.5M"),
     "enwik8 by bytes": ("enwik8", "--init", "none", "--tokenizer", "bytes", "--max-time", "1h", "--seed", "0"),
     "tdlm rotary": ("books", *TDLM),
     "tdlm sinusoidal": ("books", *TDLM, "--set", "model.position.kind=sinusoidal"),

@@ -26,8 +26,8 @@ READINGS = {
 }
 WORDS = ("--preset", "words", "--seed", "0")
 TDLM = (
-    "--preset", "tdlm-29m", "--batch-size", "64", "--set", "train.grad_accum=1", "--set", "train.warmup_steps=200",
-    "--set", "train.lr=5e-4", "--max-tokens", "1.5M", "--seed", "0",
+    "--preset", "tdlm-29m", "--batch-size", "64", "--set", "train.grad_accum=1", "--set", "train.warmup_steps=60",
+    "--set", "train.lr=1e-3", "--max-tokens", "1.5M", "--seed", "0",
 )  # fmt: skip
 RUNS = {
     "ptb": ("ptb", *WORDS, "--max-tokens", "5M"),
@@ -35,7 +35,6 @@ RUNS = {
     "enwik8 by bytes": ("enwik8", "--init", "none", "--tokenizer", "bytes", "--max-time", "1h", "--seed", "0"),
     "tdlm rotary": ("books", *TDLM),
     "tdlm sinusoidal": ("books", *TDLM, "--set", "model.position.kind=sinusoidal"),
-    "tdlm rotary in layers": ("books", *TDLM, "--set", "model.position.placement=layers"),
 }
 """Name of a run to its data set and options."""
 

@@ -31,11 +31,14 @@ TDLM = (
 )  # fmt: skip
 RUNS = {
     "ptb": ("ptb", *WORDS, "--max-tokens", "5M"),
-    "wikitext-2": ("wikitext-2", *WORDS, "--vocab-size", "33278", "--max-tokens", "2.5M"),
+    "wikitext-2": (
+        "wikitext-2", *WORDS, "--vocab-size", "33278", "--set", "model.embedding.cutoffs=[4000,12000]",
+        "--set", "model.embedding.div_val=2", "--max-tokens", "3.5M",
+    ),
     "enwik8 by bytes": ("enwik8", "--init", "none", "--tokenizer", "bytes", "--max-time", "1h", "--seed", "0"),
     "tdlm rotary": ("books", *TDLM),
     "tdlm sinusoidal": ("books", *TDLM, "--set", "model.position.kind=sinusoidal"),
-}
+}  # fmt: skip
 """Name of a run to its data set and options."""
 
 

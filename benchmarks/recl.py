@@ -42,15 +42,12 @@ BATCH = 10
 N_SAMPLES = 1000
 """Samples of the bootstrap."""
 SEGMENT = SHAPE["train.segment_len"]
+NO_MEMORY = {"train.mem_len": 0, "train.segment_len": 2 * SEGMENT, "train.batch_size": 4}
 VARIANTS = {
     "Transformer-XL, memory 128": {"train.mem_len": 128},
-    "Transformer-XL, without recurrence": {"train.mem_len": 0, "train.segment_len": 2 * SEGMENT, "train.batch_size": 4},
-    "vanilla: sinusoids at the embedding": {
-        "train.mem_len": 0, "train.segment_len": 2 * SEGMENT, "train.batch_size": 4,
-        "model.position.kind": "sinusoidal",
-    },
-    "vanilla: sinusoids on queries and keys": {
-        "train.mem_len": 0, "train.segment_len": 2 * SEGMENT, "train.batch_size": 4,
+    "Transformer-XL, without recurrence": NO_MEMORY,
+    "vanilla: sinusoids at the embedding": NO_MEMORY | {"model.position.kind": "sinusoidal"},
+    "vanilla: sinusoids on queries and keys": NO_MEMORY | {
         "model.position.kind": "sinusoidal", "model.position.placement": "qk",
     },
     "local, window 64": {"model.attention.kind": "local", "model.attention.window": 64},
@@ -159,7 +156,8 @@ def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large:
         n_parameters = sum(p.numel() for p in lstm.parameters())
         run = {"seed": seed, "parameters": n_parameters, "train_tokens_per_second": speed}
 
-    longest = 2 * SEGMENT if name.startswith("vanilla") else LONGEST  # it has learned no later positions
+    is_absolute = settings.get("model.position.kind") == "sinusoidal"
+    longest = settings["train.segment_len"] if is_absolute else LONGEST  # it has learned no later positions
 
     def last_nll(windows: Tensor) -> Tensor:
         """Loss (b) of the last token of windows (b t), read from an empty memory."""
@@ -226,12 +224,9 @@ def table(runs: dict[str, list[dict]]) -> str:
         {name: {int(c): np.array(x) for c, x in found[seed]["nats"].items()} for name, found in runs.items()}
         for seed in seeds
     ]
-    measures: dict[str, Callable[[Group], dict[str, float]]] = {
-        f"r = {share}": partial(lengths, share=share) for share in SHARES
-    }
-    ratios = [f"| of the first to | {' | '.join(measures)} |", "|---" * (1 + len(SHARES)) + "|"]
-    measures["alone, r = 1"] = alone
-    measures[f"gain from {STEP} to {LONGEST}, %"] = own_gains
+    by_share = {f"r = {share}": partial(lengths, share=share) for share in SHARES}
+    measures = by_share | {"alone, r = 1": alone, f"gain from {STEP} to {LONGEST}, %": own_gains}
+    ratios = [f"| of the first to | {' | '.join(by_share)} |", "|---" * (1 + len(by_share)) + "|"]
     shown = (STEP, LONGEST)
     heads = [*measures, *(f"nats per token, context {context}" for context in shown)]
     lines = [f"| model | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
@@ -243,7 +238,7 @@ def table(runs: dict[str, list[dict]]) -> str:
         cells = [f"{mean:.3g} ({interval(samples[head][name])})" for head, mean in means.items()]
         cells += [f"{np.mean([group[name][context].mean() for group in groups]):.3f}" for context in shown]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-        own = [interval(samples[head][first] / samples[head][name]) for head in list(measures)[: len(SHARES)]]
+        own = [interval(samples[head][first] / samples[head][name]) for head in by_share]
         ratios += [f"| {name} | {' | '.join(own)} |"] if name != first else []
     return "\n".join([*lines, "", *ratios])
 

@@ -4,11 +4,11 @@
     python benchmarks/equal_time.py --table benchmarks/results/equal_time.json     # the table of docs/training.md
 
 DATA holds `enwik8-prefix.txt.gz` (the first 4,150,000 bytes of enwik8), `tinyshakespeare.txt`, folders of `books`,
-`code/python-stdlib-*` and `logs/HDFS_2k.log`; `texts` says how they are split. Only the validation file and the seed
-are set, so the result is that of the defaults, which end after ten minutes or sooner. With --before, the defaults of
-another checkout of this repository are trained in turn with those of this one, seed by seed, or with --threads both at
-the same time with so many threads each. Results are written after each run, and runs that are in the file are not
-repeated. Run it on an idle machine.
+`code/python-stdlib-*` and `logs/HDFS_2k.log`; `texts` says how they are split. Only the validation file, the seed and
+`--init none` are set, so the result is that of the defaults, which end after ten minutes or sooner. With --before, the
+defaults of another checkout of this repository are trained in turn with those of this one, seed by seed, or with
+--threads both at the same time with so many threads each. Results are written after each run, and runs that are in the
+file are not repeated. Run it on an idle machine.
 """
 
 import argparse
@@ -26,29 +26,32 @@ from runs import beginning, machine, xlcli
 RECORDED = ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer", "best_step", "bits_per_byte")
 SCORED = ("mem_len", "segment_len", "bits_per_byte", "tokens_per_second")
 MEMORIES = (["--mem-len", "0"], [], ["--mem-len", "512"])
+TEXTS = ["enwik8", "shakespeare", "books", "code", "log"]
 BYTES_A_BOOK = 40_000
 """Length of the beginnings of books that are validation and test text."""
 
 
-def texts(data: Path) -> dict[str, tuple[bytes, bytes, bytes]]:
-    """Training, validation and test text by name."""
-    enwik8 = gzip.decompress((data / "enwik8-prefix.txt.gz").read_bytes())
-    shakespeare, log = (data / "tinyshakespeare.txt").read_bytes(), (data / "logs/HDFS_2k.log").read_bytes()
-    half = shakespeare.rindex(b"\n", 0, 1_003_854 + 111_540 // 2) + 1  # of the published validation text
-    lines = log.splitlines(keepends=True)
-    books = [path.read_bytes() for path in sorted((data / "books" / "train").glob("*.txt"))]
-    held = (sorted((data / "books" / part).glob("*.txt")) for part in ("valid", "test"))
-    code = [data / "code" / f"python-stdlib-{part}.txt" for part in ("valid", "test")]
-    return {
-        "enwik8": (enwik8[:3_750_000], enwik8[3_750_000:3_950_000], enwik8[3_950_000:]),
-        "shakespeare": (shakespeare[:1_003_854], shakespeare[1_003_854:half], shakespeare[half:]),
-        "books": (b"\n\n".join(books), *(b"".join(beginning(path, BYTES_A_BOOK) for path in part) for part in held)),
-        "code": (
-            gzip.decompress((data / "code" / "python-stdlib-train.txt.gz").read_bytes()),
-            *(path.read_bytes() for path in code),
-        ),
-        "log": (b"".join(lines[:1600]), b"".join(lines[1600:1800]), b"".join(lines[1800:])),
-    }
+def texts(data: Path, name: str) -> tuple[bytes, bytes, bytes]:
+    """Training, validation and test text."""
+    match name:
+        case "enwik8":
+            text = gzip.decompress((data / "enwik8-prefix.txt.gz").read_bytes())
+            return text[:3_750_000], text[3_750_000:3_950_000], text[3_950_000:]
+        case "shakespeare":
+            text = (data / "tinyshakespeare.txt").read_bytes()
+            half = text.rindex(b"\n", 0, 1_003_854 + 111_540 // 2) + 1  # of the published validation text
+            return text[:1_003_854], text[1_003_854:half], text[half:]
+        case "books":
+            books, *held = (sorted((data / "books" / part).glob("*.txt")) for part in ("train", "valid", "test"))
+            valid, test = (b"".join(beginning(path, BYTES_A_BOOK) for path in part) for part in held)
+            return b"\n\n".join(path.read_bytes() for path in books), valid, test
+        case "code":
+            packed = (data / "code" / "python-stdlib-train.txt.gz").read_bytes()
+            valid, test = ((data / "code" / f"python-stdlib-{part}.txt").read_bytes() for part in ("valid", "test"))
+            return gzip.decompress(packed), valid, test
+        case _:
+            lines = (data / "logs/HDFS_2k.log").read_bytes().splitlines(keepends=True)
+            return b"".join(lines[:1600]), b"".join(lines[1600:1800]), b"".join(lines[1800:])
 
 
 def trial(parts: tuple[bytes, bytes, bytes], checkout: Path, options: list[str]) -> dict[str, object]:
@@ -85,6 +88,8 @@ def table(runs: dict[str, dict]) -> str:
             found.setdefault((text, ", ".join(how[1:]) or "all threads"), {}).setdefault(tree, []).append(scores)
     lines = ["| text | test, before | now | difference by seed | validation |", "|---|---|---|---|---|"]
     for (text, how), trees in found.items():
+        if len(trees) < 2:  # without another checkout
+            continue
         (old, old_valid), (new, new_valid) = (zip(*trees[tree], strict=True) for tree in ("before", "this"))
         differences = ", ".join(f"{b - a:+.3f}" for a, b in zip(old, new, strict=True))
         validation = f"{fmean(old_valid):.3f} → {fmean(new_valid):.3f}"
@@ -95,7 +100,7 @@ def table(runs: dict[str, dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--texts", nargs="+", default=["enwik8", "shakespeare", "books", "code", "log"])
+    parser.add_argument("--texts", nargs="+", choices=TEXTS, default=TEXTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
     parser.add_argument("--threads")
@@ -105,7 +110,6 @@ def main() -> None:
     if options.table:
         print(table(json.loads(options.table.read_text())["runs"]))
         return
-    available = texts(options.data)
     trees = {"this": Path(__file__).resolve().parents[1]}
     if options.before:
         trees = {"before": options.before.resolve()} | trees
@@ -113,12 +117,13 @@ def main() -> None:
     threads = ["--threads", options.threads] if options.threads else []
     threaded = f", {options.threads} thread" if threads else ""
     for text in options.texts:
+        parts = texts(options.data, text)
         for seed in options.seeds:
             names = {f"{text}, {tree}, seed {seed}{threaded}": folder for tree, folder in trees.items()}
             missing = {} if names.keys() <= found["runs"].keys() else names
             arguments = ["--seed", str(seed), *threads]
             with ThreadPoolExecutor(len(trees) if threads else 1) as pool:
-                trials = [pool.submit(trial, available[text], folder, arguments) for folder in missing.values()]
+                trials = [pool.submit(trial, parts, folder, arguments) for folder in missing.values()]
                 for name, started in zip(missing, trials, strict=True):
                     found["runs"][name] = run = started.result()
                     print(f"{run['test'][1]['bits_per_byte']:.4f}  {name}", flush=True)

@@ -27,7 +27,7 @@ READINGS = {
 WORDS = ("--preset", "words", "--seed", "0")
 TDLM = (
     "--preset", "tdlm-29m", "--batch-size", "64", "--set", "train.grad_accum=1", "--set", "train.warmup_steps=60",
-    "--set", "train.lr=1e-3", "--max-tokens", "1.5M", "--seed", "0",
+    "--set", "train.lr=1e-3", "--max-tokens", "1.25M", "--seed", "0",
 )  # fmt: skip
 RUNS = {
     "ptb": ("ptb", *WORDS, "--max-tokens", "5M"),
@@ -45,7 +45,7 @@ RUNS = {
 def texts(data: Path, name: str) -> tuple[bytes, bytes, bytes]:
     """Training, validation and test text of a data set."""
     if name in ("enwik8", "books"):
-        return equal_time.texts(data)[name]
+        return equal_time.texts(data, name)
     prefix = "ptb." if name == "ptb" else ""
     packed = gzip.decompress((data / name / f"{prefix}train.txt.gz").read_bytes())
     return packed, *((data / name / f"{prefix}{part}.txt").read_bytes() for part in ("valid", "test"))

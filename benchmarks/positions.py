@@ -23,7 +23,7 @@ MEMORIES = (0, MEM_LEN, 4 * MEM_LEN)
 SHAPE = {
     "model.dim": 128, "model.n_layers": 4, "model.attention.n_heads": 4, "train.segment_len": SEGMENT_LEN,
     "train.mem_len": MEM_LEN, "train.batch_size": 8, "train.memory": "hidden", "model.embedding.per_layer": "false",
-    "train.shuffle": "false", "train.average_share": 0,
+    "train.shuffle": "false", "train.average_share": 0, "model.dropout": 0,
 }  # fmt: skip
 TEXT = "train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"
 KINDS = (

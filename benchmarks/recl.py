@@ -1,16 +1,20 @@
 """Relative effective context length (Dai et al. 2019, section 4.3 and appendix C) of models of equal size.
 
-    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 0 1 2] [--large] [--targets 400]
-    python benchmarks/recl.py BOOKS --large --lstm-rates 1e-3 2e-3 4e-3   # validation loss of the LSTM by learning rate
+    python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 0 1 2] [--targets 1000]
+    python benchmarks/recl.py BOOKS --lstm-rates 1e-3 2e-3 4e-3        # validation loss of the LSTM by learning rate
     python benchmarks/recl.py --table benchmarks/results/recl.json     # prints the table
 
 BOOKS has folders train and valid of text files; the beginning of each file is used. Every model is one `xlcli train`
 with the same vocabulary, budget and shape. Then the loss of the same tokens of validation text is computed with each
 context length: each token is predicted from exactly that many tokens before it, read from an empty memory of the length
-of training. The gain of a longer context counts only where the loss falls below the lowest one that any model of the
-group has with the shorter context. The relative effective context length is the length after which STEP further tokens
-reduce the relative perplexity by less than 1 %, on the tokens that are hardest with the shorter context (a share of
-0.1, 0.5 or 1 of them). Intervals are those of a bootstrap over seeds and tokens.
+of training; a model of absolute positions reads at most its segment, since it has learned no later ones. The gain of a
+longer context counts only where the loss falls below the lowest one that any model of the group has with the shorter
+context. The relative effective context length is the length after which STEP further tokens reduce the relative
+perplexity by less than 1 %, on the tokens that are hardest with the shorter context (a share of 0.1, 0.5 or 1 of them).
+
+Tokens whose loss rises do not offset the gain of others, so lengths grow with any change of the predictions, and they
+depend on the models of the group: the table also has ratios of two models alone, and the plain reduction of perplexity.
+Intervals are those of a bootstrap over seeds and tokens.
 """
 
 import argparse
@@ -22,8 +26,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import positions
 import torch
-from positions import SHAPE, TEXT, part
+from positions import TEXT, part
 from runs import save, saved, train
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,33 +46,20 @@ SHARES = (0.1, 0.5, 1.0)
 BATCH = 10
 N_SAMPLES = 1000
 """Samples of the bootstrap."""
+GAIN = f"reduction of perplexity from {STEP} to {LONGEST}, %"
+SHAPE = positions.SHAPE | {"model.dim": 256, "model.n_layers": 6}
 SEGMENT = SHAPE["train.segment_len"]
 NO_MEMORY = {"train.mem_len": 0, "train.segment_len": 2 * SEGMENT, "train.batch_size": 4}
 VARIANTS = {
     "Transformer-XL, memory 128": {"train.mem_len": 128},
     "Transformer-XL, without recurrence": NO_MEMORY,
-    "vanilla: sinusoids at the embedding": NO_MEMORY | {"model.position.kind": "sinusoidal"},
     "vanilla: sinusoids on queries and keys": NO_MEMORY | {
         "model.position.kind": "sinusoidal", "model.position.placement": "qk",
     },
-    "local, window 64": {"model.attention.kind": "local", "model.attention.window": 64},
-    "hashed": {
-        "model.attention.kind": "lsh", "model.position.kind": "rope", "model.attention.n_buckets": 16,
-        "model.attention.bucket_size": 16, "model.attention.n_hashes": 2, "train.mem_len": 512,
-    },
-    "linear": {"model.attention.kind": "linear", "model.position.kind": "rope"},
     "LSTM": {},
 }  # fmt: skip
-LARGE = {"model.dim": 256, "model.n_layers": 6}
-"""Shape of the comparison with --large."""
-LARGE_MODELS = (
-    "Transformer-XL, memory 128",
-    "Transformer-XL, without recurrence",
-    "vanilla: sinusoids on queries and keys",
-    "LSTM",
-)
-LSTM_SHAPES = {False: {"dim": 192, "n_layers": 3}, True: {"dim": 512, "n_layers": 2}}
-"""Shapes with about as many parameters as the other models, without and with --large."""
+LSTM_SHAPE = {"dim": 512, "n_layers": 2}
+"""About as many parameters as the other models."""
 LSTM_RATE = 2e-3
 States = tuple[Tensor, Tensor] | None
 Losses = dict[int, np.ndarray]
@@ -92,12 +84,12 @@ class LSTM(nn.Module):
 
 
 def train_lstm(
-    ids: np.ndarray, tokenizer: Tokenizer, tokens: int, *, seed: int, large: bool, lr: float = LSTM_RATE
+    ids: np.ndarray, tokenizer: Tokenizer, tokens: int, *, seed: int, lr: float = LSTM_RATE
 ) -> tuple[LSTM, float]:
-    """An LSTM trained on as many tokens in the same order as the other models, and its tokens per second."""
+    """An LSTM trained on as many tokens in the order of the model with memory, and its tokens per second."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    model = LSTM(tokenizer.vocab_size, **LSTM_SHAPES[large])
+    model = LSTM(tokenizer.vocab_size, **LSTM_SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95))
     loader, state, began = TrainLoader(ids, 8, tokenizer.start_id), None, time.monotonic()
     n_steps = -(-tokens // (8 * SEGMENT))
@@ -143,16 +135,16 @@ def gain(group: Group, own: Losses, short: int, long: int, share: float) -> floa
     return float((before - after) / before)
 
 
-def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large: bool) -> dict[str, object]:
+def one(home: Path, name: str, seed: int, tokens: int, n_targets: int) -> dict[str, object]:
     """Trains one variant and computes its losses."""
     is_lstm = name == "LSTM"
-    settings = SHAPE | VARIANTS[name] | (LARGE if large else {})
+    settings = SHAPE | VARIANTS[name]
     budget = 8 * SEGMENT if is_lstm else tokens  # for an LSTM one step, which gives the vocabulary
     run = train(home, *TEXT, settings=settings, tokens=budget, seed=seed)
     model = load(home / "model")
     ids, valid = (model.tokenizer.encode((home / f"{part}.txt").read_bytes()) for part in ("train", "valid"))
     if is_lstm:
-        lstm, speed = train_lstm(ids, model.tokenizer, tokens, seed=seed, large=large)
+        lstm, speed = train_lstm(ids, model.tokenizer, tokens, seed=seed)
         n_parameters = sum(p.numel() for p in lstm.parameters())
         run = {"seed": seed, "parameters": n_parameters, "train_tokens_per_second": speed}
 
@@ -172,13 +164,13 @@ def one(home: Path, name: str, seed: int, tokens: int, n_targets: int, *, large:
     return run | {"nats": {str(context): np.round(values, 4).tolist() for context, values in by_context.items()}}
 
 
-def lstm_rates(home: Path, rates: list[float], tokens: int, *, large: bool) -> None:
+def lstm_rates(home: Path, rates: list[float], tokens: int) -> None:
     """Prints the mean loss of the validation text, read in order, after training with each learning rate."""
     train(home, *TEXT, settings=SHAPE, tokens=8 * SEGMENT)  # one step, which gives the vocabulary
     tokenizer = load(home / "model").tokenizer
     ids, valid = (tokenizer.encode((home / f"{part}.txt").read_bytes()) for part in ("train", "valid"))
     for rate in rates:
-        lstm, speed = train_lstm(ids, tokenizer, tokens, seed=0, large=large, lr=rate)
+        lstm, speed = train_lstm(ids, tokenizer, tokens, seed=0, lr=rate)
         with torch.inference_mode():
             rows = torch.from_numpy(valid[None].astype(np.int64))
             nll, _ = lstm.nll(rows[:, :-1], rows[:, 1:])
@@ -188,14 +180,6 @@ def lstm_rates(home: Path, rates: list[float], tokens: int, *, large: bool) -> N
 def own_gains(group: Group) -> dict[str, float]:
     """Reduction of each model's perplexity on all tokens from the shortest to the longest context, in per cent."""
     return {name: float(100 * (1 - np.exp(own[LONGEST].mean() - own[STEP].mean()))) for name, own in group.items()}
-
-
-def alone(group: Group) -> dict[str, float]:
-    """Length of each model, for all tokens, if no other model is compared.
-
-    A gain counts only where the loss of a token falls, so this length grows with any change of the predictions.
-    """
-    return {name: lengths({name: own}, 1.0)[name] for name, own in group.items()}
 
 
 def bootstrap(groups: list[Group], measure: Callable[[Group], dict[str, float]]) -> dict[str, np.ndarray]:
@@ -218,29 +202,34 @@ def interval(values: np.ndarray) -> str:
 
 
 def table(runs: dict[str, list[dict]]) -> str:
-    """One row for each model: its mean length for each share, losses and own gain; then ratios of the first model."""
+    """Lengths, own gain and losses of each model; then intervals of the first one's length over that of each other."""
     seeds = range(min(map(len, runs.values())))
     groups = [
         {name: {int(c): np.array(x) for c, x in found[seed]["nats"].items()} for name, found in runs.items()}
         for seed in seeds
     ]
     by_share = {f"r = {share}": partial(lengths, share=share) for share in SHARES}
-    measures = by_share | {"alone, r = 1": alone, f"gain from {STEP} to {LONGEST}, %": own_gains}
-    ratios = [f"| of the first to | {' | '.join(by_share)} |", "|---" * (1 + len(by_share)) + "|"]
+    measures = by_share | {GAIN: own_gains}
     shown = (STEP, LONGEST)
     heads = [*measures, *(f"nats per token, context {context}" for context in shown)]
     lines = [f"| model | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     found = {head: [measure(group) for group in groups] for head, measure in measures.items()}
     samples = {head: bootstrap(groups, measure) for head, measure in measures.items()}
-    first = next(iter(runs))
     for name in runs:
         means = {head: np.mean([each[name] for each in by_seed]) for head, by_seed in found.items()}
         cells = [f"{mean:.3g} ({interval(samples[head][name])})" for head, mean in means.items()]
         cells += [f"{np.mean([group[name][context].mean() for group in groups]):.3f}" for context in shown]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-        own = [interval(samples[head][first] / samples[head][name]) for head in by_share]
-        ratios += [f"| {name} | {' | '.join(own)} |"] if name != first else []
-    return "\n".join([*lines, "", *ratios])
+    first, *others = runs
+    heads = [*by_share, *(f"{head}, of the two alone" for head in by_share), f"{GAIN}, difference"]
+    lines += ["", f"| of the first over | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    for name in others:
+        pairs = [{first: group[first], name: group[name]} for group in groups]
+        alone = [bootstrap(pairs, measure) for measure in by_share.values()]
+        ratios = [drawn[first] / drawn[name] for drawn in (*(samples[head] for head in by_share), *alone)]
+        cells = [interval(x) for x in (*ratios, samples[GAIN][first] - samples[GAIN][name])]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -250,8 +239,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", default="", help="part of the names of the models to train")
     parser.add_argument("--lstm-rates", type=float, nargs="+")
-    parser.add_argument("--large", action="store_true")
-    parser.add_argument("--targets", type=int, default=400, help="tokens of validation text whose loss is computed")
+    parser.add_argument("--targets", type=int, default=1000, help="tokens of validation text whose loss is computed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recl.json")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -264,13 +252,13 @@ def main() -> None:
         for name in ("train", "valid"):
             part(options.books, name, home / f"{name}.txt")
         if options.lstm_rates:
-            lstm_rates(home, options.lstm_rates, options.tokens, large=options.large)
+            lstm_rates(home, options.lstm_rates, options.tokens)
             return
         for seed in options.seeds:
-            for name in LARGE_MODELS if options.large else VARIANTS:
+            for name in VARIANTS:
                 done = [run["seed"] for run in found["runs"].get(name, [])]
                 if options.only in name and seed not in done:
-                    run = one(home, name, seed, options.tokens, options.targets, large=options.large)
+                    run = one(home, name, seed, options.tokens, options.targets)
                     found = saved(options.out, options.tokens)  # another process may have added other seeds
                     runs = [*found["runs"].get(name, []), run]
                     found["runs"][name] = sorted(runs, key=lambda run: run["seed"])

@@ -29,7 +29,7 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
 from xlcli.ops.linear import has_bfloat16_units
-from xlcli.optim import MUON_BATCH, hidden_matrices
+from xlcli.optim import MUON_BATCH, POLYNOMIALS, hidden_matrices
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training.run import TrainingRun
@@ -38,8 +38,6 @@ BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that a replicated model averages at once: the default of `DistributedDataParallel`."""
 BACKWARD_SHARE = 2 / 3
 """Share of the operations of a step that belong to its backward pass."""
-ORTHOGONALIZATION_STEPS = 5
-"""Newton-Schulz iterations of Muon."""
 
 
 class Network(NamedTuple):
@@ -93,11 +91,13 @@ def sizes(model: LanguageModel, made: Config) -> Sizes:
 
         blocks = blocks if is_divided_by_block(model) else []
         narrow = sum(map(n_narrow, blocks))
+    state = 2 * model.n_parameters - sum(shape.numel() for shape in shapes)  # Muon keeps one moment, AdamW two
+    state += model.n_parameters if made.train.average_share else 0
     return Sizes(
         parameters=model.n_parameters,
         blocks=tuple(map(n_parameters, blocks)),
         matrices=tuple(shape.numel() for shape in shapes),
-        state=2 * model.n_parameters - sum(shape.numel() for shape in shapes),  # Muon keeps one moment, AdamW two
+        state=state,
         operations=sum(orthogonalization(*sorted(shape)) for shape in shapes),
         narrow=narrow,
     )
@@ -116,8 +116,8 @@ def n_narrow(block: torch.nn.Module) -> int:
 
 
 def orthogonalization(shorter: int, longer: int) -> int:
-    """Operations of Muon for one matrix: three products in each of five Newton-Schulz iterations."""
-    return ORTHOGONALIZATION_STEPS * (4 * shorter**2 * longer + 2 * shorter**3)
+    """Operations of Muon for one matrix: three products in each iteration of `orthogonalize`."""
+    return len(POLYNOMIALS) * (4 * shorter**2 * longer + 2 * shorter**3)
 
 
 def replicated(n: int, size: Sizes, direction_bytes: int) -> Exchange:

@@ -174,7 +174,7 @@ class Optimizers:
             torch._foreach_copy_(weights, present)
 
     def _averages(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The parameters that have a state, or parts of this rank, and their averages, which begin as copies."""
+        """Parameters that were updated, of divided ones the part of this rank, and their averages, at first copies."""
         weights, averages = [], []
         for optimizer, _ in self.optimizers:
             for parameter, state in optimizer.state.items():

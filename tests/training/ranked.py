@@ -158,7 +158,10 @@ def train(tree, folder, ranks, stop_after=math.inf, *, resume=False):
 
 
 def save_and_resume():
-    """Two ranks: whole runs, runs that are stopped and saved, and one that diverges on the second rank only."""
+    """Two ranks: whole runs, runs that are stopped and saved, one of which loses its best weights, and one that diverges.
+
+    It diverges on the second rank only.
+    """
     training_run.has_bfloat16_units = lambda device: False
     with join(timeout=120) as ranks:
         for shard in (False, True):
@@ -167,6 +170,13 @@ def save_and_resume():
             train(tree, f"stopped-{shard}", ranks, 3)
             train(tree, f"resumed-{shard}", ranks, 3)
             train({}, f"resumed-{shard}", ranks, resume=True)
+        train(small(train=BUDGET, runtime={"shard": True}), "lost", ranks, 3)
+        if ranks.is_first:
+            Path("lost/model.safetensors").unlink()
+            for path in Path("lost/checkpoints").glob("*/best.safetensors"):
+                path.unlink()
+        ranks.barrier()
+        train({}, "lost", ranks, resume=True)
         following = TrainLoader.next
 
         def poisoned(loader, segment_len):

@@ -130,6 +130,11 @@ def test_a_run_of_two_ranks_is_resumed_by_one(shard, folders, monkeypatch):
     assert_alike(place / f"stopped-{shard}", place / "one")
 
 
+def test_weights_of_the_checkpoint_replace_lost_ones_of_a_divided_run(folders):
+    place, _ = folders
+    assert_alike(place / "lost", place / "one")
+
+
 def test_ranks_roll_back_together(folders):
     _, (first, second) = folders
     assert first == second

@@ -29,6 +29,7 @@ from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.events import Notice
 from xlcli.files import read_blocks, read_json, sha256, write_atomic
 from xlcli.files.tensors import TensorInfo, read_header, read_tensors, with_prefix, write_tensors
+from xlcli.optim import AVERAGE
 from xlcli.ranks import Ranks, divided, is_divided, local, whole
 from xlcli.state import State
 from xlcli.store import folder as store
@@ -259,7 +260,9 @@ def _restore_best(run: TrainingRun, checkpoint: Path) -> list[str]:
         return []
     counters.validated_step, counters.validation_due = None, True
     metadata = {"step": str(counters.step), "validation_bits_per_byte": ""}
-    with run.optimizers.averaged():
-        store.save_model(folder, run.config, weights(run.model), run.ready.tokenizer, metadata, encoding=encoding)
+    best, _ = read_tensors(checkpoint / "weights.safetensors", expected=None)
+    of_optimizers, _ = read_tensors(checkpoint / "optimizer.safetensors", expected=None)
+    best |= {name: of_optimizers[key] for name in best if (key := f"{name}:{AVERAGE}") in of_optimizers}
+    store.save_model(folder, run.config, best, run.ready.tokenizer, metadata, encoding=encoding)
     lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
     return [f"{lost} missing or damaged in every copy; those of step {counters.step} replace them"]

@@ -158,10 +158,7 @@ def train(tree, folder, ranks, stop_after=math.inf, *, resume=False):
 
 
 def save_and_resume():
-    """Two ranks: whole runs, runs that are stopped and saved, one of which loses its best weights, and one that diverges.
-
-    It diverges on the second rank only.
-    """
+    """Two ranks: whole runs, stopped and saved ones, one that loses its best weights, one that diverges on one rank."""
     training_run.has_bfloat16_units = lambda device: False
     with join(timeout=120) as ranks:
         for shard in (False, True):

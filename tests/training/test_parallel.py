@@ -130,7 +130,7 @@ def test_a_run_of_two_ranks_is_resumed_by_one(shard, folders, monkeypatch):
     assert_alike(place / f"stopped-{shard}", place / "one")
 
 
-def test_weights_of_the_checkpoint_replace_lost_ones_of_a_divided_run(folders):
+def test_a_divided_run_continues_without_its_best_weights(folders):
     place, _ = folders
     assert_alike(place / "lost", place / "one")
 

@@ -41,7 +41,7 @@ BURST_SECONDS, LEAST_BURST = 0.002, 32 * 1024
 
 def settings(arguments: argparse.Namespace, **train: object) -> Config:
     """Configuration of the measured runs."""
-    shared = {"segment_len": 128, "mem_len": 128, "lr": 1e-3, "max_steps": 1, "optimizer": arguments.optimizer}
+    shared = {"segment_len": 128, "mem_len": 128, "lr": 1e-3, "optimizer": arguments.optimizer}
     shared |= {"batch_size": arguments.batch_size, "grad_accum": arguments.grad_accum}
     runtime = {"shard": arguments.shard, "dtype": "float32", "threads": 1, "device": "cpu"}
     preset = presets.configurations({}, arguments.preset)[arguments.preset]

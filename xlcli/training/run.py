@@ -275,14 +275,14 @@ class TrainingRun:
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
     def _pace(self, seconds: float) -> tuple[float, float]:
-        """Tokens per second, and seconds until the first budget is spent; `seconds` of training are over."""
+        """Tokens per second, and seconds until the first budget, if any, is spent after `seconds`."""
         counters, (began, first_step, first_token) = self.counters, self.began
         elapsed = max(time.monotonic() - began, 1e-9)
         n_steps, n_tokens = counters.step - first_step, counters.tokens - first_token
         pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
         end = self.patience.end
         left = [(end * budget - used) * pace[key] for key, (used, budget) in self.budgets(seconds).items()]
-        return n_tokens / elapsed, max(0.0, min(left))
+        return n_tokens / elapsed, max(0.0, min(left, default=math.inf))
 
     def log_step(self, step: Step) -> Step:
         """Appends a step to the metrics, and returns it."""

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# The figures of the bundled model in its card and in docs/, remade from the stored weights.
+#
+#     benchmarks/bundled.sh OUT DATA [STAGE ...]
+#
+# DATA is a folder with books/{train,valid,test}, books-more/train, logs/*_2k.log of Loghub, enwik8-prefix.txt.gz, book1
+# of the Calgary corpus, and clones of naturalstories and blimp (benchmarks/reading.py, benchmarks/pairs.py). MODEL names
+# another model than `books`, PYTHON the interpreter. One thread; two calls with different stages can run side by side.
+#
+#     valid       card: the whole validation text          samples     card: ten samples, README: the first
+#     test        card: memory lengths, by context         sampling    card, log: figures of sampled text, loops
+#     books       adapting.md: test books                  reading     words.md: reading times
+#     standard    adapting.md: book1, enwik8               pairs       words.md: pairs of sentences
+#     logs        adapting.md: ten logs                    decode      speed.md: decoding
+#     compress    README: book1 compressed and restored
+#
+# A stage writes OUT/STAGE.log, results beside it, and OUT/STAGE.done when it succeeds; a restarted script skips it then.
+set -u
+[ $# -ge 2 ] || { sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+home=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "$1" && out=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || exit 1
+shift 2
+model=${MODEL:-books} python=${PYTHON:-python3}
+export PYTHONPATH="$home${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=1
+cd "$out" || exit 1
+
+xlcli() { "$python" -m xlcli "$@"; }
+benchmark() { "$python" "$home/benchmarks/$1.py" "${@:2}"; }
+adapting() { benchmark adapting "${@:2}" --model "$model" --limit 10000000 --out "$out/$1.json"; }
+
+valid() { xlcli eval "$data/books/valid" -m "$model" --threads 1; }
+test_books() { xlcli eval "$data/books/test" -m "$model" --segment-len 256 --threads 1 --sweep-mem-len 0,1024,4096 &&
+  xlcli eval "$data/books/test" -m "$model" --segment-len 256 --threads 1; }
+books() { adapting books "$data"/books/test/*; }
+logs() { adapting logs "$data"/logs/*_2k.log; }
+
+standard() {
+  local n
+  for n in 1000000 3000000; do zcat "$data/enwik8-prefix.txt.gz" | head -c $n > enwik8-$n || return 1; done
+  adapting standard "$data/book1" enwik8-1000000 enwik8-3000000
+}
+
+compress() {
+  local options
+  for options in '' '--adapt --context-cache 100k'; do
+    time xlcli compress "$data/book1" -m "$model" $options --threads 1 -o book1.xl --force &&
+      time xlcli decompress book1.xl -o book1.txt --force && ls -l book1.xl && cmp "$data/book1" book1.txt || return 1
+  done
+}
+
+samples() {
+  local seed
+  for seed in 1 2 3 4 5 6 7 8 9 10; do
+    xlcli generate 'It was a dark night, and' -m "$model" -n 60 --seed $seed -q && echo || return 1
+  done
+  xlcli generate 'It was a dark night, and' -m "$model" -n 80 --seed 1 -q
+}
+
+sampling() {
+  local texts=(--model "$model" --valid "$data/books/valid" --train "$data/books/train" "$data/books-more/train")
+  local default='temperature=0.8 top_p=0.95 repetition_penalty=1.1'
+  benchmark sampling "${texts[@]}" --prompts 100 --out "$out/sampling.json" --settings "$default" &&
+    benchmark sampling "${texts[@]}" --prompts 500 --prompt-tokens 8 --out "$out/loops.json" --settings "$default"
+}
+
+reading() { benchmark reading "$data/naturalstories" -m "$model" --out "$out/reading.json"; }
+pairs() { benchmark pairs "$data/blimp" -m "$model" --out "$out/pairs.json"; }
+decode() { xlcli bench decode -m "$model" --threads 2; }
+
+[ $# -gt 0 ] || set -- valid test samples decode compress books standard logs sampling reading pairs
+failed=0
+for stage; do
+  [ -e "$stage.done" ] && continue
+  run=$stage
+  [ "$stage" = test ] && run=test_books
+  if "$run" > "$stage.log" 2>&1; then touch "$stage.done"; else echo "bundled.sh: $stage failed, see $stage.log" >&2; failed=1; fi
+done
+exit $failed

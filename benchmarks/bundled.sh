@@ -5,9 +5,9 @@
 #
 # DATA is a folder with books/{train,valid,test}, books-more/train, logs/*_2k.log of Loghub, enwik8-prefix.txt.gz, book1
 # of the Calgary corpus, and clones of naturalstories and blimp (benchmarks/reading.py, benchmarks/pairs.py). MODEL names
-# another model than `books`, PYTHON the interpreter. One thread; two calls with different stages can run side by side.
+# another model than `books`, PYTHON the interpreter. One thread, but for decode; two calls with different stages can run side by side.
 #
-#     valid       card: the whole validation text          samples     card: ten samples, README: the first
+#     valid       card: the whole validation text          samples     card: ten samples
 #     test        card: memory lengths, by context         sampling    card, log: figures of sampled text, loops
 #     books       adapting.md: test books                  reading     words.md: reading times
 #     standard    adapting.md: book1, enwik8               pairs       words.md: pairs of sentences
@@ -21,6 +21,7 @@ home=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$1" && out=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || exit 1
 shift 2
 model=${MODEL:-books} python=${PYTHON:-python3}
+. "$home/benchmarks/stages.sh"
 export PYTHONPATH="$home${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=1
 cd "$out" || exit 1
 
@@ -28,9 +29,12 @@ xlcli() { "$python" -m xlcli "$@"; }
 benchmark() { "$python" "$home/benchmarks/$1.py" "${@:2}"; }
 adapting() { benchmark adapting "${@:2}" --model "$model" --limit 10000000 --out "$out/$1.json"; }
 
-valid() { xlcli eval "$data/books/valid" -m "$model" --threads 1; }
-test_books() { xlcli eval "$data/books/test" -m "$model" --segment-len 256 --threads 1 --sweep-mem-len 0,1024,4096 &&
-  xlcli eval "$data/books/test" -m "$model" --segment-len 256 --threads 1; }
+valid() { xlcli eval "$data/books/valid" -m "$model"; }
+test_stage() {
+  xlcli eval "$data/books/test" -m "$model" --segment-len 256 --sweep-mem-len 0,1024,4096 &&
+    xlcli eval "$data/books/test" -m "$model" --segment-len 256
+}
+
 books() { adapting books "$data"/books/test/*; }
 logs() { adapting logs "$data"/logs/*_2k.log; }
 
@@ -43,7 +47,7 @@ standard() {
 compress() {
   local options
   for options in '' '--adapt --context-cache 100k'; do
-    time xlcli compress "$data/book1" -m "$model" $options --threads 1 -o book1.xl --force &&
+    time xlcli compress "$data/book1" -m "$model" $options -o book1.xl --force &&
       time xlcli decompress book1.xl -o book1.txt --force && ls -l book1.xl && cmp "$data/book1" book1.txt || return 1
   done
 }
@@ -53,7 +57,6 @@ samples() {
   for seed in 1 2 3 4 5 6 7 8 9 10; do
     xlcli generate 'It was a dark night, and' -m "$model" -n 60 --seed $seed -q && echo || return 1
   done
-  xlcli generate 'It was a dark night, and' -m "$model" -n 80 --seed 1 -q
 }
 
 sampling() {
@@ -68,11 +71,4 @@ pairs() { benchmark pairs "$data/blimp" -m "$model" --out "$out/pairs.json"; }
 decode() { xlcli bench decode -m "$model" --threads 2; }
 
 [ $# -gt 0 ] || set -- valid test samples decode compress books standard logs sampling reading pairs
-failed=0
-for stage; do
-  [ -e "$stage.done" ] && continue
-  run=$stage
-  [ "$stage" = test ] && run=test_books
-  if "$run" > "$stage.log" 2>&1; then touch "$stage.done"; else echo "bundled.sh: $stage failed, see $stage.log" >&2; failed=1; fi
-done
-exit $failed
+run_stages "$@"

@@ -42,6 +42,7 @@ done
 home=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 python=${PYTHON:-python3}
+. "$home/benchmarks/stages.sh"
 export PYTHONPATH="$home${PYTHONPATH:+:$PYTHONPATH}"
 xlcli() { "$python" -m xlcli "$@"; }
 
@@ -78,7 +79,7 @@ train() {
   xlcli train "$text" -o base "${how[@]}" -v && cp base/record.json train.json && cp base/metrics.jsonl train.jsonl
 }
 
-eval_model() {
+eval_stage() {
   xlcli eval -m base --limit 1M --sweep-mem-len "$mem_lens" --json > eval.json &&
     xlcli bench eval -m base --mem-len "$mem_lens" --seconds $seconds --json > bench-eval.json
 }
@@ -139,25 +140,11 @@ nccl() {
   done
 }
 
-failed=0
-for stage in machine tests train eval_model decode invariance steps variants nccl; do
-  name=${stage%_model}
-  case ",$only," in ,, | *,$name,*) ;; *) continue ;; esac
-  [ -e "$name.done" ] && { echo "$name: done before"; continue; }
-  started=$(date +%s.%N)
-  echo "$name: started $(date -u +%H:%M:%S)"
-  $stage > "$name.log" 2>&1
-  code=$?
-  took=$(awk -v a="$started" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
-  printf '%s\t%s\t%s\n' "$name" "$took" "$code" >> stages.tsv
-  if [ $code = 0 ]; then
-    touch "$name.done"
-    echo "$name: $took s"
-  else
-    failed=1
-    echo "$name: FAILED with code $code after $took s; the end of $out/$name.log:"
-    tail -n 5 "$name.log"
-  fi
+stages=()
+for name in machine tests train eval decode invariance steps variants nccl; do
+  case ",$only," in ,, | *,$name,*) stages+=("$name") ;; esac
 done
+run_stages ${stages[@]+"${stages[@]}"}
+failed=$?
 tar -czf results.tar.gz $(ls | grep -E '\.(json|jsonl|log|tsv|txt|xml|done)$' | grep -v '^text.txt$')
 exit $failed

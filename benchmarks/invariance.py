@@ -46,10 +46,10 @@ def main() -> int:
         path.write_bytes(data)
         for segment_len in (1, 32, 128, 512):
             scores[f"eval, segment {segment_len}, batch 1"] = run(
-                "eval", str(path), *common, "--segment-len", str(segment_len), "--batch-size", "1"
+                "eval", str(path), *common, "--segment-len", str(segment_len), "--set", "eval.batch_size=1"
             )
         scores["eval, segment 128, batch 8"] = run(
-            "eval", str(path), *common, "--segment-len", "128", "--batch-size", "8"
+            "eval", str(path), *common, "--segment-len", "128", "--set", "eval.batch_size=8"
         )
         scores["eval, defaults"] = run("eval", str(path), *common)
     scores["stream, all at once"] = run("stream", *common, "--emit", "stats", pieces=[data])

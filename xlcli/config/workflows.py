@@ -100,7 +100,7 @@ class TrainConfig(BaseConfig):
     shuffle: Switch = Field(
         default=False,
         description="Read the text in pieces of about 4,096 tokens (fewer in short texts), cut at other places and in "
-        "another random order in each pass, each with empty memory at first, instead of from evenly spaced places on.",
+        "another random order in each pass, instead of from evenly spaced places on.",
     )
     random_lengths: Switch = Field(
         default=False,

@@ -32,7 +32,7 @@ class TrainBatch(NamedTuple):
 
     inputs     (b t)
     targets    (b t)
-    documents  (b t)  position of each input in its document or piece, or None if the text is one document
+    documents  (b t)  position of each input in its document, or None if the text is one document
     """
 
     inputs: NDArray[np.int64]
@@ -48,8 +48,8 @@ class TrainLoader:
     """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
 
     Each segment of a sequence continues the previous one, so memory carries over. With `seed` the text is cut into
-    pieces, at other places in each pass, and the sequences read all pieces of a pass in random order, each as a
-    document of its own. The only state is `n_read`, the number of tokens of each sequence that were read.
+    pieces, at other places in each pass, and the sequences read all pieces of a pass in random order. The only state is
+    `n_read`, the number of tokens of each sequence that were read.
 
     Args:
         ids: Tokens of the text, at least one.
@@ -99,14 +99,12 @@ class TrainLoader:
         read = self.n_read + np.arange(segment_len)
         self.n_read += segment_len
         positions = (self.starts[:, None] + read) % len(self.ids) if self.seed is None else self._shuffled(read)
-        starts: NDArray[np.int64] | int = 0
-        within = None
-        if self.documents is not None:
-            starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
-            within = positions - starts
+        if self.documents is None:
+            return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id), None)
+        starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
+        within = positions - starts
         if self.seed is not None:  # a piece begins anew even within a document
-            piece = np.tile(read % self.piece_len, (len(positions), 1))
-            within = piece if within is None else np.minimum(within, piece)
+            within = np.minimum(within, read % self.piece_len)
         return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id, starts), within)
 
     def _shuffled(self, read: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -59,19 +59,26 @@ def test_a_shuffled_pass_reads_pieces_of_the_whole_text(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loaders, "PIECE_LEN", piece_len)
-        loader, twin, other = (TrainLoader(np.arange(n), batch_size, START, seed=seed) for seed in (0, 0, 1))
+        loader, twin, other = (
+            TrainLoader(np.arange(n), batch_size, START, seed=seed, pieces_apart=apart)
+            for seed, apart in ((0, True), (0, False), (1, False))
+        )
     per_pass = loader.pieces[1] * loader.piece_len
     assert n <= batch_size * per_pass < n + batch_size * loader.pieces[1]
     length = 3 * per_pass + segment_len
     batches = [loader.next(segment_len) for _ in range(-(-length // segment_len))]
     inputs, targets = (np.concatenate([batch[i] for batch in batches], axis=1) for i in (0, 1))
     assert (inputs == np.where(targets == 0, START, targets - 1)).all()
+    within = np.concatenate([batch.documents for batch in batches], axis=1)
+    assert (within == np.arange(within.shape[1]) % loader.piece_len).all()
     for i in range(3):
         read = targets[:, i * per_pass : (i + 1) * per_pass]
         assert set(read.ravel().tolist()) == set(range(n))
         pieces = read.reshape(-1, loader.piece_len)
         assert ((pieces - pieces[:, :1] - np.arange(loader.piece_len)) % n == 0).all()
-    assert (targets[:, :length] == twin.next(length).targets).all()
+    alike = twin.next(length)
+    assert (targets[:, :length] == alike.targets).all()
+    assert alike.documents is None
     if n > 50:
         assert (targets[:, :length] != other.next(length).targets).any()
         assert (targets[:, :per_pass] != targets[:, per_pass : 2 * per_pass]).any()
@@ -153,7 +160,7 @@ def test_positions_of_a_shuffled_text_begin_anew_in_each_piece(
     ids, within = np.arange(starts[-1]), np.concatenate([np.arange(size) for size in sizes])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loaders, "PIECE_LEN", 7)
-        loader = TrainLoader(ids, batch_size, START, starts[:-1], seed=0)
+        loader = TrainLoader(ids, batch_size, START, starts[:-1], seed=0, pieces_apart=True)
     for step in range(steps):
         batch = loader.next(segment_len)
         assert batch.documents is not None

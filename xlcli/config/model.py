@@ -205,6 +205,11 @@ class ModelConfig(BaseConfig):
         return self.attention.layer_configs(self.n_layers)
 
     @property
+    def hides_documents(self) -> bool:
+        """True if the tokens of a document can be kept from attending to those before it."""
+        return not self.zero_memory and all(layer.is_banded for layer in self.attentions)
+
+    @property
     def alignment(self) -> int:
         """Number of tokens; sequences of a batch are fastest if they begin in the text at multiples of it."""
         return math.lcm(*(layer.rate for layer in self.attentions if isinstance(layer, CompressiveAttentionConfig)))

@@ -32,7 +32,7 @@ class TrainBatch(NamedTuple):
 
     inputs     (b t)
     targets    (b t)
-    documents  (b t)  position of each input in its document, or None if the text is one document
+    documents  (b t)  position of each input in its document or piece, or None if the text is one document
     """
 
     inputs: NDArray[np.int64]
@@ -59,6 +59,7 @@ class TrainLoader:
         alignment: Number of tokens; sequences start at multiples of it.
         rows: Numbers of the sequences that this loader reads; None: all.
         seed: Of the order of the pieces; None: the text is read in order.
+        pieces_apart: Each piece begins a document; otherwise it follows the memory of another piece.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b), if it is read in order.
@@ -76,6 +77,7 @@ class TrainLoader:
         alignment: int = 1,
         rows: NDArray[np.int64] | None = None,
         seed: int | None = None,
+        pieces_apart: bool = False,
     ) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file with text in it.")
@@ -84,6 +86,7 @@ class TrainLoader:
         self.documents = documents
         self.n_read = 0
         self.seed = seed
+        self.pieces_apart = pieces_apart
         self.rows = np.arange(batch_size) if rows is None else rows
         starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment
         self.starts = starts[self.rows]
@@ -99,12 +102,14 @@ class TrainLoader:
         read = self.n_read + np.arange(segment_len)
         self.n_read += segment_len
         positions = (self.starts[:, None] + read) % len(self.ids) if self.seed is None else self._shuffled(read)
-        if self.documents is None:
-            return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id), None)
-        starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
-        within = positions - starts
-        if self.seed is not None:  # a piece begins anew even within a document
-            within = np.minimum(within, read % self.piece_len)
+        starts: NDArray[np.int64] | int = 0
+        within = None
+        if self.documents is not None:
+            starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
+            within = positions - starts
+        if self.seed is not None and self.pieces_apart:
+            piece = np.tile(read % self.piece_len, (len(positions), 1))
+            within = piece if within is None else np.minimum(within, piece)
         return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id, starts), within)
 
     def _shuffled(self, read: NDArray[np.int64]) -> NDArray[np.int64]:

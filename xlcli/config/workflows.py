@@ -100,8 +100,8 @@ class TrainConfig(BaseConfig):
     shuffle: Switch = Field(
         default=False,
         description="Read the text in pieces of about 4,096 tokens (fewer in short texts), cut at other places and in "
-        "another random order in each pass, instead of from evenly spaced places on; full and local attention read each "
-        "piece from empty memory.",
+        "another random order in each pass, instead of from evenly spaced places on; full and local attention read "
+        "each piece from empty memory.",
     )
     random_lengths: Switch = Field(
         default=False,

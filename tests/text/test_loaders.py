@@ -160,7 +160,7 @@ def test_positions_of_a_shuffled_text_begin_anew_in_each_piece(
     ids, within = np.arange(starts[-1]), np.concatenate([np.arange(size) for size in sizes])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loaders, "PIECE_LEN", 7)
-        loader = TrainLoader(ids, batch_size, START, starts[:-1], seed=0, pieces_apart=True)
+        loader = TrainLoader(ids, batch_size, START, starts[:-1], seed=0)
     for step in range(steps):
         batch = loader.next(segment_len)
         assert batch.documents is not None

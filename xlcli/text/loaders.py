@@ -59,7 +59,8 @@ class TrainLoader:
         alignment: Number of tokens; sequences start at multiples of it.
         rows: Numbers of the sequences that this loader reads; None: all.
         seed: Of the order of the pieces; None: the text is read in order.
-        pieces_apart: Each piece begins a document; otherwise it follows the memory of another piece.
+        pieces_apart: Each piece begins a document even if the text is one document; otherwise it then follows the memory
+            of another piece.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b), if it is read in order.
@@ -107,7 +108,7 @@ class TrainLoader:
         if self.documents is not None:
             starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
             within = positions - starts
-        if self.seed is not None and self.pieces_apart:
+        if self.seed is not None and (within is not None or self.pieces_apart):
             piece = np.tile(read % self.piece_len, (len(positions), 1))
             within = piece if within is None else np.minimum(within, piece)
         return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id, starts), within)

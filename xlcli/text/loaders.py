@@ -59,8 +59,8 @@ class TrainLoader:
         alignment: Number of tokens; sequences start at multiples of it.
         rows: Numbers of the sequences that this loader reads; None: all.
         seed: Of the order of the pieces; None: the text is read in order.
-        pieces_apart: Each piece begins a document even if the text is one document; otherwise it then follows the memory
-            of another piece.
+        pieces_apart: Each piece begins a document even if the text is one document; otherwise it then follows the
+            memory of another piece.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b), if it is read in order.

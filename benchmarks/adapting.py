@@ -85,23 +85,29 @@ def compressed(data: bytes, name: str) -> dict[str, float]:
     return {"bits_per_byte": bits, "seconds": seconds}
 
 
+def is_text(data: bytes) -> bool:
+    """Whether `eval` takes the bytes as text."""
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
+
+
 def read(path: Path, model: str, options: tuple[str, ...]) -> dict[str, object]:
     """Score of a file, whole and by place, and the time that it took, in seconds of wall clock."""
-    size = path.stat().st_size
+    data = path.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.jsonl"
         command = ["eval", str(path), "-m", model, "--json", "--threads", "1", "-q", "--per-token", str(tokens)]
-        try:
-            path.read_text()
-        except UnicodeDecodeError:
+        if not is_text(data):
             command.append("--binary")
         score = json.loads(xlcli(*command, *options, cwd=Path.cwd()))
-        starts = [start for start in PLACES if start < size]
+        starts = [start for start in PLACES if start < len(data)]
         bits = [0.0] * len(starts)
         for line in tokens.read_text().splitlines():
             token = json.loads(line)
             bits[sum(start <= token["byte"] for start in starts) - 1] += token["bits"]
-    ends = [*starts[1:], size]
+    ends = [*starts[1:], len(data)]
     places = [total / (end - start) for total, start, end in zip(bits, starts, ends, strict=True)]
     return {"bits_per_byte": score["bits_per_byte"], "seconds": score["seconds"], "places": places}
 

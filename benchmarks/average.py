@@ -2,11 +2,12 @@
 
     python benchmarks/average.py FOLDER MODEL=SHARE MODEL=SHARE ...
 
-FOLDER becomes a copy of the last model whose weights are the sum of all, each times its share, in float32. Its record
-has no score.
+FOLDER becomes a copy of the last model whose weights are the sum of all, each times its share, in float32. All have the
+same settings and vocabulary, and the shares sum to 1. The record names the models and has no score.
 """
 
 import argparse
+import math
 from pathlib import Path
 
 from xlcli.store.discover import find
@@ -21,15 +22,22 @@ def main() -> None:
     parser.add_argument("shares", metavar="MODEL=SHARE", nargs="+")
     options = parser.parse_args()
     parts = [(find(name), float(share)) for name, _, share in (part.rpartition("=") for part in options.shares)]
+    if not math.isclose(sum(share for _, share in parts), 1):
+        parser.error("the shares do not sum to 1")
     copy_model(parts[-1][0], options.folder, "float32")
     copied = load(options.folder)
     mean = {name: 0 * tensor for name, tensor in weights(copied.network).items()}
+    origins = []
     for folder, share in parts:
-        for name, tensor in weights(load(folder).network).items():
+        model = load(folder)
+        if (model.config.model, model.tokenizer.fingerprint) != (copied.config.model, copied.tokenizer.fingerprint):
+            parser.error(f"settings or vocabulary of {folder} are others than those of {parts[-1][0]}")
+        for name, tensor in weights(model.network).items():
             mean[name] += share * tensor
+        origins.append({"model": folder.name, "tokens": model.record.get("tokens"), "share": share})
     save_model(options.folder, copied.config, mean, copied.tokenizer, {})
     unscored = {key: value for key, value in copied.record.items() if key not in ("bits_per_byte", "scored")}
-    write_record(options.folder, unscored)
+    write_record(options.folder, unscored | {"mean": origins})
 
 
 if __name__ == "__main__":

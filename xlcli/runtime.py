@@ -133,8 +133,8 @@ def parallel_loop_seconds(threads: int, n_parts: int) -> float:
 def compile_stack(stack: Stack) -> None:
     """Compiles the stack for training steps with full memory, at the first such call; other calls are not compiled.
 
-    Only one shape is compiled. Results therefore do not depend on earlier compilations, and a resumed run equals an
-    uninterrupted one to the bit.
+    Of two shapes each is compiled on its own: segments in which a document or piece begins have a mask. Results
+    therefore do not depend on earlier compilations, and a resumed run equals an uninterrupted one to the bit.
     """
     if isinstance(stack, ReversibleStack):  # the compiler cannot trace the backward pass of its blocks
         stack.couple = torch.compiler.disable(stack.couple)  # type: ignore[no-untyped-call]

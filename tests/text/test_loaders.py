@@ -87,15 +87,18 @@ def test_a_shuffled_pass_reads_pieces_of_the_whole_text(
 @given(position=st.integers(0, 10**6))
 def test_a_shuffled_text_is_read_by_several_ranks_and_from_any_position(position: int) -> None:
     ids = np.arange(40_000)
-    whole = TrainLoader(ids, 4, START, seed=3)
-    parts = [TrainLoader(ids, 4, START, rows=np.array(rows), seed=3) for rows in ([0, 1], [2, 3])]
-    through = TrainLoader(ids, 4, START, seed=3)
+    options = {"seed": 3, "pieces_apart": True}
+    whole, through = TrainLoader(ids, 4, START, **options), TrainLoader(ids, 4, START, **options)
+    parts = [TrainLoader(ids, 4, START, rows=np.array(rows), **options) for rows in ([0, 1], [2, 3])]
     for loader in (whole, *parts):
         loader.n_read = position
-    expected = whole.next(300).targets
-    assert (np.concatenate([part.next(300).targets for part in parts]) == expected).all()
+    expected = whole.next(300)
+    found = [part.next(300) for part in parts]
     through.n_read = position - position % 7
-    assert (through.next(position % 7 + 300).targets[:, position % 7 :] == expected).all()
+    later = through.next(position % 7 + 300)
+    for i, of_whole in enumerate(expected):
+        assert (np.concatenate([batch[i] for batch in found]) == of_whole).all()
+        assert (later[i][:, position % 7 :] == of_whole).all()
 
 
 def test_an_empty_training_text_is_refused() -> None:

@@ -19,6 +19,7 @@ from xlcli.events import Notice, Step
 from xlcli.ranks import SINGLE, join, whole
 from xlcli.runtime import Runtime
 from xlcli.store.weights import weights as weights_of
+from xlcli.text import loaders
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import run as training_run
@@ -64,6 +65,7 @@ FURTHER = {
     "random lengths": (DROPOUT, {"random_lengths": True}),
     "independent segments": (DROPOUT, {"mem_len": 0}),
     "documents": (DROPOUT, {"reset_on_document": True}),
+    "pieces": (DROPOUT, {"shuffle": True}),
     "shared": ({"position": {"kind": "t5"}, **DROPOUT}, {"memory": "keyvalue"}),
     "tied": ({"position": {"kind": "xl", "n_features": 8, "tied": True, "clamp_len": 9}, **DROPOUT}, {}),
     "shaw": ({"position": {"kind": "shaw"}, **DROPOUT}, {}),
@@ -84,7 +86,7 @@ CASES = dict(_kinds()) | FURTHER
 """Name to changes of the sections `model` and `train`."""
 BUDGET = {"batch_size": 4, "max_steps": 6, "eval_every": 3, "save_every": 2, "average_share": 0.3, "shuffle": True}
 SAMPLE = ("standard full", "universal local", "adaptive linear", "reversible lsh", "standard compressive")
-SAMPLE += ("adaptive softmax", "microbatches", "shared", "documents")
+SAMPLE += ("adaptive softmax", "microbatches", "shared", "documents", "pieces")
 
 
 def make(name, ranks, shard=False, **train):
@@ -148,6 +150,7 @@ def train(tree, folder, ranks, stop_after=math.inf, *, resume=False):
     from runs import train as begin
 
     validation.SAMPLE_TOKENS = 3
+    loaders.PIECE_LEN = 24
     torch.set_num_threads(1)
     stop, events = Stop(ranks, stop_after), []
     for event in begin(tree, ["corpus.txt"], Path(folder), resume=resume, stop=stop, ranks=ranks):
@@ -195,6 +198,7 @@ def exact():
     """Computes in float64 on one thread, also where Muon would use bfloat16."""
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
+    loaders.PIECE_LEN = 24
     training_run.has_bfloat16_units = lambda device: False
 
 

@@ -83,6 +83,7 @@ def folders(tmp_path_factory):
         assert [code for code, *_ in results] == [0, 0], results[0][2][-3000:]
         torch.set_num_threads(1)
         patch.setattr("xlcli.training.run.has_bfloat16_units", lambda device: False)
+        patch.setattr("xlcli.text.loaders.PIECE_LEN", 24)
         go(small(train=BUDGET), "corpus.txt", "one")
     return place, [[json.loads(line) for line in out.splitlines()] for _, out, _ in results]
 

@@ -187,6 +187,30 @@ def test_memory_carries_over_from_step_to_step():
     assert (run.counters.step, run.counters.tokens) == (2, 128)
 
 
+@pytest.mark.parametrize("kind", ["xl", "rope", "none"])
+def test_a_piece_of_a_shuffled_text_is_read_from_empty_memory(kind):
+    model = {"dropout": STILL, "position": {"kind": kind}}
+    run = _in_float64(_run(small(model=model, train={"shuffle": True})))
+    begins = 0
+    while not 0 < begins < 10:
+        run.train_step(0.0)
+        n_read = run.loader.n_read
+        x, y, documents = run.next_batch()[1][0]
+        run.loader.n_read = n_read
+        begins = documents[0].tolist().index(0) if 0 in documents[0] else 0
+    empty = run.model.init_state(4, **run.config.train.reading.state)
+    alone = run.model.score(x[:, begins:], y[:, begins:], empty).nll
+    found = run.model.score(x, y, run.states[0], documents).nll
+    assert torch.allclose(found[:, begins:], alone, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "position", [{"kind": "sinusoidal"}, {"kind": "learned"}, {"kind": "rope", "placement": "embedding"}]
+)
+def test_absolute_positions_of_a_shuffled_text_are_those_of_a_long_text(position):
+    assert _run(small(model={"position": position}, train={"shuffle": True})).next_batch()[1][0][2] is None
+
+
 @pytest.mark.parametrize(
     ("budget", "steps", "fractions"),
     [

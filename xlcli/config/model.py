@@ -205,7 +205,7 @@ class ModelConfig(BaseConfig):
         return self.attention.layer_configs(self.n_layers)
 
     @property
-    def hides_documents(self) -> bool:
+    def can_hide_documents(self) -> bool:
         """True if the tokens of a document can be kept from attending to those before it."""
         return not self.zero_memory and all(layer.is_banded for layer in self.attentions)
 

@@ -30,6 +30,11 @@ class PositionConfig(BaseConfig):
         """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`. `embed` and `far` need no offer."""
         return frozenset({"place"}) if getattr(self, "placement", None) == self.in_heads else self.hooks
 
+    @property
+    def is_absolute(self) -> bool:
+        """True if predictions depend on the positions of tokens in their text, not only on distances."""
+        return False
+
     def check_dims(self, dim: int, head_dim: int) -> None:
         """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
         key, width = ("model.attention.head_dim", head_dim) if "place" in self.needs else ("model.dim", dim)
@@ -44,7 +49,16 @@ class NoPositionConfig(PositionConfig):
     kind: Literal["none"] = "none"
 
 
-class SinusoidalPositionConfig(PositionConfig):
+class AbsolutePositionConfig(PositionConfig):
+    """Base of encodings that add a vector of the absolute position."""
+
+    @property
+    def is_absolute(self) -> bool:
+        """True."""
+        return True
+
+
+class SinusoidalPositionConfig(AbsolutePositionConfig):
     """Sinusoids of the absolute position (Vaswani et al. 2017); with placement `qk` of the width of a head."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -60,7 +74,7 @@ class SinusoidalPositionConfig(PositionConfig):
     in_pairs = True
 
 
-class LearnedPositionConfig(PositionConfig):
+class LearnedPositionConfig(AbsolutePositionConfig):
     """A learned vector for each of `max_len` absolute positions.
 
     Placements `layers` and `qk` have one table per layer (as Al-Rfou et al. 2019) or, `shared`, one for all.
@@ -86,7 +100,7 @@ class LearnedPositionConfig(PositionConfig):
             raise InvalidSettingError("model.position.shared", reason, remedy)
 
 
-class AxialPositionConfig(PositionConfig):
+class AxialPositionConfig(AbsolutePositionConfig):
     """Concatenated learned vectors of the digits of a position in a mixed radix, least significant digit last.
 
     Ho et al. 2019; Kitaev et al. 2020, section "axial positional encodings" of the code.
@@ -175,6 +189,11 @@ class RopePositionConfig(PositionConfig):
     )
     in_heads = "layers"
     in_pairs = True
+
+    @property
+    def is_absolute(self) -> bool:
+        """True for rotated embeddings, whose projections mix the features of a pair."""
+        return self.placement == "embedding"
 
 
 class AlibiPositionConfig(PositionConfig):

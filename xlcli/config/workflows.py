@@ -100,8 +100,8 @@ class TrainConfig(BaseConfig):
     shuffle: Switch = Field(
         default=False,
         description="Read the text in pieces of about 4,096 tokens (fewer in short texts), cut at other places and in "
-        "another random order in each pass, instead of from evenly spaced places on; full and local attention read "
-        "each piece from empty memory.",
+        "another random order in each pass, instead of from evenly spaced places on; full and local attention with "
+        "relative positions read each piece from empty memory.",
     )
     random_lengths: Switch = Field(
         default=False,
@@ -272,7 +272,7 @@ class Config(BaseConfig):
 
     def _check(self) -> None:
         train, layers = self.train, self.model.attentions
-        if train.reset_on_document and not self.model.hides_documents:
+        if train.reset_on_document and not self.model.can_hide_documents:
             reason = "needs full or local attention, which hides the documents before, and no model.zero_memory"
             remedy = "Leave it out, or set model.attention.kind to full or local."
             raise InvalidSettingError("train.reset_on_document", reason, remedy)

@@ -32,7 +32,7 @@ class TrainBatch(NamedTuple):
 
     inputs     (b t)
     targets    (b t)
-    documents  (b t)  position of each input in its document or piece, or None if the text is one document
+    documents  (b t)  position of each input in its document or piece; None: a sequence is one document
     """
 
     inputs: NDArray[np.int64]
@@ -59,8 +59,8 @@ class TrainLoader:
         alignment: Number of tokens; sequences start at multiples of it.
         rows: Numbers of the sequences that this loader reads; None: all.
         seed: Of the order of the pieces; None: the text is read in order.
-        pieces_apart: Each piece begins a document even if the text is one document; otherwise it then follows the
-            memory of another piece.
+        pieces_apart: The pieces of a text without documents count as documents, so that each is read from empty
+            memory; its first input is the token before it. Those of a text with documents always do.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b), if it is read in order.

@@ -105,7 +105,7 @@ class TrainingRun:
             alignment=config.model.alignment,
             rows=own_rows(config, self.ranks),
             seed=config.runtime.seed or 0 if train.shuffle else None,
-            pieces_apart=config.model.hides_documents,
+            pieces_apart=config.model.can_hide_documents and not config.model.position.is_absolute,
         )
         self.skip_to(0)
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)

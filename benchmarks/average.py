@@ -10,6 +10,8 @@ import argparse
 import math
 from pathlib import Path
 
+import torch
+
 from xlcli.store.discover import find
 from xlcli.store.folder import copy_model, load, save_model
 from xlcli.store.layout import write_record
@@ -24,19 +26,19 @@ def main() -> None:
     parts = [(find(name), float(share)) for name, _, share in (part.rpartition("=") for part in options.shares)]
     if not math.isclose(sum(share for _, share in parts), 1):
         parser.error("the shares do not sum to 1")
-    copy_model(parts[-1][0], options.folder, "float32")
-    copied = load(options.folder)
-    mean = {name: 0 * tensor for name, tensor in weights(copied.network).items()}
+    last = load(parts[-1][0])
+    mean = {name: torch.zeros_like(tensor) for name, tensor in weights(last.network).items()}
     origins = []
     for folder, share in parts:
         model = load(folder)
-        if (model.config.model, model.tokenizer.fingerprint) != (copied.config.model, copied.tokenizer.fingerprint):
-            parser.error(f"settings or vocabulary of {folder} are others than those of {parts[-1][0]}")
+        if (model.config.model, model.tokenizer.fingerprint) != (last.config.model, last.tokenizer.fingerprint):
+            parser.error(f"settings or vocabulary of {folder} are others than those of {last.folder}")
         for name, tensor in weights(model.network).items():
             mean[name] += share * tensor
         origins.append({"model": folder.name, "tokens": model.record.get("tokens"), "share": share})
-    save_model(options.folder, copied.config, mean, copied.tokenizer, {})
-    unscored = {key: value for key, value in copied.record.items() if key not in ("bits_per_byte", "scored")}
+    copy_model(last.folder, options.folder, "float32")
+    save_model(options.folder, last.config, mean, last.tokenizer, {})
+    unscored = {key: value for key, value in last.record.items() if key not in ("bits_per_byte", "scored")}
     write_record(options.folder, unscored | {"mean": origins})
 
 

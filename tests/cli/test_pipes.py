@@ -45,6 +45,15 @@ def test_closed_input_is_an_empty_one(model):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "is_told"), [(["eval"], True), (["generate", "-n", "2"], True), (["eval", "-"], False)]
+)
+def test_a_pipe_that_is_not_read_is_noticed(arguments, is_told, model):
+    done = process(*arguments, "-m", model, input=b"A line.\n")
+    assert done.returncode == 0
+    assert (b"standard input is not read" in done.stderr) == is_told
+
+
+@pytest.mark.parametrize(
     "changes", [{"LC_ALL": "C", "TERM": "", "COLUMNS": "20"}, {"PYTHONIOENCODING": "ascii"}], ids=str
 )
 def test_poor_environments(changes, model):

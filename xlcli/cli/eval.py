@@ -34,7 +34,7 @@ app = typer.Typer()
 @app.command("eval", epilog="xlcli eval --mem-len 512\nxlcli eval book.txt --sweep-mem-len 0,128,512 --json")
 def evaluate(
     context: typer.Context,
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]")] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE|-...]")] = None,
     model: Annotated[
         list[str] | None,
         option("Model", "-m, --model NAME|FOLDER", "Model; several make a table. Default: newest, else bundled."),
@@ -75,6 +75,7 @@ def evaluate(
     prologue.check_texts(files or (), "xlcli eval -m {}")
     folders = prologue.find_models(context, settings, screen)
     if not files:
+        prologue.note_unread_pipe(screen, "FILE")
         check_held_out(names, folders, settings.split)
     prologue.check_files(context, [*folders, *(files or ())], ["per_token", "words", "plot", "html"])
     if dry_run:

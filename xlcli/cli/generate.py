@@ -79,6 +79,8 @@ def generate(
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         first, seed = os.fsencode(words[0]) if words else None, config.runtime.seed
         return converse(loaded, settings, runtime, screen, first=first, seed=seed, resume=resume, save=save)
+    if not words and prompts is None:
+        prologue.note_unread_pipe(screen, "PROMPT")
     with screen.stop() as stopping:
         if "-" in (prompts, *(words or ())):
             screen.expect_keyboard()

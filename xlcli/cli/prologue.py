@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -184,6 +185,13 @@ def check_texts(names: Iterable[str], command: str) -> None:
             raise DataError(
                 f"there is no file {name}.", f"Did you mean {path.parent / near}?" if near else "Check the path."
             )
+
+
+def note_unread_pipe(screen: Screen, argument: str) -> None:
+    """Says that standard input is not read, if it is a pipe; `argument` is what `-` stands in place of."""
+    with suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(0).st_mode):
+            screen.say(f"standard input is not read; give - as {argument} to read it")
 
 
 def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:

@@ -101,7 +101,7 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """A warning about skipped files; after the scan, remarks on CR LF and on rows that are read as plain text."""
+        """Warning of skipped files; after the scan, a remark on CR LF, and a warning of rows that are read as plain text."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
@@ -109,7 +109,7 @@ class Corpus:
             yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(files[:MAX_NAMED])}{more}", "warning")
         if self._facts is not None and any(self._facts.crlf):
             yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
-        yield from map(Notice, self._remarks[:1])
+        yield from (Notice(remark, "warning") for remark in self._remarks[:1])
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress.

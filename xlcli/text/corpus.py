@@ -101,7 +101,7 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """Warning of skipped files; after the scan, a remark on CR LF, and a warning of rows that are read as plain text."""
+        """Warnings of skipped files and, after the scan, of rows that are read as plain text; a remark on CR LF."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]

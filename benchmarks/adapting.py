@@ -24,6 +24,8 @@ from pathlib import Path
 import zstandard
 from equal_time import machine, xlcli
 
+from xlcli.text.formats import Utf8
+
 CACHE = "100000"
 READINGS = {
     "cold": (),
@@ -85,21 +87,15 @@ def compressed(data: bytes, name: str) -> dict[str, float]:
     return {"bits_per_byte": bits, "seconds": seconds}
 
 
-def is_text(data: bytes) -> bool:
-    """Whether `eval` takes the bytes as text."""
-    try:
-        return "\0" not in data.decode()
-    except UnicodeDecodeError:
-        return False
-
-
 def read(path: Path, model: str, options: tuple[str, ...]) -> dict[str, object]:
     """Score of a file, whole and by place, and the time that it took, in seconds of wall clock."""
     data = path.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.jsonl"
         command = ["eval", str(path), "-m", model, "--json", "--threads", "1", "-q", "--per-token", str(tokens)]
-        if not is_text(data):
+        text = Utf8()
+        text.feed(data, final=True)
+        if text.bad is not None or text.has_nul:
             command.append("--binary")
         score = json.loads(xlcli(*command, *options, cwd=Path.cwd()))
         starts = [start for start in PLACES if start < len(data)]

@@ -23,19 +23,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("shares", metavar="MODEL=SHARE", nargs="+")
     options = parser.parse_args()
-    parts = [(find(name), float(share)) for name, _, share in (part.rpartition("=") for part in options.shares)]
+    parts = [(load(find(name)), float(share)) for name, _, share in (part.rpartition("=") for part in options.shares)]
+    last = parts[-1][0]
     if not math.isclose(sum(share for _, share in parts), 1):
         parser.error("the shares do not sum to 1")
-    last = load(parts[-1][0])
     mean = {name: torch.zeros_like(tensor) for name, tensor in weights(last.network).items()}
-    origins = []
-    for folder, share in parts:
-        model = load(folder)
+    for model, share in parts:
         if (model.config.model, model.tokenizer.fingerprint) != (last.config.model, last.tokenizer.fingerprint):
-            parser.error(f"settings or vocabulary of {folder} are others than those of {last.folder}")
+            parser.error(f"settings or vocabulary of {model.folder} are others than those of {last.folder}")
         for name, tensor in weights(model.network).items():
             mean[name] += share * tensor
-        origins.append({"model": folder.name, "tokens": model.record.get("tokens"), "share": share})
+    origins = [{"model": model.name, "tokens": model.record.get("tokens"), "share": share} for model, share in parts]
     copy_model(last.folder, options.folder, "float32")
     save_model(options.folder, last.config, mean, last.tokenizer, {})
     unscored = {key: value for key, value in last.record.items() if key not in ("bits_per_byte", "scored")}

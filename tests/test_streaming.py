@@ -398,7 +398,7 @@ def test_the_state_is_saved_every_so_often_when_something_is_new():
             yield portion
 
     run(model, pipe(), save=lambda session: saved.append(session.stream.n_bytes), save_every=0.01)
-    assert saved == [2, 4, 6, 6]
+    assert saved == [0, 2, 4, 6, 6]
 
 
 def test_totals_are_given_while_working(monkeypatch):

@@ -17,7 +17,6 @@ connected by a saved session thus give the scores of one stream.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import time
 from bisect import bisect_left, insort
@@ -92,7 +91,7 @@ def stream(
     """
     scorer = _Scorer(model, options, runtime, resume)
     told: list[Notice] = []
-    saved = time.monotonic() if resume else -math.inf  # a new state is saved with its first line
+    saved = time.monotonic()
 
     def is_due() -> bool:
         """True if it is time to save, and there is something new to save."""
@@ -105,6 +104,8 @@ def stream(
             saved, scorer.has_new_text = time.monotonic(), False
             save(scorer.session_state())
 
+    if resume is None and options.save_every is not None:
+        save_now()  # so that a stream that is killed early knows where it began
     yield from cache_notice(scorer.session.options, predicts=scorer.predictions is not None)
     if scorer.words and scorer.words.at.document:
         yield Row(scorer.words.at.document, scorer.words.at.fields)

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
     [
         ("kills", 1),
         ("services", 2),
+        ("rotations", 20),
         ("crashes", 2),
         ("full_disks", 1),
         ("invocations", 20),

@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 from programs import TEXT, Terminal, command, environment
@@ -153,6 +154,43 @@ def test_a_followed_file_is_scored_once(model, tmp_path):
             log.rename(tmp_path / "app.log.1")
             log.write_bytes(b"five\n")
     assert [(row["line"], row["byte"], row["bytes"]) for row in found] == [(1, 0, 4), (2, 4, 4), (3, 8, 15), (4, 23, 5)]
+
+
+def test_a_state_belongs_to_one_process_and_one_log(run, model, tmp_path):
+    log, other, state = tmp_path / "app.log", tmp_path / "other.log", tmp_path / "s"
+    log.write_bytes(b"one\n")
+    other.write_bytes(b"two\n")
+    follow = command("stream", log, "--follow", "--state", state, "-q")
+    with subprocess.Popen(follow, env=environment(), stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline()
+        second = run("stream", other, "--follow", "--state", state)
+        child.send_signal(signal.SIGTERM)
+    assert second.code == 5
+    before = state.read_bytes()
+    for arguments in (["stream", other, "--follow"], ["stream", other], ["generate", "x", "-n", "1"]):
+        done = run(*arguments, "--state", state)
+        assert (done.code, str(log) in done.err) == (3, True), done.err
+    assert state.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if "lock" in path.name] == []
+
+
+def test_a_stream_knows_where_it_began_before_it_scores(model, tmp_path):
+    log, state = tmp_path / "app.log", tmp_path / "s"
+    log.write_bytes(b"old\n")
+    follow = command("stream", log, "--follow", "--from-end", "--state", state, "--json", "-q")
+    with subprocess.Popen(follow, env=environment(), stdout=subprocess.PIPE) as child:
+        while not state.exists():
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.kill()
+    with log.open("ab") as file:
+        file.write(b"one\n")
+    log.rename(tmp_path / "app.log.1")
+    log.write_bytes(b"two\n")
+    with subprocess.Popen(follow, env=environment(), stdout=subprocess.PIPE) as child:
+        found = [json.loads(child.stdout.readline())["text"] for _ in range(2)]
+        child.send_signal(signal.SIGTERM)
+    assert found == ["one", "two"]
 
 
 def test_a_state_of_another_model_is_refused(piped, model, tmp_path):

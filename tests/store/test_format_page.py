@@ -15,7 +15,7 @@ from xlcli.generation import generate
 from xlcli.store.layout import ENCODINGS, SCHEMA
 from xlcli.store.state_files import save_state
 from xlcli.streaming import stream
-from xlcli.text.follow import FilePosition
+from xlcli.text.follow import FilePosition, LogPosition
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 NAMED = set(re.findall(r"`([^`]+)`", PAGE))
@@ -63,13 +63,15 @@ def test_every_entry_of_a_state_file_is_named(tmp_path):
     for emit in ("lines", "words", "tokens"):
         options = StreamConfig(emit=emit, top=0.5)
         list(stream(model, [b"A\nThe end"], options, RUNTIME, save=lambda session: saved.append(session.fork())))
-    saved.append(replace(saved[-1], source=FilePosition(1, 2, 3, 4, b"end")))
+    place = FilePosition(1, 2, 3, b"end", b"begin")
+    saved.append(replace(saved[-1], source=LogPosition("/app.log", (place,), (place,), ("/app.log.#",))))
     for session in saved:
         save_state(tmp_path / "s", session, model=model)
         tensors, metadata = read_tensors(tmp_path / "s", expected=None)
         values = json.loads(tensors["session.values"].numpy().tobytes())
         below = [key for name in ("sampler", "stream", "source") for key in values[name] or ()]
         below += values["stream"]["words"] or () if values["stream"] else ()
+        below += values["source"]["files"][0] if values["source"] else ()
         for name in (*tensors, *metadata, *values, *below):
             assert re.sub(r"^state\.\d+\.", "", name.removeprefix("session.")) in NAMED, name
 

@@ -24,6 +24,7 @@ from xlcli.machine import available_bytes, require_memory
 from xlcli.ranks import SINGLE, Ranks, environment
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
 from xlcli.store.layout import SavedConfig, is_model, read_config, scored_text
+from xlcli.store.lock import lock_state
 
 if TYPE_CHECKING:
     from xlcli.inference import SaveState
@@ -224,16 +225,34 @@ def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: I
 
 
 def open_model(
-    context: typer.Context, folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
+    context: typer.Context,
+    folder: Path,
+    settings: InferenceConfig,
+    config: RuntimeConfig,
+    screen: Screen,
+    log: Path | None = None,
 ) -> tuple[LoadedModel, Runtime, SessionState | None, SaveState | None]:
-    """`load_model`, the saved session, and a function that saves one, None if there is no file for it."""
+    """`load_model`, the saved session, and a function that saves one, None if there is no file for it.
+
+    The file to save in is locked until the command ends. `log` is the file that is followed.
+
+    Raises:
+        BusyError: Another process saves in that file.
+        StateError: The state belongs to another log, whose place in it would be lost.
+    """
     state_in, state_out = state_files(context)
+    if state_out is not None:
+        context.with_resource(lock_state(state_out.resolve()))
     model, runtime = load_model(folder, settings, config, screen)
     from xlcli.store.state_files import load_state, save_state
 
     resume = None
     if state_in is not None:
         resume = load_state(state_in, model=model, device=str(runtime.device))
+        own = resume.source and Path(resume.source.path)
+        if own not in (None, log) and state_in == state_out:
+            remedy = f"Use it with xlcli stream {shlex.quote(str(own))} --follow, or choose another --state."
+            raise StateError(f"{state_in} belongs to the log {own}.", remedy)
         state = resume.model_state
         rounded = report.rounding("float32", state.memory_dtype)
         read = f"{report.counted(state.seen, 'token')} read{rounded}"

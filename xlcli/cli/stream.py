@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,12 +22,12 @@ from xlcli.cli.tables import Table
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Event, LineScore, Row, StreamStats, TokenScore, WordScore
-from xlcli.text.follow import FollowedFile
 
 if TYPE_CHECKING:
     from xlcli.inference import SaveState
     from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
+    from xlcli.text.follow import FollowedFile
 
 app = typer.Typer()
 
@@ -46,6 +47,10 @@ def stream(
             "Wait for text that is appended to FILE, also when it is rotated; go on where --state ended.",
             allow_from_autoenv=False,
         ),
+    ] = False,
+    from_end: Annotated[
+        bool,
+        option("Text", "--from-end", "With --follow, begin at the end of FILE, unless there is a state of it."),
     ] = False,
     state: options.State = None,
     state_in: options.StateIn = None,
@@ -70,6 +75,8 @@ def stream(
         settings = settings.model_copy(update={"save_every": 60.0})
     if follow and (name == "-" or (Path(name).exists() and not Path(name).is_file())):
         raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
+    if from_end and not follow:
+        raise ConfigError("--from-end needs a file that is followed.", "Add --follow.")
     texts = [] if name == "-" else [name]
     if not (follow and prologue.state_files(context)[0]):  # a file that is continued may be between two names
         prologue.check_texts(texts, "xlcli stream -m {}")
@@ -85,17 +92,21 @@ def stream(
     with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
         if name == "-":
             screen.expect_keyboard()
-        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
+        log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100
+        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen, log)
         from xlcli import streaming
+        from xlcli.text.follow import FollowedFile
 
-        if source is None:
-            if resume is not None and resume.source is None:
+        if log is not None:
+            place = resume.source if resume and resume.source and resume.source.path == str(log) else None
+            if resume is not None and place is None and not from_end:
                 screen.say(f"the state has no place in {name}, which is read from its beginning", "warning")
-            file = FollowedFile(Path(name), resume.source if resume else None, partial(screen.say, level="warning"))
+            file = FollowedFile(log, place, partial(screen.say, level="warning"), from_end=from_end)
             by_line, unfinished = settings.text_field is not None, settings.flush_ms is not None
             data = followed(file.portions(by_line=by_line, unfinished=unfinished), stop)
             save = None if save is None else partial(save_with_place, save, file)
         else:
+            assert source is not None
             data = portions(source, stop, settings.flush_ms, settings.save_every)
         text = read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None)
         on_token = None if page is None else page.add

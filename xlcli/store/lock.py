@@ -84,6 +84,30 @@ def lock(folder: Path) -> Iterator[str]:
         guard.release()
 
 
+@contextmanager
+def lock_state(path: Path) -> Iterator[None]:
+    """Locks a state file by the file `.NAME.lock` beside it, which is removed at the end.
+
+    Raises:
+        BusyError: Another process holds the lock.
+    """
+    from filelock import FileLock, Timeout
+
+    name = path.with_name(f".{path.name}.lock")
+    guard = FileLock(name)
+    try:
+        guard.acquire(timeout=0)
+    except Timeout:
+        raise BusyError(f"{path} is in use by another process.", "Wait for it, or choose another --state.") from None
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    try:
+        yield
+    finally:
+        name.unlink(missing_ok=True)  # by its holder: a lock of a removed file is not valid
+        guard.release()
+
+
 def _acquire(guard: FileLock, path: Path) -> None:
     """Takes the lock; makes its folder, again if the last holder has just removed it."""
     for attempt in range(_ATTEMPTS):

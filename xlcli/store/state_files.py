@@ -27,7 +27,7 @@ from xlcli.state import State
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import SCHEMA
 from xlcli.text.base import Tokenizer
-from xlcli.text.follow import FilePosition
+from xlcli.text.follow import LogPosition
 
 _REMEDY = "Start without this state."
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -141,7 +141,7 @@ class SessionState:
     Attributes:
         last_token: Token that has been scored or sampled, but not read by the model.
         pending: Unread text, which comes before any new text.
-        source: Place in the file that the text was taken from, if it is followed.
+        source: Place in the log that the text was taken from, if it is followed.
     """
 
     model_state: State
@@ -149,7 +149,7 @@ class SessionState:
     pending: PendingText
     sampler: SamplerState | None = None
     stream: StreamPosition | None = None
-    source: FilePosition | None = None
+    source: LogPosition | None = None
 
     def fork(self) -> SessionState:
         """Copy that shares no tensor of the memory, so that both can be continued."""
@@ -164,7 +164,7 @@ class _Values:
     documents: tuple[Count, ...]
     sampler: SamplerState | None
     stream: StreamPosition | None
-    source: FilePosition | None
+    source: LogPosition | None
 
 
 def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None:
@@ -250,8 +250,8 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
         raise ValueError("unread text and its tokens do not fit together")
     if any(b <= a for a, b in itertools.pairwise((-1, *values.documents, len(data) + 1))):
         raise ValueError("documents are not in order")
-    if values.source is not None and len(values.source.tail) > values.source.offset:
-        raise ValueError("the place in the file does not fit")
+    if values.source is not None and any(len(place.tail) > place.offset for place in values.source.files):
+        raise ValueError("a place in the log does not fit")
     if sampler is not None:
         torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))
     return SessionState(model_state, values.last_token, pending, sampler, values.stream, values.source)

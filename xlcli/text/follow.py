@@ -1,24 +1,23 @@
-"""A file that grows, followed across rotation and truncation.
+"""A log that is followed: the file that has its name, and those in which its text goes on when it is rotated.
 
-A file that was renamed is read to its end before the next one is begun; its writer has left it when a later file has
-text. A file is recognized by device, inode and the bytes before the place that was reached, and a copy of it (which
-`copytruncate` of logrotate makes) by these bytes alone.
+Every file that had the name is kept open until all of it was read and nothing was written to it for `QUIET_SECONDS`.
+What came between two looks is found beside the log (`text/rotation.py`). Where text may be lost, one warning says so.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import Base64Bytes, Field
 
+from xlcli.errors import XLError
 from xlcli.text.documents import LONGEST_LINE
+from xlcli.text.rotation import HEAD, Entry, Identity, Neighbors, head_of, is_beginning, open_text, seen
 
 PORTION = 2**16
 """Maximum number of bytes per read, unless a line that is read whole is longer."""
@@ -26,195 +25,355 @@ TAIL = 1024
 """Number of bytes before a place by which a file is recognized."""
 SHORTEST_TAIL = 64
 """Number of bytes by which a copy of a file is recognized, at least."""
+QUIET_SECONDS = 60.0
+"""Time after which a file that lost its name is closed, if nothing was written to it."""
+GONE_SECONDS = 5.0
+"""Time after which a missing file is reported."""
+_LOST = "its text may be lost"
+_WAITING = "waiting until it can be"
 _Number = Annotated[int, Field(ge=0, lt=2**64)]
-_PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 @dataclass(frozen=True)
 class FilePosition:
-    """Place in a file that is followed, behind all text that was taken from it.
+    """Place in a file of a log, behind all text that was taken from it.
 
     Attributes:
         device: Number of the device that holds the file.
         inode: Number of the file on that device.
         offset: Offset of the place in bytes.
-        modified: Time of the last change of the file in nanoseconds since 1970.
         tail: Bytes before the place, by which the file is recognized.
+        head: First bytes of the file, read or not.
     """
 
     device: _Number
     inode: _Number
-    offset: Annotated[int, Field(ge=0, lt=2**63)]
-    modified: _Number
-    tail: Base64Bytes
+    offset: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    tail: Base64Bytes = b""
+    head: Base64Bytes = b""
+
+    @property
+    def identity(self) -> Identity:
+        """Device and inode."""
+        return self.device, self.inode
 
 
-class _File(NamedTuple):
-    """A regular file as it was seen: `identity` is device and inode, `modified` is in nanoseconds since 1970."""
+@dataclass(frozen=True)
+class LogPosition:
+    """Place in a log.
 
-    path: Path
-    identity: tuple[int, int]
-    size: int
-    modified: int
+    Attributes:
+        path: Absolute path of the log.
+        files: Places in its open files, from the oldest to the one that has its name.
+        known: Other files beside it, by their first bytes.
+        schemes: Paths to which its files were moved (`Neighbors`).
+    """
+
+    path: str
+    files: tuple[FilePosition, ...]
+    known: tuple[FilePosition, ...] = ()
+    schemes: tuple[str, ...] = ()
+
+
+class _Text:
+    """An open file of the log and the place in it. `is_copy`: the file that it was copied from goes on behind it."""
+
+    def __init__(self, descriptor: int, place: FilePosition, *, is_copy: bool = False) -> None:
+        self.descriptor, self.is_copy = descriptor, is_copy
+        self.identity, self.offset, self.tail, self.head = place.identity, place.offset, place.tail, place.head
+        self.last_growth = time.monotonic()
+
+    @property
+    def place(self) -> FilePosition:
+        return FilePosition(*self.identity, self.offset, self.tail, self.head)
+
+    def read(self, size: int) -> bytes | None:
+        """At most `size` next bytes; None if the bytes before them are not those that were read."""
+        head = os.pread(self.descriptor, HEAD, 0)
+        data = os.pread(self.descriptor, len(self.tail) + size, self.offset - len(self.tail))
+        if not (head.startswith(self.head) and data.startswith(self.tail)):
+            return None
+        self.head = head
+        return data[len(self.tail) :]
+
+    def advance(self, data: bytes) -> bytes:
+        """Moves behind bytes that were read."""
+        self.offset, self.tail = self.offset + len(data), (self.tail + data)[-TAIL:]
+        self.last_growth = time.monotonic()
+        return data
 
 
 class FollowedFile:
-    """Reads a file from a place on, then what is written to it and to the files that replace it.
+    """Reads a log from a place on, then what is written to it and to the files that replace it.
 
     Args:
-        path: File that is written to. Rotated files lie beside it: `NAME.1`, `NAME-20260131`, `STEM.1.log`.
+        path: Absolute path of the file that is written to.
         position: Place behind the text that was read before; None begins at the start of the file.
-        notice: Called with a remark on text that is gone.
-
-    Attributes:
-        position: Place behind the last portion; None before the first one.
+        warn: Called with a remark on text that may be lost, and on files that cannot be opened.
+        from_end: Without `position`, begin at the end of the file, at the start of its last unfinished line.
     """
 
-    def __init__(self, path: Path, position: FilePosition | None, notice: Callable[[str], None]) -> None:
-        self.path, self.position, self._notice = path, position, notice
-        self._descriptor: int | None = None
-        self._is_copy = False
-        self._skipped: set[tuple[int, int]] = set()
-        stem, suffix = re.escape(path.stem), re.escape(path.suffix)
-        packed = "|".join(map(re.escape, _PACKED))
-        number = r"(\.|-(?=\d{4}-?\d\d))\d[\d.T:_-]*"
-        self._rotated_name = re.compile(rf"({stem}{suffix}{number}|{stem}{number}{suffix})({packed})?")
+    def __init__(
+        self, path: Path, position: LogPosition | None, warn: Callable[[str], None], *, from_end: bool = False
+    ) -> None:
+        self.path, self._warn, self._from_end = path, warn, from_end
+        self._told = set[object]()
+        self._missing_since: float | None = None
+        self._is_begun = position is not None
+        self._saved = position
+        position = position or LogPosition(str(self.path), ())
+        known = {place.identity: place.head for place in position.known}
+        self._neighbors = Neighbors(self.path, known, position.schemes, self._tell)
+        self._texts: list[_Text] = []
+        self._look()
+
+    @property
+    def position(self) -> LogPosition:
+        """Place behind the last portion."""
+        if self._saved is not None:
+            return self._saved
+        known = tuple(FilePosition(*identity, head=head) for identity, head in self._neighbors.known.items())
+        for text in self._texts:
+            text.read(0)  # its head may have grown
+        places = tuple(text.place for text in self._texts)
+        return LogPosition(str(self.path), places, known, tuple(self._neighbors.schemes))
 
     def portions(self, *, by_line: bool, unfinished: bool) -> Iterator[bytes | None]:
         """Lines as they are written, many at once or, `by_line`, one by one; None while there are none. Does not end.
 
         An unfinished line is read if it fills a portion or if `unfinished`, not `by_line`; and if its file has ended.
         """
-        size = PORTION
+        cut: _Text | None = None  # file whose unfinished line was read last
         while True:
-            data = self._read(size)
-            if data is None:
-                if not self._find():
-                    yield None
-                continue
-            end = (data.find(b"\n") if by_line else data.rfind(b"\n")) + 1
-            if by_line and not end and size == len(data) <= LONGEST_LINE:
-                size *= 2
-                continue
-            if not end and (len(data) == size or (unfinished and not by_line)):
-                end = len(data)
-            following = None if end else self._following()
-            if following is not None:
-                if data != self._read(size):
-                    continue
-                end = len(data)
-            if end:
-                size = PORTION
-                self._advance(data[:end])
-                is_cut = by_line and following is not None
-                yield data[:end] + b"\n" if is_cut else data[:end]
-            elif following is None or not self._begin(following):
-                yield None
-
-    def _read(self, size: int) -> bytes | None:
-        """At most `size` next bytes, none at the end; None if no file is open, or other bytes are before them."""
-        if self._descriptor is None or self.position is None:
-            return None
-        tail = self.position.tail
-        data = os.pread(self._descriptor, len(tail) + size, self.position.offset - len(tail))
-        return data[len(tail) :] if data.startswith(tail) else None
-
-    def _advance(self, data: bytes) -> None:
-        """Moves behind bytes that were read."""
-        assert self.position is not None
-        assert self._descriptor is not None
-        offset, tail = self.position.offset + len(data), (self.position.tail + data)[-TAIL:]
-        modified = os.fstat(self._descriptor).st_mtime_ns
-        self.position = replace(self.position, offset=offset, modified=modified, tail=tail)
-
-    def _find(self) -> bool:
-        """Opens the file that holds the position, or a copy of it, or the one that was written after it, if any."""
-        named, place = _seen(self.path), self.position
-        if place is None:
-            return named is not None and self._open(named)
-        files = [*([named] if named else ()), *reversed(self._rotated())]
-        same = [file for file in files if file.identity == (place.device, place.inode)]
-        copies = [file for file in files if file not in same and len(place.tail) >= SHORTEST_TAIL]
-        for file in (*same, *copies):
-            if self._open(file, place.offset, place.tail):
-                self._is_copy = file not in same
-                return True
-        # A copy that is too short to be recognized is not read again.
-        has_copy = named is not None and named in same and len(place.tail) < SHORTEST_TAIL
-        later = named if has_copy else self._after(place.modified) or named
-        if later is None or not self._open(later):
-            return False
-        if place.offset:
-            self._notice(f"{self.path} was truncated or removed; its text after byte {place.offset:,}, if any, is lost")
-        return True
-
-    def _following(self) -> _File | None:
-        """The file to go on with at the end of this one, if there is one with text."""
-        assert self._descriptor is not None
-        status, named = os.fstat(self._descriptor), _seen(self.path)
-        if named is None or named.identity == (status.st_dev, status.st_ino):
-            return None
-        return self._after(status.st_mtime_ns) or (named if named.size else None)
-
-    def _begin(self, file: _File) -> bool:
-        """Opens the file that follows; false if it is not there any more."""
-        place, is_copy = self.position, self._is_copy
-        assert place is not None
-        # A file that was copied and not yet truncated continues its copy.
-        if not (is_copy and self._open(file, place.offset, place.tail)) and not self._open(file):
-            return False
-        self._is_copy = is_copy and file.path != self.path
-        return True
-
-    def _after(self, modified: int) -> _File | None:
-        """The first rotated file with text whose last change was later than this time in nanoseconds."""
-        for file in self._rotated():
-            if file.modified > modified and file.path.suffix not in _PACKED:
-                return file
-            if file.modified > modified and file.identity not in self._skipped:
-                self._skipped.add(file.identity)
-                self._notice(f"{file.path} was packed before it was read; its text is skipped")
-        return None
-
-    def _rotated(self) -> list[_File]:
-        """Rotated files with text, by the time of their last change, when they do not change their names."""
-        files, before = self._listed(), None
-        while files != before:
-            files, before = self._listed(), files
-        return files
-
-    def _listed(self) -> list[_File]:
-        paths = [path for path in self.path.parent.iterdir() if self._rotated_name.fullmatch(path.name)]
-        files = [file for path in paths if path != self.path and (file := _seen(path)) is not None and file.size]
-        return sorted(files, key=lambda file: file.modified)
-
-    def _open(self, file: _File, offset: int = 0, tail: bytes = b"") -> bool:
-        """Goes to a place in a file; false if it is another one by now, or if the bytes before it are not `tail`."""
-        try:
-            descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            return False
-        status = os.fstat(descriptor)
-        is_it = file.identity == (status.st_dev, status.st_ino) and status.st_size >= offset
-        if not is_it or os.pread(descriptor, len(tail), offset - len(tail)) != tail:
-            os.close(descriptor)
-            return False
-        self.close()
-        self._descriptor, self._is_copy = descriptor, False
-        self.position = FilePosition(*file.identity, offset, status.st_mtime_ns, tail)
-        return True
+            self._look()
+            lines = ((text, self._take(text, by_line=by_line, unfinished=unfinished)) for text in tuple(self._texts))
+            text, data = next((each for each in lines if each[1]), (None, None))
+            if data and cut not in (None, text):
+                data = b"\n" + data
+            if data:
+                cut = None if data.endswith(b"\n") or (text and text.is_copy) else text
+            yield data
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Closes the files."""
+        for text in tuple(self._texts):
+            self._drop(text)
+
+    def _take(self, text: _Text, *, by_line: bool, unfinished: bool) -> bytes:
+        """The next lines of a file, none if none is complete; the rest of a file that has ended."""
+        size, is_last = PORTION, text is self._texts[-1]
+        while True:
+            data = text.read(size)
+            if data is None:
+                if not is_last:
+                    self._drop(text)
+                    self._lose(text.place)
+                return b""
+            end = (data.find(b"\n") if by_line else data.rfind(b"\n")) + 1
+            if not by_line or end or size > len(data) or size > LONGEST_LINE:
+                break
+            size *= 2
+        if end:
+            return text.advance(data[:end])
+        if len(data) == size or (unfinished and not by_line and is_last):
+            return text.advance(data)
+        if is_last or not (text.is_copy or time.monotonic() - text.last_growth > QUIET_SECONDS):
+            return b""
+        text.advance(data)
+        if text is not self._texts[-2] or not os.fstat(text.descriptor).st_nlink or text.is_copy:
+            self._drop(text)
+        # The line that a copy was cut in goes on in the next file.
+        return data + b"\n" if data and not text.is_copy else data
+
+    def _look(self) -> None:
+        """Goes on to the file that has the name now, and to those that had it since the last look."""
+        named = seen(self.path)
+        if self._saved is not None and (named is None or self._can_open(named)):
+            self._resume(self._saved, named)
+        if named is None:
+            self._miss()
+            return
+        self._missing_since = None
+        last = self._texts[-1] if self._texts else None
+        is_same = last is not None and last.identity == named.identity and last.read(0) is not None
+        if is_same and not self._neighbors.have_changed():
+            return
+        text = last if is_same else self._open(named, _WAITING)
+        if text is None or self._saved is not None:
+            return
+        listing, again = self._neighbors.look(), seen(self.path)
+        # What lies there after a rotation during the listing is not known yet.
+        if again is None or again.identity != named.identity or text.read(0) is None:
+            if not is_same:
+                os.close(text.descriptor)
+            return
+        if not is_same:
+            listing = self._go_on(text, listing)
+        elif not text.offset:  # it may have been filled and truncated since the last look
+            self._texts[-1:] = [*self._between(text, listing, is_copy=True), text]
+        self._neighbors.remember(listing)
+
+    def _miss(self) -> None:
+        """Reports once that the file has been missing for a while."""
+        now = time.monotonic()
+        if self._missing_since is None:
+            self._missing_since = now
+            self._told.discard("missing")
+        elif now - self._missing_since > GONE_SECONDS:
+            self._tell("missing", f"{self.path} is not there or cannot be reached; waiting for it")
+
+    def _resume(self, position: LogPosition, named: Entry | None) -> None:
+        """Opens the files of a saved place."""
+        self._saved, listing = None, self._neighbors.look()
+        for place in position.files:
+            entry = named if named and named.identity == place.identity else listing.get(place.identity)
+            if entry not in (None, named) and not place.head and self._neighbors.belongs(entry) is False:
+                entry = None  # it was seen empty, and another file may have its inode by now
+            text = None if entry is None else self._open(entry, _LOST, place)
+            if text is not None:
+                self._texts.append(text)
+            elif (place.identity, _LOST) in self._told:
+                self._neighbors.known[place.identity] = place.head
+            else:
+                self._replace(place, listing, is_gone=entry is None)
+
+    def _can_open(self, entry: Entry) -> bool:
+        text = self._open(entry, _WAITING)
+        if text is not None:
+            os.close(text.descriptor)
+        return text is not None
+
+    def _go_on(self, text: _Text, listing: dict[Identity, Entry]) -> dict[Identity, Entry]:
+        """Appends the file that has the name now, and before it those that came between. Returns the latest listing."""
+        last = self._texts[-1] if self._texts else None
+        if last is not None and last.identity == text.identity:  # it was truncated
+            self._drop(last)
+            self._replace(last.place, listing, is_gone=False)
+        elif last is not None and len(last.tail) >= SHORTEST_TAIL and _has(text.descriptor, last.place):
+            self._drop(last)  # it was replaced by a longer copy
+            text.offset, text.tail = last.offset, last.tail
+        elif last is not None:
+            last.last_growth = time.monotonic()
+            listing = self._place(last, listing)
+        if self._is_begun:
+            is_copy = bool(self._texts) and self._texts[-1].is_copy
+            self._texts += self._between(text, listing, is_copy=is_copy)
+        elif self._from_end:
+            _go_to_end(text)
+        self._texts.append(text)
+        self._is_begun = True
+        return listing
+
+    def _place(self, text: _Text, listing: dict[Identity, Entry]) -> dict[Identity, Entry]:
+        """Learns where a file was moved to, or warns. Returns a listing that has its new folder."""
+        status = os.fstat(text.descriptor)
+        text.read(0)
+        packed = [entry.path for entry in listing.values() if entry.is_packed and head_of(entry) == text.head != b""]
+        if text.identity in listing:
+            path = listing[text.identity].path
+        elif status.st_nlink and Path(link := f"/proc/self/fd/{text.descriptor}").is_symlink():
+            path = Path(os.readlink(link))  # noqa: PTH115
+        elif packed:
+            path = packed[0]
+        else:
+            self._lose(text.place, "its file was removed, and others may have come before the present one")
+            return listing
+        return self._neighbors.look() if self._neighbors.learn(path, status.st_ctime_ns) else listing
+
+    def _replace(self, place: FilePosition, listing: dict[Identity, Entry], *, is_gone: bool) -> None:
+        """Goes on in the longest copy of a file that is gone or was truncated, or warns."""
+        new = {entry.identity for entry in self._neighbors.appeared(listing)}
+        is_long = max(len(place.tail), len(place.head)) >= SHORTEST_TAIL
+        copies = list[tuple[int, Entry, _Text]]()
+        for entry in listing.values() if place.head else ():
+            is_it = entry.identity != place.identity and head_of(entry).startswith(place.head)
+            there = replace(place, device=entry.identity[0], inode=entry.identity[1])
+            if is_it and (is_long or entry.identity in new) and (text := self._open(entry, _LOST, there)) is not None:
+                copies.append((os.fstat(text.descriptor).st_size, entry, text))
+        if not copies:
+            self._lose(place)
+            return
+        size, entry, text = max(copies, key=lambda copy: (copy[0], copy[1].identity in new))
+        for _, each, other in copies:
+            self._neighbors.learn(each.path, each.changed)
+            if other is not text:
+                os.close(other.descriptor)
+        text.is_copy = not is_gone
+        self._texts.append(text)
+        if not entry.is_packed and (is_gone or entry.identity not in new):  # the file may have grown since
+            self._lose(replace(place, offset=size))
+
+    def _between(self, text: _Text, listing: dict[Identity, Entry], *, is_copy: bool) -> list[_Text]:
+        """Files that had the name after the last one and before this one; `is_copy`: they are copies of such."""
+        chain = [*(each for each in self._texts if each is not text), text]
+        n_before = len(chain) - 1
+        for entry in self._neighbors.appeared(listing):
+            belongs = self._neighbors.belongs(entry)
+            is_told = (entry.identity, _LOST) in self._told
+            if belongs is False or is_told or entry.identity in {each.identity for each in chain}:
+                continue
+            head = head_of(entry)
+            is_known = (head and head in self._neighbors.known.values()) or _is_unpacked(entry)
+            if b"\0" in head or (entry.is_packed and is_known):
+                continue
+            found = self._open(entry, _LOST)
+            if found is None:
+                continue
+            is_new = not any(is_beginning(found.descriptor, each.descriptor) for each in chain)
+            if is_new and belongs:
+                found.is_copy = is_copy
+                chain.insert(-1, found)
+                continue
+            os.close(found.descriptor)
+            if is_new:
+                self._tell(entry.identity, f"{entry.path} is not read; if it is a part of {self.path}, {_LOST}")
+        return chain[n_before:-1]
+
+    def _open(self, entry: Entry, consequence: str, place: FilePosition | None = None) -> _Text | None:
+        """Opens a file at a place; None if it cannot be opened, is another one by now, or has other text."""
+        try:
+            descriptor = open_text(entry)
+        except FileNotFoundError:
+            return None
+        except (OSError, XLError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._tell((entry.identity, consequence), f"{entry.path} cannot be opened ({reason}); {consequence}")
+            return None
+        status, text = os.fstat(descriptor), _Text(descriptor, place or FilePosition(*entry.identity))
+        is_it = entry.is_packed or (status.st_dev, status.st_ino) == entry.identity
+        if is_it and text.read(0) is not None:
+            return text
+        os.close(descriptor)
+        return None
+
+    def _drop(self, text: _Text) -> None:
+        os.close(text.descriptor)
+        self._texts.remove(text)
+
+    def _lose(self, place: FilePosition, reason: str = "its file is gone or has other text now") -> None:
+        self._warn(f"text of {self.path} after byte {place.offset:,} may be lost: {reason}")
+
+    def _tell(self, key: object, remark: str) -> None:
+        """Gives a remark once."""
+        if key not in self._told:
+            self._told.add(key)
+            self._warn(remark)
 
 
-def _seen(path: Path) -> _File | None:
-    """A regular file, None if there is none."""
-    with suppress(OSError):
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode):
-            return _File(path, (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
-    return None
+def _is_unpacked(entry: Entry) -> bool:
+    """True if the file that was packed is still there."""
+    return entry.path.with_suffix("").exists()
+
+
+def _has(descriptor: int, place: FilePosition) -> bool:
+    """True if a file has the bytes before this place."""
+    return os.pread(descriptor, len(place.tail), place.offset - len(place.tail)) == place.tail
+
+
+def _go_to_end(text: _Text) -> None:
+    """Moves to the end, or to the start of the unfinished line there."""
+    size = os.fstat(text.descriptor).st_size
+    start = max(0, size - PORTION)
+    data = os.pread(text.descriptor, size - start, start)
+    text.offset = start
+    text.advance(data[: data.rfind(b"\n") + 1] or data)

@@ -1,0 +1,223 @@
+"""Files beside a log: where its text went when it was rotated.
+
+A file is recognized by device and inode, and by its first bytes, since inodes are used again. Files that lay beside the
+log when it was last looked at are not parts of it. Of those that appeared since, a file is one if it was renamed as
+another part of the log was (`schemes`), or if its name begins with that of the log and it was renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from xlcli.errors import DataError
+from xlcli.files import cache_folder
+from xlcli.text.formats import unpacked
+
+HEAD = 64
+"""Number of first bytes by which a file is recognized."""
+_EDGE = 1024
+"""Number of bytes at the beginning and at the end that are compared to recognize a copy."""
+_PORTION = 2**16
+_N_SCHEMES = 16
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".Z", ".zip")
+_RACY_NS = 10**9
+"""A folder may change again within this time without another time stamp."""
+
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+class Entry(NamedTuple):
+    """A regular file as it was seen: size in bytes, last changes of content and status in nanoseconds since 1970."""
+
+    path: Path
+    identity: Identity
+    size: int
+    modified: int
+    changed: int
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the name is that of a compressed file."""
+        return self.path.suffix in _PACKED
+
+
+def seen(path: Path, *, follow_links: bool = True) -> Entry | None:
+    """The regular file at a path, None if there is none."""
+    with suppress(OSError):
+        status = path.stat(follow_symlinks=follow_links)
+        if stat.S_ISREG(status.st_mode):
+            identity = status.st_dev, status.st_ino
+            return Entry(path, identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return None
+
+
+def head_of(entry: Entry) -> bytes:
+    """First bytes of a file, unpacked if it is compressed; empty if they cannot be read."""
+    with suppress(OSError, DataError), os.fdopen(_open(entry.path), "rb") as file:
+        portions: Iterator[bytes | None] = iter([file.read(_PORTION)])
+        if entry.is_packed:
+            portions = unpacked(portions, entry.path.name)
+        return (next(filter(None, portions), None) or b"")[:HEAD]
+    return b""
+
+
+def is_beginning(descriptor: int, other: int) -> bool:
+    """True if all of an open file is the beginning of another one, by its first and last bytes: it is a copy."""
+    size, length = os.fstat(descriptor).st_size, os.fstat(other).st_size
+    places = (0, max(0, size - _EDGE))
+    return size <= length and all(
+        os.pread(descriptor, _EDGE, at) == os.pread(other, min(_EDGE, size), at) for at in places
+    )
+
+
+def open_text(entry: Entry) -> int:
+    """Descriptor of a file, or of its unpacked text in an unnamed one; raises `OSError` or an error of xlcli."""
+    descriptor = _open(entry.path)
+    if not entry.is_packed:
+        return descriptor
+    with os.fdopen(descriptor, "rb") as file, tempfile.TemporaryFile(dir=cache_folder()) as copy:
+        for portion in unpacked(iter(lambda: file.read(_PORTION) or None, None), entry.path.name):
+            copy.write(portion or b"")
+        copy.flush()
+        return os.dup(copy.fileno())
+
+
+class Neighbors:
+    """Files in the folder of a log, in that of the file that a link leads to, and where its files were moved to.
+
+    Args:
+        path: The log.
+        known: As the attribute, of an earlier process.
+        schemes: As the attribute, of an earlier process.
+        warn: Called with the folder and a remark if it cannot be listed.
+
+    Attributes:
+        known: First bytes of the files with content that were there at the last look.
+        schemes: Paths to which files of this log were moved, with # for each number.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        known: Mapping[Identity, bytes],
+        schemes: Iterable[str],
+        warn: Callable[[object, str], None],
+    ) -> None:
+        self._path, self._warn = path, warn
+        self.known, self.schemes = dict(known), list(schemes)
+        self._stamps: list[int] = []
+
+    @property
+    def _own_folders(self) -> list[Path]:
+        """Folders of the log: that of its name, and that of the file that a link leads to."""
+        return [self._path.parent, Path(os.path.realpath(self._path)).parent]
+
+    @property
+    def _folders(self) -> list[Path]:
+        """All folders that are looked at, without repetition."""
+        own = self._own_folders
+        inside = [Path(entry) for folder in own for entry in _subfolders(folder)]
+        return [*dict.fromkeys([*own, *inside, *(Path(each).parent for each in self.schemes)])]
+
+    @property
+    def _names(self) -> set[str]:
+        """Names of the log: its own, and that of the file that a link leads to."""
+        return {self._path.name, os.path.basename(os.path.realpath(self._path))}  # noqa: PTH119
+
+    def have_changed(self) -> bool:
+        """True if files may have come or gone since this was last asked."""
+        stamps = []
+        for folder in self._folders:
+            with suppress(OSError):
+                stamps.append(folder.stat().st_mtime_ns)
+        is_same = stamps == self._stamps and all(abs(time.time_ns() - stamp) > _RACY_NS for stamp in stamps)
+        self._stamps = stamps
+        return not is_same
+
+    def look(self) -> dict[Identity, Entry]:
+        """The files whose names resemble that of the log, when they do not change their names."""
+        listing, paths = self._listed(), None
+        for _ in range(10):
+            before, paths = paths, {identity: entry.path for identity, entry in listing.items()}
+            if paths == before:
+                break
+            listing = self._listed()
+        return listing
+
+    def _listed(self) -> dict[Identity, Entry]:
+        begin, end = tuple(name.partition(".")[0] or name for name in self._names), tuple(self._names)
+        found = dict[Identity, Entry]()
+        for folder in self._folders:
+            try:
+                names = os.listdir(folder)  # noqa: PTH208
+            except OSError as error:
+                if folder in self._own_folders and not isinstance(error, FileNotFoundError):
+                    self._warn(folder, f"{folder} cannot be listed ({error.strerror}): rotated files are not found")
+                continue
+            for name in names:
+                if name.startswith(begin) or name.endswith(end):
+                    entry = seen(folder / name, follow_links=False)
+                    if entry is not None:
+                        found[entry.identity] = entry
+        return found
+
+    def remember(self, listing: Mapping[Identity, Entry]) -> None:
+        """Takes the files of a listing for known: what comes later is not among them."""
+        known = self.known
+        self.known = {key: head_of(entry) or known.get(key, b"") for key, entry in listing.items() if entry.size}
+
+    def learn(self, path: Path, changed: int) -> bool:
+        """Takes the path to which a file of the log was moved for a scheme. True if its folder is a new one.
+
+        Files in a new folder that were changed no later than this file, at `changed`, are older than it.
+        """
+        scheme, is_new = _scheme(path), path.parent not in self._folders
+        self.schemes = [*(each for each in self.schemes if each != scheme), scheme][-_N_SCHEMES:]
+        if is_new:
+            self.known |= {each.identity: b"" for each in self._listed().values() if each.changed <= changed}
+        return is_new
+
+    def appeared(self, listing: Mapping[Identity, Entry]) -> list[Entry]:
+        """Files with text that were not there at the last look, in the order of their last changes."""
+        new = [
+            entry
+            for identity, entry in listing.items()
+            if entry.size and not (identity in self.known and head_of(entry).startswith(self.known[identity]))
+        ]
+        return sorted(new, key=lambda entry: entry.modified)
+
+    def belongs(self, entry: Entry) -> bool | None:
+        """True if a file that appeared is a part of the log, False if it is not, None if this cannot be told."""
+        is_moved = entry.modified != entry.changed  # or was written to after that
+        is_scheme = _scheme(entry.path) in self.schemes
+        names = tuple(name + mark for name in self._names for mark in ".-_")
+        is_named = entry.path.name.startswith(names) and entry.path.parent in self._own_folders
+        is_never_moved = _scheme(Path(os.path.realpath(self._path))) in self.schemes  # as with a link to today's file
+        if (is_scheme and (is_named or is_moved or is_never_moved)) or (is_named and is_moved):
+            return True
+        return None if is_scheme or is_named else False
+
+
+def _subfolders(folder: Path) -> Iterator[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield entry.path
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _scheme(path: Path) -> str:
+    name = path.name.removesuffix(path.suffix) if path.suffix in _PACKED else path.name
+    return str(path.with_name(re.sub(r"\d+", "#", name)))

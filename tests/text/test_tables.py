@@ -249,6 +249,44 @@ def test_tables_of_spreadsheets() -> None:
     assert b"".join(found.read()) == b'x; "y"\n'
 
 
+def test_a_header_has_line_ends_in_its_cells() -> None:
+    for delimiter, line_end in itertools.product("\t,;", ("\n", "\r\n")):
+        header = [f"two{line_end}lines", "text", f"a{line_end}, b; c\td"]
+        data = table([header, ["1", "a", "x"], ["2", "b", f"y{line_end}"]], delimiter, line_end).encode()
+        wanted = [(b"a\n", {header[0]: "1", header[2]: "x"}), (b"b\n", {header[0]: "2", header[2]: f"y{line_end}"})]
+        assert read([data], "text") == read([data[i : i + 1] for i in range(len(data))], "text") == wanted
+
+
+PROSE = "Roses are red,\nviolets, too, are blue;\nsugar is sweet,\n\nand so are you"
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ('id\ttext\n1\t"Come in, he said.\n2\tThe door was open."\n3\tLast.\n', 2),
+        ('text\tid\nx\t1\n"Come in\t2\nnow,\t3\nhe" \t4\n'.replace('" ', '"'), 3),
+        ('id;text\r\n1;"Come in\r\n2;he said"\r\n', 2),
+        ('id,text\n1,"Come\n2,in"\n3,"You\n4,too"\n', 2),
+        ('id\ttext\tnote\n1\t"Come\t\n2\tin"\t\n', 2),
+        *(
+            (table([["id", "text", "note"], ["1", PROSE, PROSE], ["2", "a", PROSE]], delimiter), 0)
+            for delimiter in "\t,;"
+        ),
+        (table([["text"], [PROSE], ["a\nb"]]), 0),
+        (table([["id", "text"], ["1", PROSE], ["2", "Yes, he\nsaid, no"]]), 0),
+        (table([["id", "text"], ["1", 'said "a"\nand "b"']], "\t"), 0),
+        ('id\ttext\n1\t"Come in."\n2\tout\n', 0),
+    ],
+)
+def test_a_quotation_that_joins_rows_is_reported_once(data: str, line: int) -> None:
+    for size in (1, 7, len(data)):
+        remarks: list[str] = []
+        portions = (data.encode()[at : at + size] for at in range(0, len(data), size))
+        assert list(text_of(portions, "x", ["text"], notice=remarks.append))
+        assert len(remarks) == (line > 0)
+        assert not remarks or f"line {line} of x" in remarks[0]
+
+
 def test_rows_that_changed_are_refused() -> None:
     Path("a.jsonl").write_text('{"text": "ab"}\n{"text": "cd"}\n')
     found = open_corpus(["a.jsonl"])

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 
-LONGEST_MESSAGE = 4000
-"""Maximum number of characters of a message, which may quote names of any length."""
 MAX_NAMED = 12
+"""Maximum number of names from files or folders in a message."""
 
 
-def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
+def named(names: Sequence[str]) -> str:
     """The first names in words, each shortened, and the number of the others."""
-    first = ", ".join(shortened(name, 200) for name in names[:most])
-    return f"{first} and {len(names) - most:,} more" if len(names) > most else first
+    first = ", ".join(shortened(name, 200) for name in names[:MAX_NAMED])
+    return f"{first} and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else first
 
 
-def shortened(text: str, length: int = LONGEST_MESSAGE) -> str:
-    """A text without its middle if it is longer."""
+def shortened(text: str, length: int = 4000) -> str:
+    """A message or name without its middle if it is longer."""
     return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 2 :]}"
 
 

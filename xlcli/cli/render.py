@@ -19,7 +19,6 @@ from xlcli.cli import report
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
-from xlcli.errors import shortened
 from xlcli.events import Notice, Progress, Step
 
 if TYPE_CHECKING:
@@ -146,8 +145,7 @@ class Screen:
         """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
         if self._hidden or not (level == "warning" or (self.verbose if level == "detail" else not self.quiet)):
             return
-        text = visible(shortened(f"warning: {text}" if level == "warning" else text))
-        text = wrapped(text, columns(sys.stderr))
+        text = wrapped(visible(f"warning: {text}" if level == "warning" else text), columns(sys.stderr))
         if self._is_styled and level in STYLES:
             text = f"\x1b[{STYLES[level]}m{text}\x1b[m"
         with self._lock:

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.errors import named
-
 
 class Memory:
     """Memory of one layer: an immutable value made of named tensors, batch axis first."""
@@ -92,8 +90,8 @@ class Memory:
         """
         needed = [name for name, axes in cls.axes.items() if "s" not in axes]
         if set(tensors) not in (set(needed), set(cls.axes)):
-            found = named(sorted(tensors)) or "none"
-            raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(needed)}; found {found}")
+            names = ", ".join(sorted(tensors)) or "none"
+            raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(needed)}; found {names}")
         sizes, dtypes = {"b": batch_size}, set()
         for name, t in tensors.items():
             axes = cls.axes[name]

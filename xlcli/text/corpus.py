@@ -22,14 +22,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from xlcli.errors import DataError, named
+from xlcli.errors import MAX_NAMED, DataError, named
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_stdin, files_below, open_source
-
-MAX_NAMED = 3
-"""Maximum number of files that notices name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ class Corpus:
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
-            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {named(files, MAX_NAMED)}", "warning")
+            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {named(files)}", "warning")
         if self._facts is not None and any(self._facts.crlf):
             yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
         yield from (Notice(remark, "warning") for remark in self._remarks[:MAX_NAMED])

@@ -38,6 +38,7 @@ _QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 """Rest of a quoted cell."""
 _JSON = re.compile(rb'\s*+(?:\{|\[\s*+[{"\[])')
 """Beginning of an object, or of an array of objects, texts or arrays."""
+_DECODER = json.JSONDecoder()
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]]*+")
 
 Portions = Iterator[bytes | None]
@@ -84,10 +85,7 @@ def documents(portions: Portions, name: str, text_fields: Sequence[str], notice:
 
 
 def _first_value(portions: Portions) -> Generator[bytes | None, None, tuple[Any, Portions]]:
-    """The first value if it is JSON, of a broken object only the key `DEFAULT_FIELD`; and the portions again.
-
-    A text is JSON if another value or nothing follows.
-    """
+    """The first value of JSON, of a broken object only the key `DEFAULT_FIELD`; and the portions again."""
     ahead, again = itertools.tee(portions)
     first = None
     for number, value in _values(ahead):
@@ -96,10 +94,10 @@ def _first_value(portions: Portions) -> Generator[bytes | None, None, tuple[Any,
         elif isinstance(value, json.JSONDecodeError):
             has_key = re.search(rf'"{DEFAULT_FIELD}"\s*+:', value.doc[: value.pos])
             return {DEFAULT_FIELD: None} if has_key else None, again
-        elif first or not isinstance(value, str):
+        elif first is not None or not isinstance(value, str):
             return first or value, again
         else:
-            first = value
+            first = value  # a text is of JSON if another value or nothing follows
     return first, again
 
 
@@ -116,11 +114,7 @@ def _remark(value: Any, name: str) -> str | None:
 
 
 def json_texts(values: Iterator[tuple[int, Any]], name: str, text_fields: Sequence[str]) -> Portions:
-    """Texts of the objects among `_values`.
-
-    Raises:
-        DataError: A value is not an object with these texts.
-    """
+    """Texts of the objects among `_values`; `DataError` for a value that is not an object with these texts."""
     for number, value in values:
         if not number:
             yield value
@@ -194,10 +188,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
             yield from texts
             if number > begin and not has_joined and _joins_rows(row, delimiter.encode(), len(columns)):
                 has_joined = True
-                notice(
-                    f"the quote in {place} is closed in line {number}, so these lines are one row, as may be later "
-                    'ones; if it is part of the text, write it as ""'
-                )
+                notice(f'the quote in {place} joins it with line {number}; write each quote in a text as ""')
         row, begin = bytearray(), number + 1
     if row:
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
@@ -265,17 +256,17 @@ def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes 
     for portion in portions:
         if portion is None:
             yield number, None
-            continue
-        for line in portion.split(b"\n")[:-1]:
-            held += line
+        for line in io.BytesIO(portion or b""):
+            held += line.removesuffix(b"\n")
             if len(held) > LONGEST_LINE:
-                raise _too_long(number, name)
-            yield number, bytes(held)
-            held.clear()
-            number += 1
-        held += portion.rpartition(b"\n")[2]
-        if len(held) > LONGEST_LINE:
-            raise _too_long(number, name)
+                raise DataError(
+                    f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.",
+                    "Divide it into documents, or use --binary to take it as it is.",
+                )
+            if line.endswith(b"\n"):
+                yield number, bytes(held)
+                number += 1
+                held.clear()
     yield number, bytes(held)
 
 
@@ -348,7 +339,7 @@ def _parsed(text: str, at: int) -> tuple[Any, int]:
     collects = gc.isenabled()
     gc.disable()  # it would look through millions of new lists again and again, which are no garbage
     try:
-        return json.JSONDecoder().raw_decode(text, at)
+        return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         may_go_on = error.msg.startswith("Unterminated") or error.pos + len("-Infinity") > len(text)
         return error, len(text) + may_go_on
@@ -360,10 +351,7 @@ def _parsed(text: str, at: int) -> tuple[Any, int]:
 
 
 def _joins_rows(row: bytearray, delimiter: bytes, n_columns: int) -> bool:
-    """True if each line of a row would be a row without its quotes, in a table of several columns.
-
-    A comma or semicolon before a blank or at the end of a line is taken for punctuation.
-    """
+    """True if lines of a row would be rows without quotes. A comma before a blank or a line end is punctuation."""
     lines = (line.replace(b'"', b"").rstrip(b"\r\n") + b" " for line in io.BytesIO(row))
     is_prose = b"\n" if delimiter == b"\t" else delimiter + b" "
     return n_columns > 1 and all(line.count(delimiter) == n_columns - 1 and is_prose not in line for line in lines)
@@ -387,11 +375,4 @@ def _broken(place: str, reason: str) -> DataError:
     return DataError(
         f"{place} is not a row of the table: {reason}.",
         'Write a cell with quotes as "a ""quoted"" cell"; in R: row.names = FALSE, qmethod = "double".',
-    )
-
-
-def _too_long(number: int, name: str) -> DataError:
-    return DataError(
-        f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.",
-        "Divide it into documents, or use --binary to take it as it is.",
     )

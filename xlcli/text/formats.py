@@ -98,9 +98,7 @@ def text_of(
 def is_plain(head: bytes, text_fields: Sequence[str] = ()) -> bool:
     """True if `text_of` passes data with these first bytes on unchanged."""
     marks = (*COMPRESSIONS, *ENCODINGS, *BINARIES)
-    if text_fields or head.startswith(marks):
-        return False
-    return not begins_json(head)
+    return not (text_fields or head.startswith(marks) or begins_json(head))
 
 
 CRLF_NOTICE = "CR LF line ends (Windows) are read as LF"
@@ -297,9 +295,7 @@ def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> 
 
 def _begin(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, tuple[bytes, bytes]]:
     """The mark that the data begins with, or nothing, and the first bytes with it."""
-    head = yield from read_while(
-        portions, lambda head: any(len(mark) > len(head) and mark.startswith(head) for mark in marks)
-    )
+    head = yield from read_while(portions, lambda head: any(mark != head and mark.startswith(head) for mark in marks))
     return next(filter(head.startswith, marks), b""), head
 
 

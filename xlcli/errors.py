@@ -6,10 +6,10 @@ MAX_NAMED = 12
 """Maximum number of names from files or folders in a message."""
 
 
-def named(names: Sequence[str]) -> str:
+def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
     """The first names in words, each shortened, and the number of the others."""
-    first = ", ".join(shortened(name, 200) for name in names[:MAX_NAMED])
-    return f"{first} and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else first
+    first = ", ".join(shortened(name, 200) for name in names[:most])
+    return f"{first} and {len(names) - most:,} more" if len(names) > most else first
 
 
 def shortened(text: str, length: int = 4000) -> str:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from xlcli.errors import DataError
+from xlcli.errors import DataError, named
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.documents import Document
 from xlcli.text.formats import text_of
@@ -181,6 +181,16 @@ def test_a_table_of_many_columns() -> None:
     names = [f"c{i}" for i in range(10_000)]
     [(text, fields)] = read([table([["text", *names], ["a", *names]]).encode()], "text")
     assert (text, fields) == (b"a\n", dict(zip(names, names, strict=True)))
+
+
+def test_a_message_names_a_few_of_many_names() -> None:
+    names = [f"c{i}" for i in range(20_000)]
+    for header in (names, ["c" * 2**20], [f"{name}{'c' * 1000}" for name in names[:100]]):
+        with pytest.raises(DataError) as caught:
+            read([table([header]).encode()], "text")
+        assert len(str(caught.value)) < 5000
+    assert "19,9" in str(DataError("x", named(names)))
+    assert len(str(DataError("m" * 10**5, "r" * 10**5))) < 10_000
 
 
 PAIRS = [{"n": "1", "good": "She sits.", "bad": "She sit."}, {"n": "2", "good": "two\nlines", "bad": "x"}]

@@ -197,7 +197,8 @@ def _choices(wanted: str, known: Iterable[Path]) -> str:
     near = difflib.get_close_matches(Path(wanted).name, names, n=3, cutoff=0.5)
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    return f"There are: {named(names)}." if names else "Train one: xlcli train FILE."
+    more = " (xlcli models)" if len(names) > MAX_NAMED else ""
+    return f"There are: {named(names)}{more}." if names else "Train one: xlcli train FILE."
 
 
 def _local() -> list[Path]:

@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from xlcli.errors import MAX_NAMED, DataError, named
+from xlcli.errors import DataError, named
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
@@ -102,10 +102,10 @@ class Corpus:
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
-            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {named(files)}", "warning")
+            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {named(files, most=3)}", "warning")
         if self._facts is not None and any(self._facts.crlf):
             yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
-        yield from (Notice(remark, "warning") for remark in self._remarks[:MAX_NAMED])
+        yield from (Notice(remark, "warning") for remark in self._remarks[:3])
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress.

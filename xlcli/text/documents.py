@@ -74,12 +74,14 @@ def documents(portions: Portions, name: str, text_fields: Sequence[str], notice:
     value: Any = None
     if begins_json(head) and not text_fields:
         value, data = yield from _first_value(data)
+    has_text, remark = isinstance(value, dict) and DEFAULT_FIELD in value, _remark(value, name)
+    del value  # it may take much RAM
     if text_fields and head.strip() and not begins_json(head):
         yield from table(data, name, text_fields, notice)
-    elif text_fields or (isinstance(value, dict) and DEFAULT_FIELD in value):
+    elif text_fields or has_text:
         yield from json_texts(_values(data), name, text_fields or [DEFAULT_FIELD])
     else:
-        if remark := _remark(value, name):
+        if remark:
             notice(remark)
         yield from data
 

@@ -1,5 +1,21 @@
 """Errors that users can cause or meet. The command line prints each as one sentence and returns its exit code."""
 
+from collections.abc import Sequence
+
+MAX_NAMED = 12
+"""Maximum number of names from files or folders in a message."""
+
+
+def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
+    """The first names in words, each shortened, and the number of the others."""
+    first = ", ".join(shortened(name, 200) for name in names[:most])
+    return f"{first} and {len(names) - most:,} more" if len(names) > most else first
+
+
+def shortened(text: str, length: int = 4000) -> str:
+    """A message or name without its middle if it is longer."""
+    return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 2 :]}"
+
 
 class XLError(Exception):
     """Base of all errors of xlcli.
@@ -15,8 +31,8 @@ class XLError(Exception):
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = shortened(message)
+        self.remedy = shortened(remedy)
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}".strip()

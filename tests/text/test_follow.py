@@ -246,5 +246,5 @@ def test_a_line_that_is_cut_by_a_rotation_does_not_spoil_the_next_one(log, monke
     monkeypatch.setattr(follow, "QUIET_SECONDS", -1.0)
     skipped = []
     lines = iter(lambda: next(log.portions), None)
-    assert [*json_lines(lines, "log", ["text"], skipped.append)] == [b"b\n", b""]
+    assert b"".join(json_lines(lines, "log", ["text"], skipped.append)) == b"b\n"
     assert len(skipped) == 1

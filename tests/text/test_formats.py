@@ -80,9 +80,7 @@ def test_any_text_passes_through(text):
         assert read(data) == data
 
 
-@pytest.mark.parametrize(
-    "head", [b"{", b'{"text"', b'{"text": 3}\n', b'{"other": "x"}\n', b"{\n", b"[1]\n", b'{"text": "\\ud800"}']
-)
+@pytest.mark.parametrize("head", [b"{", b'{"text"', b'{"other": "x"}\n', b"{\n", b"[1]\n"])
 def test_other_text_in_braces_is_text(head):
     assert read(head + b"more\n") == head + b"more\n"
 
@@ -200,10 +198,11 @@ def test_a_json_line_has_a_maximum_size(size):
 
     line = b'{"text": "%s"}' % (b"a" * (2**24 - 12))
     assert sum(map(len, text_of(portions(line), "x"))) == 2**24 - 11
-    for number, lines in ((1, [line + b" "]), (2, [b'{"text": "b"}', line + b" "])):
+    longer = line.replace(b": ", b":  ")
+    for number, lines in ((1, [longer]), (2, [b'{"text": "b"}', longer])):
         with pytest.raises(DataError, match=rf"\b{number}\b.*\b16\b"):
             list(text_of(portions(*lines, b"{}"), "x"))
-    other = line.replace(b"text", b"code") + b" "
+    other = longer.replace(b"text", b"code")
     assert b"".join(text_of(portions(other, b"{}"), "x")) == other + b"\n{}"
 
 

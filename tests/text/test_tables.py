@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from xlcli.errors import DataError
+from xlcli.errors import DataError, named
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.documents import Document
 from xlcli.text.formats import text_of
@@ -183,6 +183,16 @@ def test_a_table_of_many_columns() -> None:
     assert (text, fields) == (b"a\n", dict(zip(names, names, strict=True)))
 
 
+def test_a_message_names_a_few_of_many_names() -> None:
+    names = [f"c{i}" for i in range(20_000)]
+    for header in (names, ["c" * 2**20], [f"{name}{'c' * 1000}" for name in names[:100]]):
+        with pytest.raises(DataError) as caught:
+            read([table([header]).encode()], "text")
+        assert len(str(caught.value)) < 5000
+    assert "19,9" in str(DataError("x", named(names)))
+    assert len(str(DataError("m" * 10**5, "r" * 10**5))) < 10_000
+
+
 PAIRS = [{"n": "1", "good": "She sits.", "bad": "She sit."}, {"n": "2", "good": "two\nlines", "bad": "x"}]
 
 
@@ -247,6 +257,44 @@ def test_tables_of_spreadsheets() -> None:
     found = open_corpus(["a.csv"], reading=InputFormat(text_fields=("sentence",)))
     assert [fields["item"] for _, fields in found.rows()] == ["1"]
     assert b"".join(found.read()) == b'x; "y"\n'
+
+
+def test_a_header_has_line_ends_in_its_cells() -> None:
+    for delimiter, line_end in itertools.product("\t,;", ("\n", "\r\n")):
+        header = [f"two{line_end}lines", "text", f"a{line_end}, b; c\td"]
+        data = table([header, ["1", "a", "x"], ["2", "b", f"y{line_end}"]], delimiter, line_end).encode()
+        wanted = [(b"a\n", {header[0]: "1", header[2]: "x"}), (b"b\n", {header[0]: "2", header[2]: f"y{line_end}"})]
+        assert read([data], "text") == read([data[i : i + 1] for i in range(len(data))], "text") == wanted
+
+
+PROSE = "Roses are red,\nviolets, too, are blue;\nsugar is sweet,\n\nand so are you"
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ('id\ttext\n1\t"Come in, he said.\n2\tThe door was open."\n3\tLast.\n', 2),
+        ('text\tid\nx\t1\n"Come in\t2\nnow,\t3\nhe" \t4\n'.replace('" ', '"'), 3),
+        ('id;text\r\n1;"Come in\r\n2;he said"\r\n', 2),
+        ('id,text\n1,"Come\n2,in"\n3,"You\n4,too"\n', 2),
+        ('id\ttext\tnote\n1\t"Come\t\n2\tin"\t\n', 2),
+        *(
+            (table([["id", "text", "note"], ["1", PROSE, PROSE], ["2", "a", PROSE]], delimiter), 0)
+            for delimiter in "\t,;"
+        ),
+        (table([["text"], [PROSE], ["a\nb"]]), 0),
+        (table([["id", "text"], ["1", PROSE], ["2", "Yes, he\nsaid, no"]]), 0),
+        (table([["id", "text"], ["1", 'said "a"\nand "b"']], "\t"), 0),
+        ('id\ttext\n1\t"Come in."\n2\tout\n', 0),
+    ],
+)
+def test_a_quotation_that_joins_rows_is_reported_once(data: str, line: int) -> None:
+    for size in (1, 7, len(data)):
+        remarks: list[str] = []
+        portions = (data.encode()[at : at + size] for at in range(0, len(data), size))
+        assert list(text_of(portions, "x", ["text"], notice=remarks.append))
+        assert len(remarks) == (line > 0)
+        assert not remarks or f"line {line} of x" in remarks[0]
 
 
 def test_rows_that_changed_are_refused() -> None:

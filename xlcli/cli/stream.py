@@ -155,12 +155,12 @@ def read_text(
         return data
     any_bytes = model.tokenizer.kind == "bytes"
     fields = () if settings.text_field is None else (settings.text_field,)
+    warn = partial(screen.say, level="warning")
     if source is None:
-        warn = partial(screen.say, level="warning")
         text = json_lines(data, name, fields, warn) if fields else data
     else:
         formats = {"any_bytes": any_bytes, "token_ids": model.tokenizer.kind == "ids"}
-        text = text_of(data, name, fields, source, notice=screen.say, **formats)
+        text = text_of(data, name, fields, source, notice=warn, **formats)
     # Text that continues a stream may begin within a character.
     return text if any_bytes or is_continued else checked(text, name)
 

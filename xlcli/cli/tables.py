@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xlcli.cli.report import fields, text_object, to_json
+from xlcli.errors import named
 from xlcli.events import Row, Scored, TokenScore
 
 DIGITS = 4
@@ -55,7 +56,7 @@ class Table:
         self._columns = self._columns or list(values)
         if not self._left_out and (unknown := values.keys() - self._columns):
             self._left_out = unknown
-            names = ", ".join(sorted(unknown))
+            names = named(sorted(unknown))
             self._warn(f"columns that the first row does not have are left out: {names}; JSON lines keep them")
         rows.append([_cell(values.get(name)) for name in self._columns])
         lines = ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xlcli.errors import CheckpointError
+from xlcli.errors import MAX_NAMED, CheckpointError, named
 from xlcli.events import ScoredText
 from xlcli.files import TEMPORARY, as_utf8, open_regular
 from xlcli.files.tensors import read_header
@@ -24,8 +24,6 @@ LOCAL = "models"
 """Folder of the user's models inside the working folder."""
 CARD = "README.md"
 """Description of a bundled model."""
-MAX_NAMED = 12
-"""Maximum number of models that an error names, the newest of the user first."""
 _FOREIGN = {b"GGUF": "a GGUF file", b"PK": "a PyTorch checkpoint", b"\x80": "a pickle, such as a PyTorch checkpoint"}
 """First bytes of models of other programs."""
 _HUB = re.compile(r"hf:.*|(?!models/|\.)[\w.-]+/[\w.-]+|(distil)?gpt2.*|(bert|llama|opt|pythia|t5|transfo-xl)-.+", re.I)
@@ -94,10 +92,10 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
             damaged.append(f"model {folder.name} is passed over: {error.message}")
         else:
             if _is_finished(folder):
-                return folder, f"the newest in {LOCAL}/", damaged
+                return folder, f"the newest in {LOCAL}/", damaged[:MAX_NAMED]
             unfinished = unfinished or f"; {folder.name} is unfinished"
     if bundled:
-        return bundled[0], f"bundled{unfinished}", damaged
+        return bundled[0], f"bundled{unfinished}", damaged[:MAX_NAMED]
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 
@@ -199,8 +197,8 @@ def _choices(wanted: str, known: Iterable[Path]) -> str:
     near = difflib.get_close_matches(Path(wanted).name, names, n=3, cutoff=0.5)
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    more = f" and {len(names) - MAX_NAMED} more (xlcli models)" if len(names) > MAX_NAMED else ""
-    return f"There are: {', '.join(names[:MAX_NAMED])}{more}." if names else "Train one: xlcli train FILE."
+    more = " (xlcli models)" if len(names) > MAX_NAMED else ""
+    return f"There are: {named(names)}{more}." if names else "Train one: xlcli train FILE."
 
 
 def _local() -> list[Path]:

@@ -22,14 +22,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from xlcli.errors import DataError
+from xlcli.errors import DataError, named
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_stdin, files_below, open_source
-
-MAX_NAMED = 3
-"""Maximum number of files that a notice names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +98,14 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """Warnings of skipped files and, after the scan, of rows that are read as plain text; a remark on CR LF."""
+        """Warnings of skipped files and, after the scan, of rows that are read otherwise; a remark on CR LF."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
-            more = f" and {n - MAX_NAMED} more" if n > MAX_NAMED else ""
-            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(files[:MAX_NAMED])}{more}", "warning")
+            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {named(files, most=3)}", "warning")
         if self._facts is not None and any(self._facts.crlf):
             yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
-        yield from (Notice(remark, "warning") for remark in self._remarks[:1])
+        yield from (Notice(remark, "warning") for remark in self._remarks[:3])
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress.

@@ -1,13 +1,15 @@
-"""Texts of rows: JSON lines, CSV and TSV tables, and Parquet files.
+"""Texts of rows: JSON lines and arrays, CSV and TSV tables, and Parquet files.
 
-Each text is a `Document` with the other fields of its row. Memory is bounded: a JSON line or a row of a table has at
+Each text is a `Document` with the other fields of its row. Memory is bounded: a JSON object or a row of a table has at
 most `LONGEST_LINE` bytes. Parquet files, which are read from their end, need pyarrow, the extra `parquet`.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gc
+import io
 import itertools
 import json
 import os
@@ -19,13 +21,13 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from xlcli.errors import DataError
+from xlcli.errors import DataError, named, shortened
 from xlcli.files import as_utf8
 
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
 LONGEST_LINE = 2**24
-"""Maximum size of a JSON line or a row of a table in bytes. Parsing can take 64 bytes of RAM per byte."""
+"""Maximum size of a JSON object or a row of a table in bytes. Parsing can take 64 bytes of RAM per byte."""
 BLANKS = 2**9
 """Number of blank bytes after which a text is no longer looked at for rows."""
 PARQUET = b"PAR1"
@@ -34,6 +36,10 @@ PARQUET_ROWS = 256
 """Rows per batch."""
 _QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 """Rest of a quoted cell."""
+_JSON = re.compile(rb'\s*+(?:\{|\[\s*+[{"\[])')
+"""Beginning of an object, or of an array of objects, texts or arrays."""
+_DECODER = json.JSONDecoder()
+_BETWEEN_VALUES = re.compile(r"[\s,\[\]]*+")
 
 Portions = Iterator[bytes | None]
 
@@ -48,86 +54,107 @@ class Document(bytes):
     fields: Mapping[str, Any] = MappingProxyType({})
 
 
-def documents(portions: Portions, name: str, text_fields: Sequence[str], notice: Callable[[str], None]) -> Portions:
-    """Texts of JSON lines or of a table, each a `Document` ended by a line end; other text is passed on unchanged.
+def begins_json(head: bytes | bytearray) -> bool:
+    """True if a text with these first bytes may be JSON."""
+    return bool(_JSON.match(head[:BLANKS])) or (len(head) < BLANKS and not head.strip(b" \t\r\n["))
 
-    Without `text_fields` only JSON lines are recognized, by a text in `DEFAULT_FIELD` of the first line.
+
+def documents(portions: Portions, name: str, text_fields: Sequence[str], notice: Callable[[str], None]) -> Portions:
+    """Texts of JSON or of a table, each a `Document` ended by a line end; other text is passed on unchanged.
+
+    JSON is objects, one on each line, in an array, or one after the other. Without `text_fields` only JSON is
+    recognized, by the key `DEFAULT_FIELD` of its first object. Calls `notice` with remarks on rows that are read as
+    plain text, or as one row.
 
     Raises:
-        DataError: As `json_lines` and `table`.
+        DataError: As `json_texts` and `table`.
     """
-    head = yield from read_while(portions, lambda head, new: len(head) < BLANKS and not new.strip())
-    start, first = len(head) - len(head.lstrip()), b""
-    mark = head[start:BLANKS][:1]
-    if mark == b"{" or (mark and text_fields):
-        data = itertools.chain([head[start:]], portions)
-        begun = yield from read_while(data, lambda begun, new: b"\n" not in new and len(begun) <= LONGEST_LINE)
-        head, first = head[:start] + begun, begun[: LONGEST_LINE + 1].partition(b"\n")[0]
-    data = itertools.chain([head], portions)
-    if text_fields:
-        is_table = mark not in (b"", b"{")
-        yield from table(data, name, text_fields, first) if is_table else json_lines(data, name, text_fields)
-    elif len(first) <= LONGEST_LINE and _texts(_parsed(first), [DEFAULT_FIELD]) is not None:
-        yield from json_lines(data, name, [DEFAULT_FIELD])
+    head = yield from read_while(portions, lambda head: begins_json(head) and not _JSON.match(head))
+    data: Portions = itertools.chain([head], portions)
+    value: Any = None
+    if begins_json(head) and not text_fields:
+        value, data = yield from _first_value(data)
+    has_text, remark = isinstance(value, dict) and DEFAULT_FIELD in value, _remark(value, name)
+    del value  # it may take much RAM
+    if text_fields and head.strip() and not begins_json(head):
+        yield from table(data, name, text_fields, notice)
+    elif text_fields or has_text:
+        yield from json_texts(_values(data), name, text_fields or [DEFAULT_FIELD])
     else:
-        if len(first) > LONGEST_LINE and json.dumps(DEFAULT_FIELD).encode() in first:
-            raise _too_long(1, name)
-        if remark := keyless(first, name):
+        if remark:
             notice(remark)
         yield from data
 
 
-def keyless(line: bytes, name: str) -> str | None:
-    """Remark on plain text that is named as a table, or whose first line is a JSON object with other texts; or None."""
+def _first_value(portions: Portions) -> Generator[bytes | None, None, tuple[Any, Portions]]:
+    """The first value of JSON, of a broken object only the key `DEFAULT_FIELD`; and the portions again."""
+    ahead, again = itertools.tee(portions)
+    first = None
+    for number, value in _values(ahead):
+        if number == 0:
+            yield value
+        elif isinstance(value, json.JSONDecodeError):
+            has_key = re.search(rf'"{DEFAULT_FIELD}"\s*+:', value.doc[: value.pos])
+            return {DEFAULT_FIELD: None} if has_key else None, again
+        elif first is not None or not isinstance(value, str):
+            return first or value, again
+        else:
+            first = value  # a text is of JSON if another value or nothing follows
+    return first, again
+
+
+def _remark(value: Any, name: str) -> str | None:
+    """Remark on plain text that is named as a table, or that begins with this value of JSON; or None."""
     if {".csv", ".tsv"}.intersection(PurePath(name.lower()).suffixes[-2:]):
         return f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
-    value = _parsed(line) if len(line) <= LONGEST_LINE >> 4 else None
-    texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
-    if not texts or DEFAULT_FIELD in texts:
+    if not value or not isinstance(value, dict | str):
         return None
-    key = shlex.quote(max(texts, key=lambda key: len(texts[key])))
-    return (
-        f"{name} looks like JSON lines without the key {DEFAULT_FIELD} and is read as plain text; "
-        f"--text-field {key} reads that key"
-    )
+    texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
+    key = shlex.quote(max(texts, key=lambda key: len(texts[key]), default=""))
+    remark = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
+    return f"{remark}; --text-field {shortened(key, 200)} reads that key" if texts else remark
 
 
-def json_lines(
-    portions: Portions, name: str, text_fields: Sequence[str], skipped: Callable[[str], None] | None = None
-) -> Portions:
-    """Texts of JSON lines. Calls `skipped` with a remark on each line without them.
+def json_texts(values: Iterator[tuple[int, Any]], name: str, text_fields: Sequence[str]) -> Portions:
+    """Texts of the objects among `_values`; `DataError` for a value that is not an object with these texts."""
+    for number, value in values:
+        if not number:
+            yield value
+            continue
+        fault = f": {value.msg}" if isinstance(value, json.JSONDecodeError) else ""
+        try:
+            texts = _texts(value, text_fields)
+        except UnicodeEncodeError:
+            texts, fault = None, ": it has half of a surrogate pair, or is not UTF-8"
+        if texts is None:
+            wanted = " and ".join(f"a text in '{field}'" for field in text_fields)
+            option = "--text-field" if len(text_fields) == 1 else "--pairs"
+            raise DataError(
+                f"line {number} of {name} is not a JSON object with {wanted}{fault}.",
+                f"Name the key with {option}, write such objects with jq -c '.[]', or take the text with --binary.",
+            )
+        yield from texts
 
-    Raises:
-        DataError: A line is not a JSON object with these texts and `skipped` is None, or is longer than `LONGEST_LINE`.
-    """
+
+def json_lines(portions: Portions, name: str, text_fields: Sequence[str], skipped: Callable[[str], None]) -> Portions:
+    """Texts of JSON lines. Calls `skipped` with a remark on each line without them."""
     for number, line in _numbered_lines(portions, name):
-        if line is None:
-            yield None
-        elif line.strip():
-            texts = _texts(_parsed(line), text_fields)
-            if texts is None:
-                wanted = " and ".join(f"a text in '{field}'" for field in text_fields)
-                reason = f"line {number} of {name} is not a JSON object with {wanted}"
-                if skipped is None:
-                    option = "--text-field" if len(text_fields) == 1 else "--pairs"
-                    raise DataError(f"{reason}.", f"Name the key with {option}, or take the lines with --binary.")
-                skipped(f"{reason}, and is skipped")
-            yield from texts or ()
-        else:
-            yield b""  # the reader may want to stop
+        try:
+            yield from [*json_texts(_values(iter([line]), number), name, text_fields)]
+        except DataError as error:
+            skipped(f"{error.message.removesuffix('.')}, and is skipped")
 
 
-def table(portions: Portions, name: str, text_fields: Sequence[str], first: bytes) -> Portions:
-    """Texts of a table, whose first row names the columns. `first` is its first line.
+def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Callable[[str], None]) -> Portions:
+    """Texts of a table, whose first row names the columns. Calls `notice` at the first quotation that joins rows.
 
     Raises:
         DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
     """
     csv.field_size_limit(LONGEST_LINE)
-    delimiter = _delimiter(first, text_fields)
-    quote = re.compile(rb'(?:^|%b)"' % delimiter.encode())
+    quote = re.compile(rb'(?:^|[\t,;])"')
     columns: list[str] = []
-    row, begin, is_open = bytearray(), 1, False
+    delimiter, row, begin, is_open, has_joined = "", bytearray(), 1, False, False
     for number, line in _numbered_lines(portions, name):
         if line is None:
             yield None
@@ -139,6 +166,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], first: byte
         if is_open and len(row) <= LONGEST_LINE:
             continue
         place = f"line {begin} of {name}"
+        delimiter = delimiter if columns else _delimiter(row, text_fields)
         try:
             cells = next(csv.reader([row.decode()], delimiter=delimiter, strict=True)) if row.strip(b" \r\n") else []
         except UnicodeDecodeError:
@@ -148,7 +176,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], first: byte
         if not cells:
             yield b""
         elif not columns:
-            columns = cells
+            columns, quote = cells, re.compile(rb'(?:^|%b)"' % delimiter.encode())
             _require(text_fields, columns, place)
             column, times = Counter(filter(None, columns)).most_common(1)[0]
             if times > 1:
@@ -160,6 +188,9 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], first: byte
             if texts is None:
                 raise _broken(place, f"'{text_fields[0]}' or '{text_fields[-1]}' is empty")
             yield from texts
+            if number > begin and not has_joined and _joins_rows(row, delimiter.encode(), len(columns)):
+                has_joined = True
+                notice(f'the quote in {place} joins it with line {number}; write each quote in a text as ""')
         row, begin = bytearray(), number + 1
     if row:
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
@@ -208,39 +239,73 @@ def parquet_texts(descriptor: int, name: str, text_fields: Sequence[str]) -> Ite
             raise DataError(f"{name} is a damaged Parquet file: {error}.", "Get it again.") from None
 
 
-def read_while(portions: Portions, is_short: Callable[[bytearray, bytes], bool]) -> Generator[None, None, bytes]:
-    """First bytes, to which portions are added while `is_short` is true of them and the last portion."""
+def read_while(portions: Portions, is_short: Callable[[bytes | bytearray], bool]) -> Generator[None, None, bytes]:
+    """First bytes, to which portions are added while `is_short` is true of them."""
     head = bytearray()
     for portion in portions:
         if portion is None:
             yield None
             continue
         head += portion
-        if not is_short(head, portion):
+        if not is_short(head):
             return portion if len(portion) == len(head) else bytes(head)
     return bytes(head)
 
 
 def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
     """Lines with their numbers from 1, or None for a portion that is None."""
-    parts: list[bytes] = []
-    number = size = 0
+    held, number = bytearray(), 1
     for portion in portions:
         if portion is None:
             yield number, None
+        for line in io.BytesIO(portion or b""):
+            held += line.removesuffix(b"\n")
+            if len(held) > LONGEST_LINE:
+                raise DataError(
+                    f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.",
+                    "Divide it into documents, or use --binary to take it as it is.",
+                )
+            if line.endswith(b"\n"):
+                yield number, bytes(held)
+                number += 1
+                held.clear()
+    yield number, bytes(held)
+
+
+def _values(portions: Portions, number: int = 1) -> Iterator[tuple[int, Any]]:
+    """JSON values with the numbers of their lines, one after the other or in arrays, with or without commas.
+
+    The last one may be a `JSONDecodeError`. Line 0 has None for a pause, and no bytes after other portions.
+    """
+    utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    held, wanted, n_open = "", 0, 0
+    for portion in itertools.chain(portions, [b""]):
+        held += utf8.decode(portion or b"", final=portion == b"")
+        if portion and len(held) < wanted:  # parsing anew at each portion would take long
             continue
-        *lines, rest = portion.split(b"\n")
-        for line in lines:
-            number += 1
-            if size + len(line) > LONGEST_LINE:
-                raise _too_long(number, name)
-            yield number, b"".join((*parts, line))
-            parts, size = [], 0
-        parts.append(rest)
-        size += len(rest)
-        if size > LONGEST_LINE:
-            raise _too_long(number + 1, name)
-    yield number + 1, b"".join(parts)
+        at = wanted = 0
+        while True:
+            start, at = at, next(_BETWEEN_VALUES.finditer(held, at)).end()
+            number += held.count("\n", start, at)
+            n_open += held.count("[", start, at) - held.count("]", start, at)
+            if at == len(held):
+                break
+            value, end = _parsed(held, at)
+            if end > len(held) and portion != b"" and len(held) - at <= LONGEST_LINE:
+                wanted = (len(held) - at) * 9 // 8
+                break
+            if end - at > LONGEST_LINE:
+                value = json.JSONDecodeError(f"more than {LONGEST_LINE >> 20} MiB", held, at + LONGEST_LINE)
+            if isinstance(value, json.JSONDecodeError):
+                yield number + held.count("\n", at, value.pos), value
+                return
+            yield number, value
+            number, at = number + held.count("\n", at, end), end
+        held = held[at:]
+        if portion is None or not held:
+            yield 0, portion and b""
+    if n_open:
+        yield number, json.JSONDecodeError("the brackets of arrays do not match", "", 0)
 
 
 def _texts(row: Any, text_fields: Sequence[str]) -> list[Document] | None:
@@ -254,10 +319,7 @@ def _texts(row: Any, text_fields: Sequence[str]) -> list[Document] | None:
     texts = [take(field, None) for field in text_fields]
     if not all(isinstance(text, str) for text in texts) or (len(texts) > 1 and not all(texts)):
         return None
-    try:
-        found = [Document((text if text.endswith("\n") else text + "\n").encode()) for text in texts if text]
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return None
+    found = [Document((text if text.endswith("\n") else text + "\n").encode()) for text in texts if text]
     for document in found:
         document.fields = row
     return found
@@ -274,22 +336,32 @@ def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: as_utf8(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
-def _parsed(line: bytes) -> Any:
-    """Value of a line of JSON; None if it is not JSON."""
+def _parsed(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value at a place, or a `JSONDecodeError`, and its end, which is behind a text that may go on."""
     collects = gc.isenabled()
     gc.disable()  # it would look through millions of new lists again and again, which are no garbage
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        may_go_on = error.msg.startswith("Unterminated") or error.pos + len("-Infinity") > len(text)
+        return error, len(text) + may_go_on
+    except (ValueError, RecursionError) as error:
+        return json.JSONDecodeError(str(error), text, len(text)), len(text)
     finally:
         if collects:
             gc.enable()
 
 
-def _delimiter(first: bytes, text_fields: Sequence[str]) -> str:
-    """Tab, comma or semicolon: what divides the first line into cells with these names, else into most cells."""
-    line = first[:LONGEST_LINE].partition(b"\r")[0].decode(errors="replace")
+def _joins_rows(row: bytearray, delimiter: bytes, n_columns: int) -> bool:
+    """True if lines of a row would be rows without quotes. A comma before a blank or a line end is punctuation."""
+    lines = (line.replace(b'"', b"").rstrip(b"\r\n") + b" " for line in io.BytesIO(row))
+    is_prose = b"\n" if delimiter == b"\t" else delimiter + b" "
+    return n_columns > 1 and all(line.count(delimiter) == n_columns - 1 and is_prose not in line for line in lines)
+
+
+def _delimiter(row: bytearray, text_fields: Sequence[str]) -> str:
+    """Tab, comma or semicolon: what divides the first row into cells with these names, else into most cells."""
+    line = re.sub("[\r\n]", " ", row[:LONGEST_LINE].decode(errors="replace").rstrip("\r\n"))
     cells = {delimiter: next(csv.reader([line], delimiter=delimiter), []) for delimiter in "\t,;"}
     return max(cells, key=lambda delimiter: ({*text_fields} <= {*cells[delimiter]}, len(cells[delimiter])))
 
@@ -297,21 +369,12 @@ def _delimiter(first: bytes, text_fields: Sequence[str]) -> str:
 def _require(text_fields: Sequence[str], columns: Sequence[str], place: str) -> None:
     """`DataError` if a text is not among these columns."""
     if missing := [field for field in text_fields if field not in columns]:
-        raise DataError(
-            f"{place} has no column '{missing[0]}' of texts.",
-            f"Name one of its columns: {', '.join(columns)[:500] or 'none'}.",
-        )
+        remedy = f"Name one of its columns: {named(columns) or 'none'}."
+        raise DataError(f"{place} has no column '{missing[0]}' of texts.", remedy)
 
 
 def _broken(place: str, reason: str) -> DataError:
     return DataError(
         f"{place} is not a row of the table: {reason}.",
         'Write a cell with quotes as "a ""quoted"" cell"; in R: row.names = FALSE, qmethod = "double".',
-    )
-
-
-def _too_long(number: int, name: str) -> DataError:
-    return DataError(
-        f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.",
-        "Divide it into documents, or use --binary to take it as it is.",
     )

@@ -1,6 +1,6 @@
-"""Text out of compressed files, other Unicode encodings, JSON lines and tables, recognized by content.
+"""Text out of compressed files, other Unicode encodings, JSON and tables, recognized by content.
 
-    portions ─▶ unpacked ─▶ in UTF-8 ─▶ texts of JSON lines or of a table ─▶ portions of text
+    portions ─▶ unpacked ─▶ in UTF-8 ─▶ texts of JSON or of a table ─▶ portions of text
 
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
@@ -24,7 +24,7 @@ import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
-from xlcli.text.documents import BLANKS, PARQUET, Portions, begins_with, documents, parquet_texts, read_while
+from xlcli.text.documents import PARQUET, Portions, begins_json, begins_with, documents, parquet_texts, read_while
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13
@@ -76,12 +76,12 @@ def text_of(
     Args:
         portions: The data.
         name: Name of the source in errors.
-        text_fields: Keys of the texts in JSON lines, or columns of a table; none is the key `text` of JSON lines, if
-            the first line is an object with it.
+        text_fields: Keys of the texts in JSON, or columns of a table; none is the key `text` of JSON, if the first
+            object has it.
         descriptor: Open file of the data, for Parquet and NumPy.
         any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
         token_ids: The text is ids of tokens: an array of integers in a NumPy file becomes decimal numbers.
-        notice: Called with the remark of `keyless`, if there is one.
+        notice: Called with remarks on rows that are read as plain text, or as one row.
 
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
@@ -98,10 +98,7 @@ def text_of(
 def is_plain(head: bytes, text_fields: Sequence[str] = ()) -> bool:
     """True if `text_of` passes data with these first bytes on unchanged."""
     marks = (*COMPRESSIONS, *ENCODINGS, *BINARIES)
-    if text_fields or head.startswith(marks):
-        return False
-    start = head[:BLANKS].lstrip()
-    return not start.startswith(b"{") if start else len(head) >= BLANKS
+    return not (text_fields or head.startswith(marks) or begins_json(head))
 
 
 CRLF_NOTICE = "CR LF line ends (Windows) are read as LF"
@@ -298,9 +295,7 @@ def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> 
 
 def _begin(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, tuple[bytes, bytes]]:
     """The mark that the data begins with, or nothing, and the first bytes with it."""
-    head = yield from read_while(
-        portions, lambda head, _: any(len(mark) > len(head) and mark.startswith(head) for mark in marks)
-    )
+    head = yield from read_while(portions, lambda head: any(mark != head and mark.startswith(head) for mark in marks))
     return next(filter(head.startswith, marks), b""), head
 
 

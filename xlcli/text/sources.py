@@ -75,7 +75,7 @@ class Source:
     ) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
-        Calls `notice` with a remark on rows that are read as plain text (`documents.keyless`). `seek`: start there
+        Calls `notice` with remarks on rows that are read as plain text, or as one row. `seek`: start there
         if the file is seekable; it is known to have no CR LF.
 
         Raises:

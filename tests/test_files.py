@@ -193,10 +193,8 @@ def test_a_copy_shares_nothing(tmp_path):
     files.write_atomic(target, files.read_blocks(source))
     assert target.read_bytes() == source.read_bytes()
     assert target.stat().st_ino != source.stat().st_ino
-    (tmp_path / "link").symlink_to(source)
-    for name in ("link", "missing"):
-        with pytest.raises(CheckpointError):
-            files.write_atomic(target, files.read_blocks(tmp_path / name))
+    with pytest.raises(CheckpointError):
+        files.write_atomic(target, files.read_blocks(tmp_path / "missing"))
     assert target.read_bytes() == source.read_bytes()
     assert leftovers(tmp_path) == []
 
@@ -246,10 +244,13 @@ READS = {
 
 
 @pytest.mark.parametrize("what", READS)
-def test_a_regular_file_is_read(tmp_path, what):
+def test_a_regular_file_is_read_also_through_links(tmp_path, what):
     read, content, expected = READS[what]
     (tmp_path / "there").write_bytes(content)
-    assert read(tmp_path / "there") == expected
+    (tmp_path / "link").symlink_to("there")
+    (tmp_path / "second").symlink_to(tmp_path / "link")
+    for name in ("there", "link", "second"):
+        assert read(tmp_path / name) == expected
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,9 @@ def test_a_regular_file_is_read(tmp_path, what):
         ("missing", "exist"),
         ("folder", "folder"),
         ("fifo", "pipe"),
-        ("link", "link"),
+        ("link to a folder", "folder"),
+        ("link to a pipe", "pipe"),
+        ("link to a device", "device"),
         ("loop", "link"),
         ("dangling", "link"),
         ("/dev/zero", "device"),
@@ -266,15 +269,16 @@ def test_a_regular_file_is_read(tmp_path, what):
 )
 @pytest.mark.parametrize("what", READS)
 def test_only_regular_files_are_read(tmp_path, kind, message, what):
-    read, content, _ = READS[what]
-    path = tmp_path / "there"
+    read, path = READS[what][0], tmp_path / "there"
     if kind == "folder":
         path.mkdir()
     elif kind == "fifo":
         os.mkfifo(path)
-    elif kind == "link":
-        (tmp_path / "target").write_bytes(content)
+    elif kind == "link to a pipe":
+        os.mkfifo(tmp_path / "target")
         path.symlink_to(tmp_path / "target")
+    elif kind.startswith("link"):
+        path.symlink_to(tmp_path if kind.endswith("folder") else "/dev/zero")
     elif kind == "loop":
         path.symlink_to(path)
     elif kind == "dangling":

@@ -3,6 +3,8 @@
 import grp
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,8 +146,48 @@ def test_folders_above_the_home_folder_are_not_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     home.parent.chmod(0o777)
     assert cache_folder() == home / ".cache" / "xlcli"
+
+
+def spoil_home(home):
     home.chmod(0o777)
-    refused(cache_folder)
+
+
+def spoil_owner(home):
+    os.chown(home, OTHER, -1)
+
+
+def spoil_cache(home):
+    (home / ".cache").touch()
+
+
+def spoil_name(home):
+    home.rmdir()
+    home.touch()
+
+
+@pytest.mark.parametrize("spoil", [spoil_home, spoil_owner, spoil_cache, spoil_name])
+def test_a_temporary_folder_takes_the_place_of_a_default_that_cannot_be_used(tmp_path, monkeypatch, spoil):
+    if spoil is spoil_owner and os.geteuid():
+        pytest.skip("only root gives folders away")
+    home, said = tmp_path / "ann", []
+    home.mkdir()
+    spoil(home)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XLCLI_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which that standard does not allow
+    folder = cache_folder(said.append)
+    assert (cache_folder(said.append), kernels()) == (folder, folder / "kernels")
+    assert (len(said), folder.stat().st_mode & 0o777, os.environ["XLCLI_CACHE"]) == (1, 0o700, str(folder))
+    assert str(home) in said[0]
+    assert not Path("relative").exists()
+
+
+def test_the_temporary_folder_is_removed_at_the_end(tmp_path):
+    (tmp_path / "home").touch()
+    program = "from xlcli.files import cache_folder; (cache_folder() / 'x').touch(); print(cache_folder())"
+    variables = {"HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, check=True, text=True)
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_a_user_without_a_name_and_home(place, monkeypatch):

@@ -52,6 +52,15 @@ def test_help_is_as_wide_as_the_terminal_up_to_a_limit(columns, run, monkeypatch
     assert min(columns, 100) - 20 < max(map(len, text.split("\n"))) <= max(50, min(columns, 100))
 
 
+@pytest.mark.parametrize("name", ["", "models", *EVERY])
+def test_help_is_the_same_without_docstrings(name, run):
+    arguments = [*name.split(), "--help"]
+    shown = subprocess.run(
+        [sys.executable, "-OO", "-m", "xlcli", *arguments], env=environment(), capture_output=True, check=True
+    )
+    assert shown.stdout == run(*arguments).out
+
+
 def test_program_help(run):
     text = run("--help").out.decode()
     assert run().out.decode() == text == run("-h").out.decode()

@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 from programs import TEXT, environment
 
-PROGRAM = "import sys; from xlcli.__main__ import main; sys.exit(main())"
+PROGRAM = """
+import os, sys
+here, own = os.getcwd() + os.sep, ("text.", "copied", "trained", "models", "loss.png", "page.html", ".tmp-xlcli-")
+def watch(event, arguments):
+    path = os.path.abspath(arguments[0]) if event == "open" and type(arguments[0]) is str else ""
+    if path.startswith(here) and not path.removeprefix(here).startswith(own):
+        sys.stderr.write(f"opened {path}")
+        os._exit(9)
+sys.addaudithook(watch)
+from xlcli.__main__ import main
+sys.exit(main())
+"""
+"""The program, which ends if it opens a file of the working folder that is none of its own."""
 COMPILER = """
 from types import SimpleNamespace
 import torch
@@ -37,8 +49,8 @@ def executed(model, prose, tmp_path):
     marker = tmp_path / "executed"
     for name in NAMES:
         Path(f"{name}.py").write_text(f"with open({str(marker)!r}, 'a') as marker:\n    marker.write(__name__ + ' ')\n")
-    Path(".numba_config.yaml").write_text("cache_locator_classes: hostile.Locator\ncache_dir: .\n")
-    Path("matplotlibrc").write_text("backend: module://hostile\n")
+    Path(".numba_config.yaml").write_text("cache_locator_classes: [hostile.Locator")  # reading it fails
+    Path("matplotlibrc").write_bytes(b"backend: module://hostile\ntext.usetex: True\n\xff")  # this one, too
     Path("hostile.pth").write_text("import hostile\n")
     Path("text.txt").write_bytes(prose.read_bytes() * 4)
 
@@ -53,8 +65,8 @@ def executed(model, prose, tmp_path):
 
 
 def test_a_module_of_the_working_folder_is_found_out(executed):
-    """Where Python searches the working folder, something is executed, so the tests below can fail."""
-    assert executed("--version", flags=())[1]
+    """Where Python searches the working folder, a module is opened, so the tests below can fail."""
+    assert b"opened" in executed("--version", flags=())[0].stderr
 
 
 @pytest.mark.parametrize(

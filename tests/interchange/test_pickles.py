@@ -70,6 +70,19 @@ def test_shared_storages_are_read_once_and_stay_equal(tmp_path, is_zip):
 
 
 @both
+def test_tensors_that_share_storages_are_not_much_more_than_the_file(tmp_path, is_zip):
+    (tmp_path / "config.json").write_text("{}")
+    table = torch.randn(400, 30)
+    tensors = {"embedding": table, "head": table}
+    save(tensors, tmp_path / "pytorch_model.bin", is_zip=is_zip)
+    assert torch.equal(open_folder(tmp_path).take("head"), table)
+    for more in (dict.fromkeys("abc", table), {f"{i}": table[i:] for i in range(9)}):
+        save(tensors | more, tmp_path / "pytorch_model.bin", is_zip=is_zip)
+        with pytest.raises(CheckpointError, match="storage"):
+            open_folder(tmp_path)
+
+
+@both
 def test_modules_are_records_with_their_state(tmp_path, is_zip):
     """A whole module; its classes are named, and their source text is ignored."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.25))

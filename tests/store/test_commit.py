@@ -158,14 +158,26 @@ def test_every_damage_is_found_and_the_previous_used(place, name):
     assert latest(place) == (place / step_name(2), {})
 
 
-@pytest.mark.parametrize("instead", ["link", "folder", "fifo"])
-def test_a_file_that_is_no_file_is_damage(place, instead):
+def test_a_linked_file_is_verified(place):
     save(place, 1, 2)
     path = place / step_name(2) / FILES[0]
     moved = place / "elsewhere"
     path.rename(moved)
+    path.symlink_to(moved)
+    assert latest(place) == (place / step_name(2), {})
+    moved.write_bytes(b"x")
+    assert latest(place).path == place / step_name(1)
+    save(place, 3, 4, 5)
+    assert moved.read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("instead", ["link", "folder", "fifo"])
+def test_a_file_that_is_no_file_is_damage(place, instead):
+    save(place, 1, 2)
+    path = place / step_name(2) / FILES[0]
+    path.unlink()
     if instead == "link":
-        path.symlink_to(moved)
+        path.symlink_to("/dev/zero")
     elif instead == "folder":
         path.mkdir()
     else:

@@ -247,6 +247,8 @@ def test_every_file_is_needed_and_every_damage_named(model):
         path.unlink()
         (model.parent / "elsewhere").write_bytes(whole)
         path.symlink_to(model.parent / "elsewhere")
+        store.load(model)
+        (model.parent / "elsewhere").unlink()
         with pytest.raises(CheckpointError, match=name):
             store.load(model)
         path.unlink()
@@ -580,8 +582,46 @@ def test_held_out_text(tmp_path, split):
         store.load(folder).held_out(split)
     path.unlink()
     assert store.load(folder).held_out(split) is None
+    (tmp_path / "elsewhere").write_text("some text")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert store.load(folder).held_out(split) == path
+    path.unlink()
     path.symlink_to("/etc/passwd")
-    assert store.load(folder).held_out(split) is None
+    with pytest.raises(CheckpointError, match=rf"{split}\.txt"):
+        store.load(folder).held_out(split)
+    assert store.load(saved(tmp_path / "n")).held_out(split) is None
+    (tmp_path / "n" / f"{split}.txt").symlink_to("/etc/passwd")  # without a checksum
+    assert store.load(tmp_path / "n").held_out(split) is None
+
+
+def test_the_content_of_linked_files_is_copied_and_that_of_other_files_is_not(tmp_path):
+    folder = with_held_out(tmp_path / "m", "test", "some text")
+    write_record(folder, {"finished": True, "corpus": "c"})
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for path in folder.iterdir():
+        (linked / path.name).symlink_to(path)
+    store.copy_model(linked, tmp_path / "copy")
+    content = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == content
+    assert not any(path.is_symlink() for path in (tmp_path / "copy").iterdir())
+    (tmp_path / "secret.json").write_text('{"password": "x"}')
+    (linked / "record.json").unlink()
+    (linked / "record.json").symlink_to(tmp_path / "secret.json")
+    store.copy_model(linked, tmp_path / "second")
+    assert not (tmp_path / "second" / "record.json").exists()
+    assert store.load(linked).warnings
+
+
+def test_saving_replaces_links(tmp_path, model):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    for name in before:
+        (linked / name).symlink_to(model / name)
+    saved(linked, n_layers=3)
+    assert not any(path.is_symlink() for path in linked.iterdir())
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
 
 
 @pytest.mark.parametrize("at", [1, 2, -1])

@@ -196,6 +196,16 @@ def test_other_kinds_are_refused():
             TokenizersTokenizer(json.dumps(changed).encode(), vocab_size=450, start_id=0)
 
 
+def test_a_panic_of_the_package_is_an_error_of_the_file():
+    content = json.loads(trained("gpt2").to_str())
+    endless = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [endless, content["pre_tokenizer"]]}
+    tokenizer = TokenizersTokenizer(json.dumps(content).encode(), "file", vocab_size=450, start_id=0)
+    with pytest.raises(CheckpointError, match="file"):
+        tokenizer.encode(b"a" * 60 + b"!")
+    assert tokenizer.decode(tokenizer.encode(b"the dog")) == b"the dog"
+
+
 def test_without_the_package_it_is_named(monkeypatch):
     data = trained("gpt2").to_str().encode()
     monkeypatch.setitem(sys.modules, "tokenizers", None)

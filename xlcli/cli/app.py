@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from xlcli import __version__
-from xlcli.cli.help import CONTEXT, Command, Program
+from xlcli.cli.help import CONTEXT, Command, Program, description
 from xlcli.cli.options import add_options
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
@@ -40,11 +40,11 @@ def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True, with_co
         context_settings={name: CONTEXT[name] for name in ("help_option_names", "max_content_width")},
         epilog='xlcli train corpus.txt\nxlcli generate "Once upon a"',
     )
-    app.callback()(program)
+    app.callback(help=description(program))(program)
     for name in names:
         commands = importlib.import_module(f"xlcli.cli.{name}{'_' * iskeyword(name)}").app
         for each in commands.registered_commands:
-            each.cls, each.context_settings = Command, CONTEXT
+            each.cls, each.context_settings, each.help = Command, CONTEXT, description(each.callback)
         if with_options:
             add_options(commands)
         app.add_typer(commands)

@@ -20,7 +20,7 @@ from xlcli.cli.signals import Stop, Stopped
 from xlcli.coding import Output
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, StoppedEarlyError
-from xlcli.files import write_atomic
+from xlcli.files import linked, write_atomic
 
 SUFFIX = ".xl"
 """Suffix of compressed texts."""
@@ -100,7 +100,7 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
             for piece in pieces():
                 screen.write(piece)
         else:
-            write_atomic(Path(target), pieces())
+            write_atomic(linked(Path(target)), pieces())
     screen.clear()
     [coded] = done
     n_bytes = max(1, coded.bytes)

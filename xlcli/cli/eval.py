@@ -25,6 +25,7 @@ from xlcli.cli.tables import Table
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Score, StoppedEarlyError, TokenScore
+from xlcli.files import cache_folder
 from xlcli.ranks import environment, join
 from xlcli.store.layout import HELD_OUT, read_config
 
@@ -82,6 +83,7 @@ def evaluate(
         for folder in folders:
             show_plan(folder, files, settings, screen)
         return 0
+    cache_folder(screen.say)  # which all processes share
     nproc = config.runtime.nproc or 1
     if is_to_launch(nproc):
         return launch(context.obj, nproc)

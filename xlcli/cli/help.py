@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 from typing import Any, get_args
@@ -31,6 +32,14 @@ CONTEXT: dict[str, Any] = {
     "max_content_width": 100,
 }
 """Context settings of every command. The option `--mem-len` is also the environment variable `XLCLI_MEM_LEN`."""
+
+
+def description(function: Any) -> str:
+    """Docstring of a command; from its source if Python runs without docstrings (`-OO`)."""
+    if (text := inspect.getdoc(function)) is None:
+        definition: Any = ast.parse(inspect.getsource(function)).body[0]
+        text = ast.get_docstring(definition)
+    return text or ""
 
 
 class _Page:

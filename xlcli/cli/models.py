@@ -21,7 +21,7 @@ from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
 from xlcli.config import WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import write_atomic
+from xlcli.files import linked, write_atomic
 from xlcli.presets import find_preset, list_presets, read_preset
 from xlcli.store.discover import CARD, ModelSummary, bundled_models, find, local_models, summarize
 from xlcli.store.layout import METRICS, read_config, read_metrics, read_record
@@ -174,7 +174,7 @@ def copy(
         return
     if Path(target).exists():
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
-    write_atomic(Path(target), text)
+    write_atomic(linked(Path(target)), text)
     screen.say(f"{target} written; train with it: xlcli train FILE --config {shlex.quote(target)}")
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlcli.errors import ConfigError, ResourceError
-from xlcli.files import check_writable, write_atomic
+from xlcli.files import check_writable, linked, write_atomic
 from xlcli.store.discover import is_state_file
 
 READER_SECONDS = 5.0
@@ -61,7 +61,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
         earlier = places.setdefault(path.resolve(), option)
         if earlier != option:
             raise ConfigError(f"{option} {name} is also the file of {earlier}.", f"{_OTHER}.")
-        check_writable(path)  # refuses a folder, too
+        check_writable(linked(path))  # refuses a folder, too
         if status is None:
             continue
         if not force:
@@ -98,7 +98,7 @@ def write_output(path: Path, pieces: Iterable[bytes]) -> None:
         with os.fdopen(descriptor, "wb") as out:
             out.writelines(pieces)
     else:
-        write_atomic(path, pieces)
+        write_atomic(linked(path), pieces)
 
 
 def check_standard_output(name: str) -> None:

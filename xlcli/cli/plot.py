@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from xlcli.cli.outputs import write_output
 from xlcli.cli.report import averaged
 from xlcli.cli.terminal import visible
 from xlcli.events import Score, Speed
+from xlcli.files import CACHE, cache_folder, own_folder
 from xlcli.store.layout import numbers
 
 if TYPE_CHECKING:
@@ -47,12 +50,12 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
         rows: Rows of `metrics.jsonl`.
         title: Title of the plot.
     """
-    from matplotlib.ticker import EngFormatter
-
     steps, valid = _curve(rows, "bits_per_byte"), _curve(rows, "validation_bits_per_byte")
     if not steps and not valid:
         return False
     figure, axes = _picture()
+    from matplotlib.ticker import EngFormatter
+
     if steps:
         axes.plot(*zip(*steps, strict=True), color="C0", alpha=0.25, linewidth=0.8)
         tokens, smooth = (averaged(values, _SMOOTHED) for values in zip(*steps, strict=True))
@@ -92,8 +95,10 @@ def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, flo
 
 
 def _picture() -> tuple[Figure, Axes]:
-    """A new picture and its axes."""
-    from matplotlib.figure import Figure
+    """A new picture and its axes. Of settings in files, Matplotlib reads only those that `MATPLOTLIBRC` names."""
+    folder = os.environ["MPLCONFIGDIR"] = str(own_folder(cache_folder() / "matplotlib", CACHE))
+    with contextlib.chdir(folder):  # it would read those of the working folder when it is imported
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     return figure, figure.add_subplot()

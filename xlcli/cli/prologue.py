@@ -20,6 +20,7 @@ from xlcli.cli.settings import named, print_config, user_settings
 from xlcli.cli.usage import nearest, source
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig, make
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
+from xlcli.files import cache_folder
 from xlcli.machine import available_bytes, require_memory
 from xlcli.ranks import SINGLE, Ranks, environment
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
@@ -147,6 +148,7 @@ def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks = SINGLE
 ) -> tuple[LoadedModel, Runtime]:
     """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
+    cache_folder(screen.say)
     screen.wait("loading the model")
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
@@ -207,7 +209,7 @@ def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
     if state is not None and (before or after):
         raise ConfigError("--state both continues a state and saves it.", "Leave out --state-in and --state-out.")
     if state is not None:
-        before, after = state if os.path.lexists(state) and state.stat().st_size else None, state
+        before, after = state if state.exists() and state.stat().st_size else None, state
     if before is not None and not is_state_file(before):
         problem = "is damaged or no saved state" if before.exists() else "does not exist"
         raise StateError(f"state {before} {problem}.", "Make one with --state FILE, or start without it.")

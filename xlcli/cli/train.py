@@ -23,6 +23,7 @@ from xlcli.cli.tensorboard import EventFile
 from xlcli.config import Config, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Plan, Saved, Step, Stopping, Trained, Validation
+from xlcli.files import cache_folder
 from xlcli.ranks import Ranks, join
 from xlcli.store.commit import place_of_run
 from xlcli.store.discover import LOCAL, find
@@ -93,6 +94,7 @@ def train(
         if tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
         folder = Path(out or Path(LOCAL) / model_name(paths))
+        cache_folder(screen.say)  # which all processes share
         nproc = runtime.nproc or 1
         if is_to_launch(nproc):
             check_division(nproc, paths, folder, settings, configs)

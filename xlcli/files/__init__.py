@@ -1,7 +1,7 @@
 """Bytes and JSON on disk: writes are atomic and durable, reads are bounded in size. Imports no torch.
 
-- A symbolic link is never followed as the last part of a path: reading refuses it, writing replaces it. Pass
-  `path.resolve()` to follow a link of the user.
+- Reading follows symbolic links to regular files. Writing replaces a link in a model folder, so that it never changes
+  what others link to; outputs that the user names are written where their links lead (`linked`).
 - Reading raises `CheckpointError`; writing raises `ResourceError` (disk full, I/O error, read-only, no permission) or
   `ConfigError` (a path that cannot be a file). Both raise `ResourceError` if too many files are open.
 - No other user can write the cache folder and those below it whose content is executed. A group with the name of the
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import grp
 import hashlib
@@ -19,8 +20,10 @@ import os
 import pwd
 import re
 import secrets
+import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,7 @@ TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
 
 _LONE = re.compile("[\\ud800-\\udfff]")
 _BLOCK = 2**20
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ = os.O_RDONLY | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _PATH_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
@@ -98,6 +101,11 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -
         sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def linked(path: Path) -> Path:
+    """The file that an output is written to: where a link leads."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114
 
 
 def check_writable(path: Path) -> None:
@@ -197,23 +205,14 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, os.stat_result]]:
-    """A regular file, open for reading, and its status; links, FIFOs and devices are refused without blocking."""
+    """A regular file, open for reading, and its status; folders, FIFOs and devices are refused without opening them."""
     try:
-        file = open(path, "rb", opener=lambda path, _: os.open(path, _READ))  # noqa: SIM115
+        if not stat.S_ISREG(mode := path.stat().st_mode):
+            raise CheckpointError(f"{path} is {_kind(mode)}, not a file.", RESTORE)
+        with open(path, "rb", opener=lambda path, _: os.open(path, _READ)) as file:
+            yield file, os.fstat(file.fileno())
     except OSError as error:
-        if error.errno == errno.EISDIR:
-            raise CheckpointError(f"{path} is a folder, not a file.", RESTORE) from None
-        if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path} is a symbolic link.", "Put the file itself there.") from None
         raise cannot_read(path, error) from None
-    with file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is {_kind(status.st_mode)}, not a file.", RESTORE)
-        try:
-            yield file, status
-        except OSError as error:
-            raise cannot_read(path, error) from None
 
 
 def version(status: os.stat_result) -> tuple[int, int, int]:
@@ -295,6 +294,9 @@ def cannot_read(path: Path, error: OSError) -> XLError:
     reason = (error.strerror or str(error)).lower()
     if error.errno in TOO_MANY_FILES:
         return ResourceError(f"cannot read {path}: {reason}.", CLOSE_FILES)
+    if os.path.islink(path):  # noqa: PTH114
+        problem = f"{path} is a symbolic link to {os.path.realpath(path)}, which cannot be read: {reason}."
+        return CheckpointError(problem, "Fetch that file, or put a copy in place of the link.")
     problem = f"{path} does not exist." if error.errno == errno.ENOENT else f"cannot read {path}: {reason}."
     return CheckpointError(problem, "Check the path.")
 
@@ -311,10 +313,22 @@ CACHE = "XLCLI_CACHE"
 """Environment variable of the cache folder."""
 
 
-def cache_folder() -> Path:
-    """`XLCLI_CACHE`, else `XDG_CACHE_HOME/xlcli`, else `~/.cache/xlcli`, as `own_folder`."""
-    given, base = os.environ.get(CACHE), os.environ.get("XDG_CACHE_HOME")
-    return own_folder(Path(given or os.path.join(base or "~/.cache", "xlcli")), CACHE)  # noqa: PTH118
+def cache_folder(say: Callable[[str], None] = lambda _: None) -> Path:
+    """`XLCLI_CACHE`, else `XDG_CACHE_HOME/xlcli`, else `~/.cache/xlcli`, as `own_folder`.
+
+    If the variable is not set and that folder cannot be used, it is set to a temporary folder, which is removed when
+    the process ends; `say` gets the reason.
+    """
+    given, base = os.environ.get(CACHE), Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return own_folder(Path(given or (base if base.is_absolute() else Path("~/.cache")) / "xlcli"), CACHE)
+    except XLError as error:
+        if given:
+            raise
+        temporary = os.environ[CACHE] = tempfile.mkdtemp(prefix="xlcli-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        say(f"{error.message} This run caches in a temporary folder; set {CACHE} to keep its cache.")
+        return own_folder(Path(temporary), CACHE)
 
 
 def code_folder(name: str, variable: str) -> Path:
@@ -358,14 +372,14 @@ def read_own(path: Path) -> bytes | None:
     """Content of a file; None if it is missing.
 
     Raises:
-        ConfigError: Another user owns or can write it.
-        CheckpointError: It is a link or no file, or cannot be read.
+        ConfigError: It is a link, or another user owns or can write it.
+        CheckpointError: It is no file, or cannot be read.
     """
     if not os.path.lexists(path):
         return None
     with open_regular(path) as (file, status):
-        if not _is_own(status):
-            raise ConfigError(f"{path} belongs to another user, or others can write it.", "Remove it.")
+        if path.is_symlink() or not _is_own(status):
+            raise ConfigError(f"{path} is a link, belongs to another user, or others can write it.", "Remove it.")
         return file.read()
 
 

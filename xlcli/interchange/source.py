@@ -44,6 +44,10 @@ class Source:
 
     def __post_init__(self) -> None:
         self.unread = set(self.stored)
+        n_stored = sum(storage.n for storage in {tensor.storage for tensor in self.stored.values()})
+        if sum(math.prod(info.shape) for info in self.tensors.values()) > 2 * n_stored:  # a head may be the embedding
+            problem = f"tensors of {self.path} that share a storage are over twice as large as its files"
+            raise CheckpointError(f"{problem}.", "Save each tensor on its own, for example in safetensors.")
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:

@@ -1,5 +1,6 @@
 """Kernels that Numba compiles for generation on a CPU, behind one function, `decode.decode`.
 
+compiler   Numba, without settings of the working folder
 records    what the kernels read; imports no Numba
 threads    decorators, arrays at addresses, and threads that share the tasks of a step
 linear     inner products, norms, linear layers

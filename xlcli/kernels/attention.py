@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
-from numba.extending import overload, register_jitable
 
+from xlcli.kernels.compiler import numba, overload, register_jitable
 from xlcli.kernels.linear import add_rows, dots, exp, normalize, widen
 from xlcli.kernels.records import HALF, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take

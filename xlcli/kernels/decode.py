@@ -24,11 +24,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import numba
 import numpy as np
-from numba import prange
 
 from xlcli.kernels.attention import attend, count_keys, count_parts, merge_chunks, prepare
+from xlcli.kernels.compiler import numba
 from xlcli.kernels.files import KernelFiles
 from xlcli.kernels.linear import linear, normalize
 from xlcli.kernels.records import BLOCK, CACHE, CALL, Array
@@ -141,7 +140,7 @@ def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     space = np.empty(call.batch * size, np.float32)
     counters = np.zeros((call.n_blocks * N_STEPS + 1) * COUNTERS, np.uint8)
     out = np.empty((call.batch, call.head.size or call.dim), np.float32)
-    for _ in prange(call.n_threads):
+    for _ in numba.prange(call.n_threads):
         follow(calls[0], weight_type, memory_type, np.int64(space.ctypes.data), np.int64(counters.ctypes.data), out)
     return out
 

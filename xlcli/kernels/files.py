@@ -22,13 +22,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import llvmlite
-import numba
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
-
 from xlcli.errors import XLError
 from xlcli.files import code_folder, read_own, write_atomic
+from xlcli.kernels.compiler import CompileResult, dumps, llvmlite, numba
 
 
 class KernelFiles:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
-from numba.extending import overload, register_jitable
 
+from xlcli.kernels.compiler import numba, overload, register_jitable
 from xlcli.kernels.records import GELU, GELU_TANH, LAYER, NONE, RELU, RELU2, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, register_jitable
 
+from xlcli.kernels.compiler import intrinsic, ir, numba, register_jitable, types
 from xlcli.kernels.records import Array
 
 SPINS = 2**20
@@ -25,7 +22,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 def compiled(**options: Any) -> Callable[[Kernel], Kernel]:
     """Decorator of a function that Python calls."""
-    return cast("Callable[[Kernel], Kernel]", njit(nogil=True, error_model="numpy", **options))
+    return cast("Callable[[Kernel], Kernel]", numba.njit(nogil=True, error_model="numpy", **options))
 
 
 def inner(**options: Any) -> Callable[[Kernel], Kernel]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,9 +107,7 @@ class CachedModel:
         self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
     ) -> ScoreOutput:
         """`score` of tokens (1 t) and what follows each, of which the first ones teach the index alone."""
-        from xlcli.kernels import mixture
-
-        value, spelling = self._filled(state), self.spelling
+        (mixture, value), spelling = self._filled(state), self.spelling
         out = self.inner.score(tokens, targets, state, readout=lambda log_p: log_p)
         assert out.readout is not None
         first = min(max(0, n_unscored), tokens.shape[1])
@@ -133,9 +132,7 @@ class CachedModel:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
-        from xlcli.kernels import mixture
-
-        value, leaf_of = self._filled(state), self.spelling.leaf_of
+        (mixture, value), leaf_of = self._filled(state), self.spelling.leaf_of
         logits, state = self.inner.logits(tokens, state)
         mixture.read(value.index, leaf_of, self.spelling.line_end, tokens[0].cpu().numpy())
         own = logits[0].double().cpu().log_softmax(-1)
@@ -146,9 +143,7 @@ class CachedModel:
 
     def observe(self, targets: Tensor, state: State) -> State:
         """State after the target (1) of the last prediction is known."""
-        from xlcli.kernels import mixture
-
-        value = self._filled(state)
+        mixture, value = self._filled(state)
         own = value.predicted[None].numpy()
         if own.size and not np.isnan(own).any():
             texts, nll = np.repeat(targets.cpu().numpy()[None], 2, axis=0), np.empty(1)
@@ -160,13 +155,13 @@ class CachedModel:
         """State with empty memory at the beginning of a text; the cache remains."""
         return self.inner.reset(state)
 
-    def _filled(self, state: State) -> ContextCache:
-        """The cache of a state, with the tables of its tokens."""
+    def _filled(self, state: State) -> tuple[ModuleType, ContextCache]:
+        """The kernels, and the cache of a state with the tables of its tokens."""
+        from xlcli.kernels import mixture
+
         value = state.cache
         assert isinstance(value, ContextCache)
         if value.unread:
-            from xlcli.kernels import mixture
-
             texts = value.unread.pop().astype(np.int64)
             mixture.fill(value.index, self.spelling.leaf_of, self.spelling.line_end, *texts)
-        return value
+        return mixture, value

@@ -102,7 +102,7 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
 def is_state_file(path: Path) -> bool:
     """True if a file is a saved state (`xlcli.store.state_files`), by its header."""
     with suppress(CheckpointError):
-        return "state.memory" in read_header(path.resolve())[1]
+        return "state.memory" in read_header(path)[1]
     return False
 
 
@@ -172,7 +172,7 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
             "Continue it with xlcli train --resume.",
         )
     if other := next((place for place in places if os.path.isfile(place)), None):  # noqa: PTH113
-        with open_regular(other.resolve()) as (file, _):
+        with open_regular(other) as (file, _):
             head = file.read(4)
         kind = next((kind for mark, kind in _FOREIGN.items() if head.startswith(mark)), "a file")
         remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(other.parent) else _choices(wanted, known)

@@ -82,7 +82,7 @@ class LoadedModel:
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
         path = self.folder / HELD_OUT[split]
-        if not path.is_file() or path.is_symlink():
+        if not path.is_file() or (path.is_symlink() and path.name not in self.files):  # links may lead to any file
             return None
         if path.name in self.files:
             layout.verify_file(self.folder, path.name, self.files)
@@ -272,7 +272,7 @@ def _versions(folder: Path) -> list[tuple[str, int, int, int]]:
     versions = []
     for name in (CONFIG, WEIGHTS, *TOKENIZER):
         with suppress(OSError):
-            status = os.lstat(folder / name)
+            status = (folder / name).stat()
             versions.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     return versions
 

@@ -1,6 +1,6 @@
 """Format of a model folder: file names, `config.json`, checksums, records. Imports no torch.
 
-docs/format.md specifies the files. A model folder holds no symbolic link, no script and no pickle.
+docs/format.md specifies the files. A model folder holds no script and no pickle.
 """
 
 from __future__ import annotations
@@ -233,7 +233,10 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any]:
     """The content of `record.json`, empty if the file is missing; `CheckpointError` if it is damaged."""
     path = folder / RECORD
-    return read_json(path) if os.path.lexists(path) else {}
+    record = read_json(path) if os.path.lexists(path) else {}
+    if path.is_symlink() and "finished" not in record:  # it has no checksum, and copies of the model have its content
+        raise CheckpointError(f"{path} is a symbolic link to a file that is not the record of a model.", _RESTORE)
+    return record
 
 
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:

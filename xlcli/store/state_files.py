@@ -21,7 +21,7 @@ from pydantic import Base64Bytes, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from xlcli.errors import CheckpointError, StateError
-from xlcli.files import as_utf8
+from xlcli.files import as_utf8, linked
 from xlcli.files.tensors import read_tensors, with_prefix, write_tensors
 from xlcli.state import State
 from xlcli.store.folder import LoadedModel
@@ -171,7 +171,7 @@ def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None
     """Writes a state file atomically."""
     state = session.model_state
     write_tensors(
-        path,
+        linked(path),
         {f"state.{name}": t for name, t in state.tensors().items()}
         | {f"session.{name}": t for name, t in _pack(session).items()},
         {"schema": str(SCHEMA), "model.name": as_utf8(model.name), "model.folder": as_utf8(str(model.folder.resolve()))}

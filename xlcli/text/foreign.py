@@ -136,8 +136,11 @@ class TokenizersTokenizer(PieceTokenizer):
     def _find(self, text: str) -> list[int]:
         try:
             return self._model.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the package has no class of its own
-            raise CheckpointError(f"{self._name} cannot encode text: {error!s:.200}.", REMEDY) from None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # as in `_load`
+            problem = f"{self._name} cannot encode a part of the text: {error!s:.200}."
+            raise CheckpointError(problem, "Leave that part out, or use another model.") from None
 
     def _places(self, texts: bytes) -> bytes:
         """Regular expression of the places at which a text may be cut; `texts` of all tokens, with CR between them."""

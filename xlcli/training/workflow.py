@@ -265,8 +265,7 @@ def _make_run(
     run.ready = ready
     yield from checkpoint.load(run, point, allow_data_change=allow_data_change)
     if ranks.is_first:
-        if allow_data_change:
-            _write_held_out(place, ready)
+        _write_held_out(place, ready)
         layout.trim_metrics(place, run.counters.step, validated=run.is_validated)
         layout.write_config(place, ready.config, encoding=encoding)
     return run

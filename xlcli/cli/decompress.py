@@ -43,6 +43,7 @@ def decompress(
     source = open_source(file)
     check_standard_output(file)
     with screen.stop() as stop:
+        screen.expect_pipes([file])
         reader = FileReader(portions(source, stop, None), "standard input" if file == "-" else file)
         with ending(stop):
             header = reader.header()

@@ -30,7 +30,7 @@ def open_source(name: str) -> int:
     if Path(name).is_dir():
         raise DataError(f"{name} is a folder.", "Give a file, or pipe text in.")
     try:
-        return os.open(name, os.O_RDONLY)
+        return os.open(name, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer is waited for by `portions`
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the path.") from None
 

@@ -83,8 +83,7 @@ def stream(
     source = None if follow else open_source(name)
     label = "standard input" if name == "-" else name
     with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
-        if name == "-":
-            screen.expect_keyboard()
+        screen.expect_pipes([name])
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import streaming
 

@@ -216,6 +216,13 @@ def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, os.stat_result
             raise cannot_read(path, error) from None
 
 
+def is_pipe(name: str | Path) -> bool:
+    """True for `-` and for a named pipe, such as `<(command)` of a shell; each can be read only once."""
+    with suppress(OSError, ValueError):
+        return str(name) == "-" or stat.S_ISFIFO(os.stat(name).st_mode)  # noqa: PTH116 (a name that is impossible)
+    return False
+
+
 def version(status: os.stat_result) -> tuple[int, int, int]:
     """Numbers that change when a file is replaced or written to."""
     return status.st_ino, status.st_size, status.st_mtime_ns

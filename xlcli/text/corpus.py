@@ -24,9 +24,10 @@ from typing import Any
 
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
+from xlcli.files import is_pipe
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
-from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_stdin, files_below, open_source
+from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
 
 MAX_NAMED = 3
 """Maximum number of files that a notice names."""
@@ -232,7 +233,7 @@ def open_corpus(paths: Sequence[str | Path], *, reading: InputFormat | None = No
 
 
 def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -> Generator[Progress, None, Corpus]:
-    """The text of files, folders and `-` (standard input), in this order. Yields progress of standard input.
+    """The text of files, folders and `-` (standard input), in this order. Yields progress of pipes.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
 
@@ -249,12 +250,14 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -
     skipped: dict[Path, str] = {}
     for given in paths:
         path = Path(given)
+        if any(source.spool is not None and source.path == path for source in sources):
+            raise DataError(f"{given} is given twice.", f"Give {given} once.")
         if str(given) == "-":
-            if any(source.spool is not None for source in sources):
-                raise DataError("standard input is given twice.", "Give - once.")
             if sys.stdin is None:
                 raise DataError("standard input is closed.", "Give a file.")
-            sources.append((yield from copy_stdin(sys.stdin.buffer, reading)))
+            sources.append((yield from copy_pipe(path, "standard input", reading, sys.stdin.buffer)))
+        elif is_pipe(given):
+            sources.append((yield from copy_pipe(path, str(path), reading)))
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}
@@ -275,6 +278,8 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20
 """Maximum bytes of a held-out part of default size."""
+HeldOut = Corpus | float | None
+"""A held-out part as it is asked for: a text of its own, a fraction of the text, or None for the default."""
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
 
@@ -339,28 +344,25 @@ class Split:
     test: Part
 
 
-def split(
-    corpus: Corpus, valid: str | float | None = None, test: str | float | None = None, *, by_document: bool = False
-) -> Split:
+def split(corpus: Corpus, valid: HeldOut = None, test: HeldOut = None, *, by_document: bool = False) -> Split:
     """Splits a corpus into training, validation and test part, in this order, at line ends if possible.
 
     Args:
         corpus: The text.
-        valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
-        test: As `valid`; None is an empty part if `valid` is a file.
+        valid: Fraction of the text, or another one; None is 5 %, at most 1 MiB.
+        test: As `valid`; None is an empty part if `valid` is another text.
         by_document: Split between documents where one begins at most 64 KiB before the place of the split.
 
     Raises:
         DataError: A file cannot be read or is empty.
     """
-    if test is None and isinstance(valid, str):
+    if test is None and isinstance(valid, Corpus):
         test = 0.0
     end = corpus.n_bytes
     held_out: list[Part] = []
     for given in (test, valid):
-        if isinstance(given, str):
-            other = open_corpus([given], reading=corpus.sources[0].reading)
-            held_out.append(Part(other, 0, other.n_bytes))
+        if isinstance(given, Corpus):
+            held_out.append(Part(given, 0, given.n_bytes))
             continue
         default = min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
         size = default if given is None else int(corpus.n_bytes * given)

@@ -24,7 +24,7 @@ from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import INIT, NEW, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
-from xlcli.text.corpus import Split, gather, split
+from xlcli.text.corpus import HeldOut, Split, gather, split
 from xlcli.text.formats import not_utf8
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, load_tokenizer, n_unknown
@@ -204,14 +204,16 @@ def _read(
     """Runtime and texts of a run; its configurations differ in model and training settings only."""
     config = configs[0]  # text and runtime settings are equal in all
     runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
-    ranks.require_files(paths)
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
+    ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
     fields = () if text.text_field is None else (text.text_field,)
     reading = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
     yield from corpus.scan()
-    parts = split(corpus, text.valid, text.test, by_document=by_document)
+    valid = yield from _other(text.valid, reading)
+    test = yield from _other(text.test, reading)
+    parts = split(corpus, valid, test, by_document=by_document)
     corpora = dict.fromkeys((corpus, parts.valid.corpus, parts.test.corpus))
     yield from dict.fromkeys(notice for each in corpora for notice in each.notices())
     if parts.train.n_bytes == 0:
@@ -225,6 +227,11 @@ def _read(
             "warning",
         )
     return runtime, parts
+
+
+def _other(given: str | float | None, reading: InputFormat) -> Generator[Progress, None, HeldOut]:
+    """A held-out part; a file is opened."""
+    return (yield from gather([given], reading=reading)) if isinstance(given, str) else given
 
 
 def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Generator[Progress | Notice, None, Tokenizer]:

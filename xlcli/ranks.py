@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import ConfigError, LostRankError, RankError
 from xlcli.events import StoppedEarlyError
-from xlcli.files import is_pipe
+from xlcli.files import STANDARD_INPUT, is_pipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ class Ranks:
     def require_files(self, paths: Sequence[str]) -> None:
         """Raises `ConfigError` if several ranks were to read standard input or a pipe as their text."""
         if self.size > 1 and (pipes := [path for path in paths if is_pipe(path)]):
-            name = "standard input" if pipes[0] == "-" else pipes[0]
+            name = STANDARD_INPUT if pipes[0] == "-" else pipes[0]
             raise ConfigError(f"several processes cannot read {name}.", "Give the text as a file.")
 
     def sum(self, tensor: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ sys.exit(main(sys.argv[2:]))
     [
         ("xlcli.training.prepare:choose_tokenizer", "train models/tiny/valid.txt -o m"),
         ("xlcli.training.checkpoint:save", "train models/tiny/valid.txt -o m --preset tiny"),
-        ("xlcli.text.sources:_read_stdin", "train - -o m"),
+        ("xlcli.text.sources:_read_pipe", "train - -o m"),
         ("xlcli.evaluation:score_text", "eval"),
         ("xlcli.generation:generate", "generate a"),
         ("xlcli.streaming:stream", "stream models/tiny/valid.txt"),

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import random
 import socket
 import tracemalloc
 from collections.abc import Generator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO, TypeVar
-from unittest.mock import patch
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from piped import standard_input
 
 from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
@@ -49,12 +46,8 @@ def whole(corpus: Corpus | Part) -> bytes:
 ANY = InputFormat(any_bytes=True)
 
 
-def piped(stream: BinaryIO) -> AbstractContextManager[object]:
-    return patch("sys.stdin", SimpleNamespace(buffer=stream))
-
-
 def corpus_of(data: bytes, reading: InputFormat = ANY) -> Corpus:
-    with piped(io.BytesIO(data)):
+    with standard_input(data):
         return open_corpus(["-"], reading=reading)
 
 
@@ -78,7 +71,7 @@ def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"no line end")
     (tmp_path / "b.gz").write_bytes(gzip.compress(big, 1) + gzip.compress(b"second member"))
     (tmp_path / "c").write_bytes(big[::-1])
-    with piped(io.BytesIO(b"from a pipe\0")):
+    with standard_input(b"from a pipe\0"):
         corpus = open_corpus([tmp_path / "a", tmp_path / "b.gz", "-", str(tmp_path / "c")], reading=ANY)
     text = b"no line end" + big + b"second member" + b"from a pipe\0" + big[::-1]
     assert whole(corpus) == text
@@ -195,7 +188,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_standard_input_may_be_empty_closed_or_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="empty"):
         corpus_of(b"").facts  # noqa: B018
-    with piped(io.BytesIO(b"x")), pytest.raises(DataError, match="twice"):
+    with standard_input(b"x"), pytest.raises(DataError, match="twice"):
         open_corpus(["-", "-"])
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(DataError, match="closed"):
@@ -488,7 +481,7 @@ def test_reading_standard_input_shows_progress(monkeypatch):
     monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0.0)
     reader, writer = os.pipe()
     os.write(writer, b"one\n")
-    with os.fdopen(reader, "rb") as stdin, piped(stdin):
+    with os.fdopen(reader, "rb"), standard_input(reader):
         work = gather(["-"])
         first = next(work)
         assert (first.stage, first.done, first.total, first.unit) == ("reading standard input", 4, None, "B")

@@ -12,7 +12,6 @@ import random
 import tempfile
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from piped import standard_input
 from pyarrow import parquet
 
 from xlcli.errors import DataError
@@ -225,7 +225,7 @@ def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: 
     for name, data in SAME.items():
         path = tmp_path / name
         path.write_bytes(data)
-        with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
+        with standard_input(path):
             piped = open_corpus(["-"])
         corpus = open_corpus([path])
         text = TEXT.encode().replace(b"\r\n", b"\n")
@@ -284,7 +284,7 @@ def test_texts_of_parquet_files(tmp_path: Path):
     path = tmp_path / "table"
     parquet.write_table(pa.table({"id": range(5), "text": DOCUMENTS, "title": list("abcde")}), path)
     assert b"".join(open_corpus([path]).read()) == JOINED.encode()
-    with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
+    with standard_input(path):
         assert b"".join(open_corpus(["-"]).read()) == JOINED.encode()
     assert b"".join(open_corpus([path], reading=InputFormat(text_fields=("title",))).read()) == b"a\nb\nc\nd\ne\n"
     with pytest.raises(DataError, match="'body'") as caught:

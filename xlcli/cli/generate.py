@@ -85,7 +85,6 @@ def generate(
         screen.expect_pipes(["-" if words == ["-"] else prompts or ""])
         prompt = read_prompt(words, stopping)
         named = None if prompts is None else read_prompts(prompts, stopping)
-        screen.keyboard_ended()
         from xlcli.text.formats import CRLF_NOTICE, LineEnds
 
         line_ends = LineEnds()

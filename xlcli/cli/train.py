@@ -15,7 +15,6 @@ from xlcli.cli import options, prologue, report
 from xlcli.cli.entry import discard_stdout
 from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
-from xlcli.cli.pipe import standard_input
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import named, print_config, user_settings
@@ -98,7 +97,7 @@ def train(
             check_division(nproc, texts, folder, settings, configs)
             if not dry_run:
                 return launch(context.obj, nproc, RESUME)
-        with join(runtime.timeout, RESUME) as ranks, screen.stop() as stop, standard_input(stop, screen.keyboard_ended):
+        with join(runtime.timeout, RESUME) as ranks, screen.stop() as stop:
             screen.expect_pipes(texts)
             screen.wait("starting")
             from xlcli import training

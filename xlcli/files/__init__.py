@@ -52,6 +52,8 @@ DISK_REMEDIES = {
     errno.EIO: "The disk reports errors: choose a folder on another one.",
 }
 """Error number of a failed write to remedy."""
+STANDARD_INPUT = "standard input"
+"""Name of `-` in messages and progress."""
 RESTORE = "Restore the file from a copy, or choose another model."
 """Remedy for a damaged file."""
 

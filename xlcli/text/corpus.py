@@ -212,7 +212,8 @@ class Corpus:
         if text.has_nul:
             raise not_text(source.name, "holds NUL bytes")
         if text.bad is not None:
-            raise not_utf8(*self._locate(text.bad, sizes))
+            name, offset = self._locate(text.bad, sizes)
+            raise not_utf8(name, offset, is_cut=text.is_cut or name != source.name)
 
     def _locate(self, place: int, sizes: list[int]) -> tuple[str, int]:
         for source, size in zip(self.sources, sizes, strict=True):
@@ -252,12 +253,10 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -
         path = Path(given)
         if any(source.spool is not None and source.path == path for source in sources):
             raise DataError(f"{given} is given twice.", f"Give {given} once.")
-        if str(given) == "-":
-            if sys.stdin is None:
-                raise DataError("standard input is closed.", "Give a file.")
-            sources.append((yield from copy_pipe(path, "standard input", reading, sys.stdin.buffer)))
-        elif is_pipe(given):
-            sources.append((yield from copy_pipe(path, str(path), reading)))
+        if str(given) == "-" and sys.stdin is None:
+            raise DataError("standard input is closed.", "Give a file.")
+        if is_pipe(given):
+            sources.append((yield from copy_pipe(path, reading)))
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import cache_folder, read_json
+from xlcli.files import STANDARD_INPUT, cache_folder, read_json
 from xlcli.text import formats
 from xlcli.text.documents import Document, plain
 
@@ -192,20 +192,20 @@ def open_source(path: Path, reading: InputFormat) -> Source:
         os.close(descriptor)
 
 
-def copy_pipe(
-    path: Path, name: str, reading: InputFormat, stdin: BinaryIO | None = None
-) -> Generator[Progress, None, Source]:
-    """A named pipe or `stdin`, copied to an unnamed file because a corpus is read more than once. Yields progress.
+def copy_pipe(path: Path, reading: InputFormat) -> Generator[Progress, None, Source]:
+    """Standard input (`-`) or a named pipe, copied to an unnamed file because a corpus is read more than once.
+
+    Yields progress, also while nothing arrives.
 
     Raises:
-        DataError: The pipe cannot be read.
+        DataError: It cannot be read.
         ResourceError: The cache folder is full.
     """
-    folder = cache_folder()
+    folder, name = cache_folder(), STANDARD_INPUT if str(path) == "-" else str(path)
     meter, n_bytes = ProgressMeter(f"reading {name}", None, "B"), 0
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            for portion in _read_fifo(path) if stdin is None else _read_stdin(stdin):
+            for portion in _read_pipe(path, name):
                 file.write(portion)
                 n_bytes += len(portion)
                 yield from meter.report(n_bytes)
@@ -270,22 +270,16 @@ def _is_model(folder: Path) -> bool:
         return False
 
 
-def _read_stdin(stdin: BinaryIO) -> Iterator[bytes]:
-    """The bytes of standard input as they arrive; `DataError` if it cannot be read."""
-    try:
-        while portion := stdin.read1(BLOCK):  # type: ignore[attr-defined]
-            yield portion
-    except OSError as error:
-        raise DataError(f"cannot read standard input: {error.strerror}.", "Give a file.") from None
-
-
-def _read_fifo(path: Path) -> Iterator[bytes]:
-    """The bytes of a named pipe as they arrive, and no bytes ten times a second while none arrive."""
-    with os.fdopen(_open(path, stat.S_ISFIFO), "rb", 0) as file:
+def _read_pipe(path: Path, name: str) -> Iterator[bytes]:
+    """The bytes of standard input or a pipe as they arrive; no bytes ten times a second while none arrive."""
+    with os.fdopen(os.dup(0) if str(path) == "-" else _open(path, stat.S_ISFIFO), "rb", 0) as pipe:
         waiting = select.poll()
-        waiting.register(file, select.POLLIN)
-        while (portion := file.read(BLOCK) if waiting.poll(100) else None) != b"":
-            yield portion or b""
+        waiting.register(pipe, select.POLLIN)
+        try:
+            while (portion := pipe.read(BLOCK) if waiting.poll(100) else None) != b"":
+                yield portion or b""
+        except OSError as error:
+            raise DataError(f"cannot read {name}: {error.strerror}.", "Give a file.") from None
 
 
 def _open(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> int:

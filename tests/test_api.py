@@ -301,7 +301,7 @@ def test_other_mistakes_are_errors_of_the_project(books, tmp_path):
     for options in ({"device": "tpu"}, {"dtype": "int8"}, {"threads": 0}, {"n_steps": 2}, {"n_hashes": 2}):
         with pytest.raises(xlcli.ConfigError):
             xlcli.load("books", **options)
-    with pytest.raises(xlcli.StateError, match="--mem-len 256"):
+    with pytest.raises(xlcli.StateError, match="mem_len=256"):
         books.score("x", state=books.read("x"), mem_len=3)
     with pytest.raises(xlcli.StateError):
         books.load_state(tmp_path / "none.state")

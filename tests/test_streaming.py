@@ -416,7 +416,7 @@ def test_nothing_at_all():
 def test_a_state_that_does_not_fit_is_refused():
     model, saved = toy(), []
     run(model, [b"x\ny"], save=saved.append)
-    with pytest.raises(StateError, match="--mem-len 9"):
+    with pytest.raises(StateError, match="mem_len=9"):
         run(model, [], resume=saved[0], mem_len=10)
 
 

@@ -277,8 +277,6 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20
 """Maximum bytes of a held-out part of default size."""
-HeldOut = Corpus | float | None
-"""A held-out part as it is asked for: a text of its own, a fraction of the text, or None for the default."""
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
 
@@ -343,25 +341,28 @@ class Split:
     test: Part
 
 
-def split(corpus: Corpus, valid: HeldOut = None, test: HeldOut = None, *, by_document: bool = False) -> Split:
-    """Splits a corpus into training, validation and test part, in this order, at line ends if possible.
+def split(
+    corpus: Corpus, valid: str | float | None = None, test: str | float | None = None, *, by_document: bool = False
+) -> Generator[Progress, None, Split]:
+    """Splits a corpus into training, validation and test part, in order, at line ends if possible. Yields progress.
 
     Args:
         corpus: The text.
-        valid: Fraction of the text, or another one; None is 5 %, at most 1 MiB.
-        test: As `valid`; None is an empty part if `valid` is another text.
+        valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
+        test: As `valid`; None is an empty part if `valid` is a file.
         by_document: Split between documents where one begins at most 64 KiB before the place of the split.
 
     Raises:
         DataError: A file cannot be read or is empty.
     """
-    if test is None and isinstance(valid, Corpus):
+    if test is None and isinstance(valid, str):
         test = 0.0
     end = corpus.n_bytes
     held_out: list[Part] = []
     for given in (test, valid):
-        if isinstance(given, Corpus):
-            held_out.append(Part(given, 0, given.n_bytes))
+        if isinstance(given, str):
+            other = yield from gather([given], reading=corpus.sources[0].reading)
+            held_out.append(Part(other, 0, other.n_bytes))
             continue
         default = min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
         size = default if given is None else int(corpus.n_bytes * given)

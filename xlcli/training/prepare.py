@@ -24,7 +24,7 @@ from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import INIT, NEW, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
-from xlcli.text.corpus import HeldOut, Split, gather, split
+from xlcli.text.corpus import Split, gather, split
 from xlcli.text.formats import not_utf8
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, load_tokenizer, n_unknown
@@ -211,9 +211,7 @@ def _read(
     reading = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
     yield from corpus.scan()
-    valid = yield from _other(text.valid, reading)
-    test = yield from _other(text.test, reading)
-    parts = split(corpus, valid, test, by_document=by_document)
+    parts = yield from split(corpus, text.valid, text.test, by_document=by_document)
     corpora = dict.fromkeys((corpus, parts.valid.corpus, parts.test.corpus))
     yield from dict.fromkeys(notice for each in corpora for notice in each.notices())
     if parts.train.n_bytes == 0:
@@ -227,11 +225,6 @@ def _read(
             "warning",
         )
     return runtime, parts
-
-
-def _other(given: str | float | None, reading: InputFormat) -> Generator[Progress, None, HeldOut]:
-    """A held-out part; a file is opened."""
-    return (yield from gather([given], reading=reading)) if isinstance(given, str) else given
 
 
 def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Generator[Progress | Notice, None, Tokenizer]:

@@ -406,6 +406,7 @@ def test_totals_are_given_while_working(monkeypatch):
     events = run(toy(), [b"a\n", b"b\n"], emit="stats")
     assert [(e.lines, e.final) for e in events] == [(1, False), (2, False), (2, True)]
     assert events[-1].tokens_per_second > 0
+    assert events[-1].lines_per_second * events[-1].seconds == pytest.approx(2)
 
 
 def test_nothing_at_all():

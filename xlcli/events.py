@@ -96,7 +96,7 @@ class Plan(Event):
     `needed_bytes` is an estimated peak of RAM or GPU memory, `available_bytes` are free; `weights` and `weights_bytes`
     are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
-    `valid_corpus` names the validation text, which is the end of `corpus` by default.
+    `valid_from_end`: the validation text was split off the end of `corpus`.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -124,7 +124,7 @@ class Plan(Event):
     n_ranks: int = 1
     n_local_ranks: int = 1
     rows: int | None = None
-    valid_corpus: str = ""
+    valid_from_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

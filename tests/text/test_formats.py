@@ -313,6 +313,16 @@ def test_text_that_is_not_text_is_refused_unless_it_is_meant(tmp_path: Path):
             assert b"".join(open_corpus([path], reading=reading).read()) == data
 
 
+@pytest.mark.parametrize(("files", "is_cut"), [([b"a\xe6\xbc"], True), ([b"a\xc3", b"b"], True), ([b"a\xc3b"], False)])
+def test_a_text_that_ends_inside_a_character_is_told_from_another_encoding(tmp_path: Path, files, is_cut: bool):
+    paths = [tmp_path / str(i) for i in range(len(files))]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    with pytest.raises(DataError, match=f"{paths[0]} .*\\b1\\b") as caught:
+        open_corpus(paths).facts  # noqa: B018
+    assert ("iconv" in caught.value.remedy) == (not is_cut)
+
+
 def test_a_file_given_twice_is_read_twice(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"a")
     (tmp_path / "b").write_bytes(b"b")

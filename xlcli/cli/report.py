@@ -116,7 +116,7 @@ def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
 def plan_text(plan: events.Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
-    place = "from its end: " if plan.valid_corpus == plan.corpus else ""
+    place = "from its end: " if plan.valid_from_end else ""
     parts = f"train {size(plan.train_bytes)}{tokens}; {place}"
     parts += f"valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
     machine = f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}"

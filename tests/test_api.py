@@ -295,16 +295,51 @@ def test_illegal_options_are_errors_of_the_project(books, mem_len):
             books.generate(TEXT, **options)
 
 
+def test_errors_name_settings_as_keywords(books, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"a\xffb")
+    for call in (
+        lambda: list(xlcli.evaluate(books, tmp_path / "latin.txt")),
+        lambda: list(xlcli.evaluate(books, mem_len=5, stride=4)),
+        lambda: books.load_state(Path(tmp_path / "latin.txt")),
+        lambda: list(xlcli.train(tmp_path / "latin.txt", tmp_path / "m", preset="tiny", init="books")),
+    ):
+        with pytest.raises(xlcli.XLError) as caught:
+            call()
+        assert "--" not in str(caught.value)
+    for option, keyword in {
+        "Use --mem-len 0.": "Use mem_len=0.",
+        "Give that model (-m books).": "Give that model (model books).",
+        "Choose another one with -o NAME.": "Choose another one with folder=NAME.",
+        "Add --set eval.reset_on_document=false, or use xlcli stream --adapt.": "Add reset_on_document=False, or use "
+        "xlcli stream --adapt.",
+        "Type for example --set model.dim=256.": "Type for example model.dim=256.",
+        "there is no file a--b.txt or x -p.": "there is no file a--b.txt or x -p.",
+    }.items():
+        assert str(xlcli.ConfigError(option)) == keyword
+
+
 def test_other_mistakes_are_errors_of_the_project(books, tmp_path):
     with pytest.raises(xlcli.CheckpointError, match="books"):
         xlcli.load("boks")
     for options in ({"device": "tpu"}, {"dtype": "int8"}, {"threads": 0}, {"n_steps": 2}, {"n_hashes": 2}):
         with pytest.raises(xlcli.ConfigError):
             xlcli.load("books", **options)
-    with pytest.raises(xlcli.StateError, match="--mem-len 256"):
+    with pytest.raises(xlcli.StateError, match="mem_len=256"):
         books.score("x", state=books.read("x"), mem_len=3)
     with pytest.raises(xlcli.StateError):
         books.load_state(tmp_path / "none.state")
+    for call in (
+        books.score,
+        books.read,
+        books.compress,
+        books.generate,
+        lambda text: list(books.stream_generate(text)),
+    ):
+        for other in (["a", "b"], None, 5):
+            with pytest.raises(xlcli.ConfigError, match=type(other).__name__):
+                call(other)
+    with pytest.raises(xlcli.ConfigError, match="list"):
+        list(xlcli.stream(books, [["a"]]))
     with pytest.raises(xlcli.DataError):
         list(xlcli.evaluate(books, tmp_path / "none.txt"))
 

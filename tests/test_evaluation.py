@@ -43,6 +43,7 @@ def test_every_token_once_as_the_slow_way(kind, mem_len, prose):
     n_words = len(PROSE.encode().split()) + PROSE.count("\n")
     assert (score.bytes, score.chars, score.words) == (len(PROSE.encode()), len(PROSE), n_words)
     assert score.word_perplexity == pytest.approx(math.exp(score.nats / n_words))
+    assert score.tokens_per_second * score.seconds == pytest.approx(len(slow))
     if kind == "words":
         assert score.word_perplexity == score.perplexity
 

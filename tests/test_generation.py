@@ -249,10 +249,10 @@ def test_interrupted():
 
 def test_misuse():
     model, saved = toy(), []
-    with pytest.raises(ConfigError, match="--num-samples"):
+    with pytest.raises(ConfigError, match="num_samples=1"):
         run(model, num_samples=2, save=saved.append)
     run(model, save=saved.append)
-    with pytest.raises(StateError, match="--mem-len 9"):
+    with pytest.raises(StateError, match="mem_len=9"):
         run(model, mem_len=4, resume=saved[0])
     two = replace(saved[0], model_state=saved[0].model_state.select([0, 0]))
     with pytest.raises(StateError, match=r"\b2\b"):

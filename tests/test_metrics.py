@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.metrics import TextCounter, bits_per, context_bin_edges, half_width, perplexity
+from xlcli.metrics import TextCounter, bits_per, context_bin_edges, half_width, perplexity, share_interval
 
 
 def count(*portions):
@@ -49,6 +49,15 @@ def test_ratios():
     assert bits_per(0.0, 0) == 0.0
     assert perplexity(0.0, 0) == 1.0
     assert perplexity(1e9, 1) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("wins", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_intervals_of_shares_as_published(wins, n, low, high):  # Newcombe 1998, table I, method 3
+    assert share_interval(wins / n, n) == pytest.approx((low, high), abs=6e-5)
+    assert share_interval(1 - wins / n, n) == pytest.approx((1 - high, 1 - low), abs=6e-5)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 7, 8, 100, 1024])

@@ -33,7 +33,7 @@ def test_evaluation_is_in_float32_and_training_in_what_is_fast(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match="--device"):
+    with pytest.raises(ConfigError, match="device cpu"):
         make_runtime(RuntimeConfig(device="cuda"))
     assert make_runtime(RuntimeConfig()).device.type == "cpu"
 

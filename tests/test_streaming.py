@@ -406,6 +406,7 @@ def test_totals_are_given_while_working(monkeypatch):
     events = run(toy(), [b"a\n", b"b\n"], emit="stats")
     assert [(e.lines, e.final) for e in events] == [(1, False), (2, False), (2, True)]
     assert events[-1].tokens_per_second > 0
+    assert events[-1].lines_per_second * events[-1].seconds == pytest.approx(2)
 
 
 def test_nothing_at_all():
@@ -416,7 +417,7 @@ def test_nothing_at_all():
 def test_a_state_that_does_not_fit_is_refused():
     model, saved = toy(), []
     run(model, [b"x\ny"], save=saved.append)
-    with pytest.raises(StateError, match="--mem-len 9"):
+    with pytest.raises(StateError, match="mem_len=9"):
         run(model, [], resume=saved[0], mem_len=10)
 
 

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -233,6 +234,35 @@ def test_words_end_between_tokens_only():
     assert [w[2] for w in fed(b"x" * 2**14, b"y", b" z")] == ["x" * 2**14, "y", "z"]
 
 
+def test_the_rest_of_a_word_that_was_cut_is_not_corrected_for_an_end_before_it():
+    # Only the end of y, of one bit, is known to the model; z begins with it. Nothing ended between x and y.
+    assert [w[4] for w in fed(b"x" * 2**14, b"y", b" z")] == [1.0, 2.0, 0.0]
+    assert [w[4] for w in fed(b"a", b" " + b"x" * 2**14, b"y", b"y")] == [2.0, 0.0, 2.0]
+
+
+def test_words_are_counted_anew_after_a_token_that_begins_in_the_line_before():
+    words = Words(Boundaries(punctuation=False), WordPosition())
+    found, byte, line = [], 0, 1
+    for token in (b"a", b" c", b"\n\nd", b" e"):
+        found += words.feed(TokenScore(line, byte, token, 1.0, Prediction((-1.0,), 0.0)))
+        byte, line = byte + len(token), line + token.count(b"\n")
+    found = only([*found, *words.end(byte, None)], WordScore)
+    assert [(w.word, w.line, w.number) for w in found] == [("a", 1, 1), ("c", 1, 2), ("d", 3, 1), ("e", 3, 2)]
+
+
+def test_places_of_words_are_offsets_in_bytes(tmp_path):
+    text = "Zürich, é 漢字 \U0001f98a naïve\n\n  日本 fin de siècle – ça va?\n".encode()
+    path = tmp_path / "text"
+    path.write_bytes(text)
+    for kind in ("bytes", "sentencepiece"):
+        model = toy(kind, dtype=torch.float32)
+        scored = api.Model(model, RUNTIME).score(text).words
+        for words in (streamed(model, [text[:3], text[3:]]), evaluated(model, path), scored):
+            assert len(words) > 10
+            for word in words:
+                assert text[word.byte : word.byte + len(word.word.encode())] == word.word.encode()
+
+
 @pytest.mark.parametrize("variant", [None, "adaptive", "linear"])
 @pytest.mark.parametrize("options", [{}, {"adapt": True, "adapt_block": 5}, {"context_cache": 30}])
 def test_predictions_are_those_that_tokens_are_scored_by(variant, options):
@@ -305,6 +335,11 @@ def test_pairs_as_scores_of_each_text(tmp_path):
         ("0", 2, (won[0] + won[2]) / 2, (per_token[0] + per_token[2]) / 2),
         ("1", 2, (won[1] + won[3]) / 2, (per_token[1] + per_token[3]) / 2),
     ]
+    z = NormalDist().inv_cdf(0.975)
+    for pair in score.pairs:
+        assert pair.low <= pair.share <= pair.high
+        for bound in {pair.low, pair.high} - {pair.share}:
+            assert (bound - pair.share) ** 2 == pytest.approx(z * z * bound * (1 - bound) / pair.pairs, rel=1e-5)
 
 
 def test_a_row_without_fields_has_none_of_the_row_before(tmp_path):

@@ -1,5 +1,6 @@
 """Errors that users can cause or meet. The command line prints each as one sentence and returns its exit code."""
 
+import re
 from collections.abc import Sequence
 
 MAX_NAMED = 12
@@ -17,12 +18,32 @@ def shortened(text: str, length: int = 4000) -> str:
     return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 2 :]}"
 
 
+_OPTION = re.compile(
+    r"xlcli [a-z]+ .*|--set ((eval|generate|stream|compress)\.)?|(?<![\w-])(--[a-z-]*[a-z]|-[mo]\b)( (?=[\dA-Z]))?"
+)
+"""An option in a sentence, or a command with options."""
+_KEYWORDS = {"-m": "model", "-o": "folder"}
+
+
+def in_python(text: str) -> str:
+    """A sentence of an error with keywords in place of options: `mem_len=0` for `--mem-len 0`. Commands stay."""
+
+    def keyword(found: re.Match[str]) -> str:
+        if (option := found[3]) is None:
+            return found[0] if found[0].startswith("xlcli") else ""
+        return _KEYWORDS.get(option, option.lstrip("-").replace("-", "_")) + ("=" if found[4] else "")
+
+    return _OPTION.sub(keyword, text).replace("=false", "=False")
+
+
 class XLError(Exception):
     """Base of all errors of xlcli.
 
     Args:
         message: Sentence that describes the problem and its place.
         remedy: Sentence that suggests a solution; may be empty.
+
+    Both name settings as options of the command line. As a text, an error names them as keywords of Python.
     """
 
     exit_code = 1
@@ -35,7 +56,7 @@ class XLError(Exception):
         self.remedy = shortened(remedy)
 
     def __str__(self) -> str:
-        return f"{self.message} {self.remedy}".strip()
+        return in_python(f"{self.message} {self.remedy}".strip())
 
 
 class ConfigError(XLError):

@@ -96,6 +96,7 @@ class Plan(Event):
     `needed_bytes` is an estimated peak of RAM or GPU memory, `available_bytes` are free; `weights` and `weights_bytes`
     are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
+    `valid_from_end`: the validation text was split off the end of `corpus`.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -123,6 +124,7 @@ class Plan(Event):
     n_ranks: int = 1
     n_local_ranks: int = 1
     rows: int | None = None
+    valid_from_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +315,8 @@ Scored = TokenScore | Row | WordScore | PairScore
 """Parts of a text with their scores, and the rows that they are in."""
 ROUNDING_TOKENS = 2**14
 """Number of tokens at the beginning of a text on which the cost of rounding is measured."""
+VALIDATION_TOKENS = 2**15
+"""Maximum number of tokens of a validation during training, from the beginning of the validation text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +330,8 @@ class Score(Event):
     `weight_dtype` and `memory_dtype` are the number types that weights and memory were rounded to. `rounding_cost` is
     the difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, None without
     rounding.
-    `partial`: evaluation was stopped; all values are of the tokens scored until then.
+    `partial`: evaluation was stopped; all values are of the tokens scored until then. `finished`: the training of the
+    model has ended.
     `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
     not divided. `each_line`: they are its lines.
     `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
@@ -374,6 +379,7 @@ class Score(Event):
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()
     partial: bool = False
+    finished: bool = True
     by_context: tuple[ContextBin, ...] = ()
     pairs: tuple[PairShare, ...] = ()
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import ConfigError, LostRankError, RankError
 from xlcli.events import StoppedEarlyError
+from xlcli.files import STANDARD_INPUT, is_pipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,9 +72,10 @@ class Ranks:
         return slice(self.rank * n_rows // self.size, (self.rank + 1) * n_rows // self.size)
 
     def require_files(self, paths: Sequence[str]) -> None:
-        """Raises `ConfigError` if several ranks were to read standard input as their text."""
-        if self.size > 1 and "-" in paths:
-            raise ConfigError("several processes cannot read standard input.", "Give the text as a file.")
+        """Raises `ConfigError` if several ranks were to read standard input or a pipe as their text."""
+        if self.size > 1 and (pipes := [path for path in paths if is_pipe(path)]):
+            name = STANDARD_INPUT if pipes[0] == "-" else pipes[0]
+            raise ConfigError(f"several processes cannot read {name}.", "Give the text as a file.")
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum of this tensor over all ranks, on every rank, in place."""

@@ -71,6 +71,21 @@ def test_pipes(model, run):
     assert (done.returncode, done.stdout) == (0, TEXT), done.stderr
 
 
+def test_a_model_that_lies_elsewhere_is_asked_for(model, run):
+    Path("models/one").rename("elsewhere")
+    assert run("compress", "text", "-m", "elsewhere").code == 0
+    Path("deep").mkdir()
+    Path("elsewhere").rename("deep/elsewhere")
+    done = run("decompress", "text.xl", "-o", "back")
+    assert (done.code, "-m" in done.err) == (3, True)
+    assert run("decompress", "text.xl", "-o", "back", "-m", "deep/elsewhere").code == 0
+    assert Path("back").read_bytes() == TEXT
+    assert run("stream", "text", "-m", "deep/elsewhere", "--state", "state").code == 0
+    Path("deep").rename("deeper")
+    done = run("stream", "text", "--state", "state")
+    assert (done.code, "-m" in done.err) == (3, True)
+
+
 def test_nothing_is_overwritten_or_left_behind(model, run):
     assert run("compress", "text").code == 0
     for again in (("compress", "text"), ("decompress", "text.xl"), ("decompress", "text.xl", "-o", "text.xl")):

@@ -16,9 +16,10 @@ from programs import command as command_line
 
 from xlcli.cli import prologue
 from xlcli.model.lm import LanguageModel
+from xlcli.store.layout import write_record
 
 KEYS = {
-    "each_line", "crlf",
+    "each_line", "crlf", "finished",
     "model", "position", "attention", "parameters",
     "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
@@ -74,6 +75,17 @@ def test_several_models_make_one_table_of_the_scores_of_each(run, models):
     rows = run("eval", *models, "--sweep-mem-len", "0,8", "--limit", "200").out.decode().splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["model", "tiny", "tiny", "linear", "linear"]
     assert [row.split()[4] for row in rows[1:]] == ["0", "8", "0", "8"]
+
+
+def test_a_model_whose_training_was_stopped_is_marked(run, models):
+    write_record(Path("models/tiny"), {"finished": False})
+    done = run("eval", *models)
+    rows = [line for line in done.out.decode().splitlines() if line.startswith(("tiny", "linear"))]
+    assert ["unfinished" in row for row in rows] == [True, False]
+    scores = json.loads(run("eval", *models, "--json").out)["sweep"]
+    assert [score["finished"] for score in scores] == [False, True]
+    rows = [line for line in run("models").out.decode().splitlines() if line.startswith(("tiny", "linear"))]
+    assert {row.split()[0]: "unfinished" in row for row in rows} == {"tiny": True, "linear": False}
 
 
 def test_models_of_one_name_have_the_names_of_their_folders(run, model):

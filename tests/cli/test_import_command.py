@@ -30,7 +30,7 @@ def test_import_prints_what_was_mapped_and_the_next_commands(exported, run):
     assert max(map(len, lines)) <= 80
     assert next(line for line in lines if line.startswith("check")).endswith("(8.00 by chance)")
     assert {line.split()[0] for line in lines if line and not line.startswith(" ")} >= {"model", "weights", "check"}
-    assert lines[-2:] == ["  xlcli eval FILE -m models/llama", '  xlcli generate -m models/llama "Once upon a"']
+    assert lines[-2:] == ["  xlcli eval FILE -m models/llama", "  xlcli generate -m models/llama"]
     assert Path("models/llama/config.json").read_bytes() == Path("models/made/config.json").read_bytes()
     again = run("import", exported)
     assert again.code == 2
@@ -55,7 +55,7 @@ def test_an_imported_model_works_in_all_commands(exported, run):
     done = run("import", exported, "-o", "models/ids")
     assert done.code == 0
     assert "token ids" in done.out.decode()
-    assert done.out.decode().endswith('xlcli generate -m models/ids "1 2 3"\n')
+    assert done.out.decode().endswith("xlcli generate -m models/ids\n")
     ids = " ".join(str(byte) for byte in TEXT[:200]).encode()
     Path("ids.txt").write_bytes(ids)
     for words in (
@@ -64,6 +64,7 @@ def test_an_imported_model_works_in_all_commands(exported, run):
         ("eval", "ids.txt", "-m", "ids", "--adapt", "--limit", "64B"),
         ("stream", "ids.txt", "-m", "ids", "--emit", "stats"),
         ("generate", "1 2 3", "-m", "ids", "-n", "4"),
+        ("generate", "-m", "ids", "-n", "4"),
         ("bench", "decode", "-m", "ids", "--seconds", "0.01"),
     ):
         done = run(*words)

@@ -73,6 +73,7 @@ def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.Mon
         "wrong.toml": b"[train]\nmem_len = 'much'\n",
         "broken.toml": b"[train\n",
         "empty.txt": b"",
+        "cut.txt": TEXT * 40 + "é".encode()[:1],
         "latin.txt": TEXT * 40 + b"\xff",
         "office.txt": b"PK\x03\x04 a zip archive",
         "nul.txt": b"a\0b",

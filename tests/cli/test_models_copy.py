@@ -20,6 +20,14 @@ def test_a_model_is_copied_in_an_encoding(run, model, encoding):
     assert (score == other) == (encoding == "float32")
 
 
+def test_a_copy_names_the_text_that_goes_along(run, model):
+    assert "valid.txt" in run("models", "copy", "tiny", "models/copy").err
+    Path("models/copy/valid.txt").unlink()
+    assert "valid.txt" not in run("models", "copy", "copy", "models/again").err
+    assert run("eval", "-m", "again").code == 3
+    assert run("eval", model / "valid.txt", "-m", "again").code == 0
+
+
 def test_a_copy_of_a_copy_keeps_its_encoding(run, model):
     made = json.loads(run("models", "copy", str(model), "one", "--weights", "int8", "--json").out)
     assert (made["name"], made["encoding"], made["folder"]) == ("one", "int8", "one")

@@ -39,7 +39,7 @@ def test_processes_are_started_once(cpus, monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert not is_to_launch(2)
-    with pytest.raises(ConfigError, match=r"--nproc\D+3\D+2\b"):
+    with pytest.raises(ConfigError, match=r"nproc\D+3\D+2\b"):
         is_to_launch(3)
 
 

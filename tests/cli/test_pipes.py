@@ -1,9 +1,11 @@
 """Behavior of a Unix tool: closed readers, closed and full outputs, plain output without a terminal."""
 
+import json
 import subprocess
+from pathlib import Path
 
 import pytest
-from programs import command, environment, process
+from programs import TEXT, command, environment, process
 
 
 def through_shell(script, *arguments):
@@ -51,6 +53,36 @@ def test_a_pipe_that_is_not_read_is_noticed(arguments, is_told, model):
     done = process(*arguments, "-m", model, input=b"A line.\n")
     assert done.returncode == 0
     assert (b"standard input is not read" in done.stderr) == is_told
+
+
+def test_a_pipe_named_as_a_file_is_read(model):
+    Path("text").write_bytes(TEXT * 4)
+    process("compress", "text", "-m", model, "-o", "text.xl")
+    for script, arguments, of_file in (
+        ("XLCLI <(cat text) -m tiny -q --json", ["eval"], ["eval", "text", "-m", model, "--json"]),
+        ("XLCLI <(head -c 50 text) <(tail -c +51 text) -m tiny -q", ["eval"], None),
+        ("XLCLI <(gzip -c text) -m tiny -q --json", ["stream"], ["stream", "text", "-m", model, "--json"]),
+        ("XLCLI <(cat text) -m tiny -q", ["compress"], ["compress", "text", "-m", model, "-o", "-"]),
+        ("XLCLI <(cat text.xl) -m tiny -q -o -", ["decompress"], ["decompress", "text.xl", "-m", model, "-o", "-"]),
+        ('XLCLI -n 2 -m tiny --prompts <(echo \'{"prompt": "a"}\')', ["generate"], None),
+        ("XLCLI <(cat text text) --valid <(cat text) --preset tiny --init none --dry-run", ["train"], None),
+    ):
+        done = through_shell(script, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        if of_file is not None and arguments != ["eval"]:
+            assert done.stdout == process(*of_file).stdout
+        elif of_file is not None:
+            scores = [json.loads(out)["nats"] for out in (done.stdout, process(*of_file).stdout)]
+            assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("arguments", [["eval", "-m", "tiny", "-m", "other"], ["train", "--nproc", "2"]], ids=" ".join)
+def test_a_pipe_is_not_read_twice(arguments, model, untrained):
+    untrained("other")
+    done = through_shell("XLCLI <(echo text)", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == b""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from programs import Terminal
 from xlcli import config
 from xlcli.cli import render, report
 from xlcli.cli.render import Screen
-from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
+from xlcli.events import ContextBin, Notice, PairShare, Plan, Progress, Score, Step, StreamStats, Trained
 
 STEP = Step(
     step=7, tokens=100, seconds=1.0, nats=1.5, bits_per_byte=2.164, lr=0.01, grad_norm=1.0, tokens_per_second=12345.0,
@@ -234,6 +234,46 @@ def test_color_follows_bits(monkeypatch, capsysbinary):
     Screen(color="always").scored_line("", spans)
     codes = re.findall(rb"\x1b\[([0-9;]+)m([ \w]+)", capsysbinary.readouterr().out)
     assert codes == [(b"39", b"a"), (b"39", b" b"), (b"32", b" cd"), (b"31", b" e"), (b"1;31", b" f")]
+
+
+def test_every_figure_of_a_score_stands_in_its_place():
+    score = dataclasses.replace(
+        SCORE, bytes=1200, chars=1100, words=150, tokens=360, bits_per_byte=2.0212, bits_per_char=2.2345,
+        perplexity=34.567, word_perplexity=789.12, mean_steps=1.25, recall=0.875, rounding_cost=-0.00123,
+        by_context=(ContextBin(1, 2, 40, 3.5), ContextBin(2, 4, 80, 2.5, 0.25)),
+    )  # fmt: skip
+    lines = report.score_table(score, config.ModelConfig()).splitlines()
+    assert lines[1].startswith("1.2k bytes, 360 tokens; memory of 4 tokens")
+    assert [tuple(re.split("  +", line.strip())) for line in lines[3:9]] == [
+        ("bits per byte", "2.0212"),
+        ("bits per character", "2.2345"),
+        ("perplexity per token", "34.567"),
+        ("perplexity per word", "789.12"),
+        ("mean steps", "1.25"),
+        ("recall of hashing", "87.5 %"),
+    ]
+    assert [line.rstrip() for line in lines if line.startswith("Cost")] == [
+        "Cost of rounding: -0.0012 bits per byte over the first 360 tokens"
+    ]
+    assert [line.split() for line in lines[-2:]] == [
+        ["1", "40", "3.5000", "-"],
+        ["2", "to", "3", "80", "2.5000", "0.2500"],
+    ]
+
+
+def test_every_figure_of_pairs_stands_in_its_place():
+    pairs = (PairShare(None, 40, 0.75, 0.598, 0.858, 0.625), PairShare("a", 30, 0.5, 0.331, 0.669, 0.4))
+    score, other = (dataclasses.replace(SCORE, model=name, pairs=pairs) for name in ("one", "two"))
+    other = dataclasses.replace(other, pairs=tuple(dataclasses.replace(pair, share=pair.share / 2) for pair in pairs))
+    lines = report.pairs_text([score], config.ModelConfig()).splitlines()
+    assert [line.split() for line in lines[-2:]] == [
+        ["all", "40", "0.750", "0.598", "to", "0.858", "0.625"],
+        ["a", "30", "0.500", "0.331", "to", "0.669", "0.400"],
+    ]
+    lines = report.pairs_text([score, other], config.ModelConfig()).splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["group", "pairs", "one", "two"], ["all", "40", "0.750", "0.375"], ["a", "30", "0.500", "0.250"],
+    ]  # fmt: skip
 
 
 def test_totals():

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import command, environment
+from programs import TEXT, command, environment
 
 from xlcli.cli.pipe import Output, portions
 from xlcli.cli.signals import Stop
@@ -138,7 +138,7 @@ sys.exit(main(sys.argv[2:]))
     [
         ("xlcli.training.prepare:choose_tokenizer", "train models/tiny/valid.txt -o m"),
         ("xlcli.training.checkpoint:save", "train models/tiny/valid.txt -o m --preset tiny"),
-        ("xlcli.text.sources:_read_stdin", "train - -o m"),
+        ("xlcli.text.sources:_read_pipe", "train - -o m"),
         ("xlcli.evaluation:score_text", "eval"),
         ("xlcli.generation:generate", "generate a"),
         ("xlcli.streaming:stream", "stream models/tiny/valid.txt"),
@@ -238,10 +238,27 @@ def test_a_stream_with_much_unscored_text_saves_and_ends_on_a_signal(model, tmp_
     assert state.stat().st_size > len(text) / 2
 
 
-@pytest.mark.parametrize("arguments", [("train", "-"), ("generate", "-"), ("eval", "-")], ids=" ".join)
-def test_a_wait_for_standard_input_ends_on_a_signal(arguments, run, model):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "-"),
+        ("generate", "-"),
+        ("eval", "-"),
+        ("train", "pipe"),
+        ("train", "text", "--valid", "pipe"),
+        ("eval", "pipe"),
+        ("stream", "pipe"),
+        ("compress", "pipe"),
+        ("decompress", "pipe", "-o", "text.out"),
+        ("generate", "--prompts", "pipe"),
+    ],
+    ids=" ".join,
+)
+def test_a_wait_for_standard_input_or_a_pipe_ends_on_a_signal(arguments, run, model):
     import torch  # noqa: F401  so that the signal meets the wait and not the import
 
+    os.mkfifo("pipe")
+    Path("text").write_bytes(TEXT * 40)
     reader, writer = os.pipe()
     saved = os.dup(0)
     os.dup2(reader, 0)
@@ -256,6 +273,7 @@ def test_a_wait_for_standard_input_ends_on_a_signal(arguments, run, model):
             os.close(descriptor)
     assert done.code == 143
     assert "SIGTERM" in done.err
+    assert ("pipe" in done.err) == ("pipe" in arguments)
     assert not Path("models/stdin/config.json").exists()
 
 

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ import pytest
 from programs import TEXT, Terminal, command, environment
 
 from xlcli import presets
-from xlcli.events import Progress
+from xlcli.events import VALIDATION_TOKENS, Progress
 
 SMALL = (
     "--set", "model.dim=16", "--set", "model.n_layers=1", "--set", "model.attention.n_heads=2", "--segment-len", "16",
@@ -36,7 +37,10 @@ def test_from_a_text_to_the_next_commands(run, text):
     for line in re.findall(r"^  xlcli (.*)$", said, re.MULTILINE):
         name, *_ = line.split()
         assert name in ("eval", "generate")
+        assert run(*shlex.split(line)).code == 0
     assert "budget   4 steps" in done.err
+    assert "; from its end: valid" in done.err
+    assert f"{VALIDATION_TOKENS:,} tokens" in said
     assert "validation" in done.err
     assert run("eval").code == 0
     assert run("generate", "The", "-n", "3").out.startswith(b"The")
@@ -50,6 +54,11 @@ def test_from_a_text_to_the_next_commands(run, text):
     assert "runtime.allow_data_change" in changed.err
     assert run("train", text, "--max-steps", "8", "--resume", "--set=runtime.allow_data_change=true", *SMALL).code == 0
     assert run("train", text, "--max-steps", "2", "--overwrite", *SMALL, "-q").err == ""
+
+
+def test_the_plan_says_where_the_validation_text_comes_from(run, text):
+    for given, is_end in (((), True), (("--valid", "0.1"), True), (("--valid", text), False)):
+        assert (b"from its end" in run("train", text, "--dry-run", *given, *SMALL).out) == is_end
 
 
 def test_the_curve_is_drawn_at_the_end(run, text):
@@ -158,12 +167,10 @@ def test_folders_gzip_and_several_files(run, text):
     assert plan["folder"] == "models/many"
 
 
-@pytest.mark.parametrize("kind", ["absent", "fifo", "loop", "device", "unreadable", "empty folder"])
+@pytest.mark.parametrize("kind", ["absent", "loop", "device", "unreadable", "empty folder"])
 def test_unreadable_text_is_refused(run, kind, tmp_path):
     path = tmp_path / "it"
     match kind:
-        case "fifo":
-            os.mkfifo(path)
         case "loop":
             path.symlink_to(path)
         case "device":

@@ -145,6 +145,7 @@ def test_hash_rounds_are_an_inference_setting(name, train, run):
     found = [score["recall"] for score in scores]
     assert found == sorted(found)
     assert 0 < found[0] < found[-1] <= 1
+    assert found == pytest.approx([sum(each := score["recall_by_layer"]) / len(each) for score in scores])
     assert [len(score["recall_by_layer"]) for score in scores] == [2 if "lsh" in name else 1] * 3
     assert json.loads(run("eval", "read", "--json").out)["recall"] is None
 

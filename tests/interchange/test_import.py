@@ -213,6 +213,27 @@ def test_keys_of_current_and_of_older_releases_mean_the_same(source):
     assert made[0]["model"]["position"]["base"] == 500.0
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_keys_that_are_left_out_have_the_defaults_of_transformers(source, kind):
+    tree = json.loads((source / "config.json").read_text()) | {"model_type": kind, "num_hidden_layers": 30}
+    left_out = (
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "use_sliding_window",
+    )
+    tree = {key: value for key, value in tree.items() if key not in (*left_out, "attention_bias", "mlp_bias")}
+    tree |= {"max_position_embeddings": 9000} | ({"use_sliding_window": True} if kind.startswith("qwen") else {})
+    made = config.make(FORMATS["llama"].sections(Source(source, tree, {}))).model
+    assert made.position.base == 10_000.0
+    windows = [getattr(layer, "window", None) for layer in made.attentions]
+    first = {"llama": 30, "mistral": 0}.get(kind, 28)
+    assert windows == [None] * first + [4095] * (30 - first)  # 4,096 tokens, itself included
+
+
 def gpt2(folder: Path, **settings: object) -> Path:
     """The smallest GPT-2."""
     folder.mkdir()

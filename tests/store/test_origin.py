@@ -140,7 +140,7 @@ def test_dropout_and_chunks_may_change():
 
 
 def test_a_preset_and_a_model_exclude_each_other():
-    with pytest.raises(ConfigError, match="--preset"):
+    with pytest.raises(ConfigError, match="preset and init"):
         configurations({}, "small", model("m"))
 
 

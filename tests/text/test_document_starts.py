@@ -100,15 +100,15 @@ def test_held_out_parts_are_whole_documents_if_one_begins_near(tmp_path: Path) -
     texts = [f"first line {i}\nsecond line {i}\n" * 20 for i in range(100)]
     (tmp_path / "a.jsonl").write_bytes(json_lines(texts))
     corpus = open_corpus([tmp_path / "a.jsonl"])
-    parts = split(corpus, 0.1, 0.1, by_document=True)
+    parts = drain(split(corpus, 0.1, 0.1, by_document=True))
     found = [contents(corpus, part.start, part.stop) for part in (parts.train, parts.valid, parts.test)]
     assert [*itertools.chain(*found)] == [text.encode() for text in texts]
     assert all(10 <= len(documents) <= 80 for documents in found)
-    by_line = split(corpus, 0.1, 0.1)
+    by_line = drain(split(corpus, 0.1, 0.1))
     assert contents(corpus, by_line.valid.start, by_line.valid.stop)[0] not in [text.encode() for text in texts]
     (tmp_path / "long.jsonl").write_bytes(json_lines(["a\n" * 10, "b c\n" * 200_000]))
     corpus = open_corpus([tmp_path / "long.jsonl"])
-    assert split(corpus, 0.1, 0.0, by_document=True) == split(corpus, 0.1, 0.0)
+    assert drain(split(corpus, 0.1, 0.0, by_document=True)) == drain(split(corpus, 0.1, 0.0))
 
 
 @given(st.lists(WORDS, min_size=1, max_size=8), st.integers(1, 30), st.integers(1, 60))

@@ -12,7 +12,6 @@ import random
 import tempfile
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from piped import standard_input
 from pyarrow import parquet
 
 from xlcli.errors import DataError
@@ -224,7 +224,7 @@ def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: 
     for name, data in SAME.items():
         path = tmp_path / name
         path.write_bytes(data)
-        with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
+        with standard_input(path):
             piped = open_corpus(["-"])
         corpus = open_corpus([path])
         text = TEXT.encode().replace(b"\r\n", b"\n")
@@ -283,7 +283,7 @@ def test_texts_of_parquet_files(tmp_path: Path):
     path = tmp_path / "table"
     parquet.write_table(pa.table({"id": range(5), "text": DOCUMENTS, "title": list("abcde")}), path)
     assert b"".join(open_corpus([path]).read()) == JOINED.encode()
-    with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
+    with standard_input(path):
         assert b"".join(open_corpus(["-"]).read()) == JOINED.encode()
     assert b"".join(open_corpus([path], reading=InputFormat(text_fields=("title",))).read()) == b"a\nb\nc\nd\ne\n"
     with pytest.raises(DataError, match="'body'") as caught:
@@ -310,6 +310,16 @@ def test_text_that_is_not_text_is_refused_unless_it_is_meant(tmp_path: Path):
         assert "--binary" in caught.value.remedy
         for reading in (InputFormat(binary=True), InputFormat(any_bytes=True)):
             assert b"".join(open_corpus([path], reading=reading).read()) == data
+
+
+@pytest.mark.parametrize(("files", "is_cut"), [([b"a\xe6\xbc"], True), ([b"a\xc3", b"b"], True), ([b"a\xc3b"], False)])
+def test_a_text_that_ends_inside_a_character_is_told_from_another_encoding(tmp_path: Path, files, is_cut: bool):
+    paths = [tmp_path / str(i) for i in range(len(files))]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    with pytest.raises(DataError, match=f"{paths[0]} .*\\b1\\b") as caught:
+        open_corpus(paths).facts  # noqa: B018
+    assert ("iconv" in caught.value.remedy) == (not is_cut)
 
 
 def test_a_file_given_twice_is_read_twice(tmp_path: Path):

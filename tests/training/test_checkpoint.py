@@ -390,7 +390,7 @@ def test_when_all_are_damaged_it_says_so():
     After(3).run(small(), text, "m")
     for path in Path("m/checkpoints").glob("step-*/manifest.json"):
         path.unlink()
-    with pytest.raises(CheckpointError, match="--overwrite"):
+    with pytest.raises(CheckpointError, match="overwrite"):
         go({}, text, "m", resume=True)
 
 

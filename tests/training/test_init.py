@@ -238,9 +238,9 @@ def test_damaged_models_are_refused(base):
 def test_text_that_is_not_utf8_has_a_remedy_that_works():
     text = corpus(text=PROSE.encode() + b"\xff" * 9, name="latin.txt")
     go(small(text={"tokenizer": "sentencepiece"}), corpus(text=PROSE * 3), "base")
-    with pytest.raises(DataError, match="--binary"):
+    with pytest.raises(DataError, match="use binary"):
         list(begin("base", text, "m"))
-    with pytest.raises(DataError, match="--tokenizer"):
+    with pytest.raises(DataError, match="tokenizer bytes"):
         list(begin("base", text, "m", tree={"text": {"binary": True}}))
 
 

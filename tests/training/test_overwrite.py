@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_can_be_resumed_and_the_old_model_read(text, after)
 def test_another_attempt_replaces_the_first(text):
     After(0).run(NEW, text, "m", overwrite=True)
     assert layers() == 2
-    with pytest.raises(ConfigError, match="--overwrite"):
+    with pytest.raises(ConfigError, match="overwrite"):
         go(NEW, text, "m")
     assert go(NEW, text, "m", overwrite=True)[-1].step == 7
     assert layers() == 1

@@ -206,7 +206,7 @@ def test_any_text_at_all_will_do(text, paths):
 @pytest.mark.parametrize("settings", [{"binary": True}, {"tokenizer": "bytes"}])
 def test_data_that_is_no_text_is_refused_unless_it_is_meant(settings):
     for data in (b"\0\1\2" * 99, b"Z\xfcrich " * 99, b"PK\x03\x04 a zip archive" * 9):
-        with pytest.raises(DataError, match="--binary"):
+        with pytest.raises(DataError, match="use binary"):
             go({"train": {"max_steps": 1}, "model": {"dim": 8}}, corpus(text=data), "refused")
         assert not is_model(Path("refused"))
         go(small(train={"max_steps": 1}, text=settings), corpus(text=data), "m")
@@ -434,7 +434,7 @@ def test_one_writer_a_folder():
 
 def test_a_model_is_not_lost_unasked():
     go(small(), corpus(), "m")
-    with pytest.raises(ConfigError, match=r"--resume.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"resume.*overwrite"):
         go(small(), corpus(), "m")
     with pytest.raises(XLError, match="elsewhere"):
         go({}, corpus(), "elsewhere", resume=True)
@@ -494,7 +494,7 @@ def test_a_damaged_model_can_be_replaced():
     text = corpus()
     go(small(), text, "m")
     Path("m/config.json").write_text("{")
-    with pytest.raises(ConfigError, match="--overwrite"):
+    with pytest.raises(ConfigError, match="overwrite"):
         go(small(), text, "m")
     assert go(small(), text, "m", overwrite=True)[-1].step == 6
     load(Path("m"))

@@ -116,6 +116,7 @@ class Model:
         self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> AnyStr:
         """Continuation of `state` and `prompt`, without the prompt; arguments as for `stream_generate`."""
+        encoded(prompt)
         return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **settings))
 
     @shows(OnlineConfig)
@@ -339,4 +340,6 @@ def _joined(results: Iterable[Output]) -> bytes:
 
 def encoded(text: Text) -> bytes:
     """The text as bytes: UTF-8."""
+    if not isinstance(text, str | bytes):
+        raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", "Make one call for each text.")
     return text if isinstance(text, bytes) else text.encode()

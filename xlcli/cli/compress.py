@@ -20,7 +20,7 @@ from xlcli.cli.signals import Stop, Stopped
 from xlcli.coding import Output
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, StoppedEarlyError
-from xlcli.files import linked, write_atomic
+from xlcli.files import is_pipe, linked, write_atomic
 
 SUFFIX = ".xl"
 """Suffix of compressed texts."""
@@ -43,7 +43,7 @@ def compress(
     """
     config, screen = prologue.begin(context)
     settings = config.compress
-    target = out or ("-" if file == "-" else file + SUFFIX)
+    target = out or ("-" if is_pipe(file) else file + SUFFIX)
     texts = [] if file == "-" else [file]
     prologue.check_texts(texts, "xlcli compress -m {} FILE")
     folder = prologue.find_model(context, settings, screen)
@@ -52,8 +52,7 @@ def compress(
     source = open_source(file)
     check_standard_output(file)
     with screen.stop() as stop:
-        if file == "-":
-            screen.expect_keyboard()
+        screen.expect_pipes([file])
         loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
         from xlcli.coding import workflow
         from xlcli.text.formats import ends_in_crlf

@@ -15,6 +15,7 @@ from xlcli.cli.pipe import open_source, portions
 from xlcli.coding import FileReader
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
+from xlcli.store.discover import find_maker
 from xlcli.store.layout import read_config
 
 app = typer.Typer()
@@ -43,10 +44,11 @@ def decompress(
     source = open_source(file)
     check_standard_output(file)
     with screen.stop() as stop:
+        screen.expect_pipes([file])
         reader = FileReader(portions(source, stop, None), "standard input" if file == "-" else file)
         with ending(stop):
             header = reader.header()
-        context.params["model"] = model or [header.model]
+        context.params["model"] = model or [str(find_maker(header.model, reader.name))]
         given, n_cpus = config.runtime, os.cpu_count() or 1
         if given.threads is None and header.threads > n_cpus:
             raise DataError(

@@ -18,14 +18,13 @@ from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import write_output
 from xlcli.cli.page import Page
-from xlcli.cli.pipe import standard_input
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
 from xlcli.cli.tables import Table
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Score, StoppedEarlyError, TokenScore
-from xlcli.files import cache_folder
+from xlcli.files import cache_folder, is_pipe
 from xlcli.ranks import environment, join
 from xlcli.store.layout import HELD_OUT, read_config
 
@@ -68,8 +67,10 @@ def evaluate(
     output = "--words" if words else "--per-token" if per_token else "--html" if html else None
     if output is not None and settings.sweep_mem_len:
         raise ConfigError(f"{output} needs one memory length, not a sweep.", "Use --mem-len M.")
-    if n_models > 1 and (output is not None or "-" in (files or ())):
-        raise ConfigError(f"{output or 'standard input'} needs one model, not {n_models}.", "Give one -m NAME.")
+    if n_models > 1 and (output is not None or any(map(is_pipe, files or ()))):
+        raise ConfigError(
+            f"{output or 'standard input or a pipe'} needs one model, not {n_models}.", "Give one -m NAME."
+        )
     unplotted = "a stride" if settings.stride is not None else settings.online_option
     if unplotted is not None and plot is not None:
         raise ConfigError(f"--plot shows the loss by context, which {unplotted} does not measure.", "Omit one of them.")
@@ -92,11 +93,9 @@ def evaluate(
     with (
         join(config.runtime.timeout) as ranks,
         screen.stop() as stop,
-        standard_input(stop, screen.keyboard_ended),
         nullcontext() if html is None else Page(Path(html)) as page,
     ):
-        if "-" in (files or ()):
-            screen.expect_keyboard()
+        screen.expect_pipes(files or ())
         scores: list[Score] = []
         missing: list[str] = []
         by_token = per_token is not None or page is not None

@@ -82,11 +82,9 @@ def generate(
     if not words and prompts is None:
         prologue.note_unread_pipe(screen, "PROMPT")
     with screen.stop() as stopping:
-        if "-" in (prompts, *(words or ())):
-            screen.expect_keyboard()
+        screen.expect_pipes(["-" if words == ["-"] else prompts or ""])
         prompt = read_prompt(words, stopping)
         named = None if prompts is None else read_prompts(prompts, stopping)
-        screen.keyboard_ended()
         from xlcli.text.formats import CRLF_NOTICE, LineEnds
 
         line_ends = LineEnds()

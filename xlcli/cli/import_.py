@@ -67,5 +67,5 @@ def import_(
         ("check", f"{about['check_bits']:.2f} bits per token of a short text ({math.log2(size):.2f} by chance)"),
     ]
     screen.print(table(rows, screen.columns, left=(0, 1)))
-    word, prompt = shlex.quote(str(target)), "1 2 3" if is_ids else "Once upon a"
-    screen.print(f'\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word} "{prompt}"\n')
+    word = shlex.quote(str(target))
+    screen.print(f"\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word}\n")

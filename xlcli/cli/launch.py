@@ -71,7 +71,9 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
         command = [sys.executable, "-P", "-m", "xlcli", *arguments]
         for n in map(str, range(nproc)):
             own = {"RANK": n, "LOCAL_RANK": n}
-            processes.append(subprocess.Popen(command, env=shared | own, start_new_session=True))  # noqa: S603
+            # A text may be a pipe of the shell, such as /dev/fd/63.
+            process = subprocess.Popen(command, env=shared | own, start_new_session=True, close_fds=False)  # noqa: S603
+            processes.append(process)
         if received:
             end(signal.SIGTERM)  # also those that were not there yet
         codes: dict[int, int] = {}  # by rank, in the order of their ends

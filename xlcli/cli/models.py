@@ -24,7 +24,7 @@ from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import linked, write_atomic
 from xlcli.presets import find_preset, list_presets, read_preset
 from xlcli.store.discover import CARD, ModelSummary, bundled_models, find, local_models, summarize
-from xlcli.store.layout import METRICS, read_config, read_metrics, read_record
+from xlcli.store.layout import HELD_OUT, METRICS, read_config, read_metrics, read_record
 
 _HEADING = ("name", "position", "attention", "params", "bits/byte", "age", "corpus")
 
@@ -197,6 +197,8 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         screen.object(made)
     command = f"xlcli eval -m {shlex.quote(target)}"
     screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
+    if texts := [text for text in HELD_OUT.values() if Path(target, text).is_file()]:
+        screen.say(f"it holds text of the corpus: remove {' and '.join(texts)} if that is not to be published")
 
 
 def _is_partial(model: ModelSummary) -> bool:
@@ -205,12 +207,15 @@ def _is_partial(model: ModelSummary) -> bool:
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
+    unscored = "-" if model.finished else "unfinished"
     return (
         model.name,
         model.position or "?",
         model.attention or "?",
         report.amount(model.parameters) if model.parameters is not None else "?",
-        f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}" if model.bits_per_byte is not None else "-",
+        f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}"
+        if model.bits_per_byte is not None
+        else unscored,
         "-" if model.bundled else report.age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )

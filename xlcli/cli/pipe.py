@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import select
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from xlcli.cli.signals import Stop, Stopped
+from xlcli.cli.signals import Stop
 from xlcli.errors import DataError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 PORTION = 2**16
 """Maximum number of bytes per read."""
@@ -30,7 +25,7 @@ def open_source(name: str) -> int:
     if Path(name).is_dir():
         raise DataError(f"{name} is a folder.", "Give a file, or pipe text in.")
     try:
-        return os.open(name, os.O_RDONLY)
+        return os.open(name, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer is waited for by `portions`
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the path.") from None
 
@@ -70,39 +65,6 @@ def followed(portions: Iterator[bytes | None], stop: Stop) -> Iterator[bytes | N
         if portion is None:
             waiting.poll(100)
     yield None
-
-
-class _Input(io.RawIOBase):
-    """Standard input as a file; a signal raises `Stopped` in a waiting read. Calls `at_end` at its end."""
-
-    def __init__(self, stop: Stop, at_end: Callable[[], None]) -> None:
-        self._stop, self._at_end = stop, at_end
-        self._portions, self._rest = portions(0, stop, None), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self._rest or next(self._portions, None) or b""
-        if not data:
-            if self._stop():
-                raise Stopped(self._stop.exit_code)
-            self._at_end()
-        n, self._rest = min(len(view), len(data)), data[len(view) :]
-        view[:n] = data[:n]
-        return n
-
-
-@contextlib.contextmanager
-def standard_input(stop: Stop, at_end: Callable[[], None]) -> Iterator[None]:
-    """Context in which a signal interrupts reads of `sys.stdin`, and `at_end` is called at its end."""
-    before = sys.stdin
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input(stop, at_end), PORTION))
-    try:
-        yield
-    finally:
-        sys.stdin = before
 
 
 class Output:

@@ -20,6 +20,7 @@ from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
+from xlcli.files import STANDARD_INPUT, is_pipe
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -101,15 +102,14 @@ class Screen:
                     self.say(f"standard output was not read; its last {lost:,} bytes are lost", "warning")
         self._out.stop = self._err.stop = None
 
-    def expect_keyboard(self) -> None:
-        """If standard input is a keyboard: prints how to end it, and shows no progress until `keyboard_ended`."""
-        self._types = os.isatty(0)
+    def expect_pipes(self, names: Sequence[str]) -> None:
+        """Names pipes that are waited for. Shows no progress while one is a keyboard."""
+        self._types = "-" in names and os.isatty(0)
         if self._types:
             self.say("reading from the keyboard; end with Ctrl-D")
-
-    def keyboard_ended(self) -> None:
-        """Shows progress again, after the end of standard input."""
-        self._types = False
+        for name in names:
+            if name != "-" and is_pipe(name):
+                self.say(f"reading the pipe {name} to its end")
 
     def interrupted(self) -> None:
         """Prints the message of a signal, once and before all other output, in a line after the ^C of a terminal."""
@@ -175,6 +175,7 @@ class Screen:
 
     def progress(self, event: Progress) -> None:
         """Shows the progress of a stage."""
+        self._types = self._types and event.stage == f"reading {STANDARD_INPUT}"
         self._show(report.progress_line(event), event.stage)
         if event.total is not None and event.done >= event.total:
             self.clear()

@@ -116,7 +116,9 @@ def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
 def plan_text(plan: events.Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
-    parts = f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
+    place = "from its end: " if plan.valid_from_end else ""
+    parts = f"train {size(plan.train_bytes)}{tokens}; {place}"
+    parts += f"valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
     machine = f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}"
     estimated = " (estimated from a sample)" if plan.estimated else ""
     free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"
@@ -153,11 +155,14 @@ def trained_text(event: events.Trained) -> str:
         lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{best}")
         if event.scored:
             lines.append(f"          of the {scored(event.scored)}")
+            lines.append(
+                f"          (during training: estimated from at most {events.VALIDATION_TOKENS:,} tokens of it)"
+            )
     lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():
         lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]
     folder = shlex.quote(str(event.folder))
-    generate = f'xlcli generate -m {folder} "Once upon a"\n'
+    generate = f"xlcli generate -m {folder}\n"
     if event.stopped:
         own = f"To try it as it is: {generate}" if event.best_step is not None else ""
         return "\n".join(lines) + f"\n\nStopped and saved. To continue, run the same command with --resume.\n{own}"
@@ -249,7 +254,7 @@ def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None 
     first = scores[0]
     n_models = len({score.model for score in scores})
     columns = {
-        "model": [score.model if n_models > 1 else "" for score in scores],
+        "model": [score.model + " (unfinished)" * (not score.finished) if n_models > 1 else "" for score in scores],
         "position": [score.position if n_models > 1 else "" for score in scores],
         "attention": [score.attention if n_models > 1 else "" for score in scores],
         "params": [amount(score.parameters) if n_models > 1 else "" for score in scores],

@@ -90,8 +90,7 @@ def stream(
     source = None if follow else open_source(name)
     label = "standard input" if name == "-" else name
     with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
-        if name == "-":
-            screen.expect_keyboard()
+        screen.expect_pipes([name])
         log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen, log)
         from xlcli import streaming

@@ -15,7 +15,6 @@ from xlcli.cli import options, prologue, report
 from xlcli.cli.entry import discard_stdout
 from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
-from xlcli.cli.pipe import standard_input
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import named, print_config, user_settings
@@ -23,7 +22,7 @@ from xlcli.cli.tensorboard import EventFile
 from xlcli.config import Config, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Plan, Saved, Step, Stopping, Trained, Validation
-from xlcli.files import cache_folder
+from xlcli.files import cache_folder, is_pipe
 from xlcli.ranks import Ranks, join
 from xlcli.store.commit import place_of_run
 from xlcli.store.discover import LOCAL, find
@@ -84,9 +83,8 @@ def train(
             reason = "train needs a text: a file, a folder, or - for standard input."
             raise ConfigError(reason, "Type xlcli train corpus.txt.")
         held_out = map(settings.get("text", {}).get, ("valid", "test"))
-        prologue.check_texts(
-            [*paths, *(part for part in held_out if isinstance(part, str))], "xlcli train FILE --init {}"
-        )
+        texts = [*paths, *(part for part in held_out if isinstance(part, str))]
+        prologue.check_texts(texts, "xlcli train FILE --init {}")
         if plot is not None:
             prologue.check_files(context, paths, ["plot"])
         if resume and overwrite:
@@ -97,12 +95,11 @@ def train(
         cache_folder(screen.say)  # which all processes share
         nproc = runtime.nproc or 1
         if is_to_launch(nproc):
-            check_division(nproc, paths, folder, settings, configs)
+            check_division(nproc, texts, folder, settings, configs)
             if not dry_run:
                 return launch(context.obj, nproc, RESUME)
-        with join(runtime.timeout, RESUME) as ranks, screen.stop() as stop, standard_input(stop, screen.keyboard_ended):
-            if "-" in paths:
-                screen.expect_keyboard()
+        with join(runtime.timeout, RESUME) as ranks, screen.stop() as stop:
+            screen.expect_pipes(texts)
             screen.wait("starting")
             from xlcli import training
 
@@ -169,7 +166,7 @@ def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
 
 def model_name(paths: Sequence[str]) -> str:
     """Default name of a model: the name of its first file without suffixes."""
-    if paths[0] == "-":
+    if is_pipe(paths[0]):
         return "stdin"
     name = Path(paths[0]).absolute().name
     for suffix in (r"\.(gz|bz2|xz|zst)", r"\.(txt|jsonl|parquet)"):

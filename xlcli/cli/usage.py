@@ -103,8 +103,12 @@ def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigErr
     actions = {} if group.parent is None else group.command.commands
     if owners := [name for name, action in actions.items() if option in _options(action)]:
         return ConfigError(f"{option} applies to {group.command_path} {' and '.join(owners)} only.", "Leave it out.")
-    near = nearest(option, _options(command))
-    return ConfigError(problem, f"Did you mean {near}?" if near else see)
+    if near := nearest(option, _options(command)):
+        return ConfigError(problem, f"Did you mean {near}?")
+    if words := [param.metavar.strip("[].") for param in command.params if param.param_type_name == "argument"]:
+        word = words[0].partition("|")[0]
+        see += f" A {word} that begins with - comes last, after --: {path} -- {word}"
+    return ConfigError(problem, see)
 
 
 def _wrong_words(context: Any) -> ConfigError:

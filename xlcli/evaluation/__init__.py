@@ -245,6 +245,7 @@ def _facts(run: Pass, totals: Totals, seconds: float) -> dict[str, Any]:
         "attention": model.config.model.attention.kind,
         "parameters": model.network.n_parameters,
         "weight_dtype": model.weight_dtype,
+        "finished": model.record.get("finished") is not False,
         "file": text.part.corpus.name,
         "crlf": sum(text.part.corpus.facts.crlf),
         **asdict(counts),

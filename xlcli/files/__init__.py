@@ -55,6 +55,8 @@ DISK_REMEDIES = {
     errno.EIO: "The disk reports errors: choose a folder on another one.",
 }
 """Error number of a failed write to remedy."""
+STANDARD_INPUT = "standard input"
+"""Name of `-` in messages and progress."""
 RESTORE = "Restore the file from a copy, or choose another model."
 """Remedy for a damaged file."""
 
@@ -213,6 +215,13 @@ def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, os.stat_result
             yield file, os.fstat(file.fileno())
     except OSError as error:
         raise cannot_read(path, error) from None
+
+
+def is_pipe(name: str | Path) -> bool:
+    """True for `-` and for a named pipe, such as `<(command)` of a shell; each can be read only once."""
+    with suppress(OSError, ValueError):
+        return str(name) == "-" or stat.S_ISFIFO(os.stat(name).st_mode)  # noqa: PTH116 (a name that is impossible)
+    return False
 
 
 def version(status: os.stat_result) -> tuple[int, int, int]:

@@ -46,6 +46,7 @@ class ModelSummary:
         position, attention: Kinds of the position encoding and of the attention.
         corpus: Name of the training text.
         bits_per_byte: Score of the model on the text `scored`.
+        finished: False if its training was stopped or still runs.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ModelSummary:
     corpus: str | None = None
     bits_per_byte: float | None = None
     scored: ScoredText | None = None
+    finished: bool = True
     problem: str | None = None
 
 
@@ -114,7 +116,16 @@ def saved_model(path: Path) -> Path:
     """
     metadata = read_header(path)[1]
     folder = Path(metadata.get("model.folder", ""))
-    return folder if is_model(folder) else find(metadata.get("model.name", ""))
+    return folder if is_model(folder) else find_maker(metadata.get("model.name", ""), str(path))
+
+
+def find_maker(name: str, file: str) -> Path:
+    """Folder of the model of this name, which made a file; `CheckpointError` if there is none."""
+    try:
+        return find(name)
+    except CheckpointError as error:
+        remedy = f"{error.remedy} If it lies elsewhere, give its folder: -m FOLDER."
+        raise CheckpointError(f"{file} names its model, but {error.message}", remedy) from None
 
 
 def local_models() -> tuple[ModelSummary, ...]:
@@ -148,6 +159,7 @@ def summarize(folder: Path) -> ModelSummary:
         score = record.get("bits_per_byte")
         found["bits_per_byte"] = score if isinstance(score, float) else None
         found["scored"] = scored_text(record)
+        found["finished"] = record.get("finished") is not False
         shape = read_config(folder).model
         found |= {"position": shape.position.kind, "attention": shape.attention.kind}
     except CheckpointError as error:

@@ -24,9 +24,10 @@ from typing import Any
 
 from xlcli.errors import DataError, named
 from xlcli.events import Notice, Progress, ProgressMeter
+from xlcli.files import is_pipe
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
-from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_stdin, files_below, open_source
+from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,8 @@ class Corpus:
         if text.has_nul:
             raise not_text(source.name, "holds NUL bytes")
         if text.bad is not None:
-            raise not_utf8(*self._locate(text.bad, sizes))
+            name, offset = self._locate(text.bad, sizes)
+            raise not_utf8(name, offset, is_cut=text.is_cut or name != source.name)
 
     def _locate(self, place: int, sizes: list[int]) -> tuple[str, int]:
         for source, size in zip(self.sources, sizes, strict=True):
@@ -228,7 +230,7 @@ def open_corpus(paths: Sequence[str | Path], *, reading: InputFormat | None = No
 
 
 def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -> Generator[Progress, None, Corpus]:
-    """The text of files, folders and `-` (standard input), in this order. Yields progress of standard input.
+    """The text of files, folders and `-` (standard input), in this order. Yields progress of pipes.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
 
@@ -245,12 +247,12 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -
     skipped: dict[Path, str] = {}
     for given in paths:
         path = Path(given)
-        if str(given) == "-":
-            if any(source.spool is not None for source in sources):
-                raise DataError("standard input is given twice.", "Give - once.")
-            if sys.stdin is None:
-                raise DataError("standard input is closed.", "Give a file.")
-            sources.append((yield from copy_stdin(sys.stdin.buffer, reading)))
+        if any(source.spool is not None and source.path == path for source in sources):
+            raise DataError(f"{given} is given twice.", f"Give {given} once.")
+        if str(given) == "-" and sys.stdin is None:
+            raise DataError("standard input is closed.", "Give a file.")
+        if is_pipe(given):
+            sources.append((yield from copy_pipe(path, reading)))
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}
@@ -337,8 +339,8 @@ class Split:
 
 def split(
     corpus: Corpus, valid: str | float | None = None, test: str | float | None = None, *, by_document: bool = False
-) -> Split:
-    """Splits a corpus into training, validation and test part, in this order, at line ends if possible.
+) -> Generator[Progress, None, Split]:
+    """Splits a corpus into training, validation and test part, in order, at line ends if possible. Yields progress.
 
     Args:
         corpus: The text.
@@ -355,7 +357,7 @@ def split(
     held_out: list[Part] = []
     for given in (test, valid):
         if isinstance(given, str):
-            other = open_corpus([given], reading=corpus.sources[0].reading)
+            other = yield from gather([given], reading=corpus.sources[0].reading)
             held_out.append(Part(other, 0, other.n_bytes))
             continue
         default = min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)

@@ -226,12 +226,12 @@ def not_text(name: str, reason: str) -> DataError:
     return DataError(f"{name} {reason}, not text.", "Extract its text first, or use --binary if its bytes are meant.")
 
 
-def not_utf8(name: str, offset: int) -> DataError:
-    """Error for text whose byte at `offset` is not UTF-8."""
-    return DataError(
-        f"{name} is not UTF-8: the byte at offset {offset} is invalid.",
-        "Convert it with iconv, or use --binary if its bytes are meant.",
-    )
+def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
+    """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
+    reason, remedy = f"is not UTF-8: the byte at offset {offset} is invalid", "Convert it with iconv"
+    if is_cut:
+        reason, remedy = f"ends inside a UTF-8 character, at offset {offset}", "Cut it at a line end, as head -n does"
+    return DataError(f"{name} {reason}.", f"{remedy}, or use --binary if its bytes are meant.")
 
 
 class Utf8:
@@ -241,6 +241,7 @@ class Utf8:
         n_bytes: Number of bytes so far.
         n_chars: Number of characters so far; None if the text is not UTF-8.
         bad: Offset of the first byte that is not UTF-8.
+        is_cut: True if `bad` begins a character that the end of the text cuts off.
         has_nul: True if there is a NUL byte, a sign of binary data.
     """
 
@@ -248,6 +249,7 @@ class Utf8:
         self.n_bytes = 0
         self.n_chars: int | None = 0
         self.bad: int | None = None
+        self.is_cut = False
         self.has_nul = False
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
@@ -258,7 +260,7 @@ class Utf8:
             try:
                 self.n_chars += len(self._decoder.decode(block, final))
             except UnicodeDecodeError as error:
-                self.n_chars, self.bad = None, self.n_bytes - held + error.start
+                self.n_chars, self.bad, self.is_cut = None, self.n_bytes - held + error.start, final
         self.n_bytes += len(block)
         self.has_nul = self.has_nul or b"\0" in block
 

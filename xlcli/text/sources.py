@@ -6,6 +6,7 @@ Files of the user are read, never memory-mapped: a mapped file that shrinks kill
 from __future__ import annotations
 
 import os
+import select
 import stat
 import tempfile
 import weakref
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import cache_folder, read_json
+from xlcli.files import STANDARD_INPUT, cache_folder, read_json
 from xlcli.text import formats
 from xlcli.text.documents import Document, plain
 
@@ -58,7 +59,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Source:
-    """A file, its size when it was opened, and the descriptor of the unnamed copy if it is standard input.
+    """A file, its size when it was opened, and the descriptor of the unnamed copy if it is a pipe.
 
     `seekable`: reading can start anywhere if there is no CR LF, because the file holds nothing but its text.
     """
@@ -191,18 +192,20 @@ def open_source(path: Path, reading: InputFormat) -> Source:
         os.close(descriptor)
 
 
-def copy_stdin(stdin: BinaryIO, reading: InputFormat) -> Generator[Progress, None, Source]:
-    """Standard input, copied to an unnamed file because a corpus is read more than once. Yields progress.
+def copy_pipe(path: Path, reading: InputFormat) -> Generator[Progress, None, Source]:
+    """Standard input (`-`) or a named pipe, copied to an unnamed file because a corpus is read more than once.
+
+    Yields progress, also while nothing arrives.
 
     Raises:
-        DataError: Standard input cannot be read.
+        DataError: It cannot be read.
         ResourceError: The cache folder is full.
     """
-    folder = cache_folder()
-    meter, n_bytes = ProgressMeter("reading standard input", None, "B"), 0
+    folder, name = cache_folder(), STANDARD_INPUT if str(path) == "-" else str(path)
+    meter, n_bytes = ProgressMeter(f"reading {name}", None, "B"), 0
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            while portion := _read_stdin(stdin):
+            for portion in _read_pipe(path, name):
                 file.write(portion)
                 n_bytes += len(portion)
                 yield from meter.report(n_bytes)
@@ -210,11 +213,11 @@ def copy_stdin(stdin: BinaryIO, reading: InputFormat) -> Generator[Progress, Non
             spool = os.dup(file.fileno())
     except OSError as error:
         raise ResourceError(
-            f"cannot keep a copy of standard input in {folder}: {error.strerror}.",
+            f"cannot keep a copy of {name} in {folder}: {error.strerror}.",
             "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
-    name, size = "standard input", os.fstat(spool).st_size
-    source = Source(name, Path("-"), size, reading, _is_plain(spool, name, reading), spool)
+    size = os.fstat(spool).st_size
+    source = Source(name, path, size, reading, _is_plain(spool, name, reading), spool)
     weakref.finalize(source, os.close, spool)
     return source
 
@@ -267,15 +270,20 @@ def _is_model(folder: Path) -> bool:
         return False
 
 
-def _read_stdin(stdin: BinaryIO) -> bytes:
-    try:
-        return stdin.read1(BLOCK)  # type: ignore[attr-defined, no-any-return]
-    except OSError as error:
-        raise DataError(f"cannot read standard input: {error.strerror}.", "Give a file.") from None
+def _read_pipe(path: Path, name: str) -> Iterator[bytes]:
+    """The bytes of standard input or a pipe as they arrive; no bytes ten times a second while none arrive."""
+    with os.fdopen(os.dup(0) if str(path) == "-" else _open(path, stat.S_ISFIFO), "rb", 0) as pipe:
+        waiting = select.poll()
+        waiting.register(pipe, select.POLLIN)
+        try:
+            while (portion := pipe.read(BLOCK) if waiting.poll(100) else None) != b"":
+                yield portion or b""
+        except OSError as error:
+            raise DataError(f"cannot read {name}: {error.strerror}.", "Give a file.") from None
 
 
-def _open(path: Path) -> int:
-    """Descriptor of a regular file. Does not block on a pipe."""
+def _open(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> int:
+    """Descriptor of a regular file, or of another kind. Does not block on a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
@@ -284,10 +292,8 @@ def _open(path: Path) -> int:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"cannot open {str(path)!r}: {reason}.", "Give a file that you may read.") from None
     mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    if is_kind(mode):
         return descriptor
     os.close(descriptor)
-    if stat.S_ISFIFO(mode):
-        raise DataError(f"{path} is a pipe, not a file.", f"Give - and read it from standard input: - < {path}")
-    kind = "a folder" if stat.S_ISDIR(mode) else "a device"
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"
     raise DataError(f"{path} is {kind}, not a file.", "Give a file, or - for standard input.")

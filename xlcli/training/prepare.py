@@ -204,14 +204,14 @@ def _read(
     """Runtime and texts of a run; its configurations differ in model and training settings only."""
     config = configs[0]  # text and runtime settings are equal in all
     runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
-    ranks.require_files(paths)
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
+    ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
     fields = () if text.text_field is None else (text.text_field,)
     reading = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
     yield from corpus.scan()
-    parts = split(corpus, text.valid, text.test, by_document=by_document)
+    parts = yield from split(corpus, text.valid, text.test, by_document=by_document)
     corpora = dict.fromkeys((corpus, parts.valid.corpus, parts.test.corpus))
     yield from dict.fromkeys(notice for each in corpora for notice in each.notices())
     if parts.train.n_bytes == 0:

@@ -15,7 +15,7 @@ from xlcli import __version__
 from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig
 from xlcli.errors import DivergedError
 from xlcli.evaluation import evaluate
-from xlcli.events import Generated, Notice, Progress, Score
+from xlcli.events import VALIDATION_TOKENS, Generated, Notice, Progress, Score
 from xlcli.generation import generate
 from xlcli.ranks import local
 from xlcli.runtime import Runtime, make_runtime
@@ -33,8 +33,6 @@ ABSURD_NATS = 100.0
 """Loss in nats per token above which a run counts as diverged."""
 ABSURD_WEIGHT = 2.0**32
 """Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
-VALIDATION_TOKENS = 2**15
-"""Maximum number of tokens of a validation during training."""
 MAX_SEQUENCES = 8
 """Maximum number of sequences in a batch of a validation."""
 MIN_CONTEXTS = 4

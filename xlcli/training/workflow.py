@@ -412,5 +412,6 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Iterator[Plan]:
         n_ranks=runtime.ranks.size,
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,
+        valid_from_end=parts.valid.corpus is parts.train.corpus,
     )
     memory.require([config], runtime, n_parameters)

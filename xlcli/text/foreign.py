@@ -73,7 +73,7 @@ class PartSplitter(Splitter):
 
 
 class TokenizersTokenizer(PieceTokenizer):
-    """BPE or unigram of a `tokenizer.json` of Hugging Face that can spell every text.
+    """BPE or unigram of a `tokenizer.json` of Hugging Face that changes no text; a BPE of bytes may lack some of them.
 
     The names of special tokens are text like any other. Nothing is put before a text (no dummy prefix), and it is not
     brought into the normal form NFC.
@@ -98,7 +98,7 @@ class TokenizersTokenizer(PieceTokenizer):
         self.vocab_size, self.start_id = vocab_size, start_id
         self.fingerprint = sha256(f"tokenizers:{vocab_size}:{start_id}:".encode() + data).hexdigest()
         lossy = CheckpointError(
-            f"{name} has a tokenizer that loses text: a normalizer, or no tokens for some bytes.",
+            f"{name} has a tokenizer that loses text: a normalizer, or no tokens for line ends or bytes.",
             "Import a copy of the folder without it, and give token ids instead of text.",
         )
         try:
@@ -124,7 +124,8 @@ class TokenizersTokenizer(PieceTokenizer):
         texts |= dict.fromkeys(special, b"")
         self.separate_ids = [i for i in special if i < vocab_size]
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
-        if not self._set_texts([texts.get(i, b"") for i in range(vocab_size)]):
+        is_complete = self._set_texts([texts.get(i, b"") for i in range(vocab_size)])
+        if not is_complete and (not of_bytes or self._byte_ids[ord("\n")] < 0):
             raise lossy
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 

@@ -34,6 +34,7 @@ class Llama(Format):
     model_types = ("llama", "mistral", "qwen2", "qwen3")
     buffers = ("rotary_emb.inv_freq",)
     prefix = "model."
+    table = "embed_tokens.weight"
     names: ClassVar[Mapping[str, str]] = {
         "embedding.table.": "embed_tokens.",
         "stack.final.": "norm.",
@@ -87,7 +88,7 @@ class Llama(Format):
                 "kind": settings.take("hidden_act", _ACTIVATIONS, "silu"),
                 "ffn_dim": settings.take("intermediate_size", int),
             },
-            "embedding": {"tied": settings.take("tie_word_embeddings", bool, default=False)},
+            "embedding": {"tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=False))},
             "dropout": {"attention": settings.take("attention_dropout", float, 0.0)},
             "bias": settings.take("mlp_bias", bool, default=False) if kind == "llama" else False,
         }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from xlcli.errors import CheckpointError
+from xlcli.interchange.source import CONFIG
 
 CAN = "docs/import.md says what a format can have."
 """Remedy for what cannot be imported or exported."""
@@ -18,6 +19,11 @@ HARMLESS = frozenset(
     | {"tokenizer_class", "task_specific_params", "id2label", "label2id", "return_dict", "max_length", "length_penalty"}
     | {"top_k", "top_p", "temperature", "repetition_penalty", "num_beams", "num_beam_groups", "num_return_sequences"}
     | {"typical_p", "diversity_penalty", "attn_implementation", "gradient_checkpointing", "transformers.js_config"}
+    | {"min_length", "do_sample", "early_stopping", "no_repeat_ngram_size", "prefix", "output_past", "torchscript"}
+    | {"return_dict_in_generate", "output_scores", "output_attentions", "output_hidden_states", "use_bfloat16"}
+    | {"tf_legacy_loss", "chunk_size_feed_forward", "is_decoder", "num_labels", "problem_type", "finetuning_task"}
+    | {"classifier_dropout", "hidden_dropout", "predict_special_tokens", "n_special", "name_or_path"}
+    | {"max_sequence_length", "model_max_length", "normalize_attention_scores", "apply_query_key_layer_scaling"}
 )
 """Settings of Hugging Face that change no number: of training, of sampling, of other tasks, of the library."""
 
@@ -55,11 +61,13 @@ class Settings:
     def finish(self, *harmless: str) -> None:
         """Refuses settings that were not read, unless they are harmless or off (null, false, 0 or empty).
 
-        One that is not known may change numbers; those that begin with an underscore belong to the library.
+        One that is not known may change numbers.
         """
+        self.require("is_causal", True)  # off, every token sees those that follow
         for key, value in self._left.items():
-            if value and not (key in HARMLESS or key in harmless or key.startswith("_")):
-                self.refuse(key, value)
+            if value and not (key in HARMLESS or key in harmless or key.startswith(("_", "unsloth_"))):
+                problem = f"{self.path}: {key} is {ascii(value)[:80]}, which xlcli does not know."
+                raise CheckpointError(problem, f"If it changes no prediction, remove it from a copy of {CONFIG}. {CAN}")
 
     def refuse(self, key: str, value: Any) -> NoReturn:
         """Raises the error for a setting that cannot be imported."""

@@ -38,6 +38,8 @@ class TransfoXL(Format):
     model_types: ClassVar[tuple[str, ...]] = ("transfo-xl",)
     buffers = ("pos_emb.inv_freq",)
     prefix = "transformer."
+    head = "crit.out_layers.0.weight"
+    table = "word_emb.emb_layers.0.weight"
     copies = r"crit\.out_.*|.*\.?r_[wr]_bias"
     is_fused = True
     names: ClassVar[Mapping[str, str]] = {
@@ -68,9 +70,10 @@ class TransfoXL(Format):
         if len(cutoffs) > MOST_CUTOFFS or not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
             settings.refuse("cutoffs", cutoffs)
         inner_dim = settings.take("d_embed", int, 1024)
+        tied = settings.take("tie_word_embeddings", bool, settings.take("tie_weight", bool, default=True))
         embedding = {
             "scaled": True,
-            "tied": settings.take("tie_word_embeddings", bool, settings.take("tie_weight", bool, default=True)),
+            "tied": self.is_tied(source, tied),
             "cutoffs": cutoffs,
             "div_val": div_val if cutoffs else 1,
             "inner_dim": None if inner_dim == dim and (cutoffs or div_val == 1) else inner_dim,

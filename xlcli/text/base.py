@@ -64,9 +64,10 @@ class Tokenizer(ABC):
         self.data, self._name = data, name
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, any bytes that start where a text may be cut. A class has this method, or `tokens`."""
+        """Ids of `data`, any bytes that start where a text may be cut."""
         return self.tokens(data)[0]
 
+    @abstractmethod
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, and the bytes of text of each, whose sum is `len(data)`; both (t).
 
@@ -75,9 +76,6 @@ class Tokenizer(ABC):
         Raises:
             DataError: The text has no tokens of this kind.
         """
-        assert self.id_sizes is not None
-        ids = self.encode(data)
-        return ids, self.id_sizes[ids]
 
     @abstractmethod
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
@@ -160,10 +158,8 @@ class PieceTokenizer(Tokenizer):
         ids = np.frombuffer(b"".join(map(self._cache.__getitem__, self.splitter.split(data))), np.int32)
         if (missing := np.flatnonzero(ids < 0)).size:
             place = int(self.id_sizes[ids[: missing[0]]].sum())
-            raise DataError(
-                f"the model has no token for byte 0x{data[place]:02x}, which is at offset {at + place} of the text.",
-                "Remove it from the text, or use another model: --binary cannot help.",
-            )
+            problem = f"the model has no token for byte 0x{data[place]:02x}, at offset {at + place} of the text."
+            raise DataError(problem, "Remove the byte, or use another model: --binary cannot help.")
         return ids, self.id_sizes[ids]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -200,6 +200,7 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
         reason = "the tokenizer of this model needs the package tokenizers."
         raise ConfigError(reason, "Install it: pip install tokenizers") from None
     changed = content | dict.fromkeys(("truncation", "padding", "post_processor"))
+    changed["added_tokens"] = [token | {"lstrip": False, "rstrip": False} for token in content["added_tokens"]]
     for name, key in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         steps = _steps(content[name])
         changed[name] = {"type": "Sequence", key: steps} if steps else None
@@ -213,6 +214,83 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
         raise ValueError(str(error)) from None
     package.encode_special_tokens = True
     return package
+
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+"""Types of pieces of sentencepiece."""
+_RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+"""How tokens that are added are found in a text."""
+_GROUPS = re.compile(rb"[\x80-\xff]{0,9}[\0-\x7f]")
+
+
+def converted(name: str, *files: bytes) -> bytes:
+    """The `tokenizer.json` of a model of sentencepiece, or of `vocab.json` of GPT-2 and the files beside it."""
+    try:
+        tree = _of_merges(*files) if len(files) > 1 else _of_sentencepiece(*files)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{name} holds no vocabulary that can be read: {type(error).__name__} {error!s:.200}"
+        raise CheckpointError(f"{problem}.", "Add the tokenizer.json of the model to its folder.") from None
+    return json.dumps(dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | tree).encode()
+
+
+def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> dict[str, Any]:
+    """BPE of bytes, with tokens that are added to it or special."""
+    vocab, ids, named = map(json.loads, (pieces, added, special))
+    values = [each for value in named.values() for each in (value if isinstance(value, list) else [value])]
+    names = {each["content"] if isinstance(each, dict) else each for each in values} | {"<|endoftext|>"}
+    ids |= {name: vocab[name] for name in names & vocab.keys()}
+    pairs = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
+    return {
+        "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
+        "added_tokens": [_RULES | {"id": i, "content": name, "special": name in names} for name, i in ids.items()],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    }
+
+
+def _of_sentencepiece(data: bytes) -> dict[str, Any]:
+    """BPE or unigram, with the tokens that sentencepiece gives to a text after the blank that it adds."""
+    fields = [*_fields(data)]
+    trainer, normalizer = (dict(_fields(b"".join(part for n, part in fields if n == number))) for number in (2, 3))
+    rows: list[dict[int, Any]] = [{2: bytes(4), 3: _NORMAL} | dict(_fields(part)) for n, part in fields if n == 1]
+    names, kinds = [row[1].decode() for row in rows], [row[3] for row in rows]
+    scores = np.frombuffer(b"".join(row[2] for row in rows), "<f4").tolist()
+    ids, unknown = {name: i for i, name in enumerate(names)}, kinds.index(_UNKNOWN)
+    if len(ids) < len(rows) or max(map(len, ids)) > 256 or trainer.get(3, 1) not in (1, 2):
+        raise ValueError("it is neither BPE nor unigram, or has a piece twice or of more than 256 characters")
+    if trainer.get(3, 1) == 1:
+        model = {"type": "Unigram", "unk_id": unknown, "vocab": [*zip(names, scores, strict=True)]}
+    else:
+        normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == _NORMAL}
+        pairs = ((*normal[name], name[:n], name[n:]) for name in normal for n in range(1, len(name)))
+        merges = [row[2:] for row in sorted(row for row in pairs if normal.keys() >= {*row[2:]})]
+        model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
+    tokens = [_RULES | {"id": i, "content": name, "special": kinds[i] != _USER_DEFINED} for name, i in ids.items()]
+    changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
+    return {
+        "model": model | {"byte_fallback": True},
+        "added_tokens": [token for token in tokens if kinds[token["id"]] in (_UNKNOWN, _CONTROL, _USER_DEFINED)],
+        "normalizer": {"type": "NFKC"} if changes else _WRITE_SPACE,
+    }
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field of a message of Protocol Buffers."""
+    at = 0
+    while at < len(data):
+        key, at = _groups(data, at)
+        size, at = _groups(data, at) if key & 7 in (0, 2) else ({1: 8, 5: 4}[key & 7], at)
+        if key & 7:
+            yield key >> 3, data[at : at + size]
+            at += size
+        else:
+            yield key >> 3, size
+
+
+def _groups(data: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, and the offset after it."""
+    if (found := _GROUPS.match(data, at)) is None:
+        raise ValueError("it is damaged")
+    return sum((group & 127) << 7 * i for i, group in enumerate(found[0])), found.end()
 
 
 _NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")

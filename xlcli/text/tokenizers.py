@@ -44,9 +44,10 @@ class BytesTokenizer(Tokenizer):
     fingerprint = sha256(b"bytes").hexdigest()
     id_sizes = np.ones(256, np.int32)
 
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Byte values."""
-        return np.frombuffer(data, np.uint8).astype(np.int32)
+    def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Byte values, each of one byte."""
+        ids = np.frombuffer(data, np.uint8).astype(np.int32)
+        return ids, np.ones_like(ids)
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """The bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from xlcli.interchange.format import PARTS, PIECES, TOKENIZER, Format
+from xlcli.interchange.format import PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 
@@ -20,7 +20,7 @@ class GPT2(Format):
     buffers = (".attn.bias", ".attn.masked_bias")
     prefix = "transformer."
     table = "wte.weight"
-    vocabularies = (TOKENIZER, PIECES)
+    vocabularies = (TOKENIZER, PIECES, SENTENCEPIECE)
     is_fused = True
     is_transposed = True
     names: ClassVar[Mapping[str, str]] = {

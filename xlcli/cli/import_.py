@@ -59,8 +59,6 @@ def import_(
     size, is_ids = model.vocab_size or 0, about["tokenizer"] == "ids"
     heads = f"{model.attention.n_heads} heads of {model.head_dim}"
     weights = f"{report.amount(made.parameters or 0)} parameters, {report.size(made.bytes)} in {made.encoding}"
-    bits, chance = about["check_bits"], f"{math.log2(size):.2f} by chance"
-    checked = f"{bits:.2f} bits per token of a short text ({chance})" if bits is not None else "no text to score"
     rows = [
         ("model", f"{target}, from {source} ({about['format']})"),
         ("weights", weights),
@@ -68,8 +66,9 @@ def import_(
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
         ("memory", model.describe_memory(train.mem_len, train.segment_len)),
         ("text", f"{'token ids, without a tokenizer' if is_ids else about['tokenizer']}, vocabulary of {size:,}"),
-        ("check", checked),
     ]
+    if (bits := about["check_bits"]) is not None:
+        rows.append(("check", f"{bits:.2f} bits per token of a short text ({math.log2(size):.2f} by chance)"))
     screen.print(table(rows, screen.columns, left=(0, 1)))
     word, prompt = shlex.quote(str(target)), "1 2 3" if is_ids else "Once upon a"
     screen.print(f'\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word} "{prompt}"\n')

@@ -27,7 +27,6 @@ HEAD_BIAS = "lm_head.bias"
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
 BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
 UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
-"""Names of vocabularies that a folder may have without one that is read."""
 LARGEST_TOKENIZER = 2**26
 """Maximum bytes of a tokenizer's file."""
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -220,7 +221,6 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 """Types of pieces of sentencepiece."""
 _RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 """How tokens that are added are found in a text."""
-_GROUPS = re.compile(rb"[\x80-\xff]{0,9}[\0-\x7f]")
 
 
 def converted(name: str, *files: bytes) -> bytes:
@@ -274,23 +274,19 @@ def _of_sentencepiece(data: bytes) -> dict[str, Any]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a message of Protocol Buffers."""
+    """Number and value of each field of a message of Protocol Buffers: a number, or bytes with their size or four."""
     at = 0
     while at < len(data):
-        key, at = _groups(data, at)
-        size, at = _groups(data, at) if key & 7 in (0, 2) else ({1: 8, 5: 4}[key & 7], at)
-        if key & 7:
-            yield key >> 3, data[at : at + size]
-            at += size
-        else:
-            yield key >> 3, size
+        key, at = _number(data, at)
+        size, at = _number(data, at) if key & 7 != 5 else (4, at)
+        yield key >> 3, data[at : at + size] if key & 7 else size
+        at += size if key & 7 else 0
 
 
-def _groups(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, and the offset after it."""
-    if (found := _GROUPS.match(data, at)) is None:
-        raise ValueError("it is damaged")
-    return sum((group & 127) << 7 * i for i, group in enumerate(found[0])), found.end()
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, of which all but the last are above 127, and the offset after it."""
+    n = 1 + len([*takewhile(lambda group: group > 127, data[at : at + 9])])
+    return sum((group & 127) << 7 * i for i, group in enumerate(data[at : at + n])), at + n
 
 
 _NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")

@@ -98,7 +98,7 @@ class Format(ABC):
             return torch.zeros(shape)
         if (short := foreign.removeprefix(self.prefix)) in source.stored:
             foreign = short
-        elif short == self.table and model.embedding.tied and foreign not in source.stored:
+        elif short == self.table and model.embedding.tied and self.head in source.stored:
             foreign = self.head
         stored = (n, *shape[1:]) if n else shape
         is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
@@ -135,8 +135,8 @@ class Format(ABC):
         if tokenizer.kind != "tokenizers":
             found = [name for name in UNREAD if tokenizer.kind == "ids" and (source.path / name).exists()]
             return [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in found]
-        start, text = tokenizer.start_id, tokenizer.texts[tokenizer.start_id]
-        begins = f"texts begin with token {start}, which is the text {text!r}: bos_token_id may be wrong"
+        text = tokenizer.texts[tokenizer.start_id].decode(errors="replace")
+        begins = f"texts begin with token {tokenizer.start_id}, the word {text!r}: bos_token_id may be wrong"
         added = json.loads(tokenizer.data)["added_tokens"]
         names = [
             each["content"] for each in added if (each.get("lstrip") or each.get("rstrip")) and not each["special"]

@@ -198,6 +198,8 @@ def test_the_tokens_of_sentencepiece_are_those_of_its_library(kind):
     size = package.GetPieceSize()
     tokenizer = TokenizersTokenizer(converted("tokenizer.model", data), vocab_size=size, start_id=1)
     assert {*tokenizer.separate_ids} == {0, 1, 2}
+    exported = tokenizers.Tokenizer.from_str(tokenizer.data.decode())
+    assert exported.decode(exported.encode("The dog é漢", add_special_tokens=False).ids) == "The dog é漢"
     words = st.sampled_from(["the", " dog", "The fox", "  ", "\t", "é", "漢字", "🙂", "12", "<nl>", ",", "'s", "x"])
 
     @slow

@@ -26,7 +26,6 @@ from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_c
 _ALL: tuple[Format, ...] = (Llama(), GPT2(), TransfoXL(), Original())
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
-"""Formats by name."""
 OWN = "xlcli"
 """Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
 _REFORMER = "its attention at a token depends on the tokens that follow, so that no memory can continue it"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
-from xlcli.files import read_bounded, read_json
+from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json
 from xlcli.interchange.source import CONFIG, Source, follow, open_folder
 from xlcli.store.layout import SavedConfig
 
@@ -27,8 +27,6 @@ HEAD_BIAS = "lm_head.bias"
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
 BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
 UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
-LARGEST_TOKENIZER = 2**26
-"""Maximum bytes of a tokenizer's file."""
 
 
 class Format(ABC):
@@ -126,7 +124,7 @@ class Format(ABC):
         if found is None:
             return IdsTokenizer(model.vocab_size, start_id)
         paths = [source.path / name for name in (found, *BESIDE_PIECES * (found == PIECES))]
-        files = [read_bounded(follow(p), LARGEST_TOKENIZER) if os.path.lexists(p) else b"{}" for p in paths]
+        files = [read_bounded(follow(p), VOCABULARY_LIMIT) if os.path.lexists(p) else b"{}" for p in paths]
         data = files[0] if found == TOKENIZER else converted(str(paths[0]), *files)
         return TokenizersTokenizer(data, str(paths[0]), vocab_size=model.vocab_size, start_id=start_id)
 
@@ -138,9 +136,7 @@ class Format(ABC):
         text = tokenizer.texts[tokenizer.start_id].decode(errors="replace")
         begins = f"texts begin with token {tokenizer.start_id}, the word {text!r}: bos_token_id may be wrong"
         added = json.loads(tokenizer.data)["added_tokens"]
-        names = [
-            each["content"] for each in added if (each.get("lstrip") or each.get("rstrip")) and not each["special"]
-        ]
+        names = [each["content"] for each in added if not each["special"] and any(map(each.get, ("lstrip", "rstrip")))]
         strips = f"blanks beside {', '.join(names[:8])} stay tokens of their own, which the source takes away"
         return [begins] * bool(text) + [strips] * bool(names)
 

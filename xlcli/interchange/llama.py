@@ -15,7 +15,6 @@ N_SINKS = 4
 SEGMENT_LEN = 512
 """Largest number of tokens that evaluation reads at once."""
 MOST_LAYERS = 1024
-"""Maximum number of layers."""
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 _LAYERS = ("full_attention", "sliding_attention")
 _FACTORS = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}

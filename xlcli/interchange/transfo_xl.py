@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
-from xlcli.files import read_bounded
-from xlcli.interchange.format import LARGEST_TOKENIZER, PARTS, Format
+from xlcli.files import VOCABULARY_LIMIT, read_bounded
+from xlcli.interchange.format import PARTS, Format
 from xlcli.interchange.pickles import Record, read_checkpoint
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source, follow
@@ -160,8 +160,7 @@ class TransfoXL(Format):
         found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)), None)
         if found is None:
             return super().tokenizer(source, model)
-        file = follow(found)
-        data = read_bounded(file, LARGEST_TOKENIZER) if found.name == WORDS else _words(file)
+        data = read_bounded(follow(found), VOCABULARY_LIMIT) if found.name == WORDS else _words(follow(found))
         words = data.split()
         if not {b"<unk>", b"<eos>"} <= {*words}:
             return super().tokenizer(source, model)
@@ -237,6 +236,6 @@ def _words(path: Path) -> bytes:
         tree = tree.state if isinstance(tree, Record) else tree
         tree = tree["vocab"] if isinstance(tree, dict) and "vocab" in tree else tree
     words = tree.get("idx2sym") if isinstance(tree, dict) else None
-    if isinstance(words, list) and {*map(type, words)} == {str} and sum(map(len, words)) <= LARGEST_TOKENIZER:
+    if isinstance(words, list) and {*map(type, words)} == {str} and sum(map(len, words)) <= VOCABULARY_LIMIT:
         return b"".join(word.encode("utf-8", "replace") + b"\n" for word in words)
     raise CheckpointError(f"{path} holds no vocabulary.", "Remove it from the folder, and token ids are read.")

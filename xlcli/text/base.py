@@ -22,7 +22,6 @@ SCHEMA = 1
 """Version of `tokenizer.json`; any other is refused."""
 REMEDY = "Copy the model folder again from its source."
 CACHED_WORDS = 2**15
-"""Maximum number of words whose ids are cached."""
 _CACHED_BYTES = 48
 
 

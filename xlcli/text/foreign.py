@@ -44,6 +44,7 @@ _TO_LATIN = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_READ_SPACE = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
 
 
 class PartSplitter(Splitter):
@@ -220,7 +221,6 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 """Types of pieces of sentencepiece."""
 _RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-"""How tokens that are added are found in a text."""
 
 
 def converted(name: str, *files: bytes) -> bytes:
@@ -270,6 +270,7 @@ def _of_sentencepiece(data: bytes) -> dict[str, Any]:
         "model": model | {"byte_fallback": True},
         "added_tokens": [token for token in tokens if kinds[token["id"]] in (_UNKNOWN, _CONTROL, _USER_DEFINED)],
         "normalizer": {"type": "NFKC"} if changes else _WRITE_SPACE,
+        "decoder": {"type": "Sequence", "decoders": [_READ_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     }
 
 

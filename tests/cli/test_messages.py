@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import difflib
 import gzip
+import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from programs import TEXT
+from safetensors.torch import load_file, save_file
 
 from xlcli.cli import launch, render
 from xlcli.store.lock import lock
 
 FILE = Path(__file__).with_name("messages.txt")
+GPT2 = Path(__file__).parents[1] / "interchange" / "fixtures" / "gpt2-text" / "source"
 SMALL = """[train]
 max_steps = 3
 eval_every = 3
@@ -53,6 +57,21 @@ VARYING = {
 """What differs between two runs and machines: pattern to placeholder."""
 
 
+def _published(folder: Path, **settings: object) -> None:
+    """A model of another program, whose vocabulary lacks the byte 0x04 and has a token that strips blanks."""
+    shutil.copytree(GPT2, folder)
+    tree = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(tree | settings))
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    tree["model"]["vocab"] = {text: i for text, i in tree["model"]["vocab"].items() if text != "\u0104"}
+    tree["added_tokens"].append(
+        tree["added_tokens"][0] | {"id": 315, "content": "<nl>", "lstrip": True, "special": False}
+    )
+    tree["model"]["vocab"] = {text: i for text, i in tree["model"]["vocab"].items() if i != 315}
+    tree["model"]["merges"] = tree["model"]["merges"][:-1]
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+
+
 @pytest.fixture
 def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     untrained("other", dim=8)
@@ -77,6 +96,7 @@ def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.Mon
         "latin.txt": TEXT * 40 + b"\xff",
         "office.txt": b"PK\x03\x04 a zip archive",
         "nul.txt": b"a\0b",
+        "control.txt": b"the dog \4 barks\n",
         "cut.gz": gzip.compress(TEXT * 99)[:-9],
         "lines.jsonl": b'{"body": "a longer text"}\n' * 99,
         "items.csv": b'id,body\n1,"a longer\ntext"\n2,too,many\n',
@@ -100,6 +120,12 @@ def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.Mon
         Path(name).write_bytes(data)
     Path("reformer").mkdir()
     Path("reformer/config.json").write_text('{"model_type": "reformer"}')
+    _published(Path("published"), bos_token_id=65, eos_token_id=65)
+    _published(Path("unknown"), a_new_setting=1)
+    Path("wrapped").mkdir()
+    Path("wrapped/config.json").write_bytes(Path("published/config.json").read_bytes())
+    weights = load_file("published/model.safetensors")
+    save_file({f"network.{name}": tensor for name, tensor in weights.items()}, "wrapped/model.safetensors")
     Path("texts").mkdir()
     Path("mixed").mkdir()
     for name in ("corpus.txt", "office.txt", "empty.txt"):

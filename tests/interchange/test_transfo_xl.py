@@ -338,7 +338,7 @@ def test_modules_without_end_are_refused(tmp_path):
 
 
 def test_a_word_that_is_repeated_without_end_takes_no_ram(tmp_path, monkeypatch):
-    monkeypatch.setattr(transfo_xl, "LARGEST_TOKENIZER", 10**6)
+    monkeypatch.setattr(transfo_xl, "VOCABULARY_LIMIT", 10**6)
     word = "x" * 10**5
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": [word] * 20}))
     with pytest.raises(CheckpointError, match="vocabulary"):

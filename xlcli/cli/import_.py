@@ -49,6 +49,8 @@ def import_(
         about = import_model(path, target, name=model_format, encoding=encoding)
     finally:
         screen.clear()
+    for notice in about["notices"]:
+        screen.say(notice, "warning")
     made, config = summarize(target), read_config(target)
     if screen.json:
         screen.object({**report.fields(made), "imported": about, "config": config.model_dump(mode="json")})
@@ -64,8 +66,9 @@ def import_(
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
         ("memory", model.describe_memory(train.mem_len, train.segment_len)),
         ("text", f"{'token ids, without a tokenizer' if is_ids else about['tokenizer']}, vocabulary of {size:,}"),
-        ("check", f"{about['check_bits']:.2f} bits per token of a short text ({math.log2(size):.2f} by chance)"),
     ]
+    if (bits := about["check_bits"]) is not None:
+        rows.append(("check", f"{bits:.2f} bits per token of a short text ({math.log2(size):.2f} by chance)"))
     screen.print(table(rows, screen.columns, left=(0, 1)))
     word = shlex.quote(str(target))
     screen.print(f"\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word}\n")

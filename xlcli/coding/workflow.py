@@ -114,7 +114,7 @@ def compress(
 
     Raises:
         ConfigError: An option does not apply to the model, or its vocabulary cannot represent every text.
-        DataError: The text changed since `ends_in_crlf`.
+        DataError: The text changed since `ends_in_crlf`, or has a byte without a token.
         StoppedEarlyError: `stop` became true.
     """
     if model.tokenizer.id_sizes is None:
@@ -152,7 +152,7 @@ def compress(
     for words in whole_words(map(line_ends.feed, text) if crlf else text, BLOCK_BYTES, splitter=splitter):
         hashed.update(header.restored(words))
         n_lines += words.count(b"\n")
-        ids, sizes = model.tokenizer.tokens(words)
+        ids, sizes = model.tokenizer.tokens(words, n_bytes)
         for token, n in zip(ids.tolist(), sizes.tolist(), strict=True):
             if stop():
                 raise StoppedEarlyError

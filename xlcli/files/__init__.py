@@ -32,6 +32,8 @@ from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
 
 JSON_LIMIT = 2**20
 """Maximum size of a JSON file in bytes."""
+VOCABULARY_LIMIT = 2**26
+"""Maximum bytes of the file of a vocabulary."""
 JSON_DEPTH = 20
 """Maximum nesting depth of a JSON file."""
 TEMPORARY = ".tmp-xlcli-"

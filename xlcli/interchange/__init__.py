@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
-from xlcli.errors import CheckpointError, ConfigError
+from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.files import write_atomic
 from xlcli.interchange.format import Format as Format
 from xlcli.interchange.format import model_type
@@ -26,15 +26,14 @@ from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_c
 _ALL: tuple[Format, ...] = (Llama(), GPT2(), TransfoXL(), Original())
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
-"""Formats by name."""
 OWN = "xlcli"
 """Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
 _REFORMER = "its attention at a token depends on the tokens that follow, so that no memory can continue it"
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
 _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
-_TEXT = b"The quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
-"""What a new model is checked with."""
+_TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
+"""What a new model is checked with; divided as the words of Transformer-XL are."""
 
 
 def find_format(path: Path) -> str | None:
@@ -50,7 +49,8 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     """Makes the model folder `target` from the model of another program at `path`; all or nothing.
 
     Returns `imported` of its record: `format`; `source`, the name of `path`; `tokenizer`; `eos_token_id` of the source;
-    `check_bits`, the mean surprisal in bits of the tokens of a short text.
+    `check_bits`, the mean surprisal in bits of the tokens of a short text, None if the vocabulary cannot spell it;
+    `notices`, what one should know of the tokens.
 
     Args:
         path: Folder or file of the model.
@@ -72,11 +72,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     if name and name != (found := find_format(path) or name):
         raise ConfigError(f"{path} is of the format {found}, not {name}.", "Leave out --format.")
     source = format_.open(path)
-    config = _sections(format_, source)
-    model = config.model
     kept = {each: info for each, info in source.tensors.items() if not each.endswith(format_.buffers)}
-    if model.n_matrix_weights > n_weights(kept):
-        raise CheckpointError(f"{path} has fewer weights than its {CONFIG} describes.", DOWNLOAD)
     names = {stored: each for each, stored in ENCODINGS.items() if each != "int8"}
     if other := next((each for each, info in kept.items() if info.dtype not in names), None):
         problem = f"tensor '{other}' has numbers of type {kept[other].dtype}"
@@ -84,6 +80,10 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     types = {names[info.dtype] for info in kept.values()}
     stored_as = encoding or (types.pop() if len(types) == 1 else "float32")
     require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
+    config = _sections(format_, source)
+    model = config.model
+    if model.n_matrix_weights > n_weights(kept):
+        raise CheckpointError(f"{path} has fewer weights than its {CONFIG} describes.", DOWNLOAD)
     has_own = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
     tokenizer = load_tokenizer(source.path / OWN) if has_own else format_.tokenizer(source, model)
     with new_folder(target) as folder:
@@ -94,6 +94,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
         end_id = source.config.get("eos_token_id")
         about |= {"eos_token_id": end_id if type(end_id) is int else None, "check_bits": _check(folder)}
+        about["notices"] = format_.notices(source, tokenizer)
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
         write_record(folder, {**record, "finished": True})
     return about
@@ -198,8 +199,8 @@ def _resolved(model: ModelConfig) -> Tree:
     return tree
 
 
-def _check(folder: Path) -> float:
-    """Mean surprisal in bits of the tokens of a short text.
+def _check(folder: Path) -> float | None:
+    """Mean surprisal in bits of the tokens of a short text; None if the vocabulary cannot spell it.
 
     Raises:
         CheckpointError: It is no number.
@@ -210,12 +211,15 @@ def _check(folder: Path) -> float:
 
     model = load(folder)
     tokenizer, train = model.tokenizer, model.config.train
-    ids = list(range(8)) if tokenizer.kind == "ids" else tokenizer.encode(_TEXT).tolist()
-    ids = [tokenizer.start_id, *(each % tokenizer.vocab_size for each in ids)][: train.segment_len + 1]
+    try:
+        ids, is_known = tokenizer.encode(_TEXT).tolist(), True
+    except DataError:
+        ids, is_known = [0], False
+    ids = [tokenizer.start_id, *ids][: train.segment_len + 1]
     with torch.inference_mode():
         mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it
         state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
         nats = model.network.score(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]), state).nll.mean().item()
     if not math.isfinite(nats):
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
-    return nats / math.log(2)
+    return nats / math.log(2) if is_known else None

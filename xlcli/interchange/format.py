@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
-from xlcli.files import read_bounded, read_json
+from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json
 from xlcli.interchange.source import CONFIG, Source, follow, open_folder
 from xlcli.store.layout import SavedConfig
 
@@ -23,9 +24,9 @@ PARTS = ("attention.query.", "attention.key.", "attention.value.")
 """Parts of the names of weights that are one tensor in some formats."""
 HEAD_BIAS = "lm_head.bias"
 """Name of a tensor that formats do not have."""
-TOKENIZER = "tokenizer.json"
-LARGEST_TOKENIZER = 2**26
-"""Maximum bytes of a tokenizer's file."""
+TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
+BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
+UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
 
 
 class Format(ABC):
@@ -37,7 +38,10 @@ class Format(ABC):
         buffers: Ends of the names of tensors that follow from the settings, and are not read.
         names: Parts of the names of weights in xlcli and in the format.
         prefix: Beginning of the names of all tensors but the head; files of a model without its head lack it.
+        head: Name of the matrix of the head.
+        table: Name of the embedding, without `prefix`.
         copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
+        vocabularies: Names of files, of which the first one that is there is read.
         is_fused: Queries, keys and values are one tensor.
         is_transposed: Matrices of blocks are stored transposed.
     """
@@ -47,7 +51,10 @@ class Format(ABC):
     buffers: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[Mapping[str, str]] = {}
     prefix: ClassVar[str] = ""
+    head: ClassVar[str] = "lm_head.weight"
+    table: ClassVar[str] = ""
     copies: ClassVar[str] = r"lm_head\.weight"
+    vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
     is_fused: ClassVar[bool] = False
     is_transposed: ClassVar[bool] = False
 
@@ -58,6 +65,12 @@ class Format(ABC):
     def open(self, path: Path) -> Source:
         """The source at `path`, a folder or one of its files."""
         return open_folder(path if path.is_dir() else path.parent)
+
+    def is_tied(self, source: Source, tied: bool) -> bool:
+        """Whether the head is the embedding: as the settings say, but a head that is stored and differs is used."""
+        head, table = self.head, self.prefix + self.table
+        has_both = tied and source.stored.keys() >= {head, table}
+        return tied and not (has_both and not source.take(head).equal(source.take(table)))
 
     @abstractmethod
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
@@ -83,6 +96,8 @@ class Format(ABC):
             return torch.zeros(shape)
         if (short := foreign.removeprefix(self.prefix)) in source.stored:
             foreign = short
+        elif short == self.table and model.embedding.tied and self.head in source.stored:
+            foreign = self.head
         stored = (n, *shape[1:]) if n else shape
         is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
         whole = source.take(foreign, stored[::-1] if is_turned else stored)
@@ -100,16 +115,30 @@ class Format(ABC):
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
-        from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer
+        from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
         ids = [source.config.get(key) for key in ("bos_token_id", "eos_token_id")]
         ids = [each[0] if isinstance(each, list) and each else each for each in ids]
         start_id = next((each for each in ids if type(each) is int and 0 <= each < model.vocab_size), 0)
-        path = source.path / TOKENIZER
-        if not os.path.lexists(path):
+        found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)
+        if found is None:
             return IdsTokenizer(model.vocab_size, start_id)
-        data = read_bounded(follow(path), LARGEST_TOKENIZER)
-        return TokenizersTokenizer(data, str(path), vocab_size=model.vocab_size, start_id=start_id)
+        paths = [source.path / name for name in (found, *BESIDE_PIECES * (found == PIECES))]
+        files = [read_bounded(follow(p), VOCABULARY_LIMIT) if os.path.lexists(p) else b"{}" for p in paths]
+        data = files[0] if found == TOKENIZER else converted(str(paths[0]), *files)
+        return TokenizersTokenizer(data, str(paths[0]), vocab_size=model.vocab_size, start_id=start_id)
+
+    def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
+        """What differs from the source, or may be wrong in it."""
+        if tokenizer.kind != "tokenizers":
+            found = [name for name in UNREAD if tokenizer.kind == "ids" and (source.path / name).exists()]
+            return [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in found]
+        text = tokenizer.texts[tokenizer.start_id].decode(errors="replace")
+        begins = f"texts begin with token {tokenizer.start_id}, the word {text!r}: bos_token_id may be wrong"
+        added = json.loads(tokenizer.data)["added_tokens"]
+        names = [each["content"] for each in added if not each["special"] and any(map(each.get, ("lstrip", "rstrip")))]
+        strips = f"blanks beside {', '.join(names[:8])} stay tokens of their own, which the source takes away"
+        return [begins] * bool(text) + [strips] * bool(names)
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """Content of the `config.json` of this format. What it leaves out is found by importing it again."""

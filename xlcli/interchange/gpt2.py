@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from xlcli.interchange.format import PARTS, Format
+from xlcli.interchange.format import PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 
@@ -19,6 +19,8 @@ class GPT2(Format):
     model_types = ("gpt2",)
     buffers = (".attn.bias", ".attn.masked_bias")
     prefix = "transformer."
+    table = "wte.weight"
+    vocabularies = (TOKENIZER, PIECES, SENTENCEPIECE)
     is_fused = True
     is_transposed = True
     names: ClassVar[Mapping[str, str]] = {
@@ -41,6 +43,7 @@ class GPT2(Format):
         settings.require("model_type", *self.model_types)
         dim, length = settings.take("n_embd", int), settings.take("n_positions", int)
         settings.require("n_ctx", length)
+        settings.require("afn", source.config.get("activation_function", "gelu_new"))
         dropout = {"embd_pdrop": "embedding", "attn_pdrop": "attention", "resid_pdrop": "residual"}
         model = {
             "vocab_size": settings.take("vocab_size", int),
@@ -58,7 +61,7 @@ class GPT2(Format):
                 "kind": settings.take("activation_function", _ACTIVATIONS, "gelu_new"),
                 "ffn_dim": settings.take("n_inner", int, 4 * dim),
             },
-            "embedding": {"tied": settings.take("tie_word_embeddings", bool, default=True)},
+            "embedding": {"tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=True))},
             "dropout": {ours: settings.take(theirs, float, 0.1) for theirs, ours in dropout.items()},
             "bias": True,
         }

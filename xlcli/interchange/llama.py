@@ -15,7 +15,6 @@ N_SINKS = 4
 SEGMENT_LEN = 512
 """Largest number of tokens that evaluation reads at once."""
 MOST_LAYERS = 1024
-"""Maximum number of layers."""
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 _LAYERS = ("full_attention", "sliding_attention")
 _FACTORS = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
@@ -34,6 +33,7 @@ class Llama(Format):
     model_types = ("llama", "mistral", "qwen2", "qwen3")
     buffers = ("rotary_emb.inv_freq",)
     prefix = "model."
+    table = "embed_tokens.weight"
     names: ClassVar[Mapping[str, str]] = {
         "embedding.table.": "embed_tokens.",
         "stack.final.": "norm.",
@@ -87,7 +87,7 @@ class Llama(Format):
                 "kind": settings.take("hidden_act", _ACTIVATIONS, "silu"),
                 "ffn_dim": settings.take("intermediate_size", int),
             },
-            "embedding": {"tied": settings.take("tie_word_embeddings", bool, default=False)},
+            "embedding": {"tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=False))},
             "dropout": {"attention": settings.take("attention_dropout", float, 0.0)},
             "bias": settings.take("mlp_bias", bool, default=False) if kind == "llama" else False,
         }

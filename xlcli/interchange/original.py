@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MODEL = "model.pt"
 MOST_PARTS = 2**17
-"""Maximum number of tensors and modules."""
 
 
 class Original(TransfoXL):

@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from xlcli.errors import CheckpointError
+from xlcli.interchange.source import CONFIG
 
 CAN = "docs/import.md says what a format can have."
 """Remedy for what cannot be imported or exported."""
 LARGEST = 2**31
 """Maximum absolute value of a number."""
-HARMLESS = frozenset(
-    {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "xlcli"}
-    | {f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "decoder_start", "mask")}
-    | {"tokenizer_class", "task_specific_params", "id2label", "label2id", "return_dict", "max_length", "length_penalty"}
-    | {"top_k", "top_p", "temperature", "repetition_penalty", "num_beams", "num_beam_groups", "num_return_sequences"}
-    | {"typical_p", "diversity_penalty", "attn_implementation", "gradient_checkpointing", "transformers.js_config"}
+HARMLESS = (
+    "architectures torch_dtype dtype transformers_version use_cache initializer_range xlcli tokenizer_class "
+    "task_specific_params id2label label2id num_labels problem_type finetuning_task classifier_dropout hidden_dropout "
+    "return_dict return_dict_in_generate output_attentions output_hidden_states output_past output_scores max_length "
+    "min_length length_penalty top_k top_p typical_p temperature repetition_penalty diversity_penalty num_beams "
+    "num_beam_groups num_return_sequences do_sample early_stopping no_repeat_ngram_size prefix attn_implementation "
+    "gradient_checkpointing chunk_size_feed_forward transformers.js_config torchscript use_bfloat16 tf_legacy_loss "
+    "is_decoder predict_special_tokens n_special max_sequence_length model_max_length name_or_path "
+    "normalize_attention_scores apply_query_key_layer_scaling bos_token_id eos_token_id pad_token_id unk_token_id "
+    "sep_token_id cls_token_id decoder_start_token_id mask_token_id"
 )
 """Settings of Hugging Face that change no number: of training, of sampling, of other tasks, of the library."""
 
@@ -55,11 +60,13 @@ class Settings:
     def finish(self, *harmless: str) -> None:
         """Refuses settings that were not read, unless they are harmless or off (null, false, 0 or empty).
 
-        One that is not known may change numbers; those that begin with an underscore belong to the library.
+        One that is not known may change numbers.
         """
+        self.require("is_causal", True)  # off, every token sees those that follow
         for key, value in self._left.items():
-            if value and not (key in HARMLESS or key in harmless or key.startswith("_")):
-                self.refuse(key, value)
+            if value and not (key in HARMLESS.split() or key in harmless or key.startswith(("_", "unsloth_"))):
+                problem = f"{self.path}: {key} is {ascii(value)[:80]}, which xlcli does not know."
+                raise CheckpointError(problem, f"If it changes no prediction, remove it from a copy of {CONFIG}. {CAN}")
 
     def refuse(self, key: str, value: Any) -> NoReturn:
         """Raises the error for a setting that cannot be imported."""

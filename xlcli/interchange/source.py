@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
+"""What training with several processes and compilation put before the names of tensors."""
 DOWNLOAD = "Download all files of the model into one folder again."
 
 
@@ -57,7 +60,9 @@ class Source:
     def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """Reads one tensor. Raises `CheckpointError` if there is none of this name and, if it is given, this shape."""
         if name not in self.stored:
-            raise CheckpointError(f"{self.path} has no tensor '{name}'.", DOWNLOAD)
+            lead = next((each.removesuffix(name) for each in self.stored if each.endswith(f".{name}")), "")
+            remedy = f"Remove '{lead}' from the names of its tensors." if lead else DOWNLOAD
+            raise CheckpointError(f"{self.path} has no tensor '{name}'.", remedy)
         found = self.stored[name].info.shape
         if shape is not None and found != shape:
             problem = f"tensor '{name}' has the shape {list(found)}, where its settings need {list(shape)}"
@@ -77,7 +82,9 @@ def open_folder(path: Path) -> Source:
         index = path / f"{name}.index.json"
         if os.path.lexists(path / name) or os.path.lexists(index):
             files = [name] if os.path.lexists(path / name) else _shards(index)
-            return Source(path, config, {key: each for file in files for key, each in _tensors(path / file).items()})
+            stored = {key: each for file in files for key, each in _tensors(path / file).items()}
+            plain = {_WRAPPERS.sub("", key): each for key, each in stored.items()}
+            return Source(path, config, plain if len(plain) == len(stored) else stored)
     raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
-from xlcli.files import read_bounded
-from xlcli.interchange.format import LARGEST_TOKENIZER, PARTS, Format
+from xlcli.files import VOCABULARY_LIMIT, read_bounded
+from xlcli.interchange.format import PARTS, Format
 from xlcli.interchange.pickles import Record, read_checkpoint
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source, follow
@@ -38,6 +38,8 @@ class TransfoXL(Format):
     model_types: ClassVar[tuple[str, ...]] = ("transfo-xl",)
     buffers = ("pos_emb.inv_freq",)
     prefix = "transformer."
+    head = "crit.out_layers.0.weight"
+    table = "word_emb.emb_layers.0.weight"
     copies = r"crit\.out_.*|.*\.?r_[wr]_bias"
     is_fused = True
     names: ClassVar[Mapping[str, str]] = {
@@ -68,9 +70,10 @@ class TransfoXL(Format):
         if len(cutoffs) > MOST_CUTOFFS or not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
             settings.refuse("cutoffs", cutoffs)
         inner_dim = settings.take("d_embed", int, 1024)
+        tied = settings.take("tie_word_embeddings", bool, settings.take("tie_weight", bool, default=True))
         embedding = {
             "scaled": True,
-            "tied": settings.take("tie_word_embeddings", bool, settings.take("tie_weight", bool, default=True)),
+            "tied": self.is_tied(source, tied),
             "cutoffs": cutoffs,
             "div_val": div_val if cutoffs else 1,
             "inner_dim": None if inner_dim == dim and (cutoffs or div_val == 1) else inner_dim,
@@ -157,8 +160,7 @@ class TransfoXL(Format):
         found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)), None)
         if found is None:
             return super().tokenizer(source, model)
-        file = follow(found)
-        data = read_bounded(file, LARGEST_TOKENIZER) if found.name == WORDS else _words(file)
+        data = read_bounded(follow(found), VOCABULARY_LIMIT) if found.name == WORDS else _words(follow(found))
         words = data.split()
         if not {b"<unk>", b"<eos>"} <= {*words}:
             return super().tokenizer(source, model)
@@ -234,6 +236,6 @@ def _words(path: Path) -> bytes:
         tree = tree.state if isinstance(tree, Record) else tree
         tree = tree["vocab"] if isinstance(tree, dict) and "vocab" in tree else tree
     words = tree.get("idx2sym") if isinstance(tree, dict) else None
-    if isinstance(words, list) and {*map(type, words)} == {str} and sum(map(len, words)) <= LARGEST_TOKENIZER:
+    if isinstance(words, list) and {*map(type, words)} == {str} and sum(map(len, words)) <= VOCABULARY_LIMIT:
         return b"".join(word.encode("utf-8", "replace") + b"\n" for word in words)
     raise CheckpointError(f"{path} holds no vocabulary.", "Remove it from the folder, and token ids are read.")

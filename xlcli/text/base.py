@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, DataError
 from xlcli.files import write_atomic
 from xlcli.text.pretokenize import WORDS, Splitter
 
@@ -22,7 +22,6 @@ SCHEMA = 1
 """Version of `tokenizer.json`; any other is refused."""
 REMEDY = "Copy the model folder again from its source."
 CACHED_WORDS = 2**15
-"""Maximum number of words whose ids are cached."""
 _CACHED_BYTES = 48
 
 
@@ -64,9 +63,10 @@ class Tokenizer(ABC):
         self.data, self._name = data, name
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, any bytes that start where a text may be cut. A class has this method, or `tokens`."""
+        """Ids of `data`, any bytes that start where a text may be cut."""
         return self.tokens(data)[0]
 
+    @abstractmethod
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, and the bytes of text of each, whose sum is `len(data)`; both (t).
 
@@ -75,9 +75,6 @@ class Tokenizer(ABC):
         Raises:
             DataError: The text has no tokens of this kind.
         """
-        assert self.id_sizes is not None
-        ids = self.encode(data)
-        return ids, self.id_sizes[ids]
 
     @abstractmethod
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
@@ -137,13 +134,13 @@ class WordCache(dict[bytes, bytes]):
 
 
 class PieceTokenizer(Tokenizer):
-    """Tokens of any text, with one for each byte, so that `decode` is the inverse of `encode` for all bytes."""
+    """Tokens of any text, or of text without the bytes that have no token; `decode` is the inverse of `encode`."""
 
     _special: Pattern[str]
     """Characters, in a group, that are spelled in bytes."""
 
     def _set_texts(self, texts: list[bytes]) -> bool:
-        """Sets the text of each id; False if a byte has no token."""
+        """Sets the text of each id; False if a byte has no token (id -1)."""
         self._texts, self.id_sizes = texts, np.array([len(text) for text in texts], np.int32)
         found = {text: i for i, text in reversed([*enumerate(texts)])}
         self._byte_ids = [found.get(bytes([value]), -1) for value in range(256)]
@@ -154,9 +151,15 @@ class PieceTokenizer(Tokenizer):
     def _find(self, text: str) -> list[int]:
         """Ids of a text; some other text where the tokenizer changes it."""
 
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, any bytes that start where a text may be cut; `decode` is the inverse."""
-        return np.frombuffer(b"".join(map(self._cache.__getitem__, self.splitter.split(data))), np.int32)
+    def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Ids of `data`, any bytes that start where a text may be cut, and their sizes; `decode` is the inverse."""
+        assert self.id_sizes is not None
+        ids = np.frombuffer(b"".join(map(self._cache.__getitem__, self.splitter.split(data))), np.int32)
+        if (missing := np.flatnonzero(ids < 0)).size:
+            place = int(self.id_sizes[ids[: missing[0]]].sum())
+            problem = f"the model has no token for byte 0x{data[place]:02x}, at offset {at + place} of the text."
+            raise DataError(problem, "Remove the byte, or use another model: --binary cannot help.")
+        return ids, self.id_sizes[ids]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """Text of `ids`, each decoded independently; special tokens have none."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,7 @@ _TO_LATIN = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_READ_SPACE = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
 
 
 class PartSplitter(Splitter):
@@ -73,7 +75,7 @@ class PartSplitter(Splitter):
 
 
 class TokenizersTokenizer(PieceTokenizer):
-    """BPE or unigram of a `tokenizer.json` of Hugging Face that can spell every text.
+    """BPE or unigram of a `tokenizer.json` of Hugging Face that changes no text; a BPE of bytes may lack some of them.
 
     The names of special tokens are text like any other. Nothing is put before a text (no dummy prefix), and it is not
     brought into the normal form NFC.
@@ -98,7 +100,7 @@ class TokenizersTokenizer(PieceTokenizer):
         self.vocab_size, self.start_id = vocab_size, start_id
         self.fingerprint = sha256(f"tokenizers:{vocab_size}:{start_id}:".encode() + data).hexdigest()
         lossy = CheckpointError(
-            f"{name} has a tokenizer that loses text: a normalizer, or no tokens for some bytes.",
+            f"{name} has a tokenizer that loses text: a normalizer, or no tokens for line ends or bytes.",
             "Import a copy of the folder without it, and give token ids instead of text.",
         )
         try:
@@ -124,7 +126,8 @@ class TokenizersTokenizer(PieceTokenizer):
         texts |= dict.fromkeys(special, b"")
         self.separate_ids = [i for i in special if i < vocab_size]
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
-        if not self._set_texts([texts.get(i, b"") for i in range(vocab_size)]):
+        is_complete = self._set_texts([texts.get(i, b"") for i in range(vocab_size)])
+        if not is_complete and (not of_bytes or self._byte_ids[ord("\n")] < 0):
             raise lossy
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
@@ -202,6 +205,7 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
         reason = "the tokenizer of this model needs the package tokenizers."
         raise ConfigError(reason, "Install it: pip install tokenizers") from None
     changed = content | dict.fromkeys(("truncation", "padding", "post_processor"))
+    changed["added_tokens"] = [token | {"lstrip": False, "rstrip": False} for token in content["added_tokens"]]
     for name, key in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         steps = _steps(content[name])
         changed[name] = {"type": "Sequence", key: steps} if steps else None
@@ -215,6 +219,78 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
         raise ValueError(str(error)) from None
     package.encode_special_tokens = True
     return package
+
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+"""Types of pieces of sentencepiece."""
+_RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+
+def converted(name: str, *files: bytes) -> bytes:
+    """The `tokenizer.json` of a model of sentencepiece, or of `vocab.json` of GPT-2 and the files beside it."""
+    try:
+        tree = _of_merges(*files) if len(files) > 1 else _of_sentencepiece(*files)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{name} holds no vocabulary that can be read: {type(error).__name__} {error!s:.200}"
+        raise CheckpointError(f"{problem}.", "Add the tokenizer.json of the model to its folder.") from None
+    return json.dumps(dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | tree).encode()
+
+
+def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> dict[str, Any]:
+    """BPE of bytes, with tokens that are added to it or special."""
+    vocab, ids, named = map(json.loads, (pieces, added, special))
+    values = [each for value in named.values() for each in (value if isinstance(value, list) else [value])]
+    names = {each["content"] if isinstance(each, dict) else each for each in values} | {"<|endoftext|>"}
+    ids |= {name: vocab[name] for name in names & vocab.keys()}
+    pairs = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
+    return {
+        "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
+        "added_tokens": [_RULES | {"id": i, "content": name, "special": name in names} for name, i in ids.items()],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    }
+
+
+def _of_sentencepiece(data: bytes) -> dict[str, Any]:
+    """BPE or unigram, with the tokens that sentencepiece gives to a text after the blank that it adds."""
+    fields = [*_fields(data)]
+    trainer, normalizer = (dict(_fields(b"".join(part for n, part in fields if n == number))) for number in (2, 3))
+    rows: list[dict[int, Any]] = [{2: bytes(4), 3: _NORMAL} | dict(_fields(part)) for n, part in fields if n == 1]
+    names, kinds = [row[1].decode() for row in rows], [row[3] for row in rows]
+    scores = np.frombuffer(b"".join(row[2] for row in rows), "<f4").tolist()
+    ids, unknown = {name: i for i, name in enumerate(names)}, kinds.index(_UNKNOWN)
+    if len(ids) < len(rows) or max(map(len, ids)) > 256 or trainer.get(3, 1) not in (1, 2):
+        raise ValueError("it is neither BPE nor unigram, or has a piece twice or of more than 256 characters")
+    if trainer.get(3, 1) == 1:
+        model = {"type": "Unigram", "unk_id": unknown, "vocab": [*zip(names, scores, strict=True)]}
+    else:
+        normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == _NORMAL}
+        pairs = ((*normal[name], name[:n], name[n:]) for name in normal for n in range(1, len(name)))
+        merges = [row[2:] for row in sorted(row for row in pairs if normal.keys() >= {*row[2:]})]
+        model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
+    tokens = [_RULES | {"id": i, "content": name, "special": kinds[i] != _USER_DEFINED} for name, i in ids.items()]
+    changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
+    return {
+        "model": model | {"byte_fallback": True},
+        "added_tokens": [token for token in tokens if kinds[token["id"]] in (_UNKNOWN, _CONTROL, _USER_DEFINED)],
+        "normalizer": {"type": "NFKC"} if changes else _WRITE_SPACE,
+        "decoder": {"type": "Sequence", "decoders": [_READ_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+    }
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field of a message of Protocol Buffers: a number, or bytes with their size or four."""
+    at = 0
+    while at < len(data):
+        key, at = _number(data, at)
+        size, at = _number(data, at) if key & 7 != 5 else (4, at)
+        yield key >> 3, data[at : at + size] if key & 7 else size
+        at += size if key & 7 else 0
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, of which all but the last are above 127, and the offset after it."""
+    n = 1 + len([*takewhile(lambda group: group > 127, data[at : at + 9])])
+    return sum((group & 127) << 7 * i for i, group in enumerate(data[at : at + n])), at + n
 
 
 _NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")

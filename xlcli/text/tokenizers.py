@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.events import Notice
-from xlcli.files import read_bounded, read_json
+from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json
 from xlcli.text.base import FILE, REMEDY, SCHEMA, PieceTokenizer, Tokenizer
 from xlcli.text.corpus import Facts
 from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 MOST_IDS = 2**24
 """Maximum number of ids of a vocabulary that comes with a model."""
-LARGEST_FILE = 2**26
-"""Maximum bytes of the vocabulary file of a tokenizer."""
 
 
 class BytesTokenizer(Tokenizer):
@@ -44,9 +42,10 @@ class BytesTokenizer(Tokenizer):
     fingerprint = sha256(b"bytes").hexdigest()
     id_sizes = np.ones(256, np.int32)
 
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Byte values."""
-        return np.frombuffer(data, np.uint8).astype(np.int32)
+    def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Byte values, each of one byte."""
+        ids = np.frombuffer(data, np.uint8).astype(np.int32)
+        return ids, np.ones_like(ids)
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """The bytes."""
@@ -56,9 +55,6 @@ class BytesTokenizer(Tokenizer):
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
         """The byte tokenizer; nothing is read."""
         return cls()
-
-
-# Words
 
 
 LARGEST_VOCABULARY = 2**18
@@ -148,9 +144,6 @@ def unknown_notice(n_unknown: int, n_tokens: int) -> list[Notice]:
 def n_unknown(ids: NDArray[Any], unknown_id: int | None) -> int:
     """Number of ids that are `unknown_id`; reads a mapped file in blocks."""
     return sum(int(np.count_nonzero(ids[at : at + 2**20] == unknown_id)) for at in range(0, len(ids), 2**20))
-
-
-# Sentencepiece
 
 
 SMALLEST_VOCABULARY = 300
@@ -287,9 +280,6 @@ def _frequent(characters: Counter[str], most: int) -> set[str]:
     return kept
 
 
-# Choosing, training and loading
-
-
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     "bytes": BytesTokenizer,
     "sentencepiece": SentencePieceTokenizer,
@@ -353,7 +343,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if bad := next((key for key, value in described.items() if type(value) is not int or value > MOST_IDS), None):
         raise CheckpointError(f"{folder / FILE} has no valid {bad}.", REMEDY)
     path = None if kind.file is None else folder / kind.file
-    vocabulary = () if path is None else (read_bounded(path, LARGEST_FILE), str(path))
+    vocabulary = () if path is None else (read_bounded(path, VOCABULARY_LIMIT), str(path))
     tokenizer = kind(*vocabulary, **described)
     for key, found in (("vocab_size", tokenizer.vocab_size), ("fingerprint", tokenizer.fingerprint)):
         if about.get(key) != found:

@@ -79,6 +79,24 @@ def test_a_copy_leaves_those_that_are_being_made(tmp_path, model):
     assert [path.name for path in (tmp_path / "slow").iterdir()] == ["config.json"]
 
 
+def test_a_copy_that_fails_leaves_no_folder(tmp_path):
+    (tmp_path / "there").mkdir()
+    for target in ("there/copy", "new/folder/copy"):
+        with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / target):
+            raise KeyboardInterrupt
+    assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
+
+
+def test_two_copies_to_one_folder(tmp_path):
+    late = new_folder(tmp_path / "copy")
+    (late.__enter__() / "config.json").touch()
+    with new_folder(tmp_path / "copy") as other:
+        (other / "first").touch()
+    with pytest.raises(ConfigError):
+        late.__exit__(None, None, None)
+    assert [path.name for path in tmp_path.rglob("*")] == ["copy", "first"]
+
+
 @pytest.mark.parametrize("content", [[], ["config.json"], [".lock", "config.json"], ["thesis.txt"]])
 def test_a_copy_leaves_folders_of_the_user(tmp_path, model, content):
     names = [".tmp-copy-2025", ".tmp-removed-4000000", f".tmp-xlcli-model-{'0' * 16}", f".tmp-xlcli-{'0' * 16}"]

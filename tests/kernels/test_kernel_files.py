@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.kernels.files import KernelFiles
+from xlcli.kernels.files import KernelFiles, keep_parts
 
 MODULE = """
 import numba
@@ -86,6 +86,29 @@ def test_a_stop_ends_the_process_that_compiles(load, folder):
     module.files.program = None
     module.files.compile(1.0, stop=lambda: False)
     assert load().files.has(1.0)
+
+
+def test_the_parts_of_a_kernel_are_kept_as_soon_as_they_are_compiled(tmp_path, folder, monkeypatch):
+    path = tmp_path / "parts.py"
+    path.write_text(
+        "import numba\n@numba.njit(no_cpython_wrapper=True)\ndef part(x):\n    return 2 * x\n"
+        "@numba.njit\ndef whole(x):\n    return part(x) + 1\n"
+    )
+    spec = importlib.util.spec_from_file_location("xlcli.kernels.parts", path)
+    kept, hits = [], []
+    for _ in range(2):
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        keep_parts()
+        with monkeypatch.context() as patch:
+            if not kept:  # killed before the end
+                patch.setattr(module.whole._cache, "save_overload", lambda *_: None)
+            assert module.whole(1.0) == 3
+        kept.append(sorted(path.name.partition(".")[0] for path in folder.iterdir()))
+        hits.append([sum(kernel.stats.cache_hits.values()) for kernel in (module.part, module.whole)])
+    assert kept == [["part"], ["part", "whole"]]
+    assert hits == [[0, 0], [1, 0]]
 
 
 def test_the_folder_is_in_the_cache(load, monkeypatch):

@@ -67,8 +67,9 @@ class Clock:
     Args:
         ranks: Ranks of the run.
         before: Seconds before this process.
-        started: Start of the seconds in this process, by `time.monotonic`.
+        started: Start of the seconds in this process, by `time.monotonic` less `paused`.
         stop: Whether this process is to stop.
+        paused: Seconds for which this process was suspended, which do not count.
 
     Attributes:
         seconds: Seconds spent on this run at the latest `meet`, in this process and before it was resumed.
@@ -77,15 +78,20 @@ class Clock:
     """
 
     def __init__(
-        self, ranks: Ranks, before: float = 0.0, started: float = 0.0, stop: Callable[[], bool] = lambda: False
+        self,
+        ranks: Ranks,
+        before: float = 0.0,
+        started: float = 0.0,
+        stop: Callable[[], bool] = lambda: False,
+        paused: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.ranks, self.stop = ranks, stop
+        self.ranks, self.stop, self._paused = ranks, stop, paused
         self._before, self._started = before, started
         self.seconds, self.validation, self.stops = before, 0.0, False
 
     def now(self) -> float:
         """Seconds spent on this run, by this process."""
-        return self._before + time.monotonic() - self._started
+        return self._before + time.monotonic() - self._paused() - self._started
 
     def meet(self, validation: float = 0.0) -> None:
         """Agrees with the other ranks, after as many seconds of validation."""

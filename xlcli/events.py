@@ -314,7 +314,7 @@ Scored = TokenScore | Row | WordScore | PairScore
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Event):
+class Done(Event):
     """End of the parts that were asked for: the whole text is scored, but maybe not all of its `Score` is measured."""
 
 

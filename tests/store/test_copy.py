@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,19 @@ def test_a_copy_removes_what_killed_ones_left(tmp_path, model):
     (left / "thesis.txt").unlink()
     copy_model(model, tmp_path / "another")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "copy", "models"]
+
+
+@pytest.mark.parametrize("content", [[], [".lock"], [".lock", f".tmp-xlcli-{'0' * 16}"]])
+def test_a_copy_removes_what_was_killed_at_its_beginning(tmp_path, model, content):
+    left = tmp_path / f".tmp-xlcli-model-{'0' * 16}"
+    left.mkdir()
+    for name in content:
+        (left / name).touch()
+    copy_model(model, tmp_path / "early")
+    assert left.exists()
+    os.utime(left, (1e9, 1e9))
+    copy_model(model, tmp_path / "copy")
+    assert not left.exists()
 
 
 def test_a_copy_leaves_those_that_are_being_made(tmp_path, model):

@@ -30,7 +30,6 @@ from xlcli.store.layout import is_model, read_record
 from xlcli.store.lock import lock
 from xlcli.text.tokenizers import BytesTokenizer, SentencePieceTokenizer
 from xlcli.training import run as training_run
-from xlcli.training import schedule as clocks
 from xlcli.training import validation, workflow
 
 
@@ -603,8 +602,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clocks, workflow):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(workflow, "time", clock)
     return clock
 
 

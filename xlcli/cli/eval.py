@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import filecmp
 import shlex
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,12 +24,9 @@ from xlcli.cli.render import Screen
 from xlcli.cli.tables import Table
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import Listed, Score, StoppedEarlyError, TokenScore
+from xlcli.events import Done, Score, StoppedEarlyError, TokenScore
 from xlcli.ranks import environment, join
 from xlcli.store.layout import HELD_OUT, read_config
-
-if TYPE_CHECKING:
-    from xlcli.evaluation import Event
 
 app = typer.Typer()
 
@@ -105,18 +101,18 @@ def evaluate(
         by_token = per_token is not None or page is not None
         table = Table(partial(screen.say, level="warning"), words or "-", json=screen.json or per_token is not None)
 
-        def run(folder: Path) -> Iterator[Event]:
+        def run(folder: Path) -> Iterator[Any]:
             loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen, ranks)
             from xlcli import evaluation
 
             asked = {"per_token": by_token, "words": words is not None}
             return evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **asked)
 
-        def read(events: Iterator[Event]) -> Iterator[str]:
+        def read(events: Iterator[Any]) -> Iterator[str]:
             """Lines of the output, up to its end; tokens are added to the page, all other events are shown or kept."""
             nonlocal is_listed
             for event in events:
-                if isinstance(event, Listed):
+                if isinstance(event, Done):
                     is_listed = True
                     return
                 if isinstance(event, Score):
@@ -135,7 +131,7 @@ def evaluate(
                     screen.print(line, json=table.json)
             elif not write_lines(Path(path), read(events), lambda: is_listed):
                 missing.append(path)
-            deque(read(events), maxlen=0)  # what is measured after the output is in place
+            list(read(events))  # what is measured when the output is in place
             if ranks.broadcast(stop()):
                 break
         scores = [score for score in scores if not score.partial] or scores[:1]

@@ -34,17 +34,7 @@ from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.pairs import Pairs
 from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, measure_recall, pass_loaders, score_text
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
-from xlcli.events import (
-    ROUNDING_TOKENS,
-    Listed,
-    Notice,
-    Progress,
-    ProgressMeter,
-    Score,
-    Scored,
-    StoppedEarlyError,
-    until,
-)
+from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
@@ -55,7 +45,7 @@ from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions
 
-Event = Notice | Progress | Scored | Listed | Score
+Event = Notice | Progress | Scored | Done | Score
 
 
 def evaluate(
@@ -75,9 +65,9 @@ def evaluate(
         source: Files, folders or `-`, joined to one text; None is the held-out text `options.split` of the model.
         options: Memory lengths, segment length, stride, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
-        per_token: Also yield a `TokenScore` for each token, in order, then `Listed`, before each `Score`.
+        per_token: Also yield a `TokenScore` for each token, in order, then `Done`, before each `Score`.
         words: Also yield a `WordScore` for each word, or a `PairScore` for each pair if pairs are compared, after the
-            `Row` that it is in, if any; then `Listed`.
+            `Row` that it is in, if any; then `Done`.
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
@@ -159,7 +149,7 @@ def evaluate(
                     yield each
                 else:
                     if (per_token or words) and not partial:
-                        yield Listed()
+                        yield Done()
                 by_context = totals.by_context
                 if options.online_option:
                     by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
@@ -178,6 +168,7 @@ def evaluate(
                     yield from score_text(whole, loaders, without, ProgressMeter("unrounded", n, "tokens"))
                     if without.tokens == n:
                         cost = bits_per(float(scores.nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
+                divided.pause()
             recall = measure_recall(run) if options.recall and not stop() else ()
             yield Score(
                 **_facts(run, totals, seconds),

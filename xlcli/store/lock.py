@@ -8,7 +8,8 @@ The operating system releases the lock when the process dies. Unfinished files a
 H are hexadecimal digits, of a hash in names of files, random in those of folders. Nothing is removed by its name alone.
 The next writer of a file removes what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a
 model folder, under its lock, all of the first kind are removed: files, and folders in which every name is one that
-xlcli gives. The second kind is such a folder with the note of a holder, whose lock is free.
+xlcli gives. The second kind is such a folder with the note of a holder, whose lock is free, or one that has been empty
+for a minute.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import re
 import shutil
 import socket
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -188,7 +190,7 @@ def clean_models(folder: Path) -> None:
     """
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
-            if _MODEL_NAME.fullmatch(path.name) and is_own(path) and holder(path):
+            if _MODEL_NAME.fullmatch(path.name) and is_own(path) and (holder(path) or _is_begun(path)):
                 with lock(path):
                     for entry in list(path.iterdir()):
                         if entry.name not in (LOCK, HOLDER):
@@ -196,6 +198,12 @@ def clean_models(folder: Path) -> None:
                     for name in (LOCK, HOLDER):  # the note of the holder last, so that a kill leaves it
                         (path / name).unlink(missing_ok=True)
                     path.rmdir()
+
+
+def _is_begun(path: Path) -> bool:
+    """True if a process had a minute to write its note into a folder in which there is nothing else."""
+    is_empty = all(entry.name == LOCK or TEMPORARY_NAME.fullmatch(entry.name) for entry in path.iterdir())
+    return is_empty and time.time() - path.stat().st_mtime > 60
 
 
 def remove(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
@@ -110,21 +111,20 @@ class TrainingRun:
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
         self.counters = Counters(validation_due=weights is not None)
-        self.clock = Clock(self.ranks)
+        self.clock = Clock(self.ranks, 0.0, time.monotonic)
         self.began = self.clock.now(), 0, 0
 
-    def start(self, folder: Path, started: float, stop: Callable[[], bool], paused: Callable[[], float]) -> Clock:
+    def start(self, folder: Path, running: Callable[[], float], stop: Callable[[], bool]) -> Clock:
         """Prepares for steps from a checkpoint of the present state; returns the clock of the run.
 
         Args:
             folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
-            started: Start of the time budget in this process, by `time.monotonic` less `paused`.
+            running: Seconds since the start of the time budget in this process.
             stop: Asked between steps.
-            paused: Seconds for which this process was suspended.
         """
         self.model_folder = folder
         self.folder = settle(folder) if self.ranks.is_first else folder
-        self.clock = Clock(self.ranks, self.counters.seconds, started, stop, paused)
+        self.clock = Clock(self.ranks, self.counters.seconds, running, stop)
         self.saved_at = self.place
         return self.clock
 

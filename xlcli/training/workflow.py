@@ -181,7 +181,7 @@ def _run(
         train = run.config.train
         if train.max_time is not None:  # the budget begins later if preparation took too large a share
             started = max(started, time.monotonic() - paused() - PREPARATION_SHARE * train.max_time)
-        clock = run.start(folder, started, stop, paused)
+        clock = run.start(folder, lambda: time.monotonic() - paused() - started, stop)
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
         begins = True  # intervals are counted from here, also after a roll-back

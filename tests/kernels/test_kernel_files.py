@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from xlcli.config import OnlineConfig
 from xlcli.errors import CheckpointError, ConfigError
+from xlcli.inference import compile_cache
+from xlcli.kernels import mixture
 from xlcli.kernels.files import KernelFiles, keep_parts
 
 MODULE = """
@@ -206,3 +209,14 @@ def test_another_process_compiles(tmp_path, monkeypatch):
     assert module.triple(2) == 6
     assert sum(module.triple.stats.cache_hits.values()) == 1
     assert module.files.has(2)
+
+
+def test_a_stop_ends_the_compilation_of_the_context_cache(tmp_path, monkeypatch):
+    began = time.monotonic()
+    for files in mixture.FILES:
+        monkeypatch.setattr(files, "cache_path", tmp_path)
+    notices = compile_cache(OnlineConfig(context_cache=9), lambda: time.monotonic() - began > 1)
+    assert len(list(notices)) == 1
+    assert time.monotonic() - began < 8
+    assert not list(tmp_path.glob("score.*"))
+    assert list(compile_cache(OnlineConfig(), lambda: False)) == []

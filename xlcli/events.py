@@ -313,6 +313,13 @@ class PairShare:
 
 Scored = TokenScore | Row | WordScore | PairScore
 """Parts of a text with their scores, and the rows that they are in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Event):
+    """End of the parts that were asked for: the whole text is scored, but maybe not all of its `Score` is measured."""
+
+
 ROUNDING_TOKENS = 2**14
 """Number of tokens at the beginning of a text on which the cost of rounding is measured."""
 VALIDATION_TOKENS = 2**15

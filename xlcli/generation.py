@@ -23,7 +23,7 @@ import torch
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Generated, GeneratedText, Notice, TokenLogprob
-from xlcli.inference import InferenceSession, SaveState, cache_notice, window_notice
+from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
 
@@ -69,7 +69,7 @@ def generate(
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
-    yield from cache_notice(options, resume)
+    yield from compile_cache(options, stop, resume)
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
     session, several = text.session, options.num_samples > 1
     yield from window_notice(session.state.span, session.options, text.n_tokens)
@@ -106,7 +106,7 @@ def generate_prompts(
     Yields:
         The results of each prompt, one for each sample, in the order of the prompts; and notices.
     """
-    yield from cache_notice(options, resume)
+    yield from compile_cache(options, stop, resume)
     waiting: list[Sample] = []
     for text in prompts:
         if stop():

@@ -21,7 +21,6 @@ from xlcli.events import Notice
 from xlcli.machine import available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
 from xlcli.online import continued, make_reader, not_finite
-from xlcli.online.mixture import COMPILING, is_compiled
 from xlcli.ops.span import Span
 from xlcli.state import State
 from xlcli.store.state_files import SessionState
@@ -44,6 +43,7 @@ MAX_ROWS = 16
 """Maximum number of texts per call of the model."""
 MAX_ROWS_BYTES = 2**29
 """Maximum size of their memory tensors."""
+COMPILING = "compiling the kernels of {}, once on this machine: 10 to 40 seconds of processor time"
 
 SaveState = Callable[[SessionState], None]
 """Function that writes a session. It must not keep the value: the session may overwrite its memory in place later."""
@@ -169,16 +169,13 @@ class InferenceSession:
 
     def compile(self, n: int, stop: Callable[[], bool]) -> Iterator[Notice]:
         """Compiles the kernels of the next `n` predictions, which takes seconds the first time, until `stop`."""
-        decoder = find_decoder(self.model, self.runtime) if n > int(self.is_first) else None
+        decoder = None if stop() or n <= int(self.is_first) else find_decoder(self.model, self.runtime)
         if decoder is None:
             return
         adapts = self.state.adaptation is not None  # weights that change are not rounded
         for types in decoder.missing(self.state, torch.float32 if adapts else decoder.weight_type):
             weights = "float32" if adapts else self.model.encoding
-            yield Notice(
-                f"compiling the kernels of generation for {weights} weights and {self.state.memory_dtype} memory, once "
-                "on this machine: 10 to 40 seconds"
-            )
+            yield Notice(COMPILING.format(f"generation for {weights} weights and {self.state.memory_dtype} memory"))
             decoder.kernels.compile_kernel(*types, stop)
         if problem := decoder.take_problem():
             yield Notice(problem)
@@ -295,16 +292,18 @@ def window_notice(span: Span | Reading, options: InferenceConfig, n_tokens: int)
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]
 
 
-def cache_notice(
-    options: InferenceConfig, resume: SessionState | None = None, *, predicts: bool = True
-) -> list[Notice]:
-    """Notice that kernels of the context cache will be compiled, if it is used and they are not.
-
-    `predicts`: whether distributions are asked for, not only scores.
-    """
+def compile_cache(
+    options: InferenceConfig, stop: Callable[[], bool], resume: SessionState | None = None
+) -> Iterator[Notice]:
+    """Compiles the kernels of the context cache, if it is used and they are not compiled yet, until `stop`."""
     uses_cache = isinstance(options, OnlineConfig) and options.context_cache is not None
-    uses_cache |= resume is not None and resume.model_state.cache is not None
-    return [Notice(COMPILING)] if uses_cache and not is_compiled(predicts=predicts) else []
+    if not (uses_cache or (resume is not None and resume.model_state.cache is not None)):
+        return
+    from xlcli.kernels import mixture
+
+    if not mixture.is_compiled():
+        yield Notice(COMPILING.format("the context cache"))
+        mixture.compile_kernels(stop)
 
 
 def longest_memory(model: LoadedModel, span: Span | Reading, n_tokens: int | None) -> int:

@@ -31,7 +31,7 @@ from xlcli.config import StreamConfig
 from xlcli.config.base import compile_pattern
 from xlcli.errors import DataError
 from xlcli.events import LineScore, Notice, Prediction, Row, StreamStats, TokenScore, WordScore
-from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState, cache_notice, window_notice
+from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.metrics import LN2
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition, WordPosition
 from xlcli.text.documents import Document, plain
@@ -106,7 +106,7 @@ def stream(
 
     if resume is None and options.save_every is not None:
         save_now()  # so that a stream that is killed early knows where it began
-    yield from cache_notice(scorer.session.options, predicts=scorer.predictions is not None)
+    yield from compile_cache(scorer.session.options, stop)
     if scorer.words and scorer.words.at.document:
         yield Row(scorer.words.at.document, scorer.words.at.fields)
     for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):

@@ -248,6 +248,21 @@ def test_an_interrupt_prints_the_score_of_what_was_read(run, model, interrupted,
     assert re.match(r"tiny on .*, PARTIAL: stopped before the end\n80 bytes, ", done.out.decode())
 
 
+@pytest.mark.parametrize("option", ["--per-token", "--words", "--html"])
+def test_an_interrupt_after_the_text_was_scored_keeps_the_output(run, model, interrupted, option):
+    command = ("eval", "--segment-len", "16", "--set=eval.batch_size=1", "--mem-len", "8", option)
+    assert run(*command, "whole").code == 0
+    interrupted(-(-len(TEXT) * 8 // 16) + 2)
+    done = run(*command, "kept", "--plot", "p.png")
+    assert done.code == 130
+    assert "p.png" in done.err
+    assert "kept was not written" not in done.err
+    assert not Path("p.png").exists()
+    if option != "--html":  # the page has the loss by context, of fewer windows
+        assert Path("kept").read_bytes() == Path("whole").read_bytes()
+    assert Path("kept").stat().st_size > 0.8 * Path("whole").stat().st_size
+
+
 def test_an_interrupt_of_a_sweep_prints_its_finished_rows(run, model, interrupted):
     options = ("--segment-len", "16", "--set=eval.batch_size=1", "--sweep-mem-len", "0,8,16")
     n_calls = -(-len(TEXT) * 8 // 16)

@@ -91,6 +91,41 @@ def test_a_second_interrupt_leaves_at_once():
         assert b"saved" not in child.stdout.read()
 
 
+PAUSED = """
+import sys
+from xlcli.cli.signals import Stop
+with Stop() as stop:
+    for line in sys.stdin:
+        print(stop.paused, flush=True)
+"""
+
+
+def test_a_pause_is_measured():
+    child = subprocess.Popen(
+        [sys.executable, "-c", PAUSED], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def paused():
+        time.sleep(0.3)
+        child.stdin.write("?\n")
+        child.stdin.flush()
+        return float(child.stdout.readline())
+
+    with child:
+        assert paused() == 0
+        for number in (signal.SIGSTOP, signal.SIGTSTP):
+            before, began = paused(), time.monotonic()
+            child.send_signal(number)
+            time.sleep(1.0)
+            child.send_signal(signal.SIGCONT)
+            took = time.monotonic() - began
+            assert paused() - before == pytest.approx(took, abs=0.25)
+        before = paused()
+        child.send_signal(signal.SIGCONT)
+        assert paused() - before < 0.25
+        child.kill()
+
+
 STARTS = {
     "python -m": ("-m", "xlcli", "--help"),
     "script": ("-c", "import sys; from xlcli.__main__ import main; sys.exit(main(['--help']))"),

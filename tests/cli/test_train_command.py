@@ -191,6 +191,15 @@ def test_unreadable_text_is_refused(run, kind, tmp_path):
 
 
 @pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize("options", [["--max-steps", "1", "--batch-size", "4g"], ["--set", "text.valid=missing"]])
+def test_what_is_refused_leaves_no_folder(run, text, options):
+    before = sorted(Path().iterdir())
+    for data, more in ((b"", []), (TEXT * 50, options)):
+        Path(text).write_bytes(data)
+        assert run("train", text, *more).code in (2, 3, 4)
+        assert sorted(Path().iterdir()) == before
+
+
 def test_a_misspelled_file(run, text):
     done = run("train", "corpsu.txt")
     assert (done.code, "corpus.txt?" in done.err) == (3, True)
@@ -219,7 +228,7 @@ def test_a_stop_before_the_first_step_says_so_and_leaves_no_folder(run, text, mo
     assert done.code == 130
     interrupted, stopped = (line for line in done.err.splitlines() if "top" in line)
     assert (interrupted[:8], stopped[:9]) == ("Ctrl-C: ", "warning: ")
-    assert list(Path("models").iterdir()) == []
+    assert not Path("models").exists()
 
 
 @pytest.mark.slow

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from xlcli.config import OnlineConfig
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.kernels.files import KernelFiles
+from xlcli.inference import compile_cache
+from xlcli.kernels import mixture
+from xlcli.kernels.files import KernelFiles, keep_parts
 
 MODULE = """
 import numba
@@ -86,6 +89,29 @@ def test_a_stop_ends_the_process_that_compiles(load, folder):
     module.files.program = None
     module.files.compile(1.0, stop=lambda: False)
     assert load().files.has(1.0)
+
+
+def test_the_parts_of_a_kernel_are_kept_as_soon_as_they_are_compiled(tmp_path, folder, monkeypatch):
+    path = tmp_path / "parts.py"
+    path.write_text(
+        "import numba\n@numba.njit(no_cpython_wrapper=True)\ndef part(x):\n    return 2 * x\n"
+        "@numba.njit\ndef whole(x):\n    return part(x) + 1\n"
+    )
+    spec = importlib.util.spec_from_file_location("xlcli.kernels.parts", path)
+    kept, hits = [], []
+    for _ in range(2):
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        keep_parts()
+        with monkeypatch.context() as patch:
+            if not kept:  # killed before the end
+                patch.setattr(module.whole._cache, "save_overload", lambda *_: None)
+            assert module.whole(1.0) == 3
+        kept.append(sorted(path.name.partition(".")[0] for path in folder.iterdir()))
+        hits.append([sum(kernel.stats.cache_hits.values()) for kernel in (module.part, module.whole)])
+    assert kept == [["part"], ["part", "whole"]]
+    assert hits == [[0, 0], [1, 0]]
 
 
 def test_the_folder_is_in_the_cache(load, monkeypatch):
@@ -183,3 +209,14 @@ def test_another_process_compiles(tmp_path, monkeypatch):
     assert module.triple(2) == 6
     assert sum(module.triple.stats.cache_hits.values()) == 1
     assert module.files.has(2)
+
+
+def test_a_stop_ends_the_compilation_of_the_context_cache(tmp_path, monkeypatch):
+    began = time.monotonic()
+    for files in mixture.FILES:
+        monkeypatch.setattr(files, "cache_path", tmp_path)
+    notices = compile_cache(OnlineConfig(context_cache=9), lambda: time.monotonic() - began > 1)
+    assert len(list(notices)) == 1
+    assert time.monotonic() - began < 8
+    assert not list(tmp_path.glob("score.*"))
+    assert list(compile_cache(OnlineConfig(), lambda: False)) == []

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,19 @@ def test_a_copy_removes_what_killed_ones_left(tmp_path, model):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "copy", "models"]
 
 
+@pytest.mark.parametrize("content", [[], [".lock"], [".lock", f".tmp-xlcli-{'0' * 16}"]])
+def test_a_copy_removes_what_was_killed_at_its_beginning(tmp_path, model, content):
+    left = tmp_path / f".tmp-xlcli-model-{'0' * 16}"
+    left.mkdir()
+    for name in content:
+        (left / name).touch()
+    copy_model(model, tmp_path / "early")
+    assert left.exists()
+    os.utime(left, (1e9, 1e9))
+    copy_model(model, tmp_path / "copy")
+    assert not left.exists()
+
+
 def test_a_copy_leaves_those_that_are_being_made(tmp_path, model):
     with new_folder(tmp_path / "slow") as folder:
         (folder / "config.json").touch()
@@ -77,6 +91,24 @@ def test_a_copy_leaves_those_that_are_being_made(tmp_path, model):
         assert (folder / "config.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "models", "slow"]
     assert [path.name for path in (tmp_path / "slow").iterdir()] == ["config.json"]
+
+
+def test_a_copy_that_fails_leaves_no_folder(tmp_path):
+    (tmp_path / "there").mkdir()
+    for target in ("there/copy", "new/folder/copy"):
+        with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / target):
+            raise KeyboardInterrupt
+    assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
+
+
+def test_two_copies_to_one_folder(tmp_path):
+    late = new_folder(tmp_path / "copy")
+    (late.__enter__() / "config.json").touch()
+    with new_folder(tmp_path / "copy") as other:
+        (other / "first").touch()
+    with pytest.raises(ConfigError):
+        late.__exit__(None, None, None)
+    assert [path.name for path in tmp_path.rglob("*")] == ["copy", "first"]
 
 
 @pytest.mark.parametrize("content", [[], ["config.json"], [".lock", "config.json"], ["thesis.txt"]])

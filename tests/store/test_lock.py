@@ -95,6 +95,11 @@ def test_a_new_folder_without_a_file_is_removed(tmp_path):
     with lock(tmp_path / "models" / "mine"):
         pass
     assert {path.name for path in (tmp_path / "models").iterdir()} == {"kept", "mine"}
+    with lock(tmp_path / "a" / "b" / "empty"):
+        pass
+    with pytest.raises(ConfigError), lock(tmp_path / "a" / "b" / ("x" * 300)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
 @pytest.mark.parametrize("folder", ["", "new"])

@@ -30,8 +30,7 @@ from xlcli.store.layout import is_model, read_record
 from xlcli.store.lock import lock
 from xlcli.text.tokenizers import BytesTokenizer, SentencePieceTokenizer
 from xlcli.training import run as training_run
-from xlcli.training import schedule as clocks
-from xlcli.training import workflow
+from xlcli.training import validation, workflow
 
 
 def _finite(folder):
@@ -336,6 +335,22 @@ def test_a_stop_before_any_validation_leaves_the_averages():
         assert torch.equal(tensor, optimizer[f"{name}:average"]), name
 
 
+def test_a_stop_during_the_sample_leaves_a_finished_run(monkeypatch):
+    recorded = []
+
+    def interrupted(*_arguments, **_options):
+        recorded.append(read_record(Path("m")))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "generate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            go(small(), corpus(), "m")
+    assert recorded[0]["finished"]
+    assert recorded[0]["bits_per_byte"] > 0
+    assert go({}, corpus(), "m", resume=True)[-1].bits_per_byte == recorded[0]["bits_per_byte"]
+
+
 @pytest.mark.parametrize("moment", ["last validation", "last score"])
 def test_a_stop_at_the_end_can_be_resumed(moment):
     go(small(), corpus(), "whole")
@@ -345,7 +360,8 @@ def test_a_stop_at_the_end_can_be_resumed(moment):
             isinstance(event, Saved) and moment == "last score" and event.step == 6
         ):
             seen.append(event)
-    assert event.stopped
+    assert event.stopped == (moment == "last validation")
+    assert read_record(Path("m"))["finished"] == (moment == "last score")
     assert event.bits_per_byte is None
     end = go({}, corpus(), "m", resume=True)[-1]
     assert not end.stopped
@@ -586,8 +602,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clocks, training_run, workflow):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(workflow, "time", clock)
     return clock
 
 
@@ -596,11 +611,28 @@ def test_a_time_budget_is_spent_and_no_more():
     budget = {"max_steps": None, "max_time": 2.0, "eval_every": None, "save_every": 0.5, "warmup_steps": 0}
     events = go(small(train=budget), corpus(), "m")
     steps = of_kind(events, Step)
-    assert 20 < len(steps) < 60
+    assert 20 < len(steps) < 100  # the clock is looked at twice in each step
     assert steps[-2].fraction < 1.0 <= steps[-1].seconds / 2.0 + 0.05
     assert steps[0].lr > 0.9 * 6e-3
     assert steps[-1].lr < 0.1 * 6e-3
     assert len(of_kind(events, Saved)) in (4, 5)
+    assert 5 <= len(of_kind(events, Validation)) <= 10
+
+
+def test_a_pause_counts_for_no_budget(clock):
+    pauses = []
+    budget = {"max_steps": None, "max_time": 2.0, "eval_every": None, "save_every": 0.5, "warmup_steps": 0}
+    events = []
+    for event in train(small(train=budget), [corpus()], Path("m"), preset="tiny", paused=lambda: sum(pauses)):
+        events.append(event)
+        if isinstance(event, Step) and event.step in (3, 9):
+            clock.now += 1000.0
+            pauses.append(1000.0)
+    steps = of_kind(events, Step)
+    assert 20 < len(steps) < 100  # the clock is looked at twice in each step
+    assert events[-1].seconds < 2.5
+    assert max(step.eta_seconds for step in steps) < 2.5
+    assert min(step.tokens_per_second for step in steps[9:]) > 100
     assert 5 <= len(of_kind(events, Validation)) <= 10
 
 

@@ -62,7 +62,7 @@ def compress(
         crlf = bool(size) and file != "-" and ends_in_crlf(filter(None, portions(open_source(file), stop, None)))
         data = portions(source, stop, None)
         results = workflow.compress(loaded, data, settings, runtime, size=size, crlf=crlf, stop=stop)
-        write(results, target, screen, stop, model=loaded.name, file=file)
+        write(results, target, screen, stop, model=loaded.name, file=file, force=context.params["force"])
     return 0
 
 
@@ -79,10 +79,13 @@ def check_target(target: str, screen: Screen) -> str:
     return target
 
 
-def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *, model: str, file: str) -> None:
+def write(
+    results: Iterable[Output], target: str, screen: Screen, stop: Stop, *, model: str, file: str, force: bool
+) -> None:
     """Writes the bytes of a workflow, to a file all or nothing, and shows its events.
 
     Raises:
+        ConfigError: Another process has written the file, or is writing it, and there is no `force`.
         Stopped: A signal ended the workflow.
     """
     done: list[Coded] = []
@@ -99,7 +102,7 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
             for piece in pieces():
                 screen.write(piece)
         else:
-            write_atomic(linked(Path(target)), pieces())
+            write_atomic(linked(Path(target)), pieces(), is_new=not force)
     screen.clear()
     [coded] = done
     n_bytes = max(1, coded.bytes)

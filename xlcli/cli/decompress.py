@@ -71,5 +71,5 @@ def decompress(
         from xlcli.coding import workflow
 
         results = workflow.decompress(loaded, header, reader, runtime, stop=stop)
-        write(results, target, screen, stop, model=loaded.name, file=file)
+        write(results, target, screen, stop, model=loaded.name, file=file, force=context.params["force"])
     return 0

@@ -23,7 +23,7 @@ from xlcli.cli.render import Screen
 from xlcli.cli.tables import Table
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import Score, StoppedEarlyError, TokenScore
+from xlcli.events import Done, Score, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder, is_pipe
 from xlcli.ranks import environment, join
 from xlcli.store.layout import HELD_OUT, read_config
@@ -98,16 +98,24 @@ def evaluate(
         screen.expect_pipes(files or ())
         scores: list[Score] = []
         missing: list[str] = []
+        is_listed = False
         by_token = per_token is not None or page is not None
         table = Table(partial(screen.say, level="warning"), words or "-", json=screen.json or per_token is not None)
 
-        def read(folder: Path) -> Iterator[str]:
-            """Lines of the output; tokens are added to the page, all other events are shown or kept."""
+        def run(folder: Path) -> Iterator[Any]:
             loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen, ranks)
             from xlcli import evaluation
 
             asked = {"per_token": by_token, "words": words is not None}
-            for event in evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **asked):
+            return evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **asked)
+
+        def read(events: Iterator[Any]) -> Iterator[str]:
+            """Lines of the output, up to its end; tokens are added to the page, all other events are shown or kept."""
+            nonlocal is_listed
+            for event in events:
+                if isinstance(event, Done):
+                    is_listed = True
+                    return
                 if isinstance(event, Score):
                     is_unique = [each.name for each in folders].count(folder.name) == 1
                     scores.append(event if is_unique else replace(event, model=str(folder)))
@@ -118,29 +126,32 @@ def evaluate(
                         yield table.line(event)
 
         for folder in folders:  # a model leaves the RAM before the next one is loaded
+            events = run(folder)
             if path in (None, "-"):
-                for line in read(folder):
+                for line in read(events):
                     screen.print(line, json=table.json)
-            elif not write_lines(Path(path), read(folder), stop):
+            elif not write_lines(Path(path), read(events), lambda: is_listed):
                 missing.append(path)
+            list(read(events))  # what is measured when the output is in place
             if ranks.broadcast(stop()):
                 break
         scores = [score for score in scores if not score.partial] or scores[:1]
         shape = settings.shape(read_config(folders[0]).model)
-        if stop():
-            missing += filter(None, (plot, html))
-        else:
-            if plot is not None:
-                draw_by_context(plot, scores)
-                screen.say(f"plot written to {plot}")
-            if page is not None:
-                first = scores[0]
-                facts = [("perplexity per token", f"{first.perplexity:.5g}")]
-                if first.word_perplexity is not None:
-                    facts.append(("perplexity per word", f"{first.word_perplexity:.5g}"))
-                kept = report.context(shape, first.mem_len, first.segment_len, first.stride)
-                page.save(first.file, first.model, kept, facts, first.by_context)
-                screen.say(f"page written to {html}")
+        if page is not None and is_listed:
+            first = scores[0]
+            facts = [("perplexity per token", f"{first.perplexity:.5g}")]
+            if first.word_perplexity is not None:
+                facts.append(("perplexity per word", f"{first.word_perplexity:.5g}"))
+            kept = report.context(shape, first.mem_len, first.segment_len, first.stride)
+            page.save(first.file, first.model, kept, facts, first.by_context)
+            screen.say(f"page written to {html}")
+        elif html is not None:
+            missing.append(html)
+        if plot is not None and not stop():
+            draw_by_context(plot, scores)
+            screen.say(f"plot written to {plot}")
+        elif plot is not None:
+            missing.append(plot)
         for name in missing:
             screen.say(f"{name} was not written: the evaluation was stopped", "warning")
         if scores:
@@ -169,13 +180,13 @@ def show_plan(folder: Path, files: Sequence[str] | None, settings: EvalConfig, s
     prologue.print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
-def write_lines(path: Path, lines: Iterable[str], stop: Callable[[], bool]) -> bool:
-    """Writes an output; a regular file is complete, and not written after a stop, which gives False."""
+def write_lines(path: Path, lines: Iterable[str], is_whole: Callable[[], bool]) -> bool:
+    """Writes an output; False if a regular file was not written, because the lines are not whole at their end."""
     is_file = path.is_file() or not path.exists()
 
     def checked() -> Iterator[bytes]:
         yield from map(str.encode, lines)
-        if is_file and stop():
+        if is_file and not is_whole():
             raise StoppedEarlyError
 
     try:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request a stop."""
+BEAT_SECONDS = 0.1
+"""Interval at which a process notes that it runs: the error of `Stop.paused` for each pause."""
 LAUNCHER = "XLCLI_LAUNCHER"
 """Environment variable with the process number of the launcher of `--nproc`."""
 
@@ -54,12 +56,14 @@ class Stop:
     Attributes:
         signal: Number of the first signal, or None.
         fd: File descriptor for `select`; becomes and stays readable at the first signal.
+        paused: Seconds for which the process was suspended (Ctrl-Z, SIGSTOP) until it was continued.
     """
 
     def __init__(self, notice: Callable[[], None] = lambda: None, farewell: Callable[[], str] = lambda: "") -> None:
         self.signal: int | None = None
+        self.paused = 0.0
         self._notice, self._farewell = notice, farewell
-        self._handling = handling(lambda *_: None)  # `_watch` reads signals from a socket
+        self._handling = handling(lambda *_: None, (*SIGNALS, signal.SIGCONT))  # `_watch` reads signals from a socket
         self.fd, self._fd_writer = os.pipe()
 
     def __call__(self) -> bool:
@@ -82,6 +86,7 @@ class Stop:
     def __enter__(self) -> Stop:
         self._inbox, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
+        self._inbox.settimeout(BEAT_SECONDS)
         self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
         self._handling.__enter__()
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
@@ -99,8 +104,17 @@ class Stop:
         os.close(self._fd_writer)
 
     def _watch(self) -> None:
+        beat, gap = time.monotonic(), 0.0
         while True:
-            for number in self._inbox.recv(16):
+            numbers = b""
+            with contextlib.suppress(TimeoutError):
+                numbers = self._inbox.recv(16)
+            now = time.monotonic()
+            if signal.SIGCONT in numbers:  # the end of a pause, which may have been noticed a beat ago
+                self.paused += max(gap, now - beat)
+                beat = now
+            beat, gap = now, now - beat
+            for number in numbers:
                 if number == 0:
                     return
                 if number in SIGNALS:

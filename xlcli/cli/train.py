@@ -103,7 +103,7 @@ def train(
             screen.wait("starting")
             from xlcli import training
 
-            how: dict[str, Any] = {"dry_run": dry_run, "stop": stop, "ranks": ranks}
+            how: dict[str, Any] = {"dry_run": dry_run, "stop": stop, "paused": lambda: stop.paused, "ranks": ranks}
             if resume:
                 events = training.resume(paths, folder, settings, preset=preset, init=init, **how)
             else:

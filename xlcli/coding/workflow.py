@@ -24,7 +24,7 @@ from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, Notice, ProgressMeter, StoppedEarlyError
 from xlcli.files import as_utf8
-from xlcli.inference import InferenceSession, cache_notice
+from xlcli.inference import InferenceSession, compile_cache
 from xlcli.online import not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
@@ -75,7 +75,7 @@ def check_hash(session: InferenceSession, stop: Callable[[], bool]) -> Generator
     Raises:
         StoppedEarlyError: `stop` became true while they were compiled.
     """
-    yield from cache_notice(session.options)
+    yield from compile_cache(session.options, stop)
     yield from session.compile(N_CHECKED, stop)
     if stop():
         raise StoppedEarlyError

@@ -18,7 +18,6 @@ twice the memory length, evenly spread over the text, are read again from empty 
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -35,8 +34,8 @@ from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.pairs import Pairs
 from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, measure_recall, pass_loaders, score_text
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
-from xlcli.events import ROUNDING_TOKENS, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
-from xlcli.inference import cache_notice, check_memory, check_settings, window_notice
+from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
+from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
@@ -46,7 +45,7 @@ from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions
 
-Event = Notice | Progress | Scored | Score
+Event = Notice | Progress | Scored | Done | Score
 
 
 def evaluate(
@@ -66,9 +65,9 @@ def evaluate(
         source: Files, folders or `-`, joined to one text; None is the held-out text `options.split` of the model.
         options: Memory lengths, segment length, stride, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
-        per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
+        per_token: Also yield a `TokenScore` for each token, in order, then `Done`, before each `Score`.
         words: Also yield a `WordScore` for each word, or a `PairScore` for each pair if pairs are compared, after the
-            `Row` that it is in, if any.
+            `Row` that it is in, if any; then `Done`.
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
@@ -108,7 +107,7 @@ def evaluate(
         exact = divided.reader(1, make_reader(unrounded.network, model.tokenizer, options))
         sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
-        yield from cache_notice(options, predicts=predictions is not None)
+        yield from compile_cache(options, stop)
         for index, lengths in enumerate(sweep):
             run = Pass(model, reader, runtime, text, lengths, stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
@@ -136,6 +135,21 @@ def evaluate(
                     yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
                 if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
                     yield Notice(remark)
+                compared = Pairs(options.by)
+                if scores is not None and options.pairs and not partial:
+                    yield from (each for each in compared.compare(text, scores.nats) if words)
+                found: Iterator[Scored] = iter(())
+                if scores is not None and by_word:
+                    found = text.word_scores(scores, by_line=options.each_line, with_tokens=per_token)
+                elif scores is not None and per_token:
+                    found = text.token_scores(scores)
+                for each in found:
+                    if stop():
+                        break
+                    yield each
+                else:
+                    if (per_token or words) and not partial:
+                        yield Done()
                 by_context = totals.by_context
                 if options.online_option:
                     by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
@@ -155,14 +169,6 @@ def evaluate(
                     if without.tokens == n:
                         cost = bits_per(float(scores.nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
                 divided.pause()
-                compared = Pairs(options.by)
-                if scores is not None and options.pairs and not partial:
-                    yield from (each for each in compared.compare(text, scores.nats) if words)
-                if scores is not None and (per_token or by_word):
-                    found: Iterator[Scored] = text.token_scores(scores)
-                    if by_word:
-                        found = text.word_scores(scores, by_line=options.each_line, with_tokens=per_token)
-                    yield from itertools.takewhile(lambda _: not stop(), found)
             recall = measure_recall(run) if options.recall and not stop() else ()
             yield Score(
                 **_facts(run, totals, seconds),

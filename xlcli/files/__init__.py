@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import fcntl
 import grp
 import hashlib
 import io
@@ -39,8 +40,9 @@ JSON_DEPTH = 20
 TEMPORARY = ".tmp-xlcli-"
 """Prefix of the names of unfinished files and folders."""
 TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
-"""Names of `temporary_path`."""
+"""Names of unfinished files, and of folders by `temporary_path`."""
 
+_MOST_WRITERS = 100
 _LONE = re.compile("[\\ud800-\\udfff]")
 _BLOCK = 2**20
 _READ = os.O_RDONLY | os.O_NONBLOCK
@@ -76,32 +78,28 @@ def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
     return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
-def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666, *, is_new: bool = False) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
     Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
-    file is `mode` without the umask, the mode of a replaced file is kept.
+    file is `mode` without the umask, the mode of a replaced file is kept. `is_new` replaces only an empty file.
+
+    Raises:
+        ConfigError: As all writing; or `is_new`, and another process has written `path` or is writing it.
     """
     pieces = (data,) if isinstance(data, bytes) else data
-    temporary = temporary_path(path.parent)
     try:
         replaced = _mode_of_replaced(path)
-        descriptor = os.open(temporary, _CREATE, mode)
-        try:
-            try:
-                if replaced is not None:
-                    with suppress(PermissionError):
-                        os.fchmod(descriptor, replaced)
-                for piece in pieces:
-                    _write_all(descriptor, piece)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with _unfinished(path, mode, range(1 if is_new else _MOST_WRITERS)) as (descriptor, temporary):
+            if replaced is not None:
+                with suppress(PermissionError):
+                    os.fchmod(descriptor, replaced)
+            for piece in pieces:
+                _write_all(descriptor, piece)
+            os.fsync(descriptor)
+            if is_new and path.exists() and path.stat().st_size:
+                raise ConfigError(f"{path} exists; another process has written it.", "Choose another path.")
             temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
         sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -114,13 +112,61 @@ def linked(path: Path) -> Path:
 
 def check_writable(path: Path) -> None:
     """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
-    temporary = temporary_path(path.parent)
     try:
         _mode_of_replaced(path)
-        os.close(os.open(temporary, _CREATE, 0o666))
-        temporary.unlink()
+        with _unfinished(path, 0o666, range(1, _MOST_WRITERS)) as (_, temporary):
+            temporary.unlink()
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+@contextmanager
+def _unfinished(path: Path, mode: int, numbers: Iterable[int]) -> Iterator[tuple[int, Path]]:
+    """Descriptor and path of a new file beside `path`, which is removed on any error.
+
+    Its name is a hash of the name of `path` and of the first number that no other writer of `path` uses. It is locked
+    while it is open, so that a writer recognizes what a kill has left, and removes it.
+    """
+    for number in numbers:
+        temporary = path.parent / f"{TEMPORARY}{hashlib.sha256(os.fsencode(f'{path.name}/{number}')).hexdigest()[:16]}"
+        with suppress(OSError):
+            _remove_abandoned(temporary)
+        with suppress(FileExistsError):
+            descriptor = os.open(temporary, _CREATE, mode)
+            with suppress(OSError):  # the file system may have no locks
+                if not _lock(descriptor, temporary):
+                    os.close(descriptor)
+                    continue
+            break
+    else:
+        raise ConfigError(f"another process is writing {path}.", f"Wait for it. If none is, remove {temporary}.")
+    try:
+        yield descriptor, temporary
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes a file, if it is a regular one that no process has locked."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lock(descriptor, path):
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Locks an open file; False if another process has, or if `path` is another file by now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -156,6 +202,13 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     sync_folder(folder.parent)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes those of the folders, given from the innermost on, that are empty."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def sync_folder(folder: Path) -> None:

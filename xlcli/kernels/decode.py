@@ -28,7 +28,7 @@ import numpy as np
 
 from xlcli.kernels.attention import attend, count_keys, count_parts, merge_chunks, prepare
 from xlcli.kernels.compiler import numba
-from xlcli.kernels.files import KernelFiles
+from xlcli.kernels.files import KernelFiles, keep_parts
 from xlcli.kernels.linear import linear, normalize
 from xlcli.kernels.records import BLOCK, CACHE, CALL, Array
 from xlcli.kernels.threads import COUNTERS, FASTMATH, Team, array, compiled, inner, next_step
@@ -166,6 +166,7 @@ def use_threads(n: int) -> int:
 def compile_types(weight_type: str, memory_type: str) -> None:
     """Compiles `decode_token` for weights and memories of these types in this process, and writes its files."""
     FILES.program = None
+    keep_parts()
     compile_kernel(np.empty(0, weight_type), np.empty(0, memory_type), lambda: False)
 
 

@@ -6,7 +6,8 @@ of types of arguments has one file, and incomplete ones are replaced. The files 
 
 A process that compiles a parallel kernel runs other machine code, with other last bits, than one that reads it from a
 file: in the first, the linker finds the body of the loop as it was before it was optimized with the kernel. So another
-process compiles, and every process reads the same file.
+process compiles, which a signal may end, and every process reads the same file. That process also keeps each part of a
+kernel as soon as it is compiled (`keep_parts`), so that the next one goes on there; the machine code is the same.
 """
 
 from __future__ import annotations
@@ -125,6 +126,15 @@ class KernelFiles:
     def _path(self, signature: Any, target: Any) -> Path:
         """File of a kernel, named after everything on which it depends."""
         versions = sys.version, numba.__version__, llvmlite.__version__
-        parts = *versions, self._sources, target.codegen().magic_tuple(), *map(str, signature)
+        function = self.kernel.py_func.__module__
+        parts = *versions, function, self._sources, target.codegen().magic_tuple(), *map(str, signature)
         name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
         return self.cache_path / f"{self.kernel.py_func.__name__}.{name}.kernel"
+
+
+def keep_parts(constants: Sequence[str] = ()) -> None:
+    """Each compiled function of this package gets a file of its own; this process compiles those that are missing."""
+    for name in [name for name in sys.modules if name.startswith(f"{__package__}.")]:
+        for each in vars(sys.modules[name]).values():
+            if hasattr(each, "overloads"):
+                KernelFiles(each, constants=constants)

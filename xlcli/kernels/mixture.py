@@ -22,12 +22,13 @@ what followed each. All of it depends on earlier tokens alone; `tests/oracles/mi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xlcli.errors import ConfigError
-from xlcli.kernels.files import KernelFiles
+from xlcli.kernels.files import KernelFiles, keep_parts
 from xlcli.kernels.records import Array
 from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
@@ -479,10 +480,14 @@ def distribution(index: Index, mixer: Mixer, leaf_of: Array, log_p: Array) -> Ar
     return nodes[leaf_of]
 
 
+PROGRAM = "from xlcli.kernels.mixture import compile_here; compile_here()"
+CONSTANTS = [context_cache.__file__]
+
+
 def _kernel_files() -> list[KernelFiles]:
     """Files that keep the compiled kernels, none where they cannot be kept."""
     try:
-        return [KernelFiles(kernel, constants=[context_cache.__file__]) for kernel in (score, fill, read, distribution)]
+        return [KernelFiles(each, lambda _: PROGRAM, CONSTANTS) for each in (score, fill, read, distribution)]
     except ConfigError:
         raise
     except Exception:  # no folder for kernels can be written, or Numba does not compile
@@ -492,14 +497,32 @@ def _kernel_files() -> list[KernelFiles]:
 FILES = _kernel_files()
 
 
-def is_compiled(index: Index, mixer: Mixer, leaf_of: Array, *, predicts: bool) -> bool:
-    """True if kernels of scores, and of predictions, are compiled for values of these types, here or in files."""
+def _arguments() -> list[tuple[Any, ...]]:
+    """Arguments for the kernels of `FILES`, of the types that they have for every cache."""
+    index, mixer, leaf_of = context_cache.new_index(1, 2), context_cache.new_mixer(2), np.empty(2, np.int64)
     log_p, texts = np.empty((1, 1)), np.empty((2, 1), np.int64)
-    arguments = [
+    return [
         (index, mixer, leaf_of, 0, log_p, texts, False, log_p[0]),
         (index, leaf_of, 0, *texts),
         (index, leaf_of, 0, texts[0]),
         (index, mixer, leaf_of, log_p[0]),
     ]
-    needed = zip(FILES, arguments[: None if predicts else 2], strict=False)
-    return bool(FILES) and all(file.has(*given) for file, given in needed)
+
+
+def is_compiled() -> bool:
+    """True if the kernels are compiled, here or in files."""
+    return bool(FILES) and all(file.has(*given) for file, given in zip(FILES, _arguments(), strict=True))
+
+
+def compile_kernels(stop: Callable[[], bool]) -> None:
+    """Compiles the kernels, unless `stop` becomes true."""
+    for file, given in zip(FILES, _arguments(), strict=False):
+        file.compile(*given, stop=stop)
+
+
+def compile_here() -> None:
+    """Compiles the kernels in this process and writes their files."""
+    for file in FILES:
+        file.program = None
+    keep_parts(CONSTANTS)
+    compile_kernels(lambda: False)

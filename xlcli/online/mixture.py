@@ -25,7 +25,6 @@ from xlcli.text.base import Tokenizer
 if TYPE_CHECKING:
     from xlcli.online import Reader
 
-COMPILING = "compiling the kernels of the context cache, once on this machine: 10 to 40 seconds"
 MOST_LOGITS = 2**21
 """Number of log-probabilities in RAM at once, if a step of the reader does not have more."""
 
@@ -53,13 +52,6 @@ class Spelling:
             self.line_end = int(ids[0]) if len(ids) == 1 else -1
         self.leaf_of: NDArray[np.int64] = np.empty(vocab_size, np.int64)
         self.leaf_of[order] = n_leaves(vocab_size) + np.arange(vocab_size)
-
-
-def is_compiled(*, predicts: bool) -> bool:
-    """True if a cache is ready to score, and to predict; else kernels are compiled when they are used first."""
-    from xlcli.kernels import mixture
-
-    return mixture.is_compiled(new_index(1, 2), new_mixer(2), np.empty(2, np.int64), predicts=predicts)
 
 
 @dataclass(frozen=True)

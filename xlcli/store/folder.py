@@ -27,6 +27,7 @@ from xlcli.files import (
     make_folder,
     read_blocks,
     read_bounded,
+    remove_empty,
     sync_folder,
     temporary_path,
     write_atomic,
@@ -333,7 +334,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     _require_free(target)
     temporary = temporary_path(target.parent, MODEL)
-    _require_free(target)
+    missing = [each for each in target.parents if not os.path.lexists(each)]
     try:
         make_folder(target.parent)
         clean_models(target.parent)
@@ -349,7 +350,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)
+                remove_empty(missing)
             raise
         sync_folder(target.parent)
     except OSError as error:
+        _require_free(target)  # another process may have made it
         raise cannot_write(target, error) from error

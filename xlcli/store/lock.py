@@ -2,11 +2,14 @@
 
 The operating system releases the lock when the process dies. Unfinished files and folders are
 
-    .tmp-xlcli-HHHHHHHHHHHHHHHH        in a model folder and its checkpoints; used under the lock of the model folder
+    .tmp-xlcli-HHHHHHHHHHHHHHHH        beside the file that is being written, and in a model folder and its checkpoints
     .tmp-xlcli-model-HHHHHHHHHHHHHHHH  a model that is being copied, beside models; it holds its own lock
 
-H are random hexadecimal digits. Nothing is removed by its name alone: the first kind is a file, or a folder in which
-every name is one that xlcli gives; the second kind is such a folder with the note of a holder, whose lock is free.
+H are hexadecimal digits, of a hash in names of files, random in those of folders. Nothing is removed by its name alone.
+The next writer of a file removes what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a
+model folder, under its lock, all of the first kind are removed: files, and folders in which every name is one that
+xlcli gives. The second kind is such a folder with the note of a holder, whose lock is free, or one that has been empty
+for a minute.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import re
 import shutil
 import socket
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlcli.errors import BusyError, CheckpointError, XLError
-from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, write_atomic
+from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
 from xlcli.store import layout
 from xlcli.store.layout import CHECKPOINTS, CONFIG, METRICS, RECORD, STEP, WEIGHTS
 
@@ -47,7 +51,7 @@ class Holder(NamedTuple):
 def lock(folder: Path) -> Iterator[str]:
     """Locks the model folder.
 
-    A missing folder is made, and removed at the end if nothing was written in it.
+    A missing folder is made with its parents, and removed with them at the end if nothing was written in it.
 
     Yields:
         A warning to show if the file system has no locks, else "".
@@ -58,7 +62,7 @@ def lock(folder: Path) -> Iterator[str]:
     from filelock import FileLock, Timeout
 
     path, guard = folder / LOCK, FileLock(folder / LOCK)
-    is_new = not os.path.lexists(folder)
+    missing = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -66,6 +70,7 @@ def lock(folder: Path) -> Iterator[str]:
     except Timeout:
         raise _busy(folder) from None
     except OSError as error:
+        remove_empty(missing)
         raise cannot_write(path, error) from error
     try:
         write_atomic(folder / HOLDER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
@@ -78,9 +83,9 @@ def lock(folder: Path) -> Iterator[str]:
     finally:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
-            if is_new and not caught and list(folder.iterdir()) == [path]:
+            if missing and not caught and list(folder.iterdir()) == [path]:
                 path.unlink()  # by its holder: a lock of a removed file is not valid
-                folder.rmdir()
+                remove_empty(missing)
         guard.release()
 
 
@@ -161,8 +166,9 @@ RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, CHECKPOINTS, WEIGHTS)
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
 _OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
-_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, LOCK, HOLDER} - {CHECKPOINTS}
-_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, layout.TENSORBOARD}
+_OF_EXPORTS = ("xlcli", "vocab.txt")
+_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS}
+_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, layout.TENSORBOARD, *_OF_EXPORTS}
 MODEL = f"{TEMPORARY}model-"
 _MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
 
@@ -208,7 +214,7 @@ def clean_models(folder: Path) -> None:
     """
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
-            if _MODEL_NAME.fullmatch(path.name) and is_own(path) and holder(path):
+            if _MODEL_NAME.fullmatch(path.name) and is_own(path) and (holder(path) or _is_begun(path)):
                 with lock(path):
                     for entry in list(path.iterdir()):
                         if entry.name not in (LOCK, HOLDER):
@@ -216,6 +222,12 @@ def clean_models(folder: Path) -> None:
                     for name in (LOCK, HOLDER):  # the note of the holder last, so that a kill leaves it
                         (path / name).unlink(missing_ok=True)
                     path.rmdir()
+
+
+def _is_begun(path: Path) -> bool:
+    """True if a process had a minute to write its note into a folder in which there is nothing else."""
+    is_empty = all(entry.name == LOCK or TEMPORARY_NAME.fullmatch(entry.name) for entry in path.iterdir())
+    return is_empty and time.time() - path.stat().st_mtime > 60
 
 
 def remove(path: Path) -> None:

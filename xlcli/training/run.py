@@ -64,7 +64,7 @@ class TrainingRun:
         bytes_per_token: Mean over the training text.
         ready: Inputs of a run that is kept in a folder.
         model_folder: Model folder, from `start` on.
-        began: Time, step and tokens at the first step of this process, or after a roll-back.
+        began: Seconds, step and tokens at the first step of this process, or after a roll-back.
         folder: Folder of this run: the model folder, or a staged one in it until the run has weights.
     """
 
@@ -111,20 +111,20 @@ class TrainingRun:
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
         self.counters = Counters(validation_due=weights is not None)
-        self.clock = Clock(self.ranks)
-        self.began = time.monotonic(), 0, 0
+        self.clock = Clock(self.ranks, 0.0, time.monotonic)
+        self.began = self.clock.now(), 0, 0
 
-    def start(self, folder: Path, started: float, stop: Callable[[], bool]) -> Clock:
+    def start(self, folder: Path, running: Callable[[], float], stop: Callable[[], bool]) -> Clock:
         """Prepares for steps from a checkpoint of the present state; returns the clock of the run.
 
         Args:
             folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
-            started: Start of the time budget in this process, by `time.monotonic`.
+            running: Seconds since the start of the time budget in this process.
             stop: Asked between steps.
         """
         self.model_folder = folder
         self.folder = settle(folder) if self.ranks.is_first else folder
-        self.clock = Clock(self.ranks, self.counters.seconds, started, stop)
+        self.clock = Clock(self.ranks, self.counters.seconds, running, stop)
         self.saved_at = self.place
         return self.clock
 
@@ -278,7 +278,7 @@ class TrainingRun:
     def _pace(self, seconds: float) -> tuple[float, float]:
         """Tokens per second, and seconds until the first budget, if any, is spent after `seconds`."""
         counters, (began, first_step, first_token) = self.counters, self.began
-        elapsed = max(time.monotonic() - began, 1e-9)
+        elapsed = max(seconds - began, 1e-9)
         n_steps, n_tokens = counters.step - first_step, counters.tokens - first_token
         pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
         end = self.patience.end
@@ -314,7 +314,7 @@ class TrainingRun:
 
         With `average_share` these are their averages. If the run is to be stopped, validation stays due.
         """
-        counters, bits, began = self.counters, None, time.monotonic()
+        counters, bits, began = self.counters, None, self.clock.now()
         with self.optimizers.averaged():
             if len(self.ready.valid_ids):
                 bits = validation_bits(self, self.ready.valid_ids, self.clock.stop)
@@ -325,7 +325,7 @@ class TrainingRun:
             if best:
                 self.keep_weights(bits)
                 counters.best_bits, counters.best_step = bits, counters.step
-        self.clock.meet(time.monotonic() - began)
+        self.clock.meet(self.clock.now() - began)
         counters.validated_step, counters.validation_due = counters.step, False
         spent = self.spent(self.clock.seconds)
         impatient = bits is not None and spent < 1.0 and self.patience.observe(spent, best=best)
@@ -394,10 +394,9 @@ class TrainingRun:
             return folder / step_name(self.counters.anchor)
         return latest(folder).path
 
-    def finish(self, final: tuple[Score | None, str] | None) -> Trained:
-        """Completes the record of a run that is saved; `final` is its score and a sample, None if it was stopped."""
+    def finish(self, score: Score | None = None, *, stopped: bool = False) -> Trained:
+        """Completes the record of a run that is saved, was `stopped` or not, and may have a score."""
         counters = self.counters
-        score, sample = final or (None, "")
         bits = score.bits_per_byte if score else None
         scored = ScoredText(score.bytes, self.ready.parts.valid.n_bytes, score.mem_len) if score else None
         record = describe_run(self) | {
@@ -407,7 +406,7 @@ class TrainingRun:
             "bits_per_byte": bits,
             "scored": asdict(scored) if scored else None,
             "best_step": counters.best_step,
-            "finished": final is not None,
+            "finished": not stopped,
         }
         if counters.rollbacks:
             record["rollbacks"] = counters.rollbacks
@@ -421,7 +420,7 @@ class TrainingRun:
             seconds=counters.seconds,
             bits_per_byte=bits,
             best_step=counters.best_step,
-            stopped=final is None,
-            sample=sample,
+            stopped=stopped,
+            sample="",
             scored=scored,
         )

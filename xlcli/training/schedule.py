@@ -8,7 +8,6 @@ many tokens as configured; a step with a shorter one reads the latest of them.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -67,7 +66,7 @@ class Clock:
     Args:
         ranks: Ranks of the run.
         before: Seconds before this process.
-        started: Start of the seconds in this process, by `time.monotonic`.
+        running: Seconds since a start in this process.
         stop: Whether this process is to stop.
 
     Attributes:
@@ -77,15 +76,15 @@ class Clock:
     """
 
     def __init__(
-        self, ranks: Ranks, before: float = 0.0, started: float = 0.0, stop: Callable[[], bool] = lambda: False
+        self, ranks: Ranks, before: float, running: Callable[[], float], stop: Callable[[], bool] = lambda: False
     ) -> None:
         self.ranks, self.stop = ranks, stop
-        self._before, self._started = before, started
+        self._before, self._running = before, running
         self.seconds, self.validation, self.stops = before, 0.0, False
 
     def now(self) -> float:
         """Seconds spent on this run, by this process."""
-        return self._before + time.monotonic() - self._started
+        return self._before + self._running()
 
     def meet(self, validation: float = 0.0) -> None:
         """Agrees with the other ranks, after as many seconds of validation."""

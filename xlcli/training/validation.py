@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ from xlcli import __version__
 from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig
 from xlcli.errors import DivergedError
 from xlcli.evaluation import evaluate
-from xlcli.events import VALIDATION_TOKENS, Generated, Notice, Progress, Score
+from xlcli.events import VALIDATION_TOKENS, Generated, Notice, Progress, Score, Trained
 from xlcli.generation import generate
 from xlcli.ranks import local
-from xlcli.runtime import Runtime, make_runtime
+from xlcli.runtime import make_runtime
 from xlcli.store import folder as store
 from xlcli.store.origin import INIT
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
@@ -135,28 +136,31 @@ UNUSUAL_FACTOR = 10.0
 """Factor between a learning rate and its default from which the rate may be the reason of a bad score."""
 
 
-def final_evaluation(
-    folder: Path, runtime: Runtime, seed: int, stop: Callable[[], bool]
-) -> Generator[Progress | Notice, None, tuple[Score | None, str] | None]:
-    """Score (None without validation text) and a sample of the saved model; None when stopped."""
-    model = store.load(folder, device=runtime.device)
-    inference = make_runtime(RuntimeConfig(device=str(runtime.device), threads=runtime.threads))
-    score, sample, prompt = None, "", b""
+def final_evaluation(run: TrainingRun, stop: Callable[[], bool]) -> Generator[Progress | Notice, None, Trained]:
+    """End of a run whose budget is spent, with a score, if there is validation text, and a sample of its model.
+
+    The score is recorded before the sample is drawn.
+    """
+    device, seed = run.runtime.device, run.config.runtime.seed or 0
+    model = store.load(run.folder, device=device)
+    inference = make_runtime(RuntimeConfig(device=str(device), threads=run.runtime.threads))
+    score, prompt = None, b""
     if path := model.held_out("valid"):
         with path.open("rb") as text:  # whose next lines the sample continues
             prompt = text.read(2**10).rpartition(b"\n")[0] + b"\n"
         for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
             if isinstance(event, Progress | Notice):
                 yield event
-            elif isinstance(event, Score):
+            elif isinstance(event, Score) and not event.partial:
                 score = event
                 yield from _compare_with_frequencies(model, path, event)
+    end = run.finish(score)
     for made in generate(model, prompt, GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Notice):
             yield made
         elif isinstance(made, Generated):
-            sample = made.text
-    return None if stop() else (score, sample)
+            end = replace(end, sample=made.text)
+    return end
 
 
 def _compare_with_frequencies(model: store.LoadedModel, path: Path, score: Score) -> Iterator[Notice]:

@@ -53,6 +53,7 @@ def train(
     overwrite: bool = False,
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    paused: Callable[[], float] = lambda: 0.0,
     ranks: Ranks = SINGLE,
 ) -> Iterator[Event]:
     """Trains a model. Saves the best weights in `folder`, and checkpoints in its subfolder.
@@ -67,6 +68,7 @@ def train(
             the new run is in a subfolder, where `resume` finds it.
         dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
         stop: Called between steps; when true, the run is saved and ends.
+        paused: Seconds for which this process was suspended so far, which count for no budget.
         ranks: Processes that train together, from `ranks.join`. The first one prepares and writes the run; the others
             follow it. If the launcher has started all of them again, a run that had begun is resumed.
 
@@ -76,7 +78,7 @@ def train(
     """
     is_own = commit.holds_run(folder) and not overwrite
     if ranks.restarts and (is_own or commit.place_of_run(folder) != folder):
-        return resume(paths, folder, dry_run=dry_run, stop=stop, ranks=ranks)
+        return resume(paths, folder, dry_run=dry_run, stop=stop, paused=paused, ranks=ranks)
 
     def begin(contexts: ExitStack) -> Beginning:
         load = partial(_load_origin, folder=folder)
@@ -92,7 +94,7 @@ def train(
             return None
         return (yield from _make_run(ready, commit.stage(folder), None, ready.weights))
 
-    return _run(begin, paths, folder, {}, stop, ranks)
+    return _run(begin, paths, folder, {}, stop, paused, ranks)
 
 
 def resume(
@@ -104,6 +106,7 @@ def resume(
     init: str | None = None,
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    paused: Callable[[], float] = lambda: 0.0,
     ranks: Ranks = SINGLE,
 ) -> Iterator[Event]:
     """Continues the run in `folder` from its newest undamaged checkpoint.
@@ -116,6 +119,7 @@ def resume(
         init: Name or folder of a model; refused unless the run started from it.
         dry_run: As in `train`.
         stop: As in `train`.
+        paused: As in `train`.
         ranks: As in `train`; their number may differ from the run so far.
 
     Raises:
@@ -146,7 +150,7 @@ def resume(
         yield from _spent_budgets(run)
         return run
 
-    return _run(begin, paths, folder, changes or {}, stop, ranks)
+    return _run(begin, paths, folder, changes or {}, stop, paused, ranks)
 
 
 def _run(
@@ -155,10 +159,11 @@ def _run(
     folder: Path,
     changes: Tree,
     stop: Callable[[], bool],
+    paused: Callable[[], float],
     ranks: Ranks,
 ) -> Iterator[Event]:
     """Begins a run on the first rank, which the others follow, trains until its budget is spent, and scores it."""
-    started = time.monotonic()
+    started = time.monotonic() - paused()
     with ExitStack() as contexts:
         contexts.callback(torch.set_num_threads, torch.get_num_threads())
         if ranks.is_first:
@@ -175,8 +180,8 @@ def _run(
             return
         train = run.config.train
         if train.max_time is not None:  # the budget begins later if preparation took too large a share
-            started = max(started, time.monotonic() - PREPARATION_SHARE * train.max_time)
-        clock = run.start(folder, started, stop)
+            started = max(started, time.monotonic() - paused() - PREPARATION_SHARE * train.max_time)
+        clock = run.start(folder, lambda: time.monotonic() - paused() - started, stop)
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
         begins = True  # intervals are counted from here, also after a roll-back
@@ -205,7 +210,7 @@ def _run(
                 if is_over:
                     break
                 if begins:
-                    run.began, begins = (time.monotonic(), step, run.counters.tokens), False
+                    run.began, begins = (clock.now(), step, run.counters.tokens), False
                 yield run.log_step(run.train_step(fraction))
             except DivergedError as error:
                 if not (yield from run.roll_back(error)):
@@ -217,10 +222,8 @@ def _run(
         if ranks.size > 1 and clock.stops:
             yield Stopping()
         if ranks.is_first:
-            final = None
-            if fraction == 1.0 and run.is_validated:
-                final = yield from final_evaluation(run.folder, run.runtime, run.config.runtime.seed or 0, clock.stop)
-            yield run.finish(final)
+            end = run.finish(stopped=fraction < 1.0 or not run.is_validated)
+            yield end if end.stopped else (yield from final_evaluation(run, clock.stop))
 
 
 def _follow(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Beginning:

@@ -15,11 +15,18 @@ import sys
 from collections.abc import Sequence
 
 
+SPINS = "2000"
+"""Number of times that a thread of OpenMP looks for the others, under a tenth of a millisecond, before it sleeps."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     quits = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # set by `xlcli.__main__`
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
+    # Read when torch is loaded. By default threads spin for milliseconds, on a busy machine in place of those that work.
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
     try:
         _ensure_standard_streams()
         for name in ("COLUMNS", "LINES"):

@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-
 SPINS = "2000"
 """Number of times that a thread of OpenMP looks for the others, under a tenth of a millisecond, before it sleeps."""
 
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     quits = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # set by `xlcli.__main__`
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
-    # Read when torch is loaded. By default threads spin for milliseconds, on a busy machine in place of those that work.
+    # Read when torch is loaded. By default threads spin for milliseconds, also in place of threads that could work.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
     try:

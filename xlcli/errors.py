@@ -56,7 +56,7 @@ class XLError(Exception):
         self.remedy = shortened(remedy)
 
     def __str__(self) -> str:
-        return in_python(f"{self.message} {self.remedy}".strip())
+        return f"{self.message} {in_python(self.remedy)}".strip()
 
 
 class ConfigError(XLError):

@@ -252,7 +252,8 @@ def open_model(
     if state_in is not None:
         resume = load_state(state_in, model=model, device=str(runtime.device))
         own = resume.source and Path(resume.source.path)
-        if own not in (None, log) and state_in == state_out:
+        is_replaced = state_out is not None and state_in.resolve() == state_out.resolve()
+        if own not in (None, log) and is_replaced:
             remedy = f"Use it with xlcli stream {shlex.quote(str(own))} --follow, or choose another --state."
             raise StateError(f"{state_in} belongs to the log {own}.", remedy)
         state = resume.model_state

@@ -20,6 +20,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request a stop."""
 BEAT_SECONDS = 0.1
 """Interval at which a process notes that it runs: the error of `Stop.paused` for each pause."""
+SHORTEST_PAUSE = 1.0
+"""Seconds up to which a pause counts as running, as of a program that limits the use of a CPU."""
 LAUNCHER = "XLCLI_LAUNCHER"
 """Environment variable with the process number of the launcher of `--nproc`."""
 
@@ -111,7 +113,8 @@ class Stop:
                 numbers = self._inbox.recv(16)
             now = time.monotonic()
             if signal.SIGCONT in numbers:  # the end of a pause, which may have been noticed a beat ago
-                self.paused += max(gap, now - beat)
+                pause = max(gap, now - beat)
+                self.paused += pause if pause > SHORTEST_PAUSE else 0.0
                 beat = now
             beat, gap = now, now - beat
             for number in numbers:

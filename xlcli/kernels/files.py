@@ -73,6 +73,8 @@ class KernelFiles:
         signature = tuple(map(numba.typeof, arguments))
         if self._read(signature, self.kernel.targetctx) is None:
             self._compile_apart(signature, stop)
+            if self._read(signature, self.kernel.targetctx) is None:
+                self.program = None  # nothing can be kept
         if not stop():
             self.kernel.compile(signature)
 

@@ -518,6 +518,9 @@ def compile_kernels(stop: Callable[[], bool]) -> None:
     """Compiles the kernels, unless `stop` becomes true."""
     for file, given in zip(FILES, _arguments(), strict=False):
         file.compile(*given, stop=stop)
+        if file.program is None:
+            for other in FILES:
+                other.program = None
 
 
 def compile_here() -> None:

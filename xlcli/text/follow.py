@@ -17,7 +17,7 @@ from pydantic import Base64Bytes, Field
 
 from xlcli.errors import XLError
 from xlcli.text.documents import LONGEST_LINE
-from xlcli.text.rotation import HEAD, Entry, Identity, Neighbors, head_of, is_beginning, open_text, seen
+from xlcli.text.rotation import HEAD, Entry, Identity, Known, Neighbors, head_of, is_beginning, open_text, seen
 
 PORTION = 2**16
 """Maximum number of bytes per read, unless a line that is read whole is longer."""
@@ -29,6 +29,8 @@ QUIET_SECONDS = 60.0
 """Time after which a file that lost its name is closed, if nothing was written to it."""
 GONE_SECONDS = 5.0
 """Time after which a missing file is reported."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at the files beside the log, unless it was rotated."""
 _LOST = "its text may be lost"
 _WAITING = "waiting until it can be"
 _Number = Annotated[int, Field(ge=0, lt=2**64)]
@@ -119,24 +121,26 @@ class FollowedFile:
         self.path, self._warn, self._from_end = path, warn, from_end
         self._told = set[object]()
         self._missing_since: float | None = None
+        self._next_look = 0.0
         self._is_begun = position is not None
         self._saved = position
         position = position or LogPosition(str(self.path), ())
-        known = {place.identity: place.head for place in position.known}
+        known = {place.identity: Known(place.head, place.offset) for place in position.known}
         self._neighbors = Neighbors(self.path, known, position.schemes, self._tell)
         self._texts: list[_Text] = []
         self._look()
+        self._from_end = False  # a log that comes later is new
 
     @property
     def position(self) -> LogPosition:
         """Place behind the last portion."""
         if self._saved is not None:
             return self._saved
-        known = tuple(FilePosition(*identity, head=head) for identity, head in self._neighbors.known.items())
+        known = (FilePosition(*identity, size, b"", head) for identity, (head, size) in self._neighbors.known.items())
         for text in self._texts:
             text.read(0)  # its head may have grown
         places = tuple(text.place for text in self._texts)
-        return LogPosition(str(self.path), places, known, tuple(self._neighbors.schemes))
+        return LogPosition(str(self.path), places, tuple(known), tuple(self._neighbors.schemes))
 
     def portions(self, *, by_line: bool, unfinished: bool) -> Iterator[bytes | None]:
         """Lines as they are written, many at once or, `by_line`, one by one; None while there are none. Does not end.
@@ -196,8 +200,9 @@ class FollowedFile:
         self._missing_since = None
         last = self._texts[-1] if self._texts else None
         is_same = last is not None and last.identity == named.identity and last.read(0) is not None
-        if is_same and not self._neighbors.have_changed():
+        if is_same and time.monotonic() < self._next_look:
             return
+        self._next_look = time.monotonic() + LOOK_SECONDS
         text = last if is_same else self._open(named, _WAITING)
         if text is None or self._saved is not None:
             return
@@ -233,7 +238,7 @@ class FollowedFile:
             if text is not None:
                 self._texts.append(text)
             elif (place.identity, _LOST) in self._told:
-                self._neighbors.known[place.identity] = place.head
+                self._neighbors.known[place.identity] = Known(place.head, place.offset)
             else:
                 self._replace(place, listing, is_gone=entry is None)
 
@@ -313,14 +318,16 @@ class FollowedFile:
             if belongs is False or is_told or entry.identity in {each.identity for each in chain}:
                 continue
             head = head_of(entry)
-            is_known = (head and head in self._neighbors.known.values()) or _is_unpacked(entry)
-            if b"\0" in head or (entry.is_packed and is_known):
+            is_binary = b"\0" in head.lstrip(b"\0")  # a hole at the beginning is left by a writer that does not append
+            if is_binary or (entry.is_packed and entry.path.with_suffix("").exists()):
                 continue
             found = self._open(entry, _LOST)
             if found is None:
                 continue
-            is_new = not any(is_beginning(found.descriptor, each.descriptor) for each in chain)
-            if is_new and belongs:
+            size = os.fstat(found.descriptor).st_size
+            alike = [known.size for known in self._neighbors.known.values() if entry.is_packed and known.head == head]
+            is_new = not any(is_beginning(found.descriptor, each.descriptor) for each in chain) and size not in alike
+            if is_new and belongs and not alike:
                 found.is_copy = is_copy
                 chain.insert(-1, found)
                 continue
@@ -358,11 +365,6 @@ class FollowedFile:
         if key not in self._told:
             self._told.add(key)
             self._warn(remark)
-
-
-def _is_unpacked(entry: Entry) -> bool:
-    """True if the file that was packed is still there."""
-    return entry.path.with_suffix("").exists()
 
 
 def _has(descriptor: int, place: FilePosition) -> bool:

@@ -11,15 +11,14 @@ import os
 import re
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from xlcli.errors import DataError
 from xlcli.files import cache_folder
-from xlcli.text.formats import unpacked
+from xlcli.text.formats import COMPRESSIONS, unpacked
 
 HEAD = 64
 """Number of first bytes by which a file is recognized."""
@@ -28,11 +27,16 @@ _EDGE = 1024
 _PORTION = 2**16
 _N_SCHEMES = 16
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".Z", ".zip")
-_RACY_NS = 10**9
-"""A folder may change again within this time without another time stamp."""
 
 Identity = tuple[int, int]
 """Device and inode."""
+
+
+class Known(NamedTuple):
+    """First bytes and size in bytes of a file at the last look."""
+
+    head: bytes = b""
+    size: int = 0
 
 
 class Entry(NamedTuple):
@@ -63,10 +67,7 @@ def seen(path: Path, *, follow_links: bool = True) -> Entry | None:
 def head_of(entry: Entry) -> bytes:
     """First bytes of a file, unpacked if it is compressed; empty if they cannot be read."""
     with suppress(OSError, DataError), os.fdopen(_open(entry.path), "rb") as file:
-        portions: Iterator[bytes | None] = iter([file.read(_PORTION)])
-        if entry.is_packed:
-            portions = unpacked(portions, entry.path.name)
-        return (next(filter(None, portions), None) or b"")[:HEAD]
+        return (next(filter(None, _text_of(entry, file)), None) or b"")[:HEAD]
     return b""
 
 
@@ -85,10 +86,20 @@ def open_text(entry: Entry) -> int:
     if not entry.is_packed:
         return descriptor
     with os.fdopen(descriptor, "rb") as file, tempfile.TemporaryFile(dir=cache_folder()) as copy:
-        for portion in unpacked(iter(lambda: file.read(_PORTION) or None, None), entry.path.name):
+        for portion in _text_of(entry, file):
             copy.write(portion or b"")
         copy.flush()
         return os.dup(copy.fileno())
+
+
+def _text_of(entry: Entry, file: BinaryIO) -> Iterator[bytes | None]:
+    """Portions of the text; `DataError` if it cannot be unpacked."""
+    portions = iter(lambda: file.read(_PORTION) or None, None)
+    if not entry.is_packed:
+        return portions
+    if not os.pread(file.fileno(), HEAD, 0).startswith(tuple(COMPRESSIONS)):
+        raise DataError(f"{entry.path.name} is not packed in a known way.")
+    return unpacked(portions, entry.path.name)
 
 
 class Neighbors:
@@ -101,20 +112,19 @@ class Neighbors:
         warn: Called with the folder and a remark if it cannot be listed.
 
     Attributes:
-        known: First bytes of the files with content that were there at the last look.
+        known: First bytes and size of the files with content that were there at the last look.
         schemes: Paths to which files of this log were moved, with # for each number.
     """
 
     def __init__(
         self,
         path: Path,
-        known: Mapping[Identity, bytes],
+        known: Mapping[Identity, Known],
         schemes: Iterable[str],
         warn: Callable[[object, str], None],
     ) -> None:
         self._path, self._warn = path, warn
         self.known, self.schemes = dict(known), list(schemes)
-        self._stamps: list[int] = []
 
     @property
     def _own_folders(self) -> list[Path]:
@@ -132,16 +142,6 @@ class Neighbors:
     def _names(self) -> set[str]:
         """Names of the log: its own, and that of the file that a link leads to."""
         return {self._path.name, os.path.basename(os.path.realpath(self._path))}  # noqa: PTH119
-
-    def have_changed(self) -> bool:
-        """True if files may have come or gone since this was last asked."""
-        stamps = []
-        for folder in self._folders:
-            with suppress(OSError):
-                stamps.append(folder.stat().st_mtime_ns)
-        is_same = stamps == self._stamps and all(abs(time.time_ns() - stamp) > _RACY_NS for stamp in stamps)
-        self._stamps = stamps
-        return not is_same
 
     def look(self) -> dict[Identity, Entry]:
         """The files whose names resemble that of the log, when they do not change their names."""
@@ -172,8 +172,12 @@ class Neighbors:
 
     def remember(self, listing: Mapping[Identity, Entry]) -> None:
         """Takes the files of a listing for known: what comes later is not among them."""
-        known = self.known
-        self.known = {key: head_of(entry) or known.get(key, b"") for key, entry in listing.items() if entry.size}
+        before = self.known
+        self.known = {
+            key: Known(head_of(entry) or before.get(key, Known()).head, entry.size)
+            for key, entry in listing.items()
+            if entry.size
+        }
 
     def learn(self, path: Path, changed: int) -> bool:
         """Takes the path to which a file of the log was moved for a scheme. True if its folder is a new one.
@@ -183,7 +187,8 @@ class Neighbors:
         scheme, is_new = _scheme(path), path.parent not in self._folders
         self.schemes = [*(each for each in self.schemes if each != scheme), scheme][-_N_SCHEMES:]
         if is_new:
-            self.known |= {each.identity: b"" for each in self._listed().values() if each.changed <= changed}
+            older = [each for each in self._listed().values() if each.changed <= changed]
+            self.known |= {each.identity: Known(b"", each.size) for each in older}
         return is_new
 
     def appeared(self, listing: Mapping[Identity, Entry]) -> list[Entry]:
@@ -191,7 +196,7 @@ class Neighbors:
         new = [
             entry
             for identity, entry in listing.items()
-            if entry.size and not (identity in self.known and head_of(entry).startswith(self.known[identity]))
+            if entry.size and not (identity in self.known and head_of(entry).startswith(self.known[identity].head))
         ]
         return sorted(new, key=lambda entry: entry.modified)
 

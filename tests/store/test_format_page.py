@@ -64,7 +64,7 @@ def test_every_entry_of_a_state_file_is_named(tmp_path):
         options = StreamConfig(emit=emit, top=0.5)
         list(stream(model, [b"A\nThe end"], options, RUNTIME, save=lambda session: saved.append(session.fork())))
     place = FilePosition(1, 2, 3, b"end", b"begin")
-    saved.append(replace(saved[-1], source=LogPosition("/app.log", (place,), (place,), ("/app.log.#",))))
+    saved.append(replace(saved[-1], source=LogPosition(b"/app.log", (place,), (place,), (b"/app.log.#",))))
     for session in saved:
         save_state(tmp_path / "s", session, model=model)
         tensors, metadata = read_tensors(tmp_path / "s", expected=None)

@@ -251,7 +251,7 @@ def open_model(
     resume = None
     if state_in is not None:
         resume = load_state(state_in, model=model, device=str(runtime.device))
-        own = resume.source and Path(resume.source.path)
+        own = resume.source and Path(os.fsdecode(resume.source.path))
         is_replaced = state_out is not None and state_in.resolve() == state_out.resolve()
         if own not in (None, log) and is_replaced:
             remedy = f"Use it with xlcli stream {shlex.quote(str(own))} --follow, or choose another --state."

@@ -97,7 +97,7 @@ def stream(
         from xlcli.text.follow import FollowedFile
 
         if log is not None:
-            place = resume.source if resume and resume.source and resume.source.path == str(log) else None
+            place = resume.source if resume and resume.source and resume.source.path == os.fsencode(log) else None
             if resume is not None and place is None and not from_end:
                 screen.say(f"the state has no place in {name}, which is read from its beginning", "warning")
             file = FollowedFile(log, place, partial(screen.say, level="warning"), from_end=from_end)
@@ -161,7 +161,7 @@ def read_text(
         formats = {"any_bytes": any_bytes, "token_ids": model.tokenizer.kind == "ids"}
         text = text_of(data, name, fields, source, notice=warn, **formats)
     # Text that continues a stream may begin within a character.
-    return text if any_bytes or is_continued else checked(text, name)
+    return text if any_bytes or is_continued or source is None else checked(text, name)
 
 
 def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:

@@ -250,8 +250,11 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
         raise ValueError("unread text and its tokens do not fit together")
     if any(b <= a for a, b in itertools.pairwise((-1, *values.documents, len(data) + 1))):
         raise ValueError("documents are not in order")
-    if values.source is not None and any(len(place.tail) > place.offset for place in values.source.files):
+    log = values.source
+    if log is not None and any(not min(place.offset, 1) <= len(place.tail) <= place.offset for place in log.files):
         raise ValueError("a place in the log does not fit")
+    if log is not None and any(b"\0" in path for path in (log.path, *log.schemes)):
+        raise ValueError("a path of the log does not fit")
     if sampler is not None:
         torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))
     return SessionState(model_state, values.last_token, pending, sampler, values.stream, values.source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,20 @@ from typing import Annotated
 
 from pydantic import Base64Bytes, Field
 
-from xlcli.errors import XLError
+from xlcli.errors import MAX_NAMED, XLError
 from xlcli.text.documents import LONGEST_LINE
-from xlcli.text.rotation import HEAD, Entry, Identity, Known, Neighbors, head_of, is_beginning, open_text, seen
+from xlcli.text.rotation import (
+    HEAD,
+    Entry,
+    Identity,
+    Known,
+    MovedError,
+    Neighbors,
+    head_of,
+    is_beginning,
+    open_text,
+    seen_log,
+)
 
 PORTION = 2**16
 """Maximum number of bytes per read, unless a line that is read whole is longer."""
@@ -65,16 +77,16 @@ class LogPosition:
     """Place in a log.
 
     Attributes:
-        path: Absolute path of the log.
+        path: Absolute path of the log, as bytes, since names need not be UTF-8.
         files: Places in its open files, from the oldest to the one that has its name.
         known: Other files beside it, by their first bytes.
         schemes: Paths to which its files were moved (`Neighbors`).
     """
 
-    path: str
+    path: Base64Bytes
     files: tuple[FilePosition, ...]
     known: tuple[FilePosition, ...] = ()
-    schemes: tuple[str, ...] = ()
+    schemes: tuple[Base64Bytes, ...] = ()
 
 
 class _Text:
@@ -84,6 +96,7 @@ class _Text:
         self.descriptor, self.is_copy = descriptor, is_copy
         self.identity, self.offset, self.tail, self.head = place.identity, place.offset, place.tail, place.head
         self.last_growth = time.monotonic()
+        weakref.finalize(self, os.close, descriptor)
 
     @property
     def place(self) -> FilePosition:
@@ -120,13 +133,14 @@ class FollowedFile:
     ) -> None:
         self.path, self._warn, self._from_end = path, warn, from_end
         self._told = set[object]()
+        self._remarks: list[str] = []
         self._missing_since: float | None = None
         self._next_look = 0.0
         self._is_begun = position is not None
         self._saved = position
-        position = position or LogPosition(str(self.path), ())
-        known = {place.identity: Known(place.head, place.offset) for place in position.known}
-        self._neighbors = Neighbors(self.path, known, position.schemes, self._tell)
+        position = position or LogPosition(os.fsencode(path), ())
+        known = {place.identity: Known(place.head, place.offset, place.tail) for place in position.known}
+        self._neighbors = Neighbors(path, known, map(os.fsdecode, position.schemes), self._tell)
         self._texts: list[_Text] = []
         self._look()
         self._from_end = False  # a log that comes later is new
@@ -136,11 +150,12 @@ class FollowedFile:
         """Place behind the last portion."""
         if self._saved is not None:
             return self._saved
-        known = (FilePosition(*identity, size, b"", head) for identity, (head, size) in self._neighbors.known.items())
+        known = (FilePosition(*key, each.size, each.tail, each.head) for key, each in self._neighbors.known.items())
         for text in self._texts:
             text.read(0)  # its head may have grown
         places = tuple(text.place for text in self._texts)
-        return LogPosition(str(self.path), places, tuple(known), tuple(self._neighbors.schemes))
+        schemes = tuple(map(os.fsencode, self._neighbors.schemes))
+        return LogPosition(os.fsencode(self.path), places, tuple(known), schemes)
 
     def portions(self, *, by_line: bool, unfinished: bool) -> Iterator[bytes | None]:
         """Lines as they are written, many at once or, `by_line`, one by one; None while there are none. Does not end.
@@ -160,8 +175,7 @@ class FollowedFile:
 
     def close(self) -> None:
         """Closes the files."""
-        for text in tuple(self._texts):
-            self._drop(text)
+        self._texts.clear()
 
     def _take(self, text: _Text, *, by_line: bool, unfinished: bool) -> bytes:
         """The next lines of a file, none if none is complete; the rest of a file that has ended."""
@@ -170,7 +184,7 @@ class FollowedFile:
             data = text.read(size)
             if data is None:
                 if not is_last:
-                    self._drop(text)
+                    self._texts.remove(text)
                     self._lose(text.place)
                 return b""
             end = (data.find(b"\n") if by_line else data.rfind(b"\n")) + 1
@@ -185,14 +199,26 @@ class FollowedFile:
             return b""
         text.advance(data)
         if text is not self._texts[-2] or not os.fstat(text.descriptor).st_nlink or text.is_copy:
-            self._drop(text)
+            self._texts.remove(text)
         # The line that a copy was cut in goes on in the next file.
         return data + b"\n" if data and not text.is_copy else data
 
     def _look(self) -> None:
         """Goes on to the file that has the name now, and to those that had it since the last look."""
-        named = seen(self.path)
-        if self._saved is not None and (named is None or self._can_open(named)):
+        before = list(self._texts), set(self._told), self._saved, self._neighbors.copy()
+        try:
+            self._go_on_if_rotated()
+        except MovedError:  # files are being renamed: all of this look is done again
+            self._texts, self._told, self._saved, self._neighbors = before
+            self._remarks.clear()
+            self._next_look = 0.0
+        if self._remarks:
+            self._warn("; ".join(self._remarks[:MAX_NAMED]).replace("\n", "\\n"))
+            self._remarks.clear()
+
+    def _go_on_if_rotated(self) -> None:
+        named = seen_log(self.path)
+        if self._saved is not None and (named is None or self._open(named, _WAITING)):
             self._resume(self._saved, named)
         if named is None:
             self._miss()
@@ -200,17 +226,15 @@ class FollowedFile:
         self._missing_since = None
         last = self._texts[-1] if self._texts else None
         is_same = last is not None and last.identity == named.identity and last.read(0) is not None
-        if is_same and time.monotonic() < self._next_look:
+        if last is not None and is_same and last.offset and time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
         text = last if is_same else self._open(named, _WAITING)
         if text is None or self._saved is not None:
             return
-        listing, again = self._neighbors.look(), seen(self.path)
+        listing, again = self._neighbors.look(), seen_log(self.path)
         # What lies there after a rotation during the listing is not known yet.
         if again is None or again.identity != named.identity or text.read(0) is None:
-            if not is_same:
-                os.close(text.descriptor)
             return
         if not is_same:
             listing = self._go_on(text, listing)
@@ -230,32 +254,34 @@ class FollowedFile:
     def _resume(self, position: LogPosition, named: Entry | None) -> None:
         """Opens the files of a saved place."""
         self._saved, listing = None, self._neighbors.look()
-        for place in position.files:
+        devices = {place.device for place in position.files}
+        moved = named is not None and named.identity[0] not in devices and len(devices) == 1
+        device = (
+            named.identity[0] if moved and named else None
+        )  # a file system may get another number when it is mounted
+        if device is not None:
+            self._neighbors.known = {(device, key[1]): each for key, each in self._neighbors.known.items()}
+        for saved in position.files:
+            place = saved if device is None else replace(saved, device=device)
             entry = named if named and named.identity == place.identity else listing.get(place.identity)
             if entry not in (None, named) and not place.head and self._neighbors.belongs(entry) is False:
                 entry = None  # it was seen empty, and another file may have its inode by now
             text = None if entry is None else self._open(entry, _LOST, place)
             if text is not None:
                 self._texts.append(text)
-            elif (place.identity, _LOST) in self._told:
+            elif entry is not None and self._is_told(entry):
                 self._neighbors.known[place.identity] = Known(place.head, place.offset)
             else:
                 self._replace(place, listing, is_gone=entry is None)
-
-    def _can_open(self, entry: Entry) -> bool:
-        text = self._open(entry, _WAITING)
-        if text is not None:
-            os.close(text.descriptor)
-        return text is not None
 
     def _go_on(self, text: _Text, listing: dict[Identity, Entry]) -> dict[Identity, Entry]:
         """Appends the file that has the name now, and before it those that came between. Returns the latest listing."""
         last = self._texts[-1] if self._texts else None
         if last is not None and last.identity == text.identity:  # it was truncated
-            self._drop(last)
+            self._texts.remove(last)
             self._replace(last.place, listing, is_gone=False)
-        elif last is not None and len(last.tail) >= SHORTEST_TAIL and _has(text.descriptor, last.place):
-            self._drop(last)  # it was replaced by a longer copy
+        elif last is not None and _is_replaced(last, text):
+            self._texts.remove(last)
             text.offset, text.tail = last.offset, last.tail
         elif last is not None:
             last.last_growth = time.monotonic()
@@ -299,10 +325,8 @@ class FollowedFile:
             self._lose(place)
             return
         size, entry, text = max(copies, key=lambda copy: (copy[0], copy[1].identity in new))
-        for _, each, other in copies:
+        for _, each, _ in copies:
             self._neighbors.learn(each.path, each.changed)
-            if other is not text:
-                os.close(other.descriptor)
         text.is_copy = not is_gone
         self._texts.append(text)
         if not entry.is_packed and (is_gone or entry.identity not in new):  # the file may have grown since
@@ -314,8 +338,7 @@ class FollowedFile:
         n_before = len(chain) - 1
         for entry in self._neighbors.appeared(listing):
             belongs = self._neighbors.belongs(entry)
-            is_told = (entry.identity, _LOST) in self._told
-            if belongs is False or is_told or entry.identity in {each.identity for each in chain}:
+            if belongs is False or self._is_told(entry) or entry.identity in {each.identity for each in chain}:
                 continue
             head = head_of(entry)
             is_binary = b"\0" in head.lstrip(b"\0")  # a hole at the beginning is left by a writer that does not append
@@ -330,46 +353,42 @@ class FollowedFile:
             if is_new and belongs and not alike:
                 found.is_copy = is_copy
                 chain.insert(-1, found)
-                continue
-            os.close(found.descriptor)
-            if is_new:
+            elif is_new:
                 self._tell(entry.identity, f"{entry.path} is not read; if it is a part of {self.path}, {_LOST}")
         return chain[n_before:-1]
 
     def _open(self, entry: Entry, consequence: str, place: FilePosition | None = None) -> _Text | None:
-        """Opens a file at a place; None if it cannot be opened, is another one by now, or has other text."""
+        """Opens a file at a place; None if it cannot be opened or has other text there."""
         try:
-            descriptor = open_text(entry)
-        except FileNotFoundError:
-            return None
+            text = _Text(open_text(entry), place or FilePosition(*entry.identity))
+        except MovedError:
+            raise
         except (OSError, XLError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            self._tell((entry.identity, consequence), f"{entry.path} cannot be opened ({reason}); {consequence}")
+            reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+            remark = f"{entry.path} cannot be opened ({reason}); {consequence}"
+            self._tell((entry.identity, entry.changed, consequence), remark)
             return None
-        status, text = os.fstat(descriptor), _Text(descriptor, place or FilePosition(*entry.identity))
-        is_it = entry.is_packed or (status.st_dev, status.st_ino) == entry.identity
-        if is_it and text.read(0) is not None:
-            return text
-        os.close(descriptor)
-        return None
+        return None if text.read(0) is None else text
 
-    def _drop(self, text: _Text) -> None:
-        os.close(text.descriptor)
-        self._texts.remove(text)
+    def _is_told(self, entry: Entry) -> bool:
+        """True if it was said that the text of a file may be lost."""
+        return (entry.identity, entry.changed, _LOST) in self._told
 
     def _lose(self, place: FilePosition, reason: str = "its file is gone or has other text now") -> None:
-        self._warn(f"text of {self.path} after byte {place.offset:,} may be lost: {reason}")
+        self._remarks.append(f"text of {self.path} after byte {place.offset:,} may be lost: {reason}")
 
     def _tell(self, key: object, remark: str) -> None:
         """Gives a remark once."""
         if key not in self._told:
             self._told.add(key)
-            self._warn(remark)
+            self._remarks.append(remark)
 
 
-def _has(descriptor: int, place: FilePosition) -> bool:
-    """True if a file has the bytes before this place."""
-    return os.pread(descriptor, len(place.tail), place.offset - len(place.tail)) == place.tail
+def _is_replaced(text: _Text, other: _Text) -> bool:
+    """True if a file was removed, and another one begins with all of it."""
+    status = os.fstat(text.descriptor)
+    is_long = status.st_size >= SHORTEST_TAIL
+    return is_long and not status.st_nlink and is_beginning(text.descriptor, other.descriptor)
 
 
 def _go_to_end(text: _Text) -> None:

@@ -7,6 +7,7 @@ another part of the log was (`schemes`), or if its name begins with that of the 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -26,17 +27,24 @@ _EDGE = 1024
 """Number of bytes at the beginning and at the end that are compared to recognize a copy."""
 _PORTION = 2**16
 _N_SCHEMES = 16
+_ROTATED = re.compile(r"[-._](\d[\w:.+@-]*?|old\w*|prev\w*|bak|back\w*|orig|last|[a-z])(\.(gz|bz2|xz|zst))?", re.ASCII)
+"""What rotation adds to the name of a log."""
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".Z", ".zip")
 
 Identity = tuple[int, int]
 """Device and inode."""
 
 
+class MovedError(OSError):
+    """Another file has the name of one that was listed, or none."""
+
+
 class Known(NamedTuple):
-    """First bytes and size in bytes of a file at the last look."""
+    """A file at the last look: its first bytes, its size in bytes, and the bytes before its end as they are stored."""
 
     head: bytes = b""
     size: int = 0
+    tail: bytes = b""
 
 
 class Entry(NamedTuple):
@@ -47,28 +55,53 @@ class Entry(NamedTuple):
     size: int
     modified: int
     changed: int
+    is_packed: bool = False
 
     @property
-    def is_packed(self) -> bool:
-        """True if the name is that of a compressed file."""
-        return self.path.suffix in _PACKED
+    def is_moved(self) -> bool:
+        """True if the status changed after the content, as it does when a file is renamed."""
+        return self.modified != self.changed
 
 
-def seen(path: Path, *, follow_links: bool = True) -> Entry | None:
-    """The regular file at a path, None if there is none."""
+def seen(path: Path) -> Entry | None:
+    """The regular file at a path that is no link, None if there is none."""
     with suppress(OSError):
-        status = path.stat(follow_symlinks=follow_links)
+        status = path.lstat()
         if stat.S_ISREG(status.st_mode):
             identity = status.st_dev, status.st_ino
-            return Entry(path, identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            is_packed = path.suffix in _PACKED
+            return Entry(path, identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns, is_packed)
+    return None
+
+
+def seen_log(path: Path) -> Entry | None:
+    """The regular file to which the path of a log leads, whose text is read as it is."""
+    with suppress(OSError):
+        entry = seen(Path(os.path.realpath(path)))
+        return entry and entry._replace(is_packed=False)
     return None
 
 
 def head_of(entry: Entry) -> bytes:
     """First bytes of a file, unpacked if it is compressed; empty if they cannot be read."""
-    with suppress(OSError, DataError), os.fdopen(_open(entry.path), "rb") as file:
-        return (next(filter(None, _text_of(entry, file)), None) or b"")[:HEAD]
-    return b""
+    try:
+        with os.fdopen(_open(entry), "rb") as file:
+            return (next(filter(None, _text_of(entry, file)), None) or b"")[:HEAD]
+    except MovedError:
+        raise
+    except (OSError, DataError):
+        return b""
+
+
+def tail_of(entry: Entry, size: int) -> bytes:
+    """Last bytes of the first `size` bytes of a file as they are stored; empty if they cannot be read."""
+    try:
+        with os.fdopen(_open(entry), "rb") as file:
+            return os.pread(file.fileno(), min(HEAD, size), max(0, size - HEAD))
+    except MovedError:
+        raise
+    except OSError:
+        return b""
 
 
 def is_beginning(descriptor: int, other: int) -> bool:
@@ -82,7 +115,7 @@ def is_beginning(descriptor: int, other: int) -> bool:
 
 def open_text(entry: Entry) -> int:
     """Descriptor of a file, or of its unpacked text in an unnamed one; raises `OSError` or an error of xlcli."""
-    descriptor = _open(entry.path)
+    descriptor = _open(entry)
     if not entry.is_packed:
         return descriptor
     with os.fdopen(descriptor, "rb") as file, tempfile.TemporaryFile(dir=cache_folder()) as copy:
@@ -126,6 +159,10 @@ class Neighbors:
         self._path, self._warn = path, warn
         self.known, self.schemes = dict(known), list(schemes)
 
+    def copy(self) -> Neighbors:
+        """A copy with the same warnings."""
+        return Neighbors(self._path, self.known, self.schemes, self._warn)
+
     @property
     def _own_folders(self) -> list[Path]:
         """Folders of the log: that of its name, and that of the file that a link leads to."""
@@ -165,8 +202,8 @@ class Neighbors:
                 continue
             for name in names:
                 if name.startswith(begin) or name.endswith(end):
-                    entry = seen(folder / name, follow_links=False)
-                    if entry is not None:
+                    entry = seen(folder / name)
+                    if entry is not None and (entry.identity not in found or self.belongs(entry)):
                         found[entry.identity] = entry
         return found
 
@@ -174,7 +211,7 @@ class Neighbors:
         """Takes the files of a listing for known: what comes later is not among them."""
         before = self.known
         self.known = {
-            key: Known(head_of(entry) or before.get(key, Known()).head, entry.size)
+            key: Known(head_of(entry) or before.get(key, Known()).head, entry.size, tail_of(entry, entry.size))
             for key, entry in listing.items()
             if entry.size
         }
@@ -188,28 +225,32 @@ class Neighbors:
         self.schemes = [*(each for each in self.schemes if each != scheme), scheme][-_N_SCHEMES:]
         if is_new:
             older = [each for each in self._listed().values() if each.changed <= changed]
-            self.known |= {each.identity: Known(b"", each.size) for each in older}
+            self.known |= {each.identity: Known(head_of(each), each.size, tail_of(each, each.size)) for each in older}
         return is_new
 
     def appeared(self, listing: Mapping[Identity, Entry]) -> list[Entry]:
         """Files with text that were not there at the last look, in the order of their last changes."""
-        new = [
-            entry
-            for identity, entry in listing.items()
-            if entry.size and not (identity in self.known and head_of(entry).startswith(self.known[identity].head))
-        ]
+        new = [entry for entry in listing.values() if entry.size and not self._knows(entry)]
         return sorted(new, key=lambda entry: entry.modified)
+
+    def _knows(self, entry: Entry) -> bool:
+        known = self.known.get(entry.identity)
+        if known is None or entry.size < known.size:
+            return False
+        return head_of(entry).startswith(known.head) and tail_of(entry, known.size).endswith(known.tail)
 
     def belongs(self, entry: Entry) -> bool | None:
         """True if a file that appeared is a part of the log, False if it is not, None if this cannot be told."""
-        is_moved = entry.modified != entry.changed  # or was written to after that
-        is_scheme = _scheme(entry.path) in self.schemes
-        names = tuple(name + mark for name in self._names for mark in ".-_")
-        is_named = entry.path.name.startswith(names) and entry.path.parent in self._own_folders
+        is_moved = entry.is_moved  # or was written to after that
+        is_own = entry.path.parent in self._own_folders
+        is_scheme = _digits(_scheme(entry.path)) in map(_digits, self.schemes)
+        rests = [entry.path.name.removeprefix(name) for name in self._names if entry.path.name.startswith(name)]
+        is_named = is_own and any(_ROTATED.fullmatch(rest) for rest in rests)
+        is_like = is_own and (bool(rests) or (is_moved and entry.path.suffix == self._path.suffix))
         is_never_moved = _scheme(Path(os.path.realpath(self._path))) in self.schemes  # as with a link to today's file
         if (is_scheme and (is_named or is_moved or is_never_moved)) or (is_named and is_moved):
             return True
-        return None if is_scheme or is_named else False
+        return None if is_scheme or is_named or is_like else False
 
 
 def _subfolders(folder: Path) -> Iterator[str]:
@@ -219,8 +260,23 @@ def _subfolders(folder: Path) -> Iterator[str]:
                 yield entry.path
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _open(entry: Entry) -> int:
+    try:
+        descriptor = os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise MovedError(error.errno, error.strerror, str(entry.path)) from None
+        raise
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) != entry.identity:
+        os.close(descriptor)
+        raise MovedError(errno.ESTALE, os.strerror(errno.ESTALE), str(entry.path))
+    return descriptor
+
+
+def _digits(scheme: str) -> str:
+    """A scheme with # for each number in the names of its folders, too."""
+    return re.sub(r"\d+", "#", scheme)
 
 
 def _scheme(path: Path) -> str:

@@ -113,7 +113,7 @@ def test_predict_and_observe_are_score():
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
-        ({}, ADAPT, "--adapt"),
+        ({}, ADAPT, "adapt"),
         (ADAPT, ADAPT | {"adapt_block": 32}, r"adapt_block\D+16\D+32\b"),
     ],
 )

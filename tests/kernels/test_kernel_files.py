@@ -212,6 +212,7 @@ def test_another_process_compiles(tmp_path, monkeypatch):
 
 
 def test_a_stop_ends_the_compilation_of_the_context_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(mixture, "is_compiled", lambda: False)
     began = time.monotonic()
     for files in mixture.FILES:
         monkeypatch.setattr(files, "cache_path", tmp_path)

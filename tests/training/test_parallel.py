@@ -175,7 +175,7 @@ def _settings(**sections):
     ("size", "train", "nearest"),
     [
         (2, {"batch_size": 7}, r"\b6\b.*\b8\b"),
-        (4, {"batch_size": 3}, r"--batch-size\D+4\b"),
+        (4, {"batch_size": 3}, r"batch_size=4\b"),
         (2, {"batch_size": 6, "grad_accum": 2}, r"\b4\b.*\b8\b"),
     ],
 )

@@ -78,7 +78,7 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
         for notice in passed_over:
             screen.say(notice, "warning")
         if reason is not None:
-            screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
+            screen.say(f"model {folder.name} ({reason})" + ("; -m NAME takes another" if state is None else ""))
         with named(context):
             check_settings(str(context.info_name), settings, read_config(folder), f"model {folder.name}")
         folders.append(folder)

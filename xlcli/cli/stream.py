@@ -73,12 +73,12 @@ def stream(
         raise ConfigError("--save-every needs a file to save in.", "Add --state memory.state.")
     if settings.save_every is None and state:
         settings = settings.model_copy(update={"save_every": 60.0})
-    if follow and (name == "-" or (Path(name).exists() and not Path(name).is_file())):
+    if follow and (name == "-" or (os.path.exists(name) and not os.path.isfile(name))):  # noqa: PTH110, PTH113
         raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
     if from_end and not follow:
         raise ConfigError("--from-end needs a file that is followed.", "Add --follow.")
     texts = [] if name == "-" else [name]
-    if not (follow and prologue.state_files(context)[0]):  # a file that is continued may be between two names
+    if not follow:  # which waits for the file
         prologue.check_texts(texts, "xlcli stream -m {}")
     folder = prologue.find_model(context, settings, screen)
     prologue.check_files(context, [folder, *texts], ["state", "state_out", "html"])

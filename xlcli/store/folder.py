@@ -343,7 +343,11 @@ def new_folder(target: Path) -> Iterator[Path]:
             with lock(temporary):
                 yield temporary
                 _require_free(target)
-                temporary.rename(target)
+                try:
+                    temporary.rename(target)
+                except OSError:
+                    _require_free(target)  # another process may have made it
+                    raise
                 for name in (HOLDER, LOCK):
                     with suppress(OSError):
                         (target / name).unlink()
@@ -354,5 +358,4 @@ def new_folder(target: Path) -> Iterator[Path]:
             raise
         sync_folder(target.parent)
     except OSError as error:
-        _require_free(target)  # another process may have made it
         raise cannot_write(target, error) from error

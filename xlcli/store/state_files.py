@@ -191,7 +191,9 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
     except CheckpointError as error:
         raise StateError(error.message, _REMEDY) from None
     if metadata.get("schema") != str(SCHEMA) or "state.memory" not in metadata:
-        raise StateError(f"{path} is not a state file of format {SCHEMA}.", "Give a file that --state-out wrote.")
+        found = f"of format {metadata['schema'][:9]}" if "state.memory" in metadata else "no state file"
+        remedy = "Move it away, and begin a new state."
+        raise StateError(f"{path} is {found}; this version reads states of format {SCHEMA}.", remedy)
     _check_model(path, metadata, model)
     memory = {name: t.to(device) for name, t in with_prefix("state.", tensors).items()}
     state = State.restore(memory, with_prefix("state.", metadata))

@@ -348,8 +348,10 @@ class FollowedFile:
             if found is None:
                 continue
             size = os.fstat(found.descriptor).st_size
-            alike = [known.size for known in self._neighbors.known.values() if entry.is_packed and known.head == head]
-            is_new = not any(is_beginning(found.descriptor, each.descriptor) for each in chain) and size not in alike
+            alike = [known for known in self._neighbors.known.values() if entry.is_packed and known.head == head]
+            tail = os.pread(found.descriptor, HEAD, max(0, size - HEAD))
+            is_known = any((known.size, known.tail) == (size, tail) for known in alike)
+            is_new = not is_known and not any(is_beginning(found.descriptor, each.descriptor) for each in chain)
             if is_new and belongs and not alike:
                 found.is_copy = is_copy
                 chain.insert(-1, found)

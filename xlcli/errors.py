@@ -19,9 +19,10 @@ def shortened(text: str, length: int = 4000) -> str:
 
 
 _OPTION = re.compile(
-    r"xlcli [a-z]+ .*|--set ((eval|generate|stream|compress)\.)?|(?<![\w-])(--[a-z-]*[a-z]|-[mo]\b)( (?=[\dA-Z]))?"
+    r"'[^']*'|xlcli [a-z]+ .*|--set ((eval|generate|stream|compress)\.)?|"
+    r"(?<![\w-])(--[a-z-]*[a-z]|-[mo]\b)( (?=[\dA-Z]))?"
 )
-"""An option in a sentence, or a command with options."""
+"""An option in a sentence, or a name or a command, which stay."""
 _KEYWORDS = {"-m": "model", "-o": "folder"}
 
 
@@ -30,7 +31,7 @@ def in_python(text: str) -> str:
 
     def keyword(found: re.Match[str]) -> str:
         if (option := found[3]) is None:
-            return found[0] if found[0].startswith("xlcli") else ""
+            return found[0] if found[0].startswith(("'", "xlcli")) else ""
         return _KEYWORDS.get(option, option.lstrip("-").replace("-", "_")) + ("=" if found[4] else "")
 
     return _OPTION.sub(keyword, text).replace("=false", "=False")
@@ -56,7 +57,7 @@ class XLError(Exception):
         self.remedy = shortened(remedy)
 
     def __str__(self) -> str:
-        return f"{self.message} {in_python(self.remedy)}".strip()
+        return in_python(f"{self.message} {self.remedy}".strip())
 
 
 class ConfigError(XLError):

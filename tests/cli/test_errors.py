@@ -1,6 +1,7 @@
 """Every kind of failure becomes one sentence and its exit code."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,13 @@ def test_a_width_of_thousands_of_digits_is_none(run, model, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1" * 5000)
     assert run("eval", "-m", model, "none").code == 3
     assert run("models").code == 0
+
+
+@pytest.mark.parametrize(("given", "spins"), [({}, True), ({"OMP_WAIT_POLICY": "ACTIVE"}, False)])
+def test_waiting_threads_give_up_their_cpu_unless_the_user_says_how_they_wait(given, spins, run, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert run("--version").code == 0
+    assert ("GOMP_SPINCOUNT" in os.environ) == spins

@@ -241,7 +241,7 @@ def test_what_is_nearly_json_is_refused_with_its_line(text: str, line: int) -> N
         with pytest.raises(DataError, match=rf"\b{line}\b.*\bx\b.*JSON.*'text'") as caught:
             passed(data, size)
         assert "--binary" in caught.value.remedy
-        assert "jq -c" in caught.value.remedy
+        assert "records" in caught.value.remedy
 
 
 def test_an_array_in_a_pipe_is_read_as_it_arrives() -> None:

@@ -191,7 +191,7 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
     except CheckpointError as error:
         raise StateError(error.message, _REMEDY) from None
     if metadata.get("schema") != str(SCHEMA) or "state.memory" not in metadata:
-        found = f"of format {metadata['schema'][:9]}" if "state.memory" in metadata else "no state file"
+        found = f"of format {metadata.get('schema', '?')[:9]}" if "state.memory" in metadata else "no state file"
         remedy = "Move it away, and begin a new state."
         raise StateError(f"{path} is {found}; this version reads states of format {SCHEMA}.", remedy)
     _check_model(path, metadata, model)

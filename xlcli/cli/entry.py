@@ -14,8 +14,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-SPINS = "2000"
-"""Number of times that a thread of OpenMP looks for the others, under a tenth of a millisecond, before it sleeps."""
+SPINS = "10000"
+"""Number of times that a thread of OpenMP looks for the others, under half a millisecond, before it sleeps."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import piped
 import pyte
 
 import xlcli
@@ -159,11 +160,5 @@ def standard_input(data: bytes) -> Iterator[None]:
     reader, writer = os.pipe()
     os.write(writer, data)
     os.close(writer)
-    saved = os.dup(0)
-    os.dup2(reader, 0)
-    try:
+    with os.fdopen(reader, "rb"), piped.standard_input(reader):
         yield
-    finally:
-        os.dup2(saved, 0)
-        os.close(saved)
-        os.close(reader)

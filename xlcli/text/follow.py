@@ -205,31 +205,34 @@ class FollowedFile:
 
     def _look(self) -> None:
         """Goes on to the file that has the name now, and to those that had it since the last look."""
-        before = list(self._texts), set(self._told), self._saved, self._neighbors.copy()
-        try:
-            self._go_on_if_rotated()
-        except MovedError:  # files are being renamed: all of this look is done again
-            self._texts, self._told, self._saved, self._neighbors = before
-            self._remarks.clear()
-            self._next_look = 0.0
+        named = seen_log(self.path)
+        if not (self._has_name(named) and self._texts[-1].offset and time.monotonic() < self._next_look):
+            before = list(self._texts), set(self._told), self._saved, self._neighbors.copy()
+            try:
+                self._look_beside(named)
+            except MovedError:  # files are being renamed: all of this look is done again
+                self._texts, self._told, self._saved, self._neighbors = before
+                self._remarks.clear()
+                self._next_look = 0.0
         if self._remarks:
             self._warn("; ".join(self._remarks[:MAX_NAMED]).replace("\n", "\\n"))
             self._remarks.clear()
 
-    def _go_on_if_rotated(self) -> None:
-        named = seen_log(self.path)
+    def _has_name(self, named: Entry | None) -> bool:
+        """True if the last file has the name of the log, and the text that was read of it."""
+        last = self._texts[-1] if self._texts else None
+        return bool(last and named and last.identity == named.identity and last.read(0) is not None)
+
+    def _look_beside(self, named: Entry | None) -> None:
         if self._saved is not None and (named is None or self._open(named, _WAITING)):
             self._resume(self._saved, named)
         if named is None:
             self._miss()
             return
         self._missing_since = None
-        last = self._texts[-1] if self._texts else None
-        is_same = last is not None and last.identity == named.identity and last.read(0) is not None
-        if last is not None and is_same and last.offset and time.monotonic() < self._next_look:
-            return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        text = last if is_same else self._open(named, _WAITING)
+        is_same = self._has_name(named)
+        text = self._texts[-1] if is_same else self._open(named, _WAITING)
         if text is None or self._saved is not None:
             return
         listing, again = self._neighbors.look(), seen_log(self.path)
@@ -244,7 +247,7 @@ class FollowedFile:
 
     def _miss(self) -> None:
         """Reports once that the file has been missing for a while."""
-        now = time.monotonic()
+        now, self._next_look = time.monotonic(), 0.0
         if self._missing_since is None:
             self._missing_since = now
             self._told.discard("missing")
@@ -255,10 +258,9 @@ class FollowedFile:
         """Opens the files of a saved place."""
         self._saved, listing = None, self._neighbors.look()
         devices = {place.device for place in position.files}
-        moved = named is not None and named.identity[0] not in devices and len(devices) == 1
-        device = (
-            named.identity[0] if moved and named else None
-        )  # a file system may get another number when it is mounted
+        # A file system may get another number when it is mounted again.
+        is_other = named is not None and len(devices) == 1 and named.identity[0] not in devices
+        device = named.identity[0] if named and is_other else None
         if device is not None:
             self._neighbors.known = {(device, key[1]): each for key, each in self._neighbors.known.items()}
         for saved in position.files:

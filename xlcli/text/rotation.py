@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
     @property
     def is_moved(self) -> bool:
-        """True if the status changed after the content, as it does when a file is renamed."""
+        """True if the status changed after the content: it was renamed, and not written to since."""
         return self.modified != self.changed
 
 
@@ -210,11 +210,7 @@ class Neighbors:
     def remember(self, listing: Mapping[Identity, Entry]) -> None:
         """Takes the files of a listing for known: what comes later is not among them."""
         before = self.known
-        self.known = {
-            key: Known(head_of(entry) or before.get(key, Known()).head, entry.size, tail_of(entry, entry.size))
-            for key, entry in listing.items()
-            if entry.size
-        }
+        self.known = {key: _known(entry, before.get(key, Known()).head) for key, entry in listing.items() if entry.size}
 
     def learn(self, path: Path, changed: int) -> bool:
         """Takes the path to which a file of the log was moved for a scheme. True if its folder is a new one.
@@ -225,7 +221,7 @@ class Neighbors:
         self.schemes = [*(each for each in self.schemes if each != scheme), scheme][-_N_SCHEMES:]
         if is_new:
             older = [each for each in self._listed().values() if each.changed <= changed]
-            self.known |= {each.identity: Known(head_of(each), each.size, tail_of(each, each.size)) for each in older}
+            self.known |= {each.identity: _known(each) for each in older}
         return is_new
 
     def appeared(self, listing: Mapping[Identity, Entry]) -> list[Entry]:
@@ -241,16 +237,20 @@ class Neighbors:
 
     def belongs(self, entry: Entry) -> bool | None:
         """True if a file that appeared is a part of the log, False if it is not, None if this cannot be told."""
-        is_moved = entry.is_moved  # or was written to after that
         is_own = entry.path.parent in self._own_folders
         is_scheme = _digits(_scheme(entry.path)) in map(_digits, self.schemes)
         rests = [entry.path.name.removeprefix(name) for name in self._names if entry.path.name.startswith(name)]
         is_named = is_own and any(_ROTATED.fullmatch(rest) for rest in rests)
-        is_like = is_own and (bool(rests) or (is_moved and entry.path.suffix == self._path.suffix))
+        is_like = is_own and (bool(rests) or (entry.is_moved and entry.path.suffix == self._path.suffix))
         is_never_moved = _scheme(Path(os.path.realpath(self._path))) in self.schemes  # as with a link to today's file
-        if (is_scheme and (is_named or is_moved or is_never_moved)) or (is_named and is_moved):
+        if (is_scheme and (is_named or entry.is_moved or is_never_moved)) or (is_named and entry.is_moved):
             return True
         return None if is_scheme or is_named or is_like else False
+
+
+def _known(entry: Entry, head: bytes = b"") -> Known:
+    """A file as it is now; `head` is known of it if it cannot be read."""
+    return Known(head_of(entry) or head, entry.size, tail_of(entry, entry.size))
 
 
 def _subfolders(folder: Path) -> Iterator[str]:

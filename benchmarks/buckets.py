@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 from hashing import BYTES_A_BOOK, LOCAL, LSH, SHAPE, SHARP, TRAIN_BOOKS, XL, mixed
+from recall import lsh_recall
 from runs import beginning, save, saved, train
 
 import xlcli
 from xlcli.config.attention import MAX_HASHES, LSHAttentionConfig
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
-from xlcli.model.recall import lsh_recall
 
 MEM_LEN, CALL, N_TOKENS = 16_384, 2048, 24_576
 VARIANTS = {"local and hashed": LSH, "local and hashed, query_scale 4": SHARP}

@@ -62,7 +62,6 @@ BUCKETS = "model.position.n_buckets=6 model.position.max_distance=20"
 LSH = "model.attention.kind=lsh model.attention.n_buckets=8 model.attention.bucket_size=4 model.position.kind=rope"
 LINEAR = "model.attention.kind=linear model.attention.n_features=12 model.position.kind=rope"
 LOCAL = "model.attention.kind=local model.attention.window=7"
-COMPRESSIVE = "model.attention.kind=compressive model.attention.rate=3 model.attention.n_compressed=4"
 UNIVERSAL = "model.stack.kind=universal model.stack.n_steps=3"
 ACT = f"{UNIVERSAL} model.stack.act=true model.stack.halt_bias=0.0"
 HASHED_LAYER = '{kind="lsh",n_buckets=4,bucket_size=6}'
@@ -83,8 +82,6 @@ FULLY: dict[str, str] = {
     "position contextual-1": f"model.position.kind=contextual-1 {BUCKETS}",
     "position contextual-2": f"model.position.kind=contextual-2 {BUCKETS}",
     "attention local": LOCAL,
-    "attention compressive": COMPRESSIVE,
-    "attention compressive, convolution": f"{COMPRESSIVE} model.attention.pooling=convolution",
     "attention linear": LINEAR,
     "attention linear, redrawn": f"{LINEAR} model.attention.redraw_every=2",
     "attention lsh": LSH,
@@ -145,10 +142,6 @@ BRIEFLY: dict[str, str] = {
     "attention local, shaw": f"{LOCAL} model.position.kind=shaw model.position.max_distance=5",
     "attention local, learned": f"{LOCAL} model.position.kind=learned model.position.max_len=100",
     "attention local, contextual-2": f"{LOCAL} model.position.kind=contextual-2 {BUCKETS}",
-    "attention compressive, max, rope": f"{COMPRESSIVE} model.attention.pooling=max model.position.kind=rope",
-    "attention compressive, t5": f"{COMPRESSIVE} model.position.kind=t5 {BUCKETS}",
-    "attention compressive, shaw": f"{COMPRESSIVE} model.position.kind=shaw",
-    "attention compressive, keyvalue": f"{COMPRESSIVE} train.memory=keyvalue",
     "attention linear, not orthogonal": f"{LINEAR} model.attention.orthogonal=false",
     "attention linear, learned": f"{LINEAR} model.position.kind=learned",
     "attention lsh, list of buckets": f"{LSH} model.attention.n_buckets=[2,4] model.attention.query_scale=2.0",
@@ -179,7 +172,6 @@ BRIEFLY: dict[str, str] = {
     "zero init": "model.zero_init=true",
     "bias": "model.bias=true model.init_std=0.05",
     "dropout, local": f"{LOCAL} {DROPOUT} model.dropout.attention=0.2",
-    "dropout, compressive": f"{COMPRESSIVE} {DROPOUT} model.dropout.attention=0.2",
     "dropout, lsh": f"{LSH} {DROPOUT} model.dropout.attention=0.2",
     "dropout of the command": "model.dropout=0.1",
     "memory keyvalue, local": f"{LOCAL} train.memory=keyvalue",
@@ -300,10 +292,8 @@ FURTHER: dict[str, tuple[str, ...]] = {
         for dtype in ("bfloat16", "int8")
         for command in (
             "eval READ -m position,xl --json --per-token OUT --segment-len 50",
-            "eval READ -m attention,compressive --json",
             "eval READ -m attention,local --json",
             "stream READ -m position,rope --json --state-out OUT",
-            "stream READ -m attention,compressive --json --state-out OUT",
             "generate Before -m position,xl -n 40 -t 0",
             "compress SHORT -m position,xl --json -o OUT",
         )
@@ -331,11 +321,10 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "eval READ -m position,xl --json .span=growing --segment-len 20 --threads 1",
         "eval READ -m position,xl --json .batch_size=4 --segment-len 13 --threads 1",
         "eval READ -m attention,local --json .batch_size=4 --threads 1",
-        "eval READ -m attention,compressive --json .batch_size=4 --threads 1",
         "eval READ -m position,xl --json .clamp_len=9 --threads 1",
         "eval READ -m position,rope --json .clamp_len=none --mem-len 100 --threads 1",
-        "eval READ -m attention,lsh --json .recall=true .n_hashes=8 --threads 1",
-        "eval READ -m attention,mixed,,local,and,lsh --json .recall=true .n_hashes=2 --threads 1",
+        "eval READ -m attention,lsh --json .n_hashes=8 --threads 1",
+        "eval READ -m attention,mixed,,local,and,lsh --json .n_hashes=2 --threads 1",
         "eval READ -m stack,universal --json .n_steps=5 --threads 1",
         "eval READ -m stack,act --json .n_steps=5 --threads 1",
         "eval -m position,xl --json --split test --limit 200 --threads 1",

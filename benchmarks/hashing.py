@@ -15,7 +15,10 @@ import os
 import tempfile
 from pathlib import Path
 
+from recall import recall_of_text
 from runs import beginning, processor_seconds_of_commands, save, saved, train, xlcli
+
+from xlcli import load
 
 MEMORIES = "512,2048,8192,65536"
 SHAPE = {
@@ -60,15 +63,16 @@ def one(home: Path, settings: dict[str, object], tokens: int, memories: str) -> 
     """Trains one variant and scores it with each memory length."""
     text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "2048"]
     run = train(home, *text, settings=SHAPE | settings, tokens=tokens)
-    hashed = ["--set=eval.recall=true"] if '"lsh"' in str(settings) else []
+    model = load(home / "model", threads=1, device="cpu").loaded
     scores = {}
     for m in memories.split(","):
         before = processor_seconds_of_commands()
-        options = "-m", "model", "--mem-len", m, "--json", *hashed, "--threads", "1"
+        options = "-m", "model", "--mem-len", m, "--json", "--threads", "1"
         score = json.loads(xlcli("eval", "test.txt", *options, cwd=home))
-        kept = ("tokens", "bits_per_byte", "tokens_per_second", "peak_rss_bytes", "recall")
+        kept = ("tokens", "bits_per_byte", "tokens_per_second", "peak_rss_bytes")
         spent = {"processor_seconds": round(processor_seconds_of_commands() - before, 2)}
-        scores[m] = {key: score[key] for key in kept} | spent
+        recall = recall_of_text(model, (home / "test.txt").read_bytes(), int(m))
+        scores[m] = {key: score[key] for key in kept} | {"recall": recall} | spent
     return run | {"by_memory": scores}
 
 

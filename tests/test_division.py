@@ -27,10 +27,10 @@ CASES = {
     "documents": ("lines.jsonl", None, {"reset_on_document": True, "batch_size": 3}),
     "rounded": ("prose.txt", None, {"memory_dtype": "int8", "batch_size": 4, "segment_len": 8}),
     "steps": ("prose.txt", "adaptive", {"batch_size": 4, "segment_len": 8}),
-    "hashed": ("prose.txt", "lsh", {"batch_size": 2, "segment_len": 8, "recall": True}),
+    "hashed": ("prose.txt", "lsh", {"batch_size": 2, "segment_len": 8}),
     "one sequence": ("prose.txt", "linear", {}),
     "learning": ("prose.txt", None, {"context_cache": 50}),
-    "refused": ("prose.txt", None, {"recall": True}),
+    "refused": ("prose.txt", None, {"n_hashes": 2}),
 }
 """Text, variant of the toy model, and options of an evaluation."""
 ASIDE = ("tokens_per_second", "peak_rss_bytes", "seconds", "batch_size")

@@ -24,7 +24,6 @@ SHAPES = {
     "rope at the embedding": {"position": {"kind": "rope", "placement": "embedding"}},
     "t5": {"position": {"kind": "t5", "n_buckets": 6, "max_distance": 20}},
     "local": {"attention": {"kind": "local", "window": 5}},
-    "compressive": {"attention": {"kind": "compressive", "rate": 3, "n_compressed": 2, "pooling": "convolution"}},
     "linear": {"attention": {"kind": "linear", "n_features": 16}, "position": {"kind": "sinusoidal"}},
     "universal": {"stack": {"kind": "universal", "n_steps": 3}},
     "act": {"stack": ACT},
@@ -74,8 +73,3 @@ def test_mean_steps_lie_between_one_and_the_most_allowed(prose):
 def test_a_number_of_steps_is_refused_by_other_stacks(prose):
     with pytest.raises(ConfigError, match="steps"):
         score(variant("rope"), prose, n_steps=2)
-
-
-def test_recall_needs_lsh_attention():
-    with pytest.raises(ConfigError, match="recall"):
-        list(evaluate(toy(), None, EvalConfig(recall=True), RUNTIME))

@@ -14,7 +14,6 @@ from variants import (
     hashed,
     is_rounded,
     make,
-    oldest,
     order_matters,
     pairs,
     read,
@@ -116,7 +115,7 @@ def test_span(name):
     at = 58
     with torch.inference_mode():
         for mem_len in (0, 1, 7, 40):
-            border = at - oldest(name, at, mem_len) if mem_len else min(window(name, 13) + pairs(name), at % 13)
+            border = window(name, mem_len) if mem_len else min(window(name, 13) + pairs(name), at % 13)
             border += pairs(name) if mem_len else 0
             last = lambda t, m=mem_len: model(t[:, : at + 1], model.init_state(1, mem_len=m, segment_len=13))[0][:, -1]  # noqa: E731
             before = last(text)
@@ -131,7 +130,6 @@ def test_span(name):
 def test_receptive_field(name):
     """Receptive field: a prediction depends on its position and `receptive_field` earlier tokens, nothing else."""
     model = make(name)
-    # A place whose last token within reach sees most, if reach depends on the place (compressive memory).
     place, field = 19 - pairs(name), model.receptive_field(7)
     text = tokens(1, max(60, place + field + 12))
     with torch.inference_mode():
@@ -170,7 +168,7 @@ def test_growing_span_is_the_papers_training(name):
             return x[:, -1]
 
         before = last_of_third_segment(text)
-        first = 0 if unbounded(name, 1) else max(oldest(name, 20, 10), 29 - window(name, 29)) - pairs(name)
+        first = 0 if unbounded(name, 1) else max(20 - window(name, 10), 29 - window(name, 29)) - pairs(name)
         for i in (9, 10, 19, 24, 28):
             changed = text.clone()
             changed[:, i] = (changed[:, i] + 1) % VOCAB
@@ -278,8 +276,8 @@ def test_gradients_reach_every_parameter(name):
         model.train(training).zero_grad()
         state = model.init_state(2, mem_len=12, segment_len=13, span="growing", memory="hidden")
         _, state = model.score(text[:, :13], text[:, 1:14], state)[:2]
-        nll, _, _, auxiliary, _ = model.score(text[:, 13:26], text[:, 14:27], state)
-        (nll.mean() + (0.0 if auxiliary is None else auxiliary)).backward()
+        nll = model.score(text[:, 13:26], text[:, 14:27], state).nll
+        nll.mean().backward()
         for n, parameter in model.named_parameters():
             assert parameter.grad is not None, n
             assert torch.isfinite(parameter.grad).all(), n

@@ -1,9 +1,11 @@
 """Available memory, settings that fit in it, and refusals before anything is allocated."""
 
+import os
+
 import pytest
 
 from xlcli.errors import ResourceError
-from xlcli.machine import available_bytes, fitting, require_memory
+from xlcli.machine import available_bytes, cpu_limit, fitting, is_contended, require_memory
 
 
 def write(root, **files):
@@ -63,3 +65,11 @@ def test_the_first_setting_that_suffices_is_lowered_to_a_power_of_two():
     assert fitting({"batch_size": 3, "mem_len": 1000}, need, 200) == "mem_len 64"
     assert fitting({"batch_size": 1000, "mem_len": 1000}, need, 10) == "batch_size 1, mem_len 8"
     assert fitting({"batch_size": 8}, lambda sizes: 5, 4) == ""
+
+
+def test_other_running_processes_share_its_cpus(tmp_path):
+    assert not is_contended(tmp_path)
+    others = os.cpu_count() - cpu_limit()
+    for running, contended in ((1, False), (others + 1, False), (others + 2, True), ("x", False)):
+        write(tmp_path, proc__loadavg=f"0.00 0.50 0.90 {running}/345 12345\n")
+        assert is_contended(tmp_path) == contended, running

@@ -405,7 +405,7 @@ def test_the_configuration_knows_how_much_is_remembered(name):
 @pytest.mark.parametrize("mem_len", [0, 7])
 @pytest.mark.parametrize("name", variants.thinned(variants.IN_TURN + variants.ROUNDED, variants.IN_TURN[::7]))
 def test_sequences_at_different_places_are_joined_and_split(name, mem_len):
-    """With memories that are not full, and full ones; hash tables and pooled blocks only at equal places."""
+    """With memories that are not full, and full ones; hash tables only at equal places."""
     model = variants.make(name)
     lengths, n_new = (3, 21, 8, 21, 16), (9, 1)
     texts = [variants.tokens(1, n + 40, seed=i) for i, n in enumerate(lengths)]
@@ -416,7 +416,7 @@ def test_sequences_at_different_places_are_joined_and_split(name, mem_len):
     groups = {}
     for i, state in enumerate(states):
         groups.setdefault(state.join_keys[0], []).append(i)
-    counted = variants.hashed(name, variants.table(name).get("n_layers", 2)) or name.startswith(("lsh", "compressive"))
+    counted = variants.hashed(name, variants.table(name).get("n_layers", 2)) or name.startswith("lsh")
     assert sorted(map(len, groups.values())) == (
         [5] if mem_len and not counted else [1, 1, 1, 2] if counted else [2, 3]
     )

@@ -8,7 +8,6 @@ import torch
 
 from xlcli import config
 from xlcli.config import ATTENTIONS, POSITIONS
-from xlcli.config.attention import CompressiveAttentionConfig
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
 
@@ -33,10 +32,6 @@ SETTINGS = {
     "contextual-1": [{"n_buckets": 6, "max_distance": 20, "shared": True}],
     "contextual-2": [{"n_buckets": 6, "max_distance": 20}],
     "local": [{"window": 5, "qk_norm": True, "n_kv_heads": 1, "bias": "qkv"}],
-    "compressive": [
-        {"rate": 3, "n_compressed": 2, "pooling": "convolution", "qk_norm": True},
-        {"rate": 2, "n_compressed": 3, "pooling": "max", "n_kv_heads": 1, "bias": "all"},
-    ],
     "linear": [{"n_features": 16}],
     "lsh": [
         {"n_heads": 3, "n_buckets": 1, "bucket_size": 64, "n_hashes": 1},
@@ -92,16 +87,11 @@ AROUND = [
 ]
 """Settings of the other parts; each entry is combined with every attention and position."""
 
-FEW = {"compressive"}
-"""Attention kinds of which each combination with a position has one entry of `AROUND`, in turn."""
-
 
 def _combinations():
     for attention, position in itertools.product(ATTENTIONS, POSITIONS):
         choices = [SETTINGS.get(attention, [{}]), SETTINGS.get(position, [{}]), AROUND]
         for (n, of_attention), (i, of_position), (k, around) in itertools.product(*map(enumerate, choices)):
-            if attention in FEW and k != (n + i + len(position)) % len(AROUND):
-                continue
             parts = {"attention": {"kind": attention, "n_heads": 2, **of_attention}}
             parts["position"] = {"kind": position, **of_position}
             tree = {"vocab_size": VOCAB, "dim": 12, **parts, **around}
@@ -187,14 +177,6 @@ def window(name, mem_len):
     """Number of earlier tokens that the first layer of this combination can attend to; `mem_len` if unbounded."""
     effective = attentions(name, 1)[0].effective_mem_len(mem_len)
     return mem_len if effective is None else effective
-
-
-def oldest(name, at, mem_len):
-    """First token that the first layer reads, pooled or not, for a token at position `at` after `mem_len` in memory."""
-    layer = attentions(name, 1)[0]
-    if isinstance(layer, CompressiveAttentionConfig):
-        return max(0, layer.rate * ((at - mem_len) // layer.rate - layer.n_compressed))
-    return at - window(name, mem_len)
 
 
 def pairs(name):

@@ -332,8 +332,7 @@ class Score(Event):
 
     `position` and `attention` are kinds of the model, `parameters` counts its weights.
     `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
-    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
-    is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
     `weight_dtype` and `memory_dtype` are the number types that weights and memory were rounded to. `rounding_cost` is
     the difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, None without
     rounding.
@@ -383,8 +382,6 @@ class Score(Event):
     adapt: bool = False
     context_cache: int | None = None
     mean_steps: float | None = None
-    recall: float | None = None
-    recall_by_layer: tuple[float, ...] = ()
     partial: bool = False
     finished: bool = True
     by_context: tuple[ContextBin, ...] = ()

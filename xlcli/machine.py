@@ -20,6 +20,19 @@ def cpu_limit(root: Path = Path("/")) -> int:
     return max(1, math.ceil(min([cpus, *_cgroup_quotas(root)])))
 
 
+def is_contended(root: Path = Path("/")) -> bool:
+    """True if so many other processes are running at this moment that they share CPUs with this one; False if unknown.
+
+    Args:
+        root: Folder of the file `proc/loadavg`.
+    """
+    try:
+        running = int((root / "proc" / "loadavg").read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return running - 1 + cpu_limit() > (os.cpu_count() or 1)
+
+
 def available_bytes(device: str = "cpu", root: Path = Path("/")) -> int:
     """Bytes of RAM, or of the memory of a GPU, that the process can still allocate on `device`.
 

@@ -89,11 +89,24 @@ def test_a_width_of_thousands_of_digits_is_none(run, model, monkeypatch):
     assert run("models").code == 0
 
 
-@pytest.mark.parametrize(("given", "spins"), [({}, True), ({"OMP_WAIT_POLICY": "ACTIVE"}, False)])
-def test_waiting_threads_give_up_their_cpu_unless_the_user_says_how_they_wait(given, spins, run, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "contended", "spins"),
+    [
+        ({}, [False, False], "10000"),
+        ({}, [True, False], "10000"),
+        ({}, [True, True], "1000"),
+        ({"GOMP_SPINCOUNT": "5"}, [True, True], "5"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, [True, True], None),
+    ],
+)
+def test_waiting_threads_give_up_their_cpu_unless_the_user_says_how_they_wait(
+    given, contended, spins, run, monkeypatch
+):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
+    now = iter(contended)
+    monkeypatch.setattr("xlcli.machine.is_contended", lambda: next(now))
     assert run("--version").code == 0
-    assert ("GOMP_SPINCOUNT" in os.environ) == spins
+    assert os.environ.get("GOMP_SPINCOUNT") == spins

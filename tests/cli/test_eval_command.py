@@ -24,7 +24,7 @@ KEYS = {
     "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
     "seconds", "device", "dtype", "weight_dtype", "memory_dtype", "rounding_cost", "unknown_words", "documents",
-    "stride", "adapt", "context_cache", "mean_steps", "recall", "recall_by_layer", "partial", "by_context", "pairs",
+    "stride", "adapt", "context_cache", "mean_steps", "partial", "by_context", "pairs",
 }  # fmt: skip
 
 

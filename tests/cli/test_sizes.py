@@ -47,15 +47,6 @@ def test_settings_that_fit_are_those_of_a_run_that_starts(run, tmp_path):
     assert run(*start, f"--set=train.{found[1]}={found[2]}", "--dry-run").code == 0
 
 
-@pytest.mark.parametrize("arguments", [["eval"], ["generate", "-n", "3", "a"]])
-def test_slots_of_pooled_blocks_that_do_not_fit_are_refused(run, untrained, arguments):
-    """They are reserved for the whole memory, even if the text is short."""
-    untrained("pooled", attention={"kind": "compressive", "n_heads": 2})
-    done = run(*arguments, "-m", "pooled", "--mem-len", HUGE)
-    assert done.code == 4
-    assert re.search(r"\bpooled\b.*GiB.*\n.*\bmem_len \d+", done.err)
-
-
 def hashed(untrained, name="hashed", **changes):
     table = {"kind": "lsh", "n_heads": 4, "head_dim": 4, "n_buckets": [256, 256], "bucket_size": 16, "n_hashes": 8}
     return untrained(name, n_layers=1, attention=table, position={"kind": "none"}, **changes)

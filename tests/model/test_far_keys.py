@@ -11,7 +11,7 @@ from xlcli.ops.span import FAR_BIAS, Span
 NAMES = [
     "full-none-0-pre-0", "full-xl-0-pre-0", "full-xl-2-pre-0", "full-rope-1-pre-0", "full-alibi-0-pre-0",
     "full-shaw-0-pre-0", "full-learned-0-pre-0", "full-t5-0-sandwich-2", "local-xl-0-pre-0",
-    "full-contextual-2-0-pre-0", "compressive-xl-0-sandwich-2",
+    "full-contextual-2-0-pre-0",
 ]  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def test_a_memory_length_without_effect_is_warned_of(layers, mem_len, said):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("kind", [FULL, LOCAL, {"kind": "compressive"}])
+@pytest.mark.parametrize("kind", [FULL, LOCAL])
 def test_shared_heads_make_memory_and_matrices_smaller(kind, dtype):
     """By counts of the model itself."""
     shape = model(kind | {"n_kv_heads": 1}, dim=16, position={"kind": "rope"})
@@ -109,13 +109,6 @@ def test_inference_settings_out_of_range_are_refused(settings):
         config.validate(InferenceConfig, settings)
 
 
-def test_recall_is_for_hashed_layers_of_models_that_do_not_halt():
-    assert model(LSH).supports_recall
-    assert model(FULL, LSH, **UNIVERSAL).supports_recall
-    assert not model(FULL, LINEAR).supports_recall
-    assert not model(LSH, **ACT).supports_recall
-
-
 def test_random_features_are_redrawn_when_asked():
     layers = model(FULL, LINEAR, LSH | {"redraw_every": 5}).attentions
     assert [getattr(layer, "redraw_every", None) for layer in layers] == [None, None, 5]
@@ -125,8 +118,6 @@ def test_random_features_are_redrawn_when_asked():
     ([FULL], {"mem_len": 20, "segment_len": 8}, 27), ([FULL], {"mem_len": 20, "segment_len": 8, "span": "uniform"}, 20),
     ([FULL], {"mem_len": 0, "segment_len": 8, "span": "uniform"}, 7), ([LOCAL], {"mem_len": 20, "segment_len": 8}, 7),
     ([LOCAL, FULL, LINEAR], {"mem_len": 20, "segment_len": 8}, 27),
-    ([{"kind": "compressive", "rate": 3, "n_compressed": 4}], {"mem_len": 20, "segment_len": 8}, 39),
-    ([{"kind": "compressive", "rate": 3, "n_compressed": 4}], {"mem_len": 0, "segment_len": 8}, 7),
 ])  # fmt: skip
 def test_the_largest_distance_of_training(layers, train, expected):
     trained, train = model(*layers, position={"kind": "xl"}), TrainConfig(**train)

@@ -1,14 +1,19 @@
 """What hashing finds of full attention, against the model's own scores."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from oracles.reformer import attended_mask
+from recall import lsh_recall
 from variants import VOCAB, tokens
 
 from xlcli import config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
-from xlcli.model.recall import lsh_recall
 
 LOCAL = {"kind": "local", "window": 5}
 HASHED = {"kind": "lsh", "n_buckets": 4, "bucket_size": 3, "n_hashes": 2}

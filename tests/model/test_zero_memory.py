@@ -91,7 +91,6 @@ def test_training_reads_zeros_without_gradient():
 
 @pytest.mark.parametrize(("model", "train", "key"), [
     ({"attention": {"kind": "mixed", "layers": ["full", "lsh"]}, "position": {"kind": "rope"}}, {}, "zero_memory"),
-    ({"attention": {"kind": "compressive"}}, {}, "zero_memory"),
     ({}, {"reset_on_document": True}, "reset_on_document"),
 ])  # fmt: skip
 def test_what_cannot_begin_with_zeros_is_refused(model, train, key):

@@ -78,7 +78,7 @@ def test_the_division_of_the_text_changes_nothing(name):
         same(state.adaptation, after.adaptation)
 
 
-@pytest.mark.parametrize("name", [NAME, "linear-none-0-pre-0", "compressive-axial-0-pre-5"])
+@pytest.mark.parametrize("name", [NAME, "linear-none-0-pre-0", "local-axial-0-pre-5"])
 def test_predictions_one_by_one_and_their_targets(name):
     model = variants.make(name)
     reader = reader_of(model)

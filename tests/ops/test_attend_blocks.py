@@ -53,7 +53,7 @@ def test_far_keys_have_one_score_of_the_term(t, m, max_distance, clamp_len):
     """In blocks, and in the bias of the plain kernels."""
     q, k, v, term = tensors(t, m)
     keys = mask(t, m, max_distance)
-    clamp = Clamp(term.queries @ torch.randn(term.keys.shape[1], 1, dtype=torch.float64), clamp_len, keys.positions)
+    clamp = Clamp(term.queries @ torch.randn(term.keys.shape[1], 1, dtype=torch.float64), clamp_len)
     near = torch.einsum("bhtf,sf->bhts", *term[:2])
     bias = torch.where(keys.positions.distance > clamp_len, clamp.scores, near) * 0.3
     expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)

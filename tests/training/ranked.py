@@ -33,10 +33,6 @@ RESIDUAL = {"dropout": {"embedding": 0.1, "attention": 0.0, "residual": 0.1, "fe
 ATTENTION = {
     "full": {"attention": {"n_heads": 2}},
     "local": {"attention": {"kind": "local", "n_heads": 2, "window": 5}, "position": {"kind": "rope"}},
-    "compressive": {
-        "attention": {"kind": "compressive", "n_heads": 2, "rate": 2, "n_compressed": 3, "pooling": "convolution"},
-        "position": {"kind": "rope"},
-    },
     "linear": {"attention": {"kind": "linear", "n_heads": 2, "n_features": 16}, "position": {"kind": "rope"}},
     "lsh": {
         "attention": {"kind": "lsh", "n_heads": 2, "n_buckets": 4, "bucket_size": 3, "n_hashes": 2},
@@ -77,7 +73,7 @@ FURTHER = {
 def _kinds():
     for stack, of_stack in STACK.items():
         for kind, of_attention in ATTENTION.items():
-            still = STILL if stack == "adaptive" else DROPOUT if kind in ("full", "local", "compressive") else RESIDUAL
+            still = STILL if stack == "adaptive" else DROPOUT if kind in ("full", "local") else RESIDUAL
             train = {"optimizer": "adamw"} if kind in ("local", "lsh") else {}
             yield f"{stack} {kind}", (of_attention | of_stack | still, train)
 
@@ -85,7 +81,7 @@ def _kinds():
 CASES = dict(_kinds()) | FURTHER
 """Name to changes of the sections `model` and `train`."""
 BUDGET = {"batch_size": 4, "max_steps": 6, "eval_every": 3, "save_every": 2, "average_share": 0.3, "shuffle": True}
-SAMPLE = ("standard full", "universal local", "adaptive linear", "reversible lsh", "standard compressive")
+SAMPLE = ("standard full", "universal local", "adaptive linear", "reversible lsh")
 SAMPLE += ("adaptive softmax", "microbatches", "shared", "documents", "pieces")
 
 

@@ -14,8 +14,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-SPINS = "10000"
-"""Number of times that a thread of OpenMP looks for the others, under half a millisecond, before it sleeps."""
+SPINS, SPINS_BESIDE_OTHERS = "10000", "1000"
+"""Number of times that a thread of OpenMP looks for the others before it sleeps: 10,000 take under half a millisecond.
+More win nothing on an idle machine. Beside other processes each one is lost to the thread that is waited for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,9 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     quits = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # set by `xlcli.__main__`
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
-    # Read when torch is loaded. By default threads spin for milliseconds, also in place of threads that could work.
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPINS
     try:
         _ensure_standard_streams()
         for name in ("COLUMNS", "LINES"):
@@ -39,8 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import warnings
 
             warnings.simplefilter("ignore")
+        from xlcli.machine import is_contended
+
+        contended = is_contended()
         from xlcli.cli.app import run
 
+        if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():  # read when torch is loaded
+            os.environ["GOMP_SPINCOUNT"] = SPINS_BESIDE_OTHERS if contended and is_contended() else SPINS
         code = run(arguments)
         sys.stdout.flush()
         return code

@@ -178,7 +178,6 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         "perplexity per token": _decimals(score.perplexity, 3),
         "perplexity per word": _decimals(score.word_perplexity, 2),
         "mean steps": _decimals(score.mean_steps, 2),
-        "recall of hashing": _percent(score.recall),
     }
     recurrence = context(model, score.mem_len, score.segment_len, score.stride)
     if score.mem_len:
@@ -264,7 +263,6 @@ def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None 
         "tokens/s": [amount(score.tokens_per_second) for score in scores],
         "rounding": ["" if score.rounding_cost is None else _signed(score.rounding_cost) for score in scores],
         "mean steps": [_decimals(score.mean_steps, 2) for score in scores],
-        "recall": [_percent(score.recall) for score in scores],
     }
     names = [name for name, cells in columns.items() if any(cells)]
     rows = zip(*(columns[name] for name in names), strict=True)

@@ -151,51 +151,6 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
         return min(mem_len, self.window)
 
 
-class CompressiveAttentionConfig(SoftmaxAttentionConfig):
-    """Softmax attention over recent tokens and pooled blocks of older ones (Rae et al. 2020, Compressive Transformer).
-
-    A token attends to the `mem_len` tokens before it, to earlier ones back to the beginning of a block of `rate`
-    tokens, and to the `n_compressed` pooled blocks before that one. Blocks are counted from the beginning of the text.
-    """
-
-    kind: Literal["compressive"] = "compressive"
-    rate: Annotated[int, Field(ge=2, le=2**16)] = Field(
-        default=4, description="Number of tokens that are pooled into one block."
-    )
-    n_compressed: Annotated[int, Field(ge=1, le=2**24)] = Field(default=128, description="Number of pooled blocks.")
-    pooling: Literal["mean", "max", "convolution"] = Field(
-        default="mean",
-        description="Blocks are the mean or the maximum of layer inputs, or a learned convolution with its own loss.",
-    )
-
-    def max_distance(self, mem_len: int, n_earlier: int) -> int:
-        """Distance to the last token of the oldest block."""
-        return mem_len + n_earlier + (self.rate * self.n_compressed if mem_len else 0)
-
-    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
-        """Keys and values of tokens and pooled blocks, and the inputs of an unfinished block."""
-        if not mem_len:
-            return 0
-        n_slots = self.n_compressed - -mem_len // self.rate
-        inputs = 4 * (self.rate - 1) * self.n_heads * head_dim
-        return super().memory_bytes(mem_len + self.rate - 1 + n_slots, head_dim, dtype) + inputs
-
-    def n_weights(self, dim: int, head_dim: int) -> int:
-        """Also the weights of a convolution."""
-        convolution = self.rate * dim * dim if self.pooling == "convolution" else 0
-        return super().n_weights(dim, head_dim) + convolution
-
-    def mask_bytes(self, n_new: int, mem_len: int) -> int:
-        """As of a longer memory."""
-        further = self.rate + self.n_compressed + n_new // self.rate if mem_len else 0
-        return super().mask_bytes(n_new, mem_len + further)
-
-    def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        """Number of tokens and of pooled blocks."""
-        kept = tokens(mem_len, segment_len)
-        return f"{kept} and {self.n_compressed} pooled blocks of {self.rate}" if mem_len else kept
-
-
 MAX_BUCKETS = 2**16
 """Largest number of hash buckets."""
 MAX_SLOTS = 2**20
@@ -311,9 +266,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
 
 HEADS = ("n_heads", "head_dim", "n_kv_heads")
 """Keys that all attention kinds share, the last one those of softmax attention."""
-LayerKind = (
-    FullAttentionConfig | LocalAttentionConfig | CompressiveAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
-)
+LayerKind = FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
 """Union of all attention kinds that a layer can have. A new kind is added here."""
 LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]
 """Attention of one layer."""

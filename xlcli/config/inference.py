@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field
 
 from xlcli.config import units
-from xlcli.config.attention import ATTENTIONS, MAX_HASHES, LSHAttentionConfig, MemoryDtype
+from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
 from xlcli.config.base import (
     COUNT,
     DURATION,
@@ -263,9 +263,6 @@ class EvalConfig(ScoreConfig):
     limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
         default=None, description="Number of bytes to score, from the beginning of the text."
     )
-    recall: Switch = Field(
-        default=False, description="Measure the recall of LSH attention: its share of full-attention weight."
-    )
     pairs: Annotated[
         tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
@@ -277,14 +274,6 @@ class EvalConfig(ScoreConfig):
     def text_fields(self) -> tuple[str, ...]:
         """Columns or keys of the texts; none for the default one."""
         return self.pairs or (() if self.text_field is None else (self.text_field,))
-
-    def check_model(self, model: ModelConfig) -> None:
-        """`InvalidSettingError` if a setting does not apply to this model."""
-        super().check_model(model)
-        if self.recall and not model.supports_recall:
-            hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
-            reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
-            raise InvalidSettingError("recall", reason, "Leave it out.")
 
     @property
     def sweep(self) -> list[Self]:

@@ -1,6 +1,5 @@
 """Configuration of a model: its parts and their legal combinations."""
 
-import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
@@ -10,7 +9,6 @@ from xlcli.config.attention import (
     ATTENTIONS,
     AnyAttentionConfig,
     AttentionConfig,
-    CompressiveAttentionConfig,
     FullAttentionConfig,
     LinearAttentionConfig,
     LSHAttentionConfig,
@@ -210,20 +208,9 @@ class ModelConfig(BaseConfig):
         return not self.zero_memory and all(layer.is_banded for layer in self.attentions)
 
     @property
-    def alignment(self) -> int:
-        """Number of tokens; sequences of a batch are fastest if they begin in the text at multiples of it."""
-        return math.lcm(*(layer.rate for layer in self.attentions if isinstance(layer, CompressiveAttentionConfig)))
-
-    @property
     def rounds_memory(self) -> bool:
         """True if the memory of every layer can be kept in another number type than float32."""
         return all(layer.rounds_memory for layer in self.attentions)
-
-    @property
-    def supports_recall(self) -> bool:
-        """True if recall can be measured: some layer has LSH attention, and there is no adaptive computation time."""
-        halts = isinstance(self.stack, UniversalStackConfig) and self.stack.act
-        return not halts and any(isinstance(layer, LSHAttentionConfig) for layer in self.attentions)
 
     @property
     def clamp_len(self) -> int | None:
@@ -286,8 +273,7 @@ class ModelConfig(BaseConfig):
 
     def tokens_in_memory(self, mem_len: int, n_tokens: int) -> int:
         """Number of tokens for which memory takes space after `n_tokens` tokens; an upper bound if it is reserved."""
-        reserves = self.zero_memory or any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
-        return mem_len if reserves else min(mem_len, n_tokens)
+        return mem_len if self.zero_memory else min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
         """Size in bytes of the memory of one sequence at inference; with full attention also of its sinks."""

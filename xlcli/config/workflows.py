@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NoReturn
 from pydantic import Field
 
 from xlcli.config import units
-from xlcli.config.attention import CompressiveAttentionConfig, LSHAttentionConfig
+from xlcli.config.attention import LSHAttentionConfig
 from xlcli.config.base import (
     COUNT,
     DURATION,
@@ -271,16 +271,11 @@ class Config(BaseConfig):
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
     def _check(self) -> None:
-        train, layers = self.train, self.model.attentions
+        train = self.train
         if train.reset_on_document and not self.model.can_hide_documents:
             reason = "needs full or local attention, which hides the documents before, and no model.zero_memory"
             remedy = "Leave it out, or set model.attention.kind to full or local."
             raise InvalidSettingError("train.reset_on_document", reason, remedy)
-        pooled = (layer.pooling for layer in layers if isinstance(layer, CompressiveAttentionConfig))
-        if train.memory == "keyvalue" and "convolution" in pooled:
-            reason = "keyvalue keeps no inputs, which the loss of a convolution (model.attention.pooling) reads"
-            remedy = "Set train.memory to hidden, or model.attention.pooling to mean or max."
-            raise InvalidSettingError("train.memory", reason, remedy)
         if self.train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
             reason = f"does not apply: stack '{self.model.stack.kind}' keeps no activations"
             remedy = "Leave it out, or set model.stack.kind to standard or universal."

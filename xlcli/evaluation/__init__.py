@@ -32,7 +32,7 @@ from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.pairs import Pairs
-from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, measure_recall, pass_loaders, score_text
+from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, pass_loaders, score_text
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
@@ -169,7 +169,6 @@ def evaluate(
                     if without.tokens == n:
                         cost = bits_per(float(scores.nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
                 divided.pause()
-            recall = measure_recall(run) if options.recall and not stop() else ()
             yield Score(
                 **_facts(run, totals, seconds),
                 each_line=options.each_line,
@@ -177,8 +176,6 @@ def evaluate(
                 context_cache=options.context_cache,
                 unknown_words=None if partial else unknown,
                 rounding_cost=cost,
-                recall=math.fsum(recall) / len(recall) if recall else None,
-                recall_by_layer=recall,
                 partial=partial,
                 by_context=() if partial and lengths.has_memory else by_context.bins(),
                 pairs=compared.shares if options.pairs and not partial else (),

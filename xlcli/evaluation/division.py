@@ -117,13 +117,13 @@ class _DividedReader:
         self.divided.send({"shapes": [tokens.shape, targets.shape], "reads_out": readout is not None})
         own = ranks.sum(torch.cat((tokens, targets), 1).cpu())[self._rows(batch)].to(tokens.device)
         inputs, followers = own[:, : tokens.shape[1]], own[:, tokens.shape[1] :]
-        nll, state, ponder, _, kept = self.own.score(inputs, followers, state, readout=readout)
+        nll, state, ponder, kept = self.own.score(inputs, followers, state, readout=readout)
         whole = ranks.gather_rows(nll.cpu())[:batch]
         if ponder is not None:
             steps = ranks.gather_rows(ponder.steps.cpu())[:batch]
             ponder = Ponder(steps, steps)
         features = None if kept is None else ranks.gather_rows(kept.cpu())[:batch]
-        return ScoreOutput(whole, state, ponder, None, features)
+        return ScoreOutput(whole, state, ponder, features)
 
     def _rows(self, batch: int) -> Tensor:
         """Sequences of this rank."""

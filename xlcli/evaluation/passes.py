@@ -1,4 +1,4 @@
-"""Passes of the model over a text: the text in order, windows of it from empty memory, and recall of LSH attention.
+"""Passes of the model over a text: the text in order, and windows of it from empty memory.
 
 `ContextSums` collects the loss by context length.
 """
@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, Lengths, TokenizedText, TokenScores
+from xlcli.evaluation.text import Lengths, TokenizedText, TokenScores
 from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
-from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.online import Reader
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
@@ -30,8 +29,6 @@ WINDOW_LIMIT = 2**20
 """Maximum number of tokens in these windows. Half are in windows of `SHORT_WINDOW` tokens, since a long window has few
 tokens with a short context."""
 SHORT_WINDOW = 64
-RECALL_TOKENS = 2**17
-"""Maximum number of tokens on which recall is measured; their keys are kept."""
 LEAST_SEQUENCES = 5
 """Number of sequences with tokens in a bin from which its uncertainty is estimated."""
 
@@ -88,7 +85,7 @@ def score_text(
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
                 readout = None if scores is None else scores.predictions
-                surprisal, state, ponder, _, features = run.reader.score(x, y, state, readout=readout)
+                surprisal, state, ponder, features = run.reader.score(x, y, state, readout=readout)
             nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
             totals.nats += float(nll.sum())
             if ponder is not None:
@@ -170,21 +167,6 @@ def context_loaders(run: Pass, batch_size: int) -> tuple[list[EvalLoader], Total
             for batch in np.split(starts, range(rows, len(starts), rows))
         ]
     return loaders, Totals(batch_size, ContextSums(longest), counts_context=True)
-
-
-def measure_recall(run: Pass) -> tuple[float, ...]:
-    """Recall of each LSH layer on the beginning of the text, or of its longest document."""
-    text, lengths, network = run.text, run.lengths, run.model.network
-    longest = lengths.longest + QUERIES * lengths.has_memory
-    start = text.documents[np.diff(text.documents, append=len(text.tokens)).argmax()]
-    ids = text.tokens.ids[start : start + min(longest, RECALL_TOKENS, text.longest_document)].astype(np.int64)
-    if len(ids) < 2:
-        return ()
-    with torch.inference_mode(), run.runtime.autocast():
-        one_segment = replace(lengths, segment_len=max(lengths.segment_len, len(ids)), stride=None)
-        state = one_segment.init_state(network, np.zeros(1, np.int64))
-        tokens = torch.from_numpy(ids)[None].to(run.runtime.device)
-        return tuple(lsh_recall(network, tokens, state, DEFAULT_SEGMENT_LEN))
 
 
 class ContextSums:

@@ -5,7 +5,6 @@ keyvalue       keys and values of softmax attention, in 32 or 16 bits; the first
 keyvalue-int8  the same in int8, but for the first tokens
 sums           running sums of linear attention
 buckets        hash buckets of LSH attention
-compressive-*  latest tokens and pooled blocks, each as one of the first three kinds
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from xlcli.files.tensors import with_prefix
 from xlcli.memory.base import Memory as Memory
 from xlcli.memory.base import Sums as Sums
 from xlcli.memory.buckets import Buckets as Buckets
-from xlcli.memory.compressive import Compressive as Compressive
 from xlcli.memory.tokens import Hidden as Hidden
 from xlcli.memory.tokens import Int8KeyValue as Int8KeyValue
 from xlcli.memory.tokens import KeyValue as KeyValue
@@ -24,8 +22,7 @@ from xlcli.memory.tokens import Project as Project
 from xlcli.memory.tokens import TokenBuffers as TokenBuffers
 from xlcli.memory.tokens import TokenMemory as TokenMemory
 
-_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, Sums, Buckets)
-MEMORIES = {memory.kind: memory for memory in (*_KINDS, *Compressive.kinds.values())}
+MEMORIES: dict[str, type[Memory]] = {kind.kind: kind for kind in (Hidden, KeyValue, Int8KeyValue, Sums, Buckets)}
 """Memory kind to class."""
 
 

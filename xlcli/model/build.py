@@ -17,7 +17,6 @@ from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
 from xlcli.config import stack as stacks
 from xlcli.model.attention import Attention
-from xlcli.model.attention.compressive import CompressiveAttention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.attention.local import LocalAttention
@@ -130,7 +129,6 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
 ATTENTIONS: dict[type[AttentionConfig], type[Attention]] = {
     kinds.FullAttentionConfig: FullAttention,
     kinds.LocalAttentionConfig: LocalAttention,
-    kinds.CompressiveAttentionConfig: CompressiveAttention,
     kinds.LinearAttentionConfig: LinearAttention,
     kinds.LSHAttentionConfig: LSHAttention,
 }

@@ -33,26 +33,24 @@ class ScoreOutput(NamedTuple):
     nll        (b n)  surprisal of the targets in nats
     state             the new state
     ponder            ponder cost of adaptive computation, if any
-    auxiliary  ()     sum of the auxiliary losses of all layers, if any
     readout    (b n f)  what was kept of the prediction of each target, if asked for
     """
 
     nll: Tensor
     state: State
     ponder: Ponder | None
-    auxiliary: Tensor | None
     readout: Tensor | None = None
 
     @staticmethod
     def join(outs: Iterable[ScoreOutput]) -> ScoreOutput:
-        """Result of successive calls as that of one, without auxiliary losses. Of the states only the last is kept."""
+        """Result of successive calls as that of one. Of the states only the last is kept."""
         nll, ponders, kept = [], [], []
         for out in outs:
             nll.append(out.nll)
             ponders += [] if out.ponder is None else [out.ponder]
             kept += [] if out.readout is None else [out.readout]
         ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
-        return ScoreOutput(_joined(nll), out.state, ponder, None, _joined(kept) if kept else None)
+        return ScoreOutput(_joined(nll), out.state, ponder, _joined(kept) if kept else None)
 
 
 class LanguageModel(nn.Module):
@@ -218,7 +216,7 @@ class LanguageModel(nn.Module):
         *,
         readout: Readout | None = None,
     ) -> ScoreOutput:
-        """Surprisal in nats of each target (b n) after its token, the new state, and further losses.
+        """Surprisal in nats of each target (b n) after its token, the new state, and the ponder cost.
 
         Args:
             tokens: Token ids (b t).
@@ -229,7 +227,6 @@ class LanguageModel(nn.Module):
             readout: What to keep of the prediction of each target.
         """
         hidden, ponders, done = [], [], 0
-        losses: list[Tensor] = []
         for part in self._split_at_resets(tokens, state):
             own = None if documents is None else documents[:, done : done + part.shape[1]]
             done += part.shape[1]
@@ -239,14 +236,12 @@ class LanguageModel(nn.Module):
             hidden.append(self.stack.final(x))
             if ponder is not None:
                 ponders.append(ponder)
-            losses += context.losses.values()
         x = _joined(hidden)
         if targets.shape[1] < x.shape[1]:
             x = x[:, -targets.shape[1] :]
         ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
-        auxiliary = torch.stack(losses).sum() if losses else None
         kept = None if readout is None else self.head.read_out(x, readout)
-        return ScoreOutput(self.head.nll(x, targets), state, ponder, auxiliary, kept)
+        return ScoreOutput(self.head.nll(x, targets), state, ponder, kept)
 
     def observe(self, targets: Tensor, state: State) -> State:
         """The state, unchanged: nothing is learned from targets (b)."""

@@ -149,7 +149,7 @@ class AdaptiveModel:
             out = self.network.score(tokens.clone(), targets.clone(), _ordinary(state), readout=readout)
             value = self._stepped(_value(state), out.nll.sum())
         ponder = None if out.ponder is None else Ponder(*(part.detach() for part in out.ponder))
-        return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, None, out.readout)
+        return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, out.readout)
 
     def _begin(self, state: State, inputs: Tensor, targets: Tensor) -> State:
         """State with tokens (1 n) added to the unfinished block, before they are read."""
@@ -183,9 +183,8 @@ class AdaptiveModel:
 
     def _stepped(self, value: Adaptation, nats: Tensor) -> Adaptation:
         """Value after a step on the sum () of the surprisal of a block, at the beginning of the next one."""
-        # The convolution of compressive attention has another loss, and is not in the graph.
-        found = torch.autograd.grad(nats / self.block, list(self.parameters.values()), allow_unused=True)
-        gradients = {name: t for name, t in zip(self.parameters, found, strict=True) if t is not None}
+        found = torch.autograd.grad(nats / self.block, list(self.parameters.values()))
+        gradients = dict(zip(self.parameters, found, strict=True))
         with torch.no_grad():
             self.optimizer.step(value.weights, gradients, value.moments, self.origin, value.n_steps)
         return replace(value.without_block(), n_steps=value.n_steps + 1)

@@ -120,7 +120,7 @@ class CachedModel:
             mixture.score(*arrays, log_p[part], np.ascontiguousarray(texts[:, part]), True, nll[part])
         state = replace(out.state, cache=replace(value, predicted=value.predicted[:0]))
         nats = torch.from_numpy(nll)[None].to(out.nll)
-        return ScoreOutput(nats, state, out.ponder, None, torch.cat(kept, dim=1) if kept else None)
+        return ScoreOutput(nats, state, out.ponder, torch.cat(kept, dim=1) if kept else None)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""

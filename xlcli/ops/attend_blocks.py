@@ -29,7 +29,6 @@ class Clamp(NamedTuple):
 
     scores: Tensor
     max_distance: int
-    positions: Positions
 
 
 class ScoreTerm(NamedTuple):
@@ -195,12 +194,9 @@ def term_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None:
 
 def clamped_scores(queries: Tensor, keys: Tensor, clamp: Clamp, scale: float) -> Tensor:
     """Scores (b h t s) of a second term with far keys, of scaled queries."""
-    scores, positions = clamp.scores * scale, clamp.positions
-    if not positions.is_consecutive:
-        return torch.where(positions.distance > clamp.max_distance, scores, queries @ keys.mT)
     b, h, t, _ = queries.shape
     out = queries.new_empty(b, h, t, len(keys))
-    far = Far(len(keys) - t - clamp.max_distance, scores.flatten(0, 1))
+    far = Far(len(keys) - t - clamp.max_distance, (clamp.scores * scale).flatten(0, 1))
     term_scores(queries.flatten(0, 1), keys, far, out.flatten(0, 1))
     return out
 

@@ -70,8 +70,6 @@ class AttentionContext:
             every position.
         positions: Distances and absolute positions.
         mask: Visible keys.
-        losses: Auxiliary loss of each layer that has one, by the identity of its memory before the call, so that a
-            layer which is computed again replaces its own.
     """
 
     span: Span
@@ -99,7 +97,6 @@ class AttentionContext:
         )
         reach = documents.positions if documents and documents.masked else None
         self.mask = Mask(self.positions, self.span.max_distance(self.window), reach)
-        self.losses: dict[int, Tensor] = {}
         self._constants: dict[Hashable, Any] = {}
         self._learned: dict[Hashable, Any] = {}
         self._derived: dict[Hashable, AttentionContext] = {}
@@ -161,27 +158,15 @@ class AttentionContext:
 
     def narrow(self, window: int) -> AttentionContext:
         """Context of a layer that attends to, and remembers, at most `window` earlier tokens."""
-        made = self.derive(("narrow", window), min(self.n_memory, window), min(self.keep, window), window=window)
+        n_memory, keep = min(self.n_memory, window), min(self.keep, window)
+        changes: dict[str, Any] = {"n_memory": n_memory, "keep": keep, "window": window, "rows": None}
+        made = _get(self._derived, ("narrow", window), lambda: replace(self, **changes))
         return made.for_rows(self.rows)
 
     def block(self, window: int) -> AttentionContext:
         """Context of any block of local attention: `window` remembered tokens and `window` new ones."""
         sizes: dict[str, Any] = {"n_memory": window, "n_new": window, "keep": 0, "window": window}
         return _get(self._derived, ("block", window), lambda: AttentionContext(self.span, device=self.device, **sizes))
-
-    def derive(
-        self, key: Hashable, n_memory: int, keep: int, *, window: int | None = None, sequences: Tensor | None = None
-    ) -> AttentionContext:
-        """Context of some layers and of the sequences with these indices (None: all), made at first use."""
-
-        def make() -> AttentionContext:
-            made = replace(self, n_memory=n_memory, keep=keep, window=window, rows=None)
-            if sequences is None:
-                return made
-            offsets, tokens = (None if x is None else x[sequences] for x in (self.offsets, self.tokens))
-            return replace(made, offsets=offsets, tokens=tokens)
-
-        return _get(self._derived, key, make)
 
     def clear_learned(self) -> None:
         """Removes the values computed from parameters, and with them their graph, here and in derived contexts."""

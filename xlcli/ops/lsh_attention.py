@@ -229,18 +229,3 @@ def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: T
     write(table, bucket_ids.flatten(), counts.flatten(), keys, values, key_window.start, global_ranks)
     table.counts.view(-1)[bucket_ids.flatten()] += 1
     return y.where(seen.any(-1)[..., None, None], v)
-
-
-def share_bucket(query_ranks: Tensor, key_ranks: Tensor, bucket_size: int) -> Tensor:
-    """Mask (b h s t) of the keys that a query sees in any round, from global ranks (b h r s) and (b h r t)."""
-    difference = query_ranks.unsqueeze(-1) - key_ranks.unsqueeze(-2)
-    return ((difference >= 1) & (difference <= bucket_size)).any(2)
-
-
-def recall(q: Tensor, k: Tensor, found: Tensor, visible: Tensor) -> Tensor:
-    """Share (b h s), 0 to 1, of the weight of full attention that falls on the keys found by LSH attention.
-
-    `found` (b h s t) masks the keys that LSH attention sees, `visible` (s t) those of full attention, one at least.
-    """
-    weights = (q @ k.mT).masked_fill(~visible, -torch.inf).softmax(-1)
-    return (weights * found).sum(-1)

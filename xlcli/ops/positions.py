@@ -44,11 +44,6 @@ class Positions:
         """Positions (s) of the keys, relative to the first new token."""
         return torch.arange(-self.n_memory, self.n_new, device=self.device)
 
-    @property
-    def is_consecutive(self) -> bool:
-        """True if the keys are successive tokens."""
-        return True
-
     def farthest(self, max_distance: int | None) -> int:
         """Upper bound of the distances of visible keys, if they are at most `max_distance` back (None: any)."""
         longest = self.n_memory + self.n_new - 1

@@ -56,7 +56,6 @@ class TrainLoader:
         batch_size: Number of sequences.
         start_id: Input at the beginning of the text, and of each document.
         documents: First token of each document, ascending from 0; None if the text is one document.
-        alignment: Number of tokens; sequences start at multiples of it.
         rows: Numbers of the sequences that this loader reads; None: all.
         seed: Of the order of the pieces; None: the text is read in order.
         pieces_apart: The pieces of a text without documents count as documents, so that each is read from empty
@@ -75,7 +74,6 @@ class TrainLoader:
         batch_size: int,
         start_id: int,
         documents: NDArray[np.int64] | None = None,
-        alignment: int = 1,
         rows: NDArray[np.int64] | None = None,
         seed: int | None = None,
         pieces_apart: bool = False,
@@ -89,7 +87,7 @@ class TrainLoader:
         self.seed = seed
         self.pieces_apart = pieces_apart
         self.rows = np.arange(batch_size) if rows is None else rows
-        starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment
+        starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
         self.starts = starts[self.rows]
         n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
         self.pieces = batch_size, n_pieces

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from xlcli import errors
 from xlcli.config import Config
-from xlcli.config.attention import CompressiveAttentionConfig
 from xlcli.errors import ConfigError, InvalidSettingError, XLError
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.lsh import LSHAttention
@@ -62,12 +61,10 @@ def parallel(
     if not config.runtime.shard:
         from torch.nn.parallel import DistributedDataParallel
 
-        pools = any(isinstance(layer, CompressiveAttentionConfig) for layer in config.model.attentions)
         replica = DistributedDataParallel(
             _Score(model),
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
-            find_unused_parameters=pools,  # the first segments have no block to pool
         )
         return replica, replica.no_sync
     delayed = shard(model, runtime)  # replaces model.score

@@ -102,7 +102,6 @@ class TrainingRun:
             batch_size=train.batch_size,
             start_id=start_id,
             documents=train_ids.documents,
-            alignment=config.model.alignment,
             rows=own_rows(config, self.ranks),
             seed=config.runtime.seed or 0 if train.shuffle else None,
             pieces_apart=config.model.can_hide_documents and not config.model.position.is_absolute,
@@ -161,14 +160,12 @@ class TrainingRun:
             with self.delayed() if i + 1 < len(microbatches) else nullcontext():
                 with self.runtime.autocast():
                     state = with_span(self.states[i], span) if train.random_lengths else self.states[i]
-                    nll, state, ponder, auxiliary, _ = self.score(x, y, state, documents)
+                    nll, state, ponder, _ = self.score(x, y, state, documents)
                 loss = nll.sum() / count
                 nats += loss.detach()
                 if ponder is not None:
                     loss = loss + self.ponder_weight * ponder.cost.sum() / count
                     steps += ponder.steps.sum() / count
-                if auxiliary is not None:
-                    loss = loss + auxiliary * (nll.numel() / count)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 if train.random_lengths:
                     state = with_span(state, self.states[i].span)

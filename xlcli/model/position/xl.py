@@ -60,24 +60,18 @@ class XLPosition(Position):
         if clamp_len is not None:
             distance = torch.tensor([clamp_len], device=q.device)
             farthest = context.constant(("farthest", *form), lambda: self._sinusoids(distance, q))
-            clamp = Clamp(c @ farthest.mT, clamp_len, context.positions)
+            clamp = Clamp(c @ farthest.mT, clamp_len)
         return content, ScoreTerm(query, position_keys(sin, cos), clamp)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor | None:
         """Position scores with clamped distances (b h t s)."""
-        clamp_len, positions = context.span.clamp_len, context.positions
+        clamp_len = context.span.clamp_len
         if clamp_len is None or not _uses_shift(context):
             return None
-        n = k.shape[-2] if positions.is_consecutive else clamp_len + 1
-        distance = torch.arange(n - 1, -1, -1, device=q.device).clamp(max=clamp_len)
+        distance = torch.arange(k.shape[-2] - 1, -1, -1, device=q.device).clamp(max=clamp_len)
         r = self.relative(self._sinusoids(distance, self.relative.weight))
         keys = rearrange(r, "s (h e) -> h s e", h=self.n_heads).to(q.dtype)
-        query = self._biased(q) * rule.scale
-        if positions.is_consecutive:
-            return shifted_scores(query, keys)
-        index = clamp_len - positions.distance.clamp(0, clamp_len)
-        scores: Tensor = query @ keys.mT
-        return scores.gather(-1, index.expand(*q.shape[:-1], -1))
+        return shifted_scores(self._biased(q) * rule.scale, keys)
 
     def _sinusoids(self, distance: Tensor, like: Tensor) -> Tensor:
         """Sines and cosines (n f) of distances (n), in the type of `like`."""

@@ -12,10 +12,12 @@ from xlcli.memory import Buckets
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.lsh_attention import recall, share_bucket
 from xlcli.ops.lsh_table import rank_in_buckets
 from xlcli.state import State
+from xlcli.store.folder import LoadedModel
 
+CALL, N_TOKENS = 512, 2**17
+"""Number of tokens of a call, and at most of the text."""
 QUERIES = 256
 """Number of queries measured, evenly spread over the tokens with a full memory, or over the second half of a shorter
 text."""
@@ -78,6 +80,17 @@ def _mean_recall(calls: Sequence[_LayerCall], positions: Tensor, limit: int) -> 
     for part in torch.split(positions, max(1, MAX_SCORES // (layer.n_heads * len(keys)))):
         distance = part[:, None] - keys
         visible = (distance >= 1) & (distance <= limit)
-        found = share_bucket(global_ranks[..., part], global_ranks, layer.bucket_size)
-        total += recall(q[:, :, part], k, found, visible).double().sum().item()
+        difference = global_ranks[..., part, None] - global_ranks[..., None, :]
+        found = ((difference >= 1) & (difference <= layer.bucket_size)).any(2)
+        weights = (q[:, :, part] @ k.mT).masked_fill(~visible, -torch.inf).softmax(-1)
+        total += (weights * found).double().sum().item()
     return total / (layer.n_heads * len(positions))
+
+
+def recall_of_text(model: LoadedModel, text: bytes, mem_len: int) -> float | None:
+    """Mean recall over the LSH layers of a model at the beginning of a text; None without such layers."""
+    ids = torch.tensor(model.tokenizer.encode(text)[:N_TOKENS].tolist())[: mem_len + QUERIES, None].T
+    with torch.inference_mode():
+        state = model.network.init_state(1, mem_len=mem_len, segment_len=CALL)
+        found = lsh_recall(model.network, ids, state, CALL)
+    return sum(found) / len(found) if found else None

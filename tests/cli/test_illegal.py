@@ -49,7 +49,7 @@ REFUSED = [
     (["position.kind=none", "position.n_buckets=8"], "model.position.n_buckets", "contextual-2"),
     (["attention.kind=lsh", "position.kind=none", "attention.n_buckets=x"], "attention.n_buckets", ""),
     (["stack.act=true"], "model.stack.act", "universal"),
-    (["attention.kind=lsh", "zero_memory=true"], "model.zero_memory", "full or local"),
+    (["attention.kind=lsh", "position.kind=rope", "zero_memory=true"], "model.zero_memory", "full or local"),
 ]  # fmt: skip
 
 

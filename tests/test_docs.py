@@ -52,6 +52,28 @@ def test_every_option_that_a_page_names_exists():
                 assert option in known, f"{path.name}: {line}"
 
 
+def test_every_option_in_a_sentence_exists():
+    """It is of xlcli, of a script of this repository, or of a program that the page names with it."""
+    known = {name for command in EVERY for param in command.params for name in param.opts} | {"--help", "--version"}
+    known |= {"--install-completion", "--show-completion"}
+    scripts = [*(SOURCE / "benchmarks").glob("*.*"), *(SOURCE / "tests").rglob("*.py"), SOURCE / "xlcli/lm_eval.py"]
+    known |= {name for path in scripts for name in re.findall(r"(?<![\w-])--[a-z-]+", path.read_text())}
+    known |= {
+        "--durations",
+        "--since",
+        "--signal",
+        "--log-dir",
+        "--redirects",
+    }  # of pytest, journalctl, sbatch, torchrun
+    others = ("hf ", "systemctl ", "torchrun ", "tensorboard ")
+    for path in pages():
+        if path.name not in ("log.md", "CHANGELOG.md"):  # options as they were
+            for code in re.findall(r"`([^`\n]+)`", path.read_text()):
+                if not any(name in code for name in others):
+                    options = re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
+                    assert [each for each in options if each not in known] == [], f"{path.name}: {code}"
+
+
 def test_every_variable_that_a_page_names_exists():
     known = {"XLCLI_CACHE", *(param.envvar for command in EVERY for param in command.params if param.envvar)}
     known |= {f"XLCLI_{param.name.upper()}" for command in EVERY for param in command.params}

@@ -127,7 +127,8 @@ def load(run: TrainingRun, checkpoint: Path, *, allow_data_change: bool) -> list
     try:
         if facts["schema"] != SCHEMA:
             raise CheckpointError(
-                f"{checkpoint} has format {facts['schema']}; this xlcli reads format {SCHEMA}.", "Use a newer xlcli."
+                f"{checkpoint} has format {facts['schema']}; this xlcli reads format {SCHEMA}.",
+                "Resume with the xlcli that wrote it, or train anew with --overwrite.",
             )
         if facts["seed"] != run.config.runtime.seed:
             raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)

@@ -22,7 +22,8 @@ import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,286 +90,420 @@ def stream(
     Raises:
         StateError: `resume` does not fit `options`.
     """
-    scorer = _Scorer(model, options, runtime, resume)
-    told: list[Notice] = []
-    saved = time.monotonic()
-
-    def is_due() -> bool:
-        """True if it is time to save, and there is something new to save."""
-        is_time = options.save_every is not None and time.monotonic() - saved >= options.save_every
-        return save is not None and is_time and scorer.has_new_text
-
-    def save_now() -> None:
-        nonlocal saved
-        if save:
-            saved, scorer.has_new_text = time.monotonic(), False
-            save(scorer.session_state())
-
+    running = _Stream(model, options, runtime, resume, save, stop)
+    intake, output = running.intake, running.output
     if resume is None and options.save_every is not None:
-        save_now()  # so that a stream that is killed early knows where it began
-    yield from compile_cache(scorer.session.options, stop)
-    if scorer.words and scorer.words.at.document:
-        yield Row(scorer.words.at.document, scorer.words.at.fields)
-    for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):
-        if not is_end:
-            had_crlf = scorer.line_ends.replaced
-            scorer.receive(portion)
-            if scorer.line_ends.replaced and not had_crlf:
-                yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
-        else:
-            # A line that ends is scored before the state is saved, so that its row does not come again.
-            ends_line = scorer.pretokenizer.pending.endswith(b"\n") and not stop()
-            if not ends_line:
-                save_now()
-            if stop():
-                break
-            scorer.is_ended = True
-            scorer.arrived += scorer.line_ends.feed(b"", final=True)
-        while not stop() and (n := scorer.next_call(to_line_end=(due := is_due()))):
-            started = time.perf_counter()
-            nats, features = scorer.session.score(scorer.ids[:n], scorer.predictions)
-            scorer.model_seconds += time.perf_counter() - started
-            scorer.model_tokens += n
-            scorer.n_unknown += n_unknown(scorer.ids[:n], scorer.tokenizer.unknown_id)
-            yield from scorer.output(nats / LN2, features, on_token)
-            if not told:
-                told = window_notice(scorer.session.state.span, scorer.session.options, scorer.session.state.seen)
-                yield from told
-            if time.monotonic() - scorer.last_stats >= STATS_SECONDS:
-                scorer.last_stats = time.monotonic()
-                yield scorer.stats(final=False)
-            if due:
-                save_now()
-        if is_end:
-            if ends_line:
-                save_now()
-            if scorer.n_bytes > scorer.line_start:  # an unfinished line
-                yield from scorer.end_line_part()
-                scorer.n_lines += 1
-            yield from scorer.end_words()
-            break
+        running.save()  # so that a stream that is killed early knows where it began
+    yield from compile_cache(running.session.options, stop)
+    yield from output.present_row()
+    for portion in portions:
+        if isinstance(portion, Document) and (intake.resets_at_documents or output.words):
+            output.begin_document(intake.begin_document(), portion)
+        is_flushed = intake.receive(portion)
+        yield from running.score(on_token)
         if stop():
-            save_now()
+            running.save()
             break
-        if scorer.flush_due:
-            scorer.flush_due = False
-            yield from scorer.end_line_part()
-        if is_due():
-            save_now()
-    yield from map(Notice, scorer.tokenizer.take_notices())
-    yield from unknown_notice(scorer.n_unknown, scorer.model_tokens)
-    yield scorer.stats(final=True)
+        if is_flushed:
+            yield from output.end_line_part()
+        if running.is_due():
+            running.save()
+    else:
+        yield from running.end(on_token)
+    yield from map(Notice, model.tokenizer.take_notices())
+    yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
+    yield running.stats(final=True)
 
 
-class _Scorer:
-    """A running stream: the session, the text that waits to be scored, the line being assembled, totals.
+class _Stream:
+    """A running stream: text comes in, the session scores it, results go out, and the session is saved when due."""
 
-    Text passes from `arrived` (bytes) through `pretokenizer` (the unfinished word at its end) to the queue (`ids` and
-    `sizes` of tokens, and their `text`), and from there to the model; the first `n_ready` tokens of the queue may.
+    def __init__(
+        self,
+        model: LoadedModel,
+        options: StreamConfig,
+        runtime: Runtime,
+        resume: SessionState | None,
+        save: SaveState | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
+        position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
+        self.intake = Intake(model, options, position, resume.pending if resume else None)
+        predicts = options.emit == "words" or options.logprobs is not None
+        predictions = Predictions(model.tokenizer, options, runtime.device) if predicts else None
+        self.output = Output(options, position, predictions, before=model.tokenizer.decode(self.session.last_tokens))
+        self.meter = Meter(position.n_lines)
+        self._saving, self._stop = Saving(options.save_every, save), stop
+
+    def score(self, on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
+        """Scores the text that is ready, until `stop`."""
+        session, output, meter = self.session, self.output, self.meter
+        while not self._stop() and (tokens := self.intake.take(to_line_end=(due := self.is_due()))):
+            if tokens.is_reset:
+                session.reset()
+                output.reset()
+            with meter.timing(len(tokens.ids), n_unknown(tokens.ids, session.model.tokenizer.unknown_id)):
+                nats, features = session.score(tokens.ids, output.predictions)
+            yield from output.feed(tokens, nats / LN2, features, on_token)
+            if self.intake.line_ends.replaced:
+                yield from meter.once(Notice(f"{CRLF_NOTICE}; --binary keeps them"))
+            yield from meter.once(*window_notice(session.state.span, session.options, session.state.seen))
+            if meter.is_due():
+                yield self.stats(final=False)
+            if due:
+                self.save()
+
+    def end(self, on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
+        """Scores the unfinished end of the text."""
+        # A line that ends is scored before the state is saved, so that its row does not come again.
+        ends_line = self.intake.ends_line and not self._stop()
+        if not ends_line:
+            self.save()
+        if self._stop():
+            return
+        self.intake.end()
+        yield from self.score(on_token)
+        if ends_line:
+            self.save()
+        yield from self.output.end(self.session)
+
+    def is_due(self) -> bool:
+        """True if it is time to save, and there is something new to save."""
+        return self._saving.is_due((self.intake.n_received, self.output.n_tokens))
+
+    def save(self) -> None:
+        """Saves the session."""
+        pending, position = self.intake.pending, self.output.position
+        state = SessionState(self.session.state, self.session.last_tokens[0], pending, None, position)
+        self._saving.save(state, (self.intake.n_received, self.output.n_tokens))
+
+    def stats(self, *, final: bool) -> StreamStats:
+        """Totals so far."""
+        output, span = self.output, self.session.state.span
+        return StreamStats(
+            lines=output.n_lines,
+            bytes=output.n_bytes,
+            tokens=output.n_tokens,
+            bits=output.bits,
+            bits_per_byte=output.bits / output.n_bytes if output.n_bytes else 0.0,
+            **self.meter.speed(output.n_lines),
+            mem_len=span.mem_len,
+            state_bytes=self.session.state.bytes,
+            final=final,
+            shown=output.selection.n_shown if output.options.selects else None,
+            crlf=self.intake.line_ends.replaced,
+        )
+
+
+class Saving:
+    """Saves a session every `every` seconds (None: only when told to) if there is text that was not saved yet."""
+
+    def __init__(self, every: float | None, save: SaveState | None) -> None:
+        self._every, self._save = every, save
+        self._saved, self._mark = time.monotonic(), (0, 0)
+
+    def is_due(self, mark: tuple[int, int]) -> bool:
+        """True if it is time to save, and text has arrived or was scored since; `mark` counts both."""
+        is_time = self._every is not None and time.monotonic() - self._saved >= self._every
+        return self._save is not None and is_time and mark != self._mark
+
+    def save(self, state: SessionState, mark: tuple[int, int]) -> None:
+        """Saves the state, which is at this mark."""
+        if self._save:
+            self._saved, self._mark = time.monotonic(), mark
+            self._save(state)
+
+
+class Meter:
+    """Speed of a stream that began after `n_lines` lines, and what was said of it."""
+
+    def __init__(self, n_lines: int) -> None:
+        self._first_line, self._said = n_lines, set[str]()
+        self._started = self._told = time.monotonic()
+        self._seconds, self.n_tokens, self.n_unknown = 0.0, 0, 0
+
+    @contextmanager
+    def timing(self, n_tokens: int, n_unknown: int) -> Iterator[None]:
+        """Context of a call of the model with so many tokens."""
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+        self.n_tokens += n_tokens
+        self.n_unknown += n_unknown
+
+    def once(self, *notices: Notice) -> list[Notice]:
+        """Those of the notices that were not given before."""
+        new = [notice for notice in notices if notice.text not in self._said]
+        self._said |= {notice.text for notice in new}
+        return new
+
+    def is_due(self) -> bool:
+        """True once every `STATS_SECONDS`."""
+        if time.monotonic() - self._told < STATS_SECONDS:
+            return False
+        self._told = time.monotonic()
+        return True
+
+    def speed(self, n_lines: int) -> dict[str, float]:
+        """Fields of `StreamStats` after `n_lines` lines of the whole text."""
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        tokens_per_second = self.n_tokens / self._seconds if self._seconds else 0.0
+        pace = (n_lines - self._first_line) / seconds
+        return {"seconds": seconds, "lines_per_second": pace, "tokens_per_second": tokens_per_second}
+
+
+class Tokens(NamedTuple):
+    """Tokens (t) of a text, the number of bytes of each (t), and the text; `is_reset`: the memory is cleared before."""
+
+    ids: NDArray[np.int32]
+    sizes: NDArray[np.int32]
+    text: bytes
+    is_reset: bool = False
+
+    def __add__(self, other: Tokens) -> Tokens:  # type: ignore[override]
+        ids, sizes = (np.concatenate(pair) for pair in zip(self[:2], other[:2], strict=True))
+        return Tokens(ids, sizes, self.text + other.text)
+
+    def divide(self, n: int) -> tuple[Tokens, Tokens]:
+        """The first n tokens, and the others."""
+        n_bytes = int(self.sizes[:n].sum())
+        first = Tokens(self.ids[:n], self.sizes[:n], self.text[:n_bytes])
+        return first, Tokens(self.ids[n:], self.sizes[n:], self.text[n_bytes:])
+
+    def n_within(self, n_bytes: int) -> int:
+        """Number of tokens that lie within the first `n_bytes` bytes."""
+        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
+
+    def n_begun(self, n_bytes: int) -> int:
+        """Number of tokens that hold the first `n_bytes` bytes."""
+        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes)) + 1 if n_bytes else 0
+
+
+class Intake:
+    """Text on its way to the model.
+
+    It passes from `_arrived` (bytes) through `_pretokenizer` (the unfinished word at its end) to the queue of tokens,
+    whose first `_n_ready` may be scored.
+
+    Attributes:
+        line_ends: Reads CR LF as LF.
+        n_received: Number of bytes and documents that have arrived.
     """
 
     def __init__(
-        self, model: LoadedModel, options: StreamConfig, runtime: Runtime, resume: SessionState | None
+        self, model: LoadedModel, options: StreamConfig, position: StreamPosition, pending: PendingText | None
     ) -> None:
-        self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
-        self.tokenizer = model.tokenizer
-        self.options = options
+        self._tokenizer, self._options = model.tokenizer, options
         reset_on = "" if options.each_line else options.reset_on  # which matches every line
-        self.reset_on_document = options.reading(model.config.model, model.config.train).reset_on_document
-        self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
-        pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
+        self._reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
+        self.resets_at_documents = options.reading(model.config.model, model.config.train).reset_on_document
+        pending = pending or PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         rest = pending.data[pending.n_tokenized :]
-        self.arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided
-        self.line_ends = LineEnds(rest[len(self.arrived) :])
-        self.pretokenizer = PreTokenizer(self.tokenizer.splitter, by_line=self.reset_pattern is not None)
-        self.ids, self.sizes, self.text = pending.ids, pending.sizes, pending.data[: pending.n_tokenized]
-        self.n_ready = 0
-        # Offsets in the unscored text before which the memory is to be cleared.
-        self.documents = deque(pending.documents)
-        position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
-        self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
-        self.first_line = self.n_lines
-        self.bits = position.bits
-        self.predictions = self.words = None
-        if options.emit == "words" or options.logprobs is not None:
-            self.predictions = Predictions(self.tokenizer, options, runtime.device)
-        if options.emit == "words" and self.predictions:
-            at = position.words or WordPosition(last=self.tokenizer.decode(self.session.last_tokens))
-            self.words = Words(self.predictions.boundaries, at.copy(), by_line=options.each_line)
-        self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
-        self.line_start = position.line_start
-        self.line, self.line_tokens = list(position.scored), position.line_tokens
-        self.line_bytes = sum(len(text) for text, _ in self.line)
-        self.has_new_text = self.flush_due = self.is_ended = False
-        self.started = self.last_arrival = self.last_stats = time.monotonic()
-        self.model_seconds, self.model_tokens, self.n_unknown = 0.0, 0, 0
+        self._arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided
+        self.line_ends = LineEnds(rest[len(self._arrived) :])
+        self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
+        self._queue, self._n_ready = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized]), 0
+        self._documents = deque(pending.documents)  # offsets in the text that waits
+        self._offset, self._at_line_start = position.n_bytes, position.n_bytes == position.line_start
+        self._last_arrival, self.n_received = time.monotonic(), 0
+        self._is_ended = False
 
-    def receive(self, portion: bytes | None) -> None:
-        """Appends bytes that have arrived; None means that nothing has arrived for a while."""
-        now = time.monotonic()
-        flush_ms = self.options.flush_ms
-        if portion is None:
-            self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
-            return
-        if isinstance(portion, Document) and (self.reset_on_document or self.words):
-            self.arrived += self.line_ends.feed(b"", final=True)
-            start = self._n_tokenized + len(self.arrived)
-            if self.reset_on_document and (not self.documents or self.documents[-1] < start):  # no other begins here
-                self.documents.append(start)
-            if self.words:
-                self.words.at.begin(self.n_bytes + start, plain(portion.fields))
-            self.has_new_text = True
+    @property
+    def pending(self) -> PendingText:
+        """All text that waits."""
+        ids, sizes, text, _ = self._queue
+        data = text + self._pretokenizer.pending + self._arrived + self.line_ends.held
+        return PendingText(data, ids, sizes, tuple(self._documents))
+
+    @property
+    def ends_line(self) -> bool:
+        """True if the unfinished word ends a line, which only lacks what may follow."""
+        return self._pretokenizer.pending.endswith(b"\n")
+
+    def begin_document(self) -> int:
+        """Begins a document; returns its offset in the whole text."""
+        self._arrived += self.line_ends.feed(b"", final=True)
+        start = self._n_tokenized + len(self._arrived)
+        if self.resets_at_documents and (not self._documents or self._documents[-1] < start):  # no other begins here
+            self._documents.append(start)
+        self.n_received += 1
+        return self._offset + start
+
+    def receive(self, portion: bytes | None) -> bool:
+        """Appends bytes that have arrived. True if an unfinished line is to be output, because none have for long."""
         if portion:
-            self.last_arrival = now
-            self.arrived += portion if self.options.binary else self.line_ends.feed(portion)
-            self.has_new_text = True
+            self._last_arrival = time.monotonic()
+            self._arrived += portion if self._options.binary else self.line_ends.feed(portion)
+            self.n_received += len(portion)
+        wait = self._options.flush_ms
+        if portion is not None or wait is None or time.monotonic() - self._last_arrival < wait / 1000 - 1e-3:
+            return False
+        self._enqueue(self._pretokenizer.flush())
+        self._n_ready = len(self._queue.ids)
+        return True
 
-    def next_call(self, *, to_line_end: bool) -> int:
-        """Number of queued tokens to score in one call, after tokenizing what has arrived; 0 if none can be output now.
+    def end(self) -> None:
+        """No more text comes, so all of it is ready."""
+        self._is_ended = True
+        self._arrived += self.line_ends.feed(b"", final=True)
 
-        Resets the session before the first of them if `reset_on` or a document says so. `to_line_end`: the last of them
-        ends a line, if one of them does.
+    def take(self, *, to_line_end: bool) -> Tokens | None:
+        """Tokens to score in one call, which leave the queue; None if none can be output now.
+
+        `to_line_end`: the last of them ends a line, if one of them does.
         """
-        while not self.n_ready:
-            if self.arrived:
+        while not self._n_ready:
+            if self._arrived:
                 self._feed()
                 continue
-            if self.is_ended or self.flush_due:
-                self._enqueue(self.pretokenizer.finish() if self.is_ended else self.pretokenizer.flush())
-                self.n_ready = len(self.ids)
-            if not self.n_ready:
-                return 0
-        n, is_reset = self._n_before_reset(min(self.n_ready, TOKENS_PER_CALL))
-        if is_reset:
-            self.session.reset()
-            if self.words:
-                self.words.at.last = b"\n"
-        line_end = self.text.rfind(b"\n", 0, int(self.sizes[:n].sum())) + 1 if to_line_end else 0
-        return self._n_tokens_begun(line_end) or n
+            if self._is_ended:
+                self._enqueue(self._pretokenizer.finish())
+                self._n_ready = len(self._queue.ids)
+            if not self._n_ready:
+                return None
+        n, is_reset = self._n_before_reset(min(self._n_ready, TOKENS_PER_CALL))
+        line_end = self._queue.divide(n)[0].text.rfind(b"\n") + 1 if to_line_end else 0
+        tokens, self._queue = self._queue.divide(self._queue.n_begun(line_end) or n)
+        self._n_ready -= len(tokens.ids)
+        self._offset += len(tokens.text)
+        self._at_line_start = tokens.text.endswith(b"\n")
+        self._documents = deque(at - len(tokens.text) for at in self._documents)
+        return tokens._replace(is_reset=is_reset)
 
     @property
     def _n_tokenized(self) -> int:
-        """Number of unscored bytes that the pre-tokenizer has taken."""
-        return len(self.text) + len(self.pretokenizer.pending)
+        """Number of waiting bytes that the pre-tokenizer has taken."""
+        return len(self._queue.text) + len(self._pretokenizer.pending)
 
     def _feed(self) -> None:
         """Tokenizes at most `BLOCK_BYTES` of the bytes that have arrived, up to the next document."""
         start = self._n_tokenized
-        if start in self.documents:
-            self._enqueue(self.pretokenizer.finish())
-        stop = min((at - start for at in self.documents if at > start), default=BLOCK_BYTES)
+        if start in self._documents:
+            self._enqueue(self._pretokenizer.finish())
+        stop = min((at - start for at in self._documents if at > start), default=BLOCK_BYTES)
         stop = min(stop, BLOCK_BYTES)
-        self._enqueue(self.pretokenizer.feed(self.arrived[:stop]))
-        self.arrived = self.arrived[stop:]
-        self.n_ready = self._n_ready()
-
-    def stats(self, *, final: bool) -> StreamStats:
-        """Totals so far."""
-        seconds = time.monotonic() - self.started
-        return StreamStats(
-            lines=self.n_lines,
-            bytes=self.n_bytes,
-            tokens=self.n_tokens,
-            bits=self.bits,
-            bits_per_byte=self.bits / self.n_bytes if self.n_bytes else 0.0,
-            seconds=seconds,
-            lines_per_second=(self.n_lines - self.first_line) / seconds if seconds else 0.0,
-            tokens_per_second=self.model_tokens / self.model_seconds if self.model_seconds else 0.0,
-            mem_len=self.session.state.span.mem_len,
-            state_bytes=self.session.state.bytes,
-            final=final,
-            shown=self.selection.n_shown if self.options.selects else None,
-            crlf=self.line_ends.replaced,
-        )
-
-    def session_state(self) -> SessionState:
-        """State from which another stream continues exactly."""
-        data = self.text + self.pretokenizer.pending + self.arrived + self.line_ends.held
-        unscored = PendingText(data, self.ids, self.sizes, tuple(self.documents))
-        scored, n_shown, latest = tuple(self.line), self.selection.n_shown, tuple(self.selection.recent)
-        recent = {str(self.options.emit): latest} if latest else {}
-        counters = self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start
-        words = self.words.at.copy() if self.words else None
-        position = StreamPosition(*counters, scored, n_shown, recent, words, self.line_tokens)
-        return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
+        self._enqueue(self._pretokenizer.feed(self._arrived[:stop]))
+        self._arrived = self._arrived[stop:]
+        self._n_ready = self._n_complete()
 
     def _enqueue(self, words: bytes) -> None:
         """Tokenizes whole words and appends them to the queue; before a line that may be a reset, a token ends."""
-        by_line = self.reset_pattern is not None and not self.tokenizer.splitter.ends_at_lines
+        by_line = self._reset_pattern is not None and not self._tokenizer.splitter.ends_at_lines
         for part in _LINE.findall(words) if by_line else filter(None, [words]):
-            ids, sizes = self.tokenizer.tokens(part, self.n_bytes + len(self.text))
-            if not len(ids) and not self.is_ended:
-                raise DataError(f"the line at byte {self.n_bytes + len(self.text)} has no tokens.", "Leave it out.")
-            self.ids = np.concatenate((self.ids, ids))
-            self.sizes = np.concatenate((self.sizes, sizes))
-            self.text += part
+            byte = self._offset + len(self._queue.text)
+            ids, sizes = self._tokenizer.tokens(part, byte)
+            if not len(ids) and not self._is_ended:
+                raise DataError(f"the line at byte {byte} has no tokens.", "Leave it out.")
+            self._queue += Tokens(ids, sizes, part)
 
-    def _n_ready(self) -> int:
-        """Number of queued tokens to score now."""
-        line_end = self.text.rfind(b"\n") + 1
-        n_in_lines = self._n_tokens_begun(line_end)
-        if self.reset_pattern is not None:
-            return len(self.ids) if len(self.text) - line_end >= LINE_LIMIT else n_in_lines
-        if self.options.emit in ("tokens", "words"):
-            return len(self.ids)
-        if self.options.emit == "none":
+    def _n_complete(self) -> int:
+        """Number of queued tokens whose scores can be output."""
+        n, line_end = len(self._queue.ids), self._queue.text.rfind(b"\n") + 1
+        n_in_lines = self._queue.n_begun(line_end)
+        if self._reset_pattern is not None:
+            return n if len(self._queue.text) - line_end >= LINE_LIMIT else n_in_lines
+        if self._options.emit in ("tokens", "words"):
+            return n
+        if self._options.emit == "none":
             n_in_lines = 0
-        return n_in_lines + (len(self.ids) - n_in_lines) // TOKENS_PER_CALL * TOKENS_PER_CALL
+        return n_in_lines + (n - n_in_lines) // TOKENS_PER_CALL * TOKENS_PER_CALL
 
     def _n_before_reset(self, n: int) -> tuple[int, bool]:
         """Number of the first `n` queued tokens before the next document or line that matches `reset_on`, at least one.
 
         Also whether the queue begins with such a document or line, before which the session is reset.
         """
-        is_reset = bool(self.documents) and not self.documents[0]
+        is_reset = bool(self._documents) and not self._documents[0]
         if is_reset:
-            self.documents.popleft()
-        if self.documents:
-            n = min(n, self._n_tokens_within(self.documents[0]))
-        if self.reset_pattern is None:
+            self._documents.popleft()
+        if self._documents:
+            n = min(n, self._queue.n_within(self._documents[0]))
+        if self._reset_pattern is None:
             return n, is_reset
-        n_bytes = int(self.sizes[:n].sum())
-        start = 0 if self.n_bytes == self.line_start else self.text.find(b"\n") + 1 or n_bytes
+        text, n_bytes = self._queue.text, int(self._queue.sizes[:n].sum())
+        start = 0 if self._at_line_start else text.find(b"\n") + 1 or n_bytes
         while start < n_bytes:
-            end = self.text.find(b"\n", start) + 1 or len(self.text)
-            if self.reset_pattern.search(self.text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")):
+            end = text.find(b"\n", start) + 1 or len(text)
+            if self._reset_pattern.search(text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")):
                 if start:
-                    return max(1, self._n_tokens_within(start)), is_reset
+                    return max(1, self._queue.n_within(start)), is_reset
                 is_reset = True
             start = end
         return n, is_reset
 
-    def _n_tokens_within(self, n_bytes: int) -> int:
-        """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""
-        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
-    def _n_tokens_begun(self, n_bytes: int) -> int:
-        """Number of queued tokens that hold the first `n_bytes` bytes of the queue."""
-        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes)) + 1 if n_bytes else 0
+class Output:
+    """Scored tokens on their way out: as they are, joined to words, or assembled to lines.
 
-    def output(
+    Attributes:
+        predictions: What is kept of the prediction of each token, if any of it is output.
+        words: The words, if they are output.
+        selection: Selects what is output.
+        n_lines, n_bytes, n_tokens, bits: Complete lines, bytes and tokens so far, and the sum of their surprisals.
+    """
+
+    def __init__(
+        self, options: StreamConfig, position: StreamPosition, predictions: Predictions | None, *, before: bytes
+    ) -> None:
+        self.options, self.predictions = options, predictions
+        self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
+        self.bits, self._line_start = position.bits, position.line_start
+        self.words = None
+        if options.emit == "words" and predictions:
+            at = position.words or WordPosition(last=before)
+            self.words = Words(predictions.boundaries, at.copy(), by_line=options.each_line)
+        self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
+        self._line, self._line_tokens = list(position.scored), position.line_tokens
+        self._line_bytes = sum(len(text) for text, _ in self._line)
+
+    @property
+    def position(self) -> StreamPosition:
+        """The place from which another stream continues."""
+        latest = tuple(self.selection.recent)
+        return StreamPosition(
+            n_lines=self.n_lines,
+            n_bytes=self.n_bytes,
+            n_tokens=self.n_tokens,
+            bits=self.bits,
+            line_start=self._line_start,
+            scored=tuple(self._line),
+            n_shown=self.selection.n_shown,
+            recent={str(self.options.emit): latest} if latest else {},
+            words=self.words.at.copy() if self.words else None,
+            line_tokens=self._line_tokens,
+        )
+
+    def present_row(self) -> Iterator[Row]:
+        """The row of a table in which a stream continues."""
+        if self.words and self.words.at.document:
+            yield Row(self.words.at.document, self.words.at.fields)
+
+    def begin_document(self, byte: int, document: Document) -> None:
+        """Adds a document that begins at this byte of the text."""
+        if self.words:
+            self.words.at.begin(byte, plain(document.fields))
+
+    def reset(self) -> None:
+        """The memory of the model was cleared."""
+        if self.words:
+            self.words.reset()
+
+    def feed(
         self,
+        tokens: Tokens,
         bits: NDArray[np.float64],
         features: NDArray[np.float64] | None,
         on_token: Callable[[TokenScore], None] | None,
     ) -> Iterator[StreamEvent]:
-        """Takes scored tokens from the queue, counts them, and outputs them, or words or lines that they complete."""
-        n = len(bits)
-        self.has_new_text = True
-        sizes, emit = self.sizes[:n], self.options.emit
-        n_bytes = int(sizes.sum())
-        text = self.text[:n_bytes]
-        self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[n_bytes:]
-        self.documents = deque(at - n_bytes for at in self.documents)
-        self.n_ready -= n
-        self.n_tokens += n
+        """Outputs the next tokens with their surprisals (t) and features (t f), or the words or lines they complete."""
+        self.n_tokens += len(bits)
         self.bits += float(bits.sum())
-        start = 0
-        predictions = self._predictions(features)
-        for size, token_bits, prediction in zip(sizes.tolist(), bits.tolist(), predictions, strict=False):
-            token = text[start : start + size]
+        emit, start, predictions = self.options.emit, 0, self._values(features)
+        for size, token_bits, prediction in zip(tokens.sizes.tolist(), bits.tolist(), predictions, strict=False):
+            token = tokens.text[start : start + size]
             start += size
-            self.line_tokens += emit == "lines"
+            self._line_tokens += emit == "lines"
             score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits, prediction)
             if on_token:
                 on_token(score)
@@ -377,42 +512,12 @@ class _Scorer:
                     yield score
             elif self.words:
                 yield from self._selected(self.words.feed(score))
-            for piece in _LINE.findall(token) or [
-                token
-            ]:  # one with two line ends counts for the line that it begins in
-                if emit == "lines" and (piece or not self.line):
-                    self.line.append((piece, token_bits))
-                elif emit == "lines":
-                    self.line[-1] = self.line[-1][0], self.line[-1][1] + token_bits
-                self.line_bytes += len(piece) * (emit == "lines")
-                token_bits = 0.0
-                self.n_bytes += len(piece)
-                if piece.endswith(b"\n"):
-                    yield from self.end_line_part()
-                    self.n_lines += 1
-                    self.line_start = self.n_bytes
-                elif self.line_bytes >= LINE_LIMIT:
-                    yield from self.end_line_part()
-
-    def end_words(self) -> Iterator[Row | WordScore]:
-        """Outputs the last word, at the end of the text."""
-        if self.words and self.words.at.text:
-            _, features = self.session.score(np.array([self.tokenizer.start_id]), self.predictions)
-            yield from self._selected(self.words.end(self.n_bytes, next(self._predictions(features))))
-
-    def _predictions(self, features: NDArray[np.float64] | None) -> Iterator[Prediction | None]:
-        """The predictions that features (t f) stand for; None for any number of tokens without."""
-        if features is None or self.predictions is None:
-            return itertools.repeat(None)
-        return map(self.predictions.value, features.tolist())
-
-    def _selected(self, events: Iterator[Row | WordScore]) -> Iterator[Row | WordScore]:
-        return (event for event in events if isinstance(event, Row) or self.selection.shows(event.bits))
+            yield from self._add_to_line(token, token_bits)
 
     def end_line_part(self) -> Iterator[LineScore]:
         """Outputs the line being assembled, or a part of it, unless it is empty."""
-        spans, n_bytes, n_tokens = tuple(self.line), self.line_bytes, self.line_tokens
-        self.line, self.line_bytes, self.line_tokens = [], 0, 0
+        spans, n_bytes, n_tokens = tuple(self._line), self._line_bytes, self._line_tokens
+        self._line, self._line_bytes, self._line_tokens = [], 0, 0
         bits = sum(span_bits for _, span_bits in spans)
         if n_bytes and self.selection.shows(bits / n_bytes):
             yield LineScore(
@@ -425,6 +530,42 @@ class _Scorer:
                 bits_per_byte=bits / n_bytes,
                 spans=spans,
             )
+
+    def end(self, session: InferenceSession) -> Iterator[StreamEvent]:
+        """Outputs the unfinished line, and the last word, which ends if the next token is one that begins a text."""
+        if self.n_bytes > self._line_start:
+            yield from self.end_line_part()
+            self.n_lines += 1
+        if self.words and self.words.at.text:
+            _, features = session.score(np.array([session.model.tokenizer.start_id]), self.predictions)
+            yield from self._selected(self.words.end(self.n_bytes, next(self._values(features))))
+
+    def _add_to_line(self, token: bytes, bits: float) -> Iterator[LineScore]:
+        """Adds a token to the line; one with two line ends counts for the line that it begins in."""
+        shows_lines = self.options.emit == "lines"
+        for piece in _LINE.findall(token) or [token]:
+            if shows_lines and (piece or not self._line):
+                self._line.append((piece, bits))
+            elif shows_lines:
+                self._line[-1] = self._line[-1][0], self._line[-1][1] + bits
+            self._line_bytes += len(piece) * shows_lines
+            bits = 0.0
+            self.n_bytes += len(piece)
+            if piece.endswith(b"\n"):
+                yield from self.end_line_part()
+                self.n_lines += 1
+                self._line_start = self.n_bytes
+            elif self._line_bytes >= LINE_LIMIT:
+                yield from self.end_line_part()
+
+    def _values(self, features: NDArray[np.float64] | None) -> Iterator[Prediction | None]:
+        """The predictions that features (t f) stand for; None for any number of tokens without."""
+        if features is None or self.predictions is None:
+            return itertools.repeat(None)
+        return map(self.predictions.value, features.tolist())
+
+    def _selected(self, events: Iterator[Row | WordScore]) -> Iterator[Row | WordScore]:
+        return (event for event in events if isinstance(event, Row) or self.selection.shows(event.bits))
 
 
 class Selection:

@@ -141,6 +141,10 @@ class Words:
         self.at = at
         self.by_line = by_line
 
+    def reset(self) -> None:
+        """The next word begins a text."""
+        self.at.last = b"\n"
+
     def feed(self, token: TokenScore) -> Iterator[Row | WordScore]:
         """The words that end before or with this token, the next one of the text, and the rows that they begin."""
         at = self.at

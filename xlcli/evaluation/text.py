@@ -92,7 +92,7 @@ class TokenizedText:
             if i == ends:
                 ends = next(documents, None)
                 yield from words.end(token.byte, scores.prediction(i, after=True))
-                words.at.last = b"\n"
+                words.reset()
             while row is not None and row[0] <= token.byte:
                 words.at.begin(*row)
                 row = next(rows, None)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xlcli.api import OF_LOAD, Model, load
+from xlcli.api import LOAD_SETTINGS, Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
 from xlcli.errors import XLError
 from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, tokens_per_call
@@ -86,8 +86,8 @@ class XlcliLM(LM):
         self.options = validate(InferenceConfig, {key: value for key, value in settings.items() if key in fields})
         if not isinstance(model, Model):
             device = "auto" if device is None or not torch.cuda.is_available() else device
-            of_load = {key: value for key, value in settings.items() if key not in fields - OF_LOAD}
-            model = load(model, device=device, **of_load)
+            load_settings = {key: value for key, value in settings.items() if key not in fields - LOAD_SETTINGS}
+            model = load(model, device=device, **load_settings)
         self.model, self.runtime = model.loaded, model.runtime
         self.seed = seed
         self.batch_size = DEFAULT_BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)

@@ -64,7 +64,7 @@ def adapt(train, n_tokens, *, source=None, record=None):
 
 
 def test_rates_grow_with_the_text_up_to_those_of_the_model():
-    n = defaults.LONG_TEXT
+    n = defaults.FULL_RATE_TOKENS
     factors = [adapt({}, length).lr / 0.01 for length in (1, n // 10, n // 2, n, 10 * n)]
     assert factors == pytest.approx([0.3, 0.3, 0.5, 1.0, 1.0])
     assert adapt({}, n // 2).adam_lr == pytest.approx(0.01)

@@ -16,7 +16,7 @@ from xlcli.errors import ConfigError, InvalidSettingError
 from xlcli.files.tensors import read_tensors
 from xlcli.ranks import Ranks
 from xlcli.store.commit import latest
-from xlcli.training.parallel import beginning, leading, own_rows
+from xlcli.training.parallel import announce_start, own_rows, wait_for_start
 
 CALL = "import sys; sys.path[:0] = {path!r}; import ranked; ranked.{call}"
 HERE = [str(Path(__file__).parent)]
@@ -160,10 +160,10 @@ def test_an_illegal_setting_of_the_first_rank_is_an_error_of_the_others(monkeypa
     error, board = InvalidSettingError("train.lr", "is odd", "Give another."), {}
     monkeypatch.setattr(Ranks, "publish", lambda ranks, name, value: board.update({name: value}))
     monkeypatch.setattr(Ranks, "published", lambda ranks, name, stop: board[name])
-    with pytest.raises(InvalidSettingError), leading(Ranks()):
+    with pytest.raises(InvalidSettingError), announce_start(Ranks()):
         raise error
     with pytest.raises(ConfigError) as caught:
-        beginning(Ranks(), lambda: False)
+        wait_for_start(Ranks(), lambda: False)
     assert (str(caught.value), caught.value.is_of_first_rank) == (str(error), True)
 
 

@@ -131,7 +131,7 @@ def test_other_text_starts_anew(text, bundled):
     assert start(corpus(text=text), settings=settings) is None
 
 
-@pytest.mark.parametrize(("name", "value"), [("LARGEST", 4000), ("available_bytes", lambda: 9)])
+@pytest.mark.parametrize(("name", "value"), [("BEGINS_ANEW", 4000), ("available_bytes", lambda: 9)])
 def test_a_long_text_or_a_small_machine_starts_anew(bundled, monkeypatch, name, value):
     assert start(bundled) == "tales"
     monkeypatch.setattr(prepare, name, value)

@@ -41,11 +41,11 @@ from xlcli.text.formats import ends_in_crlf
 
 Text = str | bytes
 F = TypeVar("F", bound=Callable[..., Any])
-OF_LOAD = frozenset({"n_steps", "n_hashes", "clamp_len", "weight_dtype"})
+LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "clamp_len", "weight_dtype"})
 """Settings of `InferenceConfig` that are fixed when a model is loaded."""
 
 
-def shows(section: type[BaseConfig], without: Iterable[str] = OF_LOAD) -> Callable[[F], F]:
+def shows(section: type[BaseConfig], without: Iterable[str] = LOAD_SETTINGS) -> Callable[[F], F]:
     """Decorator: `help` and `inspect.signature` list the settings of this section, but for some, as keywords."""
 
     def decorate(function: Any) -> Any:
@@ -111,7 +111,7 @@ class Model:
             pass
         return found[-1]
 
-    @shows(GenerateConfig, OF_LOAD | {"num_samples", "logprobs"})
+    @shows(GenerateConfig, LOAD_SETTINGS | {"num_samples", "logprobs"})
     def generate(
         self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> AnyStr:
@@ -137,7 +137,7 @@ class Model:
         reader = FileReader([data], "the data")
         return _joined(coding.decompress(self.loaded, reader.header(), reader, self.runtime))
 
-    @shows(GenerateConfig, OF_LOAD | {"num_samples", "logprobs"})
+    @shows(GenerateConfig, LOAD_SETTINGS | {"num_samples", "logprobs"})
     def stream_generate(
         self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> Iterator[AnyStr]:
@@ -189,7 +189,7 @@ class Model:
         return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, **given)
 
 
-@shows(InferenceConfig, InferenceConfig.model_fields.keys() - OF_LOAD)
+@shows(InferenceConfig, InferenceConfig.model_fields.keys() - LOAD_SETTINGS)
 def load(
     model: str | os.PathLike[str] | None = None,
     *,
@@ -205,13 +205,13 @@ def load(
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: Number type of matrix products; `auto` is float32.
         threads: Number of CPU threads of the process; None keeps the current number.
-        settings: `OF_LOAD` of `InferenceConfig`; what is left out is as trained.
+        settings: `LOAD_SETTINGS` of `InferenceConfig`; what is left out is as trained.
 
     Raises:
         CheckpointError: There is no such model, or it is damaged.
         ConfigError: The device does not exist, or the model has no such setting.
     """
-    if others := settings.keys() & (InferenceConfig.model_fields.keys() - OF_LOAD):
+    if others := settings.keys() & (InferenceConfig.model_fields.keys() - LOAD_SETTINGS):
         raise ConfigError(f"{min(others)} is no setting of load.", "Give it to the call that reads or generates.")
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
     chosen = validate(InferenceConfig, settings)

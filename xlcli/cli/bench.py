@@ -11,7 +11,7 @@ from xlcli import config as settings
 from xlcli.cli import options, prologue, report
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.plot import draw_speed
-from xlcli.cli.settings import named, print_config, user_settings
+from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
 from xlcli.cli.terminal import table, wrapped
 from xlcli.cli.usage import source
 from xlcli.config import Config, Tree
@@ -56,7 +56,7 @@ def bench(
     if task == "decode" and source(context, "segment_len") == "COMMANDLINE":
         raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
     screen = prologue.open_screen(context)
-    with named(context):
+    with name_option_in_errors(context):
         given = user_settings(context)
         config = configure(task, preset, given)
         folder = prologue.find_model(context, config.bench, screen) if preset is None else None

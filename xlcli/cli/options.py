@@ -68,7 +68,7 @@ Format = Annotated[
     Literal["llama", "gpt2", "transfo-xl", "transfo-xl-original"] | None,
     option("Model", "--format", "Format of the other program. Default: by the model.", allow_from_autoenv=False),
 ]
-_OF_SETTINGS = {
+SETTINGS_OPTIONS = {
     "config_file": Annotated[
         str | None, option("Settings", "--config FILE.toml", "Read settings from a TOML file.", envvar="XLCLI_CONFIG")
     ],
@@ -84,8 +84,8 @@ _OF_SETTINGS = {
     "verbose": Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")],
     "force": Force,
 }
-"""Parameters of the commands that have settings, beside `_OF_ALL`."""
-_OF_ALL = {
+"""Parameters of the commands that have settings, beside `SHARED_OPTIONS`."""
+SHARED_OPTIONS = {
     "json": Annotated[bool, option("Output", "--json", "Print JSON on stdout.")],
     "quiet": Annotated[bool, option("Output", "-q, --quiet", "Print results, warnings and errors only.")],
     "color": Annotated[
@@ -130,7 +130,7 @@ def add_options(app: typer.Typer) -> None:
         function: Any = command.callback
         name = command.name or function.__name__
         options = {key: _annotation(each) for key, each in settings_of(name).items() if each.option is not None}
-        options |= (_OF_SETTINGS if name in SECTIONS else {}) | _OF_ALL
+        options |= (SETTINGS_OPTIONS if name in SECTIONS else {}) | SHARED_OPTIONS
         signature = inspect.signature(function, eval_str=True)
         parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         for key, annotation in options.items():

@@ -16,7 +16,7 @@ import typer
 from xlcli.cli import report
 from xlcli.cli.outputs import check_outputs
 from xlcli.cli.render import Screen
-from xlcli.cli.settings import named, print_config, user_settings
+from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
 from xlcli.cli.usage import nearest, source
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig, make
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
@@ -39,7 +39,7 @@ _PROGRAM_BYTES = 300 * 2**20
 
 def begin(context: typer.Context) -> tuple[Config, Screen]:
     """The configuration of a command that uses a model, and the screen. `--print-config` ends here."""
-    with named(context):
+    with name_option_in_errors(context):
         config = make(user_settings(context))
     screen = open_screen(context)
     if context.params["print_config"]:
@@ -79,7 +79,7 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
             screen.say(notice, "warning")
         if reason is not None:
             screen.say(f"model {folder.name} ({reason})" + ("; -m NAME takes another" if state is None else ""))
-        with named(context):
+        with name_option_in_errors(context):
             check_settings(str(context.info_name), settings, read_config(folder), f"model {folder.name}")
         folders.append(folder)
     return folders

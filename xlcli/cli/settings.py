@@ -34,7 +34,7 @@ class _Layer:
 
 
 def user_settings(context: typer.Context) -> Tree:
-    """Settings of file, environment, `--set` and options, merged in this order; errors as in `named`."""
+    """Settings of file, environment, `--set` and options, merged in this order; errors name the option."""
     file = context.params["config_file"]
     of_file = {} if file is None else config.read_toml(Path(file))
     of_file.pop("about", None)
@@ -58,7 +58,7 @@ def user_settings(context: typer.Context) -> Tree:
 
 
 @contextlib.contextmanager
-def named(context: typer.Context) -> Iterator[None]:
+def name_option_in_errors(context: typer.Context) -> Iterator[None]:
     """Context in which an `InvalidSettingError` names the key as the user gave it: option, variable, key, file."""
     try:
         yield

@@ -17,7 +17,7 @@ from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
-from xlcli.cli.settings import named, print_config, user_settings
+from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
 from xlcli.cli.tensorboard import EventFile
 from xlcli.config import Config, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
@@ -66,7 +66,7 @@ def train(
     **_: Any,
 ) -> int:
     """Train a model on a text and save it in models/. Everything has a default."""
-    with named(context):
+    with name_option_in_errors(context):
         settings = user_settings(context)
         runtime = make({"runtime": settings.get("runtime", {})}).runtime
         is_new = context.params["print_config"] or not resume

@@ -296,6 +296,6 @@ POSITIONS: dict[str, type[PositionConfig]] = {
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyPositionConfig)[0])
 }
 """Position kind to configuration class."""
-FAR_BEYOND_MEMORY = frozenset({"none", "sinusoidal", "learned", "axial", "contextual-1", "contextual-2"})
-"""Kinds for which keys beyond the trained memory are far, not only those beyond the largest trained distance; measured.
-"""
+LESS_WEIGHT_BEYOND_MEMORY = frozenset({"none", "sinusoidal", "learned", "axial", "contextual-1", "contextual-2"})
+"""Kinds with which keys beyond the memory of training get less weight; with others, keys beyond the largest distance of
+training do (measured)."""

@@ -33,7 +33,7 @@ from xlcli.config.inference import (
     TextField,
 )
 from xlcli.config.model import ModelConfig
-from xlcli.config.position import FAR_BEYOND_MEMORY, ClampLen
+from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
 from xlcli.config.stack import ReversibleStackConfig, UniversalStackConfig
 from xlcli.errors import InvalidSettingError
 
@@ -207,7 +207,7 @@ class TrainConfig(BaseConfig):
             return None if clamp_len == "none" else clamp_len, None
         farthest = self.max_distance(model)
         clamp = (model.clamp_len or farthest) if model.clamps_distances else None
-        return clamp, (self.mem_len if model.position.kind in FAR_BEYOND_MEMORY else 0) or farthest
+        return clamp, (self.mem_len if model.position.kind in LESS_WEIGHT_BEYOND_MEMORY else 0) or farthest
 
     def _check(self) -> None:
         if self.grad_accum > self.batch_size:

@@ -11,7 +11,7 @@ from xlcli.interchange.source import CONFIG
 
 CAN = "docs/import.md says what a format can have."
 """Remedy for what cannot be imported or exported."""
-LARGEST = 2**31
+LARGEST_NUMBER = 2**31
 """Maximum absolute value of a number."""
 HARMLESS = (
     "architectures torch_dtype dtype transformers_version use_cache initializer_range xlcli tokenizer_class "
@@ -48,7 +48,7 @@ class Settings:
         is_of_kind = isinstance(value, int | float if kind is float else kind)
         if not is_of_kind or isinstance(value, bool) != (kind is bool):
             self.refuse(key, value)
-        if isinstance(value, int | float) and abs(value) > LARGEST:
+        if isinstance(value, int | float) and abs(value) > LARGEST_NUMBER:
             self.refuse(key, value)
         return kind(value)
 

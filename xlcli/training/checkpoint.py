@@ -86,7 +86,7 @@ def save(run: TrainingRun, folder: Path) -> Path:
             "limits": _limits(run),
             "loss_scale": {"scale": scaler["scale"], "steps": scaler["_growth_tracker"]} if scaler else None,
             "lr": run.config.train.lr,
-            "corpus": run.ready.identity,
+            "corpus": run.data.identity,
             "states": [state.describe() for state in states],
             "seed": run.config.runtime.seed,
             **_environment(run),
@@ -132,7 +132,7 @@ def load(run: TrainingRun, checkpoint: Path, *, allow_data_change: bool) -> list
             )
         if facts["seed"] != run.config.runtime.seed:
             raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)
-        changed = _changed_texts(facts["corpus"], run.ready.identity, allow_data_change)
+        changed = _changed_texts(facts["corpus"], run.data.identity, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
         if facts["lr"] != run.config.train.lr:  # a new rate is as given
@@ -253,7 +253,7 @@ def _restore_best(run: TrainingRun, checkpoint: Path) -> list[str]:
             metadata = read_header(path)[1]
             if metadata.get("encoding") in ENCODINGS and (step is None or metadata.get("step") == str(step)):
                 best, metadata = read_weights(path, run.model, metadata["encoding"])
-                store.save_model(folder, run.config, best, run.ready.tokenizer, metadata, encoding=encoding)
+                store.save_model(folder, run.config, best, run.data.tokenizer, metadata, encoding=encoding)
                 return []
     counters = run.counters
     counters.best_bits = counters.best_step = None
@@ -264,6 +264,6 @@ def _restore_best(run: TrainingRun, checkpoint: Path) -> list[str]:
     best, _ = read_tensors(checkpoint / "weights.safetensors", expected=None)
     of_optimizers, _ = read_tensors(checkpoint / "optimizer.safetensors", expected=None)
     best |= {name: of_optimizers[key] for name in best if (key := f"{name}:{AVERAGE}") in of_optimizers}
-    store.save_model(folder, run.config, best, run.ready.tokenizer, metadata, encoding=encoding)
+    store.save_model(folder, run.config, best, run.data.tokenizer, metadata, encoding=encoding)
     lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
     return [f"{lost} missing or damaged in every copy; those of step {counters.step} replace them"]

@@ -25,7 +25,7 @@ SHORT_BELOW = 2_000_000
 """Bytes of training text below which the default preset is `short`, unless it is `tiny`."""
 BASE_ABOVE = 8_000_000
 """Bytes of training text from which the default preset on a GPU is `base`."""
-SHORT_TEXT_FACTOR, LONG_TEXT = 0.3, 600_000
+SHORT_TEXT_FACTOR, FULL_RATE_TOKENS = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
 short texts, 1 from this number of tokens on, in between in proportion to the tokens (docs/log.md)."""
 PASSES, DROPOUT_PASSES = 4, 8
@@ -107,7 +107,7 @@ def _is_open(train: TrainConfig) -> bool:
 
 def rate_factor(n_tokens: int) -> float:
     """Peak learning rates for a text of this length, divided by the rates of the model that a run starts from."""
-    return min(max(n_tokens / LONG_TEXT, SHORT_TEXT_FACTOR), 1.0)
+    return min(max(n_tokens / FULL_RATE_TOKENS, SHORT_TEXT_FACTOR), 1.0)
 
 
 def resumed(saved: Config, changes: Tree) -> Config:

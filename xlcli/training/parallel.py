@@ -135,7 +135,7 @@ def _share_parameters(model: LanguageModel) -> bool:
 
 
 @contextmanager
-def leading(ranks: Ranks) -> Iterator[None]:
+def announce_start(ranks: Ranks) -> Iterator[None]:
     """Context of the first rank. The others end with its error if it publishes no checkpoint."""
     ranks.withdraw("run")  # of an earlier run
     ranks.barrier()
@@ -150,7 +150,7 @@ def leading(ranks: Ranks) -> Iterator[None]:
         ranks.publish("run", end)
 
 
-def beginning(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:
+def wait_for_start(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:
     """Checkpoint with which to begin, on another rank than the first; waits for it. None: there is no run.
 
     Raises:
@@ -158,9 +158,9 @@ def beginning(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:
         XLError: The error of the first rank.
     """
     ranks.barrier()
-    begun = ranks.published("run", stop)
-    if "error" in begun:
-        error: XLError = getattr(errors, begun["error"])(begun["message"], begun["remedy"])
+    started = ranks.published("run", stop)
+    if "error" in started:
+        error: XLError = getattr(errors, started["error"])(started["message"], started["remedy"])
         error.is_of_first_rank = True
         raise error
-    return Path(begun["point"]) if "point" in begun else None
+    return Path(started["checkpoint"]) if "checkpoint" in started else None

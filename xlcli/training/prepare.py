@@ -122,18 +122,18 @@ def prepare_new(
     else:
         tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
     origin = None if model is None else _origin(model)
-    ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, dry_run=dry_run)
+    data = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, dry_run=dry_run)
     if model is not None:
-        yield from warn_of_misfit(model, ready.train_ids)
+        yield from warn_of_misfit(model, data.train_ids)
     config = defaults.fill_in(
         config,
         tokenizer="auto" if tokenizer.described else tokenizer.kind,
         vocab_size=tokenizer.vocab_size,
         device=runtime.device,
-        n_tokens=ready.n_train_tokens,
+        n_tokens=data.n_train_tokens,
         model=model,
     )
-    return replace(ready, config=config, weights=None if model is None else weights(model.network))
+    return replace(data, config=config, weights=None if model is None else weights(model.network))
 
 
 def prepare_resumed(
@@ -301,9 +301,9 @@ MISFIT = 0.4
 """Bytes per token of a text, relative to the model's own text, below which the vocabulary fits badly."""
 MANY_UNKNOWN = 0.1
 """Share of unknown words from which a vocabulary of words fits badly."""
-ALIKE = 0.75
+LEAST_LIKENESS = 0.75
 """The same ratio from which a text counts as one of the same language and style."""
-LARGEST = 20_000_000
+BEGINS_ANEW = 20_000_000
 """Bytes of training text from which a run on a CPU starts with new weights by default."""
 SHORTEST = 1000
 """Bytes of text below which their tokens say little of its likeness."""
@@ -332,11 +332,11 @@ def resembles(model: Path, parts: Split) -> bool:
     """
     sample = b"".join(parts.train.sample(_SAMPLE_BYTES)).strip()
     corpora = (part.corpus for part in (parts.train, parts.valid, parts.test))
-    if not SHORTEST <= len(sample) <= parts.train.n_bytes < LARGEST or any(each.facts.bad_byte for each in corpora):
+    if not SHORTEST <= len(sample) <= parts.train.n_bytes < BEGINS_ANEW or any(each.facts.bad_byte for each in corpora):
         return False
     try:
         size = text_size(read_record(model))
         ids = load_tokenizer(model).encode(sample)
     except CheckpointError:
         return False
-    return size is not None and len(sample) >= ALIKE * size[0] / size[1] * len(ids)
+    return size is not None and len(sample) >= LEAST_LIKENESS * size[0] / size[1] * len(ids)

@@ -62,13 +62,13 @@ class TrainingRun:
         score: Call of the model in training.
         states: Memory of each microbatch.
         bytes_per_token: Mean over the training text.
-        ready: Inputs of a run that is kept in a folder.
+        data: Inputs of a run that is kept in a folder.
         model_folder: Model folder, from `start` on.
         began: Seconds, step and tokens at the first step of this process, or after a roll-back.
         folder: Folder of this run: the model folder, or a staged one in it until the run has weights.
     """
 
-    ready: Prepared
+    data: Prepared
     model_folder: Path
     folder: Path
 
@@ -124,11 +124,11 @@ class TrainingRun:
         self.model_folder = folder
         self.folder = settle(folder) if self.ranks.is_first else folder
         self.clock = Clock(self.ranks, self.counters.seconds, running, stop)
-        self.saved_at = self.place
+        self.saved_at = self.progress_key
         return self.clock
 
     @property
-    def place(self) -> tuple[int, int | None]:
+    def progress_key(self) -> tuple[int, int | None]:
         """Step, and step of the last validation."""
         return self.counters.step, self.counters.validated_step
 
@@ -313,8 +313,8 @@ class TrainingRun:
         """
         counters, bits, began = self.counters, None, self.clock.now()
         with self.optimizers.averaged():
-            if len(self.ready.valid_ids):
-                bits = validation_bits(self, self.ready.valid_ids, self.clock.stop)
+            if len(self.data.valid_ids):
+                bits = validation_bits(self, self.data.valid_ids, self.clock.stop)
                 if bits is None:
                     self.clock.meet()
                     return
@@ -343,7 +343,7 @@ class TrainingRun:
             "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}",
         }
         encoding = self.config.train.weights
-        store.save_model(self.folder, self.config, weights, self.ready.tokenizer, metadata, encoding=encoding)
+        store.save_model(self.folder, self.config, weights, self.data.tokenizer, metadata, encoding=encoding)
         self.folder = settle(self.model_folder)
 
     def save(self) -> Saved:
@@ -352,7 +352,7 @@ class TrainingRun:
             sync_file(self.folder / layout.METRICS)
         self.counters.seconds = self.clock.seconds
         path = checkpoint.save(self, self.folder)
-        self.saved_at = self.place
+        self.saved_at = self.progress_key
         return Saved(self.counters.step, path)
 
     def roll_back(self, error: DivergedError) -> Generator[Notice, None, bool]:
@@ -373,7 +373,7 @@ class TrainingRun:
         self.skip_to(n_read)
         if self.ranks.is_first:
             layout.trim_metrics(self.folder, counters.step, validated=self.is_validated)
-        self.saved_at = self.place
+        self.saved_at = self.progress_key
         rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
         yield from warnings
         yield Notice(
@@ -395,7 +395,7 @@ class TrainingRun:
         """Completes the record of a run that is saved, was `stopped` or not, and may have a score."""
         counters = self.counters
         bits = score.bits_per_byte if score else None
-        scored = ScoredText(score.bytes, self.ready.parts.valid.n_bytes, score.mem_len) if score else None
+        scored = ScoredText(score.bytes, self.data.parts.valid.n_bytes, score.mem_len) if score else None
         record = describe_run(self) | {
             "steps": counters.step,
             "tokens": counters.tokens,

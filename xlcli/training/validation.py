@@ -184,19 +184,19 @@ def _compare_with_frequencies(model: store.LoadedModel, path: Path, score: Score
 
 def describe_run(run: TrainingRun) -> dict[str, Any]:
     """Data, size, machine and versions of a run, for `record.json`."""
-    ready = run.ready
-    parts, runtime = ready.parts, ready.runtime
+    data = run.data
+    parts, runtime = data.parts, data.runtime
     corpus = parts.train.corpus
     return {
         "corpus": corpus.name,
         "corpus_sha256": corpus.facts.sha256,
         "crlf": sum(corpus.facts.crlf),
-        "train": {"bytes": parts.train.n_bytes, "tokens": len(ready.train_ids), "start": parts.train.start},
+        "train": {"bytes": parts.train.n_bytes, "tokens": len(data.train_ids), "start": parts.train.start},
         "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
-        "tokenizer": {"kind": ready.tokenizer.kind, "vocab_size": ready.tokenizer.vocab_size},
-        "preset": ready.preset,
-        **({} if ready.origin is None else {INIT: ready.origin}),
+        "tokenizer": {"kind": data.tokenizer.kind, "vocab_size": data.tokenizer.vocab_size},
+        "preset": data.preset,
+        **({} if data.origin is None else {INIT: data.origin}),
         "runtime": run.config.runtime.model_dump(mode="json"),
         "parameters": run.model.n_parameters,
         "hardware": {

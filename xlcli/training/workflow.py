@@ -32,7 +32,7 @@ from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
 from xlcli.training import checkpoint, defaults, memory
-from xlcli.training.parallel import beginning, leading
+from xlcli.training.parallel import announce_start, wait_for_start
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.schedule import IntervalTrigger
@@ -40,7 +40,7 @@ from xlcli.training.validation import check_finite, describe_run, final_evaluati
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
-Beginning = Generator[Event, None, TrainingRun | None]
+Setup = Generator[Event, None, TrainingRun | None]
 """Preparation of a run; None if none is to be trained."""
 
 
@@ -80,21 +80,21 @@ def train(
     if ranks.restarts and (is_own or commit.place_of_run(folder) != folder):
         return resume(paths, folder, dry_run=dry_run, stop=stop, paused=paused, ranks=ranks)
 
-    def begin(contexts: ExitStack) -> Beginning:
+    def set_up(contexts: ExitStack) -> Setup:
         load = partial(_load_origin, folder=folder)
         model = None if init is None else load(init)
         if not dry_run:
             _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
-        ready = yield from until(stop, prepare_new(paths, configs, model, load, dry_run=dry_run, ranks=ranks))
-        _check_texts(folder, ready)
-        yield from _plan(folder, ready, 0)
+        data = yield from until(stop, prepare_new(paths, configs, model, load, dry_run=dry_run, ranks=ranks))
+        _check_texts(folder, data)
+        yield from _plan(folder, data, 0)
         if dry_run:
             return None
-        return (yield from _make_run(ready, commit.stage(folder), None, ready.weights))
+        return (yield from _make_run(data, commit.stage(folder), None, data.weights))
 
-    return _run(begin, paths, folder, {}, stop, paused, ranks)
+    return _run(set_up, paths, folder, {}, stop, paused, ranks)
 
 
 def resume(
@@ -127,7 +127,7 @@ def resume(
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
 
-    def begin(contexts: ExitStack) -> Beginning:
+    def set_up(contexts: ExitStack) -> Setup:
         if not commit.holds_run(folder) and commit.place_of_run(folder) == folder:
             remedy = "Drop --resume, or give its folder with -o."
             raise CheckpointError(f"there is no run to resume in {folder}.", remedy)
@@ -138,23 +138,23 @@ def resume(
         if place != folder:
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
         preparation = prepare_resumed(paths, place, changes or {}, preset, init, dry_run=dry_run, ranks=ranks)
-        ready = yield from until(stop, preparation)
-        point, notices = _newest_checkpoint(place)
+        data = yield from until(stop, preparation)
+        checkpoint_folder, notices = _newest_checkpoint(place)
         yield from notices
-        yield from _plan(folder, ready, commit.step_of(point) if point else 0)
+        yield from _plan(folder, data, commit.step_of(checkpoint_folder) if checkpoint_folder else 0)
         if dry_run:
             return None
-        weights = _origin_again(ready.origin) if point is None and ready.origin else None
+        weights = _origin_again(data.origin) if checkpoint_folder is None and data.origin else None
         may_differ = bool((changes or {}).get("runtime", {}).get("allow_data_change"))
-        run = yield from _make_run(ready, place, point, weights, allow_data_change=may_differ)
+        run = yield from _make_run(data, place, checkpoint_folder, weights, allow_data_change=may_differ)
         yield from _spent_budgets(run)
         return run
 
-    return _run(begin, paths, folder, changes or {}, stop, paused, ranks)
+    return _run(set_up, paths, folder, changes or {}, stop, paused, ranks)
 
 
 def _run(
-    begin: Callable[[ExitStack], Beginning],
+    set_up: Callable[[ExitStack], Setup],
     paths: Sequence[str],
     folder: Path,
     changes: Tree,
@@ -167,9 +167,9 @@ def _run(
     with ExitStack() as contexts:
         contexts.callback(torch.set_num_threads, torch.get_num_threads())
         if ranks.is_first:
-            contexts.enter_context(leading(ranks))
+            contexts.enter_context(announce_start(ranks))
         try:
-            run = yield from (begin(contexts) if ranks.is_first else _follow(paths, changes, stop, ranks))
+            run = yield from (set_up(contexts) if ranks.is_first else _join_run(paths, changes, stop, ranks))
         except StoppedEarlyError:
             if ranks.is_first:
                 yield Notice(
@@ -184,38 +184,38 @@ def _run(
         clock = run.start(folder, lambda: time.monotonic() - paused() - started, stop)
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
-        begins = True  # intervals are counted from here, also after a roll-back
+        first_round = True  # intervals are counted from here, also after a roll-back
         while True:
             try:
                 clock.meet()
                 fraction, step = run.fraction(clock.seconds), run.counters.step
                 is_spent, had_patience = fraction == 1.0, run.counters.plateau is None
-                if validate.due(step, clock.seconds, fraction) and not (begins or is_spent or run.exceeds_share):
+                if validate.due(step, clock.seconds, fraction) and not (first_round or is_spent or run.exceeds_share):
                     run.counters.validation_due = True
                 is_checked = run.counters.validation_due or (is_spent and not run.is_validated)
                 if is_checked:
                     check_finite(run)
                     yield from run.validate()
                     fraction = run.fraction(clock.seconds)
-                    if begins or (had_patience and run.counters.plateau is not None):  # another part of the run
+                    if first_round or (had_patience and run.counters.plateau is not None):  # another part of the run
                         validate.due(step, clock.seconds, fraction)
                 is_over = fraction == 1.0 or clock.stops
-                is_due = save.due(step, clock.seconds, fraction) and not (begins or is_spent)
+                is_due = save.due(step, clock.seconds, fraction) and not (first_round or is_spent)
                 if is_due:
                     run.counters.anchor = step
-                if (is_due or is_over) and run.saved_at != run.place:
+                if (is_due or is_over) and run.saved_at != run.progress_key:
                     if not is_checked:
                         check_finite(run)
                     yield run.save()
                 if is_over:
                     break
-                if begins:
-                    run.began, begins = (clock.now(), step, run.counters.tokens), False
+                if first_round:
+                    run.began, first_round = (clock.now(), step, run.counters.tokens), False
                 yield run.log_step(run.train_step(fraction))
             except DivergedError as error:
                 if not (yield from run.roll_back(error)):
                     raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
-                begins = True
+                first_round = True
         if run.counters.best_step is None and run.counters.step:  # it ends without a validation
             with run.optimizers.averaged():
                 run.keep_weights(None)
@@ -226,21 +226,21 @@ def _run(
             yield end if end.stopped else (yield from final_evaluation(run, clock.stop))
 
 
-def _follow(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Beginning:
+def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Setup:
     """Takes part in a run that the first rank has begun or resumed, from the checkpoint that it has chosen."""
-    point = beginning(ranks, stop)
-    if point is None:
+    checkpoint_folder = wait_for_start(ranks, stop)
+    if checkpoint_folder is None:
         return None
-    place = point.parent.parent
+    place = checkpoint_folder.parent.parent
     # A signal from here on stops all ranks after the same step.
-    ready = yield from prepare_resumed(paths, place, changes, None, None, ranks=ranks)
-    return (yield from _make_run(ready, place, point, None, allow_data_change=True))
+    data = yield from prepare_resumed(paths, place, changes, None, None, ranks=ranks)
+    return (yield from _make_run(data, place, checkpoint_folder, None, allow_data_change=True))
 
 
 def _make_run(
-    ready: Prepared,
+    data: Prepared,
     place: Path,
-    point: Path | None,
+    checkpoint_folder: Path | None,
     weights: Mapping[str, Tensor] | None,
     *,
     allow_data_change: bool = False,
@@ -249,28 +249,28 @@ def _make_run(
 
     A new run can be resumed as soon as `config.json` exists.
     """
-    ranks, inputs = ready.runtime.ranks, (ready.train_ids, ready.tokenizer.start_id)
-    encoding = ready.config.train.weights
-    if point is None:
-        run = TrainingRun(ready.config, replace(ready.runtime, ranks=SINGLE), *inputs, weights)
-        run.ready = ready
-        ready.tokenizer.save(place)
-        _write_held_out(place, ready)
+    ranks, inputs = data.runtime.ranks, (data.train_ids, data.tokenizer.start_id)
+    encoding = data.config.train.weights
+    if checkpoint_folder is None:
+        run = TrainingRun(data.config, replace(data.runtime, ranks=SINGLE), *inputs, weights)
+        run.data = data
+        data.tokenizer.save(place)
+        _write_held_out(place, data)
         layout.trim_metrics(place, -1, validated=False)
         layout.write_record(place, describe_run(run) | {"finished": False})
-        layout.write_config(place, ready.config, encoding=encoding)
-        point = checkpoint.save(run, place)
+        layout.write_config(place, data.config, encoding=encoding)
+        checkpoint_folder = checkpoint.save(run, place)
         if ranks.size == 1:
             return run
     if ranks.is_first:
-        ranks.publish("run", {"point": str(point.absolute())})
-    run = TrainingRun(ready.config, ready.runtime, *inputs)
-    run.ready = ready
-    yield from checkpoint.load(run, point, allow_data_change=allow_data_change)
+        ranks.publish("run", {"checkpoint": str(checkpoint_folder.absolute())})
+    run = TrainingRun(data.config, data.runtime, *inputs)
+    run.data = data
+    yield from checkpoint.load(run, checkpoint_folder, allow_data_change=allow_data_change)
     if ranks.is_first:
-        _write_held_out(place, ready)
+        _write_held_out(place, data)
         layout.trim_metrics(place, run.counters.step, validated=run.is_validated)
-        layout.write_config(place, ready.config, encoding=encoding)
+        layout.write_config(place, data.config, encoding=encoding)
     return run
 
 
@@ -312,9 +312,9 @@ def _check_new(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def _check_texts(folder: Path, ready: Prepared) -> None:
+def _check_texts(folder: Path, data: Prepared) -> None:
     """Refuses a text that is a file of the model in `folder`, with which it would be removed."""
-    parts = ready.parts
+    parts = data.parts
     for corpus in (parts.train.corpus, parts.valid.corpus, parts.test.corpus):
         for source in corpus.sources:
             if source.spool is None and commit.belongs_to_run(folder, source.path):
@@ -340,13 +340,13 @@ def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     return found.path, notices
 
 
-def _write_held_out(folder: Path, ready: Prepared) -> None:
-    for name, part in (("valid", ready.parts.valid), ("test", ready.parts.test)):
+def _write_held_out(folder: Path, data: Prepared) -> None:
+    for name, part in (("valid", data.parts.valid), ("test", data.parts.test)):
         if part.n_bytes:
             write_atomic(folder / HELD_OUT[name], part.read())
         else:
             (folder / HELD_OUT[name]).unlink(missing_ok=True)
-        if part.n_bytes and ready.config.train.reset_on_document:
+        if part.n_bytes and data.config.train.reset_on_document:
             write_atomic(folder / DOCUMENTS[name], (b"%d\n" % start for start in part.documents))
         else:
             (folder / DOCUMENTS[name]).unlink(missing_ok=True)
@@ -386,9 +386,9 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 
 
-def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Iterator[Plan]:
+def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
     """The plan; raises `ResourceError` after it if the run cannot fit the machine."""
-    config, parts, runtime = ready.config, ready.parts, ready.runtime
+    config, parts, runtime = data.config, data.parts, data.runtime
     n_parameters = build_on_meta(config.model).n_parameters
     yield Plan(
         folder=folder,
@@ -396,11 +396,11 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Iterator[Plan]:
         train_bytes=parts.train.n_bytes,
         valid_bytes=parts.valid.n_bytes,
         test_bytes=parts.test.n_bytes,
-        train_tokens=ready.n_train_tokens,
-        estimated=ready.train_ids.n_bytes != parts.train.n_bytes,
-        tokenizer=ready.tokenizer.kind,
-        vocab_size=ready.tokenizer.vocab_size,
-        preset=ready.preset,
+        train_tokens=data.n_train_tokens,
+        estimated=data.train_ids.n_bytes != parts.train.n_bytes,
+        tokenizer=data.tokenizer.kind,
+        vocab_size=data.tokenizer.vocab_size,
+        preset=data.preset,
         parameters=n_parameters,
         needed_bytes=memory.needed_bytes(config, runtime, n_parameters),
         available_bytes=available_bytes(str(runtime.device)),
@@ -409,9 +409,9 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Iterator[Plan]:
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,
-        budget=defaults.budget_in_words(config, ready.n_train_tokens),
+        budget=defaults.budget_in_words(config, data.n_train_tokens),
         resumed_at=resumed_at,
-        init=ready.origin["model"] if ready.origin else None,
+        init=data.origin["model"] if data.origin else None,
         n_ranks=runtime.ranks.size,
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,

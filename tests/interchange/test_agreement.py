@@ -25,7 +25,10 @@ ORIGINAL = [name for name in NAMES if name.startswith("original")]
 GROWING = [name for name in NAMES if "growing" in name or name in ORIGINAL]
 for _name in ("original-div4", "original-softmax"):
     GROWING.remove(_name)
-WITH_TEXT = ["gpt2-text", "llama-text", "mistral-text"]
+WITH_TEXT = [name for name in NAMES if name.endswith("-text")]
+LONG = ["gpt2", "gpt2-cerebras", "gpt-neo"]
+"""Models with learned positions, and the numbers of a text that has more."""
+EXPORTED = [name for name in NAMES if name not in ORIGINAL and not name.startswith(("gpt", "olmo"))]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -123,9 +126,10 @@ def test_distances_clamped_at_evaluation_are_those_of_the_source(tmp_path):
         assert got.allclose(numbers["log_probs.float32"], rtol=0, atol=1e-5) == (clamp_len != "none")
 
 
+@pytest.mark.parametrize("name", LONG)
 @torch.inference_mode()
-def test_a_long_text_of_gpt2_is_read_in_overlapping_windows(folder):
-    model, numbers = load(folder("gpt2")), expected("gpt2")
+def test_a_text_beyond_learned_positions_is_read_in_overlapping_windows(folder, name):
+    model, numbers = load(folder(name)), expected(name)
     session = InferenceSession.open(model, RUNTIME, GenerateConfig(), None)
     got = read(session.reader, numbers["long.tokens"], session.state, [1, 70, 128])
     torch.testing.assert_close(got, numbers["long.log_probs.float32"], rtol=0, atol=1e-5)
@@ -146,7 +150,7 @@ def test_a_text_is_scored_with_the_tokens_of_the_source(folder, name):
     torch.testing.assert_close(-torch.from_numpy(surprisal), numbers["text.log_probs.float64"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "llama2", "mistral", "unigram"])
+@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "gpt_neox", "llama2", "mistral", "unigram"])
 def test_tokens_are_those_of_the_library_without_its_changes_of_the_text(name):
     """The library composes characters for Qwen; for the last three "▁" begins a text and is taken for a space."""
     folder = FIXTURES.parent / "tokenizers" / name
@@ -155,7 +159,7 @@ def test_tokens_are_those_of_the_library_without_its_changes_of_the_text(name):
     if name in ("llama2", "mistral", "unigram"):
         rows = [row for row in rows if row["text"] and "▁" not in row["text"] and "<s>" not in row["text"]]
     for row in rows:
-        text = unicodedata.normalize("NFC", row["text"]) if name == "qwen2" else row["text"]
+        text = unicodedata.normalize("NFC", row["text"]) if name in ("qwen2", "gpt_neox") else row["text"]
         if name == "llama2" or (name in ("mistral", "unigram") and not text.startswith(" ")):
             text = " " + text
         assert tokenizer.encode(text.encode()).tolist() == row["ids"], text
@@ -166,7 +170,7 @@ def test_a_vocabulary_of_transformer_xl_gives_the_tokens_of_the_source(folder):
     assert list(model.tokenizer.encode(bytes(numbers["text"].tolist()))) == numbers["text.ids"].tolist()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ORIGINAL and not name.startswith("gpt2")])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_export_and_import_again_is_the_identity_to_the_bit(folder, name, tmp_path):
     export_model(folder(name), tmp_path / "out")
     assert find_format(tmp_path / "out") in ("llama", "transfo-xl")

@@ -179,6 +179,12 @@ def test_export_and_import_again_is_the_identity_to_the_bit(folder, name, tmp_pa
         assert sha256(tmp_path / "again" / file) == sha256(folder(name) / file)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neo", "gptj", "gpt-neox", "olmo"])
+def test_models_that_a_format_cannot_hold_are_not_exported(folder, name, tmp_path):
+    with pytest.raises(ConfigError, match=r"llama cannot hold .*model\.\w+\.kind"):
+        export_model(folder(name), tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ORIGINAL)
 def test_an_empty_first_memory_cannot_be_exported(folder, name, tmp_path):
     with pytest.raises(ConfigError, match="zero_memory"):
@@ -186,6 +192,13 @@ def test_an_empty_first_memory_cannot_be_exported(folder, name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+SUMMARY = {
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+}
 PUBLISHED = {
     "transfo-xl-div4": {
         "ext_len": 0,
@@ -228,8 +241,43 @@ PUBLISHED = {
     "mistral": {"sliding_window": None, "output_attentions": False, "use_cache": False},
     "qwen2": {"sliding_window": 32768, "max_window_layers": 28, "use_sliding_window": False, "use_mrope": False},
     "qwen3": {"sliding_window": None, "max_window_layers": 28, "use_sliding_window": False, "rope_scaling": None},
+    "gpt2-cerebras": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    "gpt2-mgpt": {"gradient_checkpointing": False, "n_special": 0, "predict_special_tokens": True, **SUMMARY},
+    "gpt-neo": {
+        "attention_dropout": 0,
+        "gradient_checkpointing": False,
+        "tokenizer_class": "GPT2Tokenizer",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 0.9}},
+        **SUMMARY,
+    },
+    "gptj": {
+        "gradient_checkpointing": False,
+        "rotary": True,
+        "scale_attn_weights": True,
+        "tokenizer_class": "GPT2Tokenizer",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
+        **SUMMARY,
+    },
+    "gpt-neox-pythia": {
+        "attention_probs_dropout_prob": 0,
+        "hidden_dropout_prob": 0,
+        "bos_token_id": 1,
+        "rope_scaling": None,
+    },
+    "olmo-text": {"clip_qkv": None, "pretraining_tp": 1, "rope_scaling": None},
 }
 """Further keys of configurations as they are published."""
+BUFFERS = {
+    "gpt2": ["h.0.attn.bias"],
+    "gpt-neo": [f"transformer.h.0.attn.attention.{end}" for end in ("bias", "masked_bias")],
+    "gptj": [f"transformer.h.0.attn.{end}" for end in ("bias", "masked_bias")],
+    "gpt-neox-pythia": [f"gpt_neox.layers.0.attention.{end}" for end in ("bias", "masked_bias", "rotary_emb.inv_freq")],
+}
+"""Tensors of published files that follow from the settings. In GPT-2 no name has a prefix."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -238,10 +286,11 @@ def test_configurations_and_names_as_they_are_published_are_taken(folder, name, 
     shutil.copytree(source_of(name), source)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | PUBLISHED[name]))
-    if name == "gpt2":  # its names have no prefix, and it holds masks
+    if name in BUFFERS:
         weights = load_file(source / "model.safetensors")
-        weights = {key.removeprefix("transformer."): value for key, value in weights.items()}
-        weights |= {f"h.{i}.attn.bias": torch.ones(1, 1, 64, 64).tril() for i in range(config["n_layer"])}
+        if name == "gpt2":
+            weights = {key.removeprefix("transformer."): value for key, value in weights.items()}
+        weights |= {each: torch.ones(1, 1, 64, 64, dtype=torch.bool).tril() for each in BUFFERS[name]}
         save_file(weights, source / "model.safetensors")
     import_model(source, tmp_path / "m")
     for file in ("config.json", "model.safetensors", "tokenizer.json"):

@@ -23,7 +23,7 @@ SPECIAL = ["<|end|>"]
 def trained(name: str) -> tokenizers.Tokenizer:
     """A small tokenizer as those of published models."""
     split = {"llama3": LLAMA3, "qwen": QWEN, "slashes": SLASHES}
-    if name in split or name in ("gpt2", "smollm2"):
+    if name in split or name in ("gpt2", "smollm2", "pythia"):
         made = tokenizers.Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         if name in split:
@@ -33,7 +33,7 @@ def trained(name: str) -> tokenizers.Tokenizer:
         if name == "smollm2":
             digits = pre_tokenizers.Digits(individual_digits=True)
             made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        if name == "qwen":
+        if name in ("qwen", "pythia"):
             made.normalizer = normalizers.NFC()
         made.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -41,6 +41,8 @@ def trained(name: str) -> tokenizers.Tokenizer:
             vocab_size=420, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
         )
         made.train_from_iterator([TEXT], trainer)
+        if name == "pythia":
+            made.add_tokens([tokenizers.AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
         return made
     if name == "llama2":  # as converted from sentencepiece: the whole text is one word
         bytes_of = [f"<0x{value:02X}>" for value in range(256)]
@@ -73,7 +75,7 @@ def trained(name: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-LOSSLESS = ["gpt2", "smollm2", "llama3", "qwen", "slashes", "llama2", "unigram"]
+LOSSLESS = ["gpt2", "smollm2", "pythia", "llama3", "qwen", "slashes", "llama2", "unigram"]
 
 
 def ours(package: tokenizers.Tokenizer) -> TokenizersTokenizer:

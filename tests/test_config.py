@@ -178,6 +178,9 @@ def test_needed_hooks_depend_on_the_settings():
         ({"embedding": {"cutoffs": [5, 5]}}, r"cutoffs.*\[5, 5\]"),
         ({"embedding": {"div_val": 2}}, r"model\.embedding\.cutoffs"),
         ({"norm": {"placement": "mid"}}, r"model\.norm\.placement\b.*'mid'.*'rezero'"),
+        ({"norm": {"placement": "parallel"}, "stack": {"kind": "reversible"}}, r"placement 'parallel'.*'reversible'"),
+        ({"position": {"kind": "rope", "rotary_dim": 3}}, r"model\.position\.rotary_dim\D+3\b"),
+        ({"position": {"kind": "rope", "rotary_dim": 34}}, r"model\.position\.rotary_dim\D+34\b.*\b32\b"),
     ],
 )
 def test_an_illegal_combination_is_named(model, message):

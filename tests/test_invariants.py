@@ -286,7 +286,7 @@ def test_gradients_reach_every_parameter(name):
 
 STEPS = 300
 """Largest number of steps; most need 30, adaptive softmax after a post-norm up to 140."""
-RATES = {"pre": 0.02, "post": 0.005, "sandwich": 0.02, "rezero": 0.02}
+RATES = {"pre": 0.02, "post": 0.005, "sandwich": 0.02, "rezero": 0.02, "parallel": 0.02}
 """Learning rates; with post-norm at 0.02 some combinations learn only for some seeds."""
 
 

@@ -25,6 +25,7 @@ SETTINGS = {
             "scaling": {"kind": "llama3", "factor": 3.0, "original_len": 40, "high_freq_factor": 5.0},
         },
         {"placement": "embedding", "scaling": {"kind": "linear", "factor": 2.0}},
+        {"rotary_dim": 2, "clamp_len": 9},
     ],
     "t5": [{"n_buckets": 6, "max_distance": 20}, {"n_buckets": 6, "max_distance": 20, "shared": False}],
     "shaw": [{"max_distance": 9}],
@@ -84,6 +85,12 @@ AROUND = [
         "feedforward": {"kind": "gelu-tanh"},
         "bias": True,
     },
+    {
+        "norm": {"kind": "layer", "placement": "parallel"},
+        "feedforward": {"kind": "gelu"},
+        "embedding": {"tied": False, "per_layer": True},
+        "bias": True,
+    },
 ]
 """Settings of the other parts; each entry is combined with every attention and position."""
 
@@ -106,6 +113,11 @@ COMBINATIONS = dict(_combinations())
 """Name of a combination to its table `model`."""
 ZEROS = ["full-xl-1-post-1", "full-xl-2-pre-4", "full-rope-1-sandwich-2", "full-sinusoidal-1-pre-4", "local-xl-0-pre-4"]
 COMBINATIONS |= {f"zeros-{name}": COMBINATIONS[name] | {"zero_memory": True} for name in ZEROS}
+PARALLEL = ["full-rope-3-sandwich-2", "full-xl-0-rezero-3", "mixed1-rope-3-pre-0"]
+COMBINATIONS |= {
+    f"parallel-{name}": COMBINATIONS[name] | {"norm": {"kind": "rms", "placement": "parallel"}} for name in PARALLEL
+}
+"""Both branches read the same input, also in stacks of several and of adaptive steps."""
 SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezero-3": 3, "mixed1-rope-1-pre-0": 6}
 """Combinations to add with sinks, and their largest distances, below and above the lengths of memories."""
 SINK = {"layout": "interleaved", "n_sinks": 3}
@@ -113,6 +125,8 @@ COMBINATIONS |= {
     f"sinks{clamp_len}-{name}": COMBINATIONS[name] | {"position": {"kind": "rope", "clamp_len": clamp_len, **SINK}}
     for name, clamp_len in SINKS.items()
 }
+_PART = {"kind": "rope", "clamp_len": 4, "rotary_dim": 4, **SINK}
+COMBINATIONS["sinks4-full-rope-3-parallel-6"] = COMBINATIONS["full-rope-3-parallel-6"] | {"position": _PART}
 
 
 def _in_turn():

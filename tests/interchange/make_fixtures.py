@@ -10,15 +10,16 @@ Each folder `fixtures/NAME` has `source/`, a tiny random model as the program sa
     log_probs.float64      float64 (2, T), the same weights in double precision
     prompt, greedy         int64 (P,), (50,), the likeliest tokens after the prompt, read in one call, then one by one
     long.tokens            int64 (1, U + 1), with long.log_probs.float32 and .float64 (1, U): a text longer than the
-                           positions of GPT-2 in windows that begin every half window (one fixture)
+                           learned positions in windows that begin every half window
     text, text.ids         uint8 (n,), int64 (m,): UTF-8 text and its tokens (fixtures with a tokenizer)
-    text.log_probs.float64 float64 (m,): log p of these tokens, the first after bos_token_id (all but Transformer-XL)
+    text.log_probs.float64 float64 (m,): log p of these tokens, the first after bos_token_id or else eos_token_id
+                           (all but Transformer-XL)
 
 No environment can run all three sources; each makes its own part, on one CPU:
 
-    transformers==4.35.2   Transformer-XL, and Llama and GPT-2 with the configuration of older releases
+    transformers==4.35.2   Transformer-XL, and Llama, GPT-2, GPT-Neo, GPT-J and GPT-NeoX as older releases save them
                            (with "tokenizers<0.19" "huggingface_hub<1" sacremoses)
-    transformers>=5.23     GPT-2, Llama, Mistral, Qwen2, Qwen3
+    transformers>=5.23     GPT-2, GPT-Neo, GPT-J, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, OLMo
     --original FOLDER      a clone of github.com/kimiyoung/transformer-xl, model.pt of its PyTorch code
 
 With `--check FOLDER` nothing is made: the folder, which has `config.json` and weights, is loaded by transformers and
@@ -218,7 +219,7 @@ def load_models(source: Path) -> tuple[Any, Any]:
 
 def in_windows(model: Any, tokens: Tensor) -> Tensor:
     """Return log probabilities (1, U) of a long text, in windows that begin every half of the positions."""
-    window = model.config.n_positions
+    window = model.config.max_position_embeddings
     rows: list[Tensor] = []
     n_inputs, done = tokens.shape[1] - 1, 0
     for start in range(0, n_inputs, window // 2):
@@ -261,7 +262,9 @@ def write_hugging_face(name: str, model: Any, case: dict[str, Any]) -> None:
     single, double = load_models(source)
     tensors = expected(reader(single), reader(double), case.get("segments", [8] * 5), vocab=case.get("vocab", VOCAB))
     if case.get("long"):
-        tokens = torch.randint(VOCAB, (1, 3 * model.config.n_positions + 8), generator=torch.Generator().manual_seed(5))
+        tokens = torch.randint(
+            VOCAB, (1, 3 * model.config.max_position_embeddings + 8), generator=torch.Generator().manual_seed(5)
+        )
         tensors["long.tokens"] = tokens
         with torch.no_grad():
             tensors["long.log_probs.float32"] = in_windows(single, tokens)
@@ -349,12 +352,16 @@ def copy_tokenizer(name: str) -> Callable[[Path], None]:
 
 
 def score_text(source: Path) -> dict[str, Tensor]:
-    """Return a text, its tokens as the library gives them, and their log probabilities after bos_token_id."""
+    """Return a text, its tokens as the library gives them, and their log probabilities after the token of a beginning.
+
+    It is bos_token_id, or else eos_token_id.
+    """
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(source / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
     _, double = load_models(source)
-    tokens = torch.tensor([[double.config.bos_token_id, *ids]])
+    first = double.config.eos_token_id if double.config.bos_token_id is None else double.config.bos_token_id
+    tokens = torch.tensor([[first, *ids]])
     with torch.no_grad(), double_precision(strict=True):
         log_probs = score(reader(double), tokens, [len(ids)])[0]
     text = torch.tensor(list(TEXT.encode()), dtype=torch.uint8)
@@ -370,6 +377,9 @@ def older_cases() -> dict[str, dict[str, Any]]:
             "scale": 0.8,
         },
         "gpt2-older": {"settings": {}, "bin": "legacy"},
+        "gpt-neo-older": {"settings": {"attention_types": [[["global", "local"], 1]]}, "bin": "zip"},
+        "gptj-older": {"settings": {"rotary_dim": 2}, "bin": "legacy"},
+        "gpt-neox-older": {"settings": {"rotary_pct": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}}},
     }
 
 
@@ -393,6 +403,14 @@ def current_cases() -> dict[str, dict[str, Any]]:
         config["torch_dtype"] = config.pop("dtype")
         config.pop("layer_types", None)
         config["transformers_version"] = "4.40.1"
+
+    part = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+    def neox_keys(config: dict[str, Any]) -> None:
+        """Name settings as the files of Pythia do."""
+        hub_keys(config)
+        config["rotary_emb_base"] = config.pop("rope_theta")
+        config["rotary_pct"] = 0.5 if config["hidden_act"] == "gelu_fast" else 0.25
 
     def smollm_keys(config: dict[str, Any]) -> None:
         hub_keys(config)
@@ -448,15 +466,114 @@ def current_cases() -> dict[str, dict[str, Any]]:
             "tokenizer": copy_tokenizer("gpt2"),
             "text": score_text,
         },
-        "mistral-sliding": {"settings": {"sliding_window": 9, "num_key_value_heads": 2}},
+        "gpt2-cerebras": {"settings": {"activation_function": "gelu", "n_inner": 64, "n_embd": 24}, "long": True},
+        "gpt2-mgpt": {"settings": {"n_layer": 3, "n_head": 1, "n_ctx": 64}, "dtype": torch.bfloat16},
+        "gpt-neo": {"settings": {"attention_types": [[["global", "local"], 1]]}, "long": True},
+        "gpt-neo-local": {
+            "settings": {
+                "num_layers": 3,
+                "attention_types": [[["local"], 1], [["global"], 2]],
+                "window_size": 2,
+                "intermediate_size": 24,
+            },
+            "dtype": torch.float16,
+        },
+        "gpt-neo-text": {
+            "settings": {"attention_types": [[["global", "local"], 1]], "bos_token_id": 0, "eos_token_id": 0},
+            "vocab": 316,
+            "dtype": torch.float16,
+            "tokenizer": copy_tokenizer("gpt2"),
+            "text": score_text,
+        },
+        "gptj": {"settings": {"rotary_dim": 4}},
+        "gptj-tied": {
+            "settings": {"rotary_dim": 8, "tie_word_embeddings": True, "n_inner": 24},
+            "dtype": torch.float16,
+        },
+        "gptj-text": {
+            "settings": {"bos_token_id": 0, "eos_token_id": 0, "rotary_dim": 2},
+            "vocab": 316,
+            "dtype": torch.float16,
+            "tokenizer": copy_tokenizer("gpt2"),
+            "text": score_text,
+        },
+        "gpt-neox": {"settings": {"rope_parameters": {**part, "partial_rotary_factor": 0.25}}},
+        "gpt-neox-sequential": {
+            "settings": {"use_parallel_residual": False, "attention_bias": False, "rope_parameters": {**part}},
+            "shard": "12KB",
+        },
+        "gpt-neox-pythia": {
+            "settings": {"hidden_act": "gelu_fast", "rope_parameters": {**part, "rope_theta": 100.0}},
+            "config": neox_keys,
+            "dtype": torch.float16,
+        },
+        "gpt-neox-text": {
+            "settings": {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": True},
+            "vocab": 330,
+            "config": neox_keys,
+            "dtype": torch.float16,
+            "tokenizer": copy_tokenizer("gpt_neox"),
+            "text": score_text,
+        },
+        "olmo": {"settings": {"num_key_value_heads": 4}},
+        "olmo-biases": {"settings": {"attention_bias": True, "num_key_value_heads": 2, "tie_word_embeddings": True}},
+        "olmo-text": {
+            "settings": {"tie_word_embeddings": True, "eos_token_id": 0, "bos_token_id": None},
+            "vocab": 330,
+            "config": hub_keys,
+            "tokenizer": copy_tokenizer("gpt_neox"),
+            "text": score_text,
+        },
+        "mistral-sliding": {"settings": {"sliding_window": 9, "num_hidden_layers": 3}},
         "mistral": {"settings": {"sliding_window": None, "head_dim": 6}, "config": hub_keys},
         "qwen2": {"settings": {"tie_word_embeddings": True, "num_key_value_heads": 2}},
         "qwen2-sliding": {
-            "settings": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1, "rms_norm_eps": 1e-3}
+            "settings": {
+                "use_sliding_window": True,
+                "sliding_window": 7,
+                "max_window_layers": 1,
+                "num_hidden_layers": 3,
+                "rms_norm_eps": 1e-3,
+            }
         },
         "qwen3": {"settings": {"head_dim": 6, "tie_word_embeddings": True}, "config": hub_keys},
         "qwen3-biases": {"settings": {"head_dim": 8, "attention_bias": True, "num_key_value_heads": 1}},
     }
+
+
+FAMILIES = {
+    **{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo": "Olmo"},
+    **{"gpt2": "GPT2", "gptj": "GPTJ", "gpt-neox": "GPTNeoX", "gpt-neo": "GPTNeo"},
+}
+"""Beginning of the name of a fixture to the names of classes of transformers."""
+_GPT2 = {"n_positions": ROTARY_LEN, "n_embd": 16, "n_layer": 2, "n_head": 2}
+_ENDS = {"bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1}
+_LLAMA = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": ROTARY_LEN,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_NEOX = {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"}
+SIZES: dict[str, dict[str, Any]] = {
+    "GPT2": {**_GPT2, **_ENDS},
+    "GPTJ": {**_GPT2, **_ENDS},
+    "GPTNeo": {
+        "max_position_embeddings": ROTARY_LEN,
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "window_size": 5,
+        **_ENDS,
+    },
+    "GPTNeoX": {**_NEOX, "num_attention_heads": 2, "hidden_act": "gelu"},
+    "Llama": _LLAMA,
+}
+"""Settings of small models of a family; those of Llama for the others."""
 
 
 def make_hugging_face(names: Sequence[str]) -> None:
@@ -475,26 +592,11 @@ def make_hugging_face(names: Sequence[str]) -> None:
             defaults = {"same_length": True, "clamp_len": -1, "untie_r": True, "eos_token_id": 0}
             settings = {"vocab_size": VOCAB, **sizes, **defaults, **case["settings"]}
             model: Any = transformers.TransfoXLLMHeadModel(transformers.TransfoXLConfig(**settings))
-        elif name.startswith("gpt2"):
-            settings = {"n_positions": ROTARY_LEN, "n_embd": 16, "n_layer": 2, "n_head": 2}
-            ends = {"vocab_size": case.get("vocab", VOCAB), "bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1}
-            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**settings, **ends, **case["settings"]}))
         else:
-            family = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[name.split("-")[0]]
-            settings = {
-                "vocab_size": case.get("vocab", VOCAB),
-                "hidden_size": 16,
-                "intermediate_size": 24,
-                "num_hidden_layers": 3 if "sliding" in name else 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "max_position_embeddings": ROTARY_LEN,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-                **case["settings"],
-            }
+            family = next(family for start, family in FAMILIES.items() if name.startswith(start))
+            settings = {"vocab_size": case.get("vocab", VOCAB), **SIZES.get(family, SIZES["Llama"]), **case["settings"]}
             config = getattr(transformers, f"{family}Config")(**settings)
-            model = getattr(transformers, f"{family}ForCausalLM")(config)
+            model = getattr(transformers, f"{family}{'LMHeadModel' if family == 'GPT2' else 'ForCausalLM'}")(config)
         write_hugging_face(name, model, case)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 FOLDER = Path(__file__).parent / "tokenizers"
 
@@ -127,6 +127,14 @@ def qwen2() -> Any:
     return byte_level(split_by(QWEN2), [GPT2_END, "<|im_start|>", "<|im_end|>"], normalizer=normalizers.NFC())
 
 
+def gpt_neox() -> Any:
+    """Return GPT-NeoX's and Pythia's kind: composed characters, and tokens of several blanks that are not special."""
+    ends = [GPT2_END, "<|padding|>"]
+    tokenizer = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), ends, normalizer=normalizers.NFC())
+    tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in range(8, 1, -1)])
+    return tokenizer
+
+
 def with_byte_fallback(tokenizer: Any) -> Any:
     """Train a BPE whose unknown characters become bytes: 256 tokens that are not control tokens."""
     trainer = trainers.BpeTrainer(vocab_size=370, special_tokens=CONTROL + BYTES, show_progress=False)
@@ -168,7 +176,7 @@ def unigram() -> Any:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    kind.__name__: kind for kind in (gpt2, smollm, llama3, qwen2, llama2, mistral, unigram)
+    kind.__name__: kind for kind in (gpt2, smollm, llama3, qwen2, gpt_neox, llama2, mistral, unigram)
 }
 
 

@@ -25,7 +25,10 @@ ORIGINAL = [name for name in NAMES if name.startswith("original")]
 GROWING = [name for name in NAMES if "growing" in name or name in ORIGINAL]
 for _name in ("original-div4", "original-softmax"):
     GROWING.remove(_name)
-WITH_TEXT = ["gpt2-text", "llama-text", "mistral-text"]
+WITH_TEXT = [name for name in NAMES if name.endswith("-text")]
+LONG = ["gpt2", "gpt2-cerebras", "gpt-neo"]
+"""Models with learned positions, and the numbers of a text that has more."""
+EXPORTED = [name for name in NAMES if name not in ORIGINAL and not name.startswith(("gpt", "olmo"))]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -123,9 +126,10 @@ def test_distances_clamped_at_evaluation_are_those_of_the_source(tmp_path):
         assert got.allclose(numbers["log_probs.float32"], rtol=0, atol=1e-5) == (clamp_len != "none")
 
 
+@pytest.mark.parametrize("name", LONG)
 @torch.inference_mode()
-def test_a_long_text_of_gpt2_is_read_in_overlapping_windows(folder):
-    model, numbers = load(folder("gpt2")), expected("gpt2")
+def test_a_text_beyond_learned_positions_is_read_in_overlapping_windows(folder, name):
+    model, numbers = load(folder(name)), expected(name)
     session = InferenceSession.open(model, RUNTIME, GenerateConfig(), None)
     got = read(session.reader, numbers["long.tokens"], session.state, [1, 70, 128])
     torch.testing.assert_close(got, numbers["long.log_probs.float32"], rtol=0, atol=1e-5)
@@ -146,7 +150,7 @@ def test_a_text_is_scored_with_the_tokens_of_the_source(folder, name):
     torch.testing.assert_close(-torch.from_numpy(surprisal), numbers["text.log_probs.float64"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "llama2", "mistral", "unigram"])
+@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "gpt_neox", "llama2", "mistral", "unigram"])
 def test_tokens_are_those_of_the_library_without_its_changes_of_the_text(name):
     """The library composes characters for Qwen; for the last three "▁" begins a text and is taken for a space."""
     folder = FIXTURES.parent / "tokenizers" / name
@@ -155,7 +159,7 @@ def test_tokens_are_those_of_the_library_without_its_changes_of_the_text(name):
     if name in ("llama2", "mistral", "unigram"):
         rows = [row for row in rows if row["text"] and "▁" not in row["text"] and "<s>" not in row["text"]]
     for row in rows:
-        text = unicodedata.normalize("NFC", row["text"]) if name == "qwen2" else row["text"]
+        text = unicodedata.normalize("NFC", row["text"]) if name in ("qwen2", "gpt_neox") else row["text"]
         if name == "llama2" or (name in ("mistral", "unigram") and not text.startswith(" ")):
             text = " " + text
         assert tokenizer.encode(text.encode()).tolist() == row["ids"], text
@@ -166,13 +170,19 @@ def test_a_vocabulary_of_transformer_xl_gives_the_tokens_of_the_source(folder):
     assert list(model.tokenizer.encode(bytes(numbers["text"].tolist()))) == numbers["text.ids"].tolist()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ORIGINAL and not name.startswith("gpt2")])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_export_and_import_again_is_the_identity_to_the_bit(folder, name, tmp_path):
     export_model(folder(name), tmp_path / "out")
     assert find_format(tmp_path / "out") in ("llama", "transfo-xl")
     import_model(tmp_path / "out", tmp_path / "again")
     for file in ("config.json", "tokenizer.json", "model.safetensors"):
         assert sha256(tmp_path / "again" / file) == sha256(folder(name) / file)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neo", "gptj", "gpt-neox", "olmo"])
+def test_models_that_a_format_cannot_hold_are_not_exported(folder, name, tmp_path):
+    with pytest.raises(ConfigError, match=r"llama cannot hold .*model\.\w+\.kind"):
+        export_model(folder(name), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ORIGINAL)
@@ -182,6 +192,13 @@ def test_an_empty_first_memory_cannot_be_exported(folder, name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+SUMMARY = {
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+}
 PUBLISHED = {
     "transfo-xl-div4": {
         "ext_len": 0,
@@ -224,8 +241,43 @@ PUBLISHED = {
     "mistral": {"sliding_window": None, "output_attentions": False, "use_cache": False},
     "qwen2": {"sliding_window": 32768, "max_window_layers": 28, "use_sliding_window": False, "use_mrope": False},
     "qwen3": {"sliding_window": None, "max_window_layers": 28, "use_sliding_window": False, "rope_scaling": None},
+    "gpt2-cerebras": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    "gpt2-mgpt": {"gradient_checkpointing": False, "n_special": 0, "predict_special_tokens": True, **SUMMARY},
+    "gpt-neo": {
+        "attention_dropout": 0,
+        "gradient_checkpointing": False,
+        "tokenizer_class": "GPT2Tokenizer",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 0.9}},
+        **SUMMARY,
+    },
+    "gptj": {
+        "gradient_checkpointing": False,
+        "rotary": True,
+        "scale_attn_weights": True,
+        "tokenizer_class": "GPT2Tokenizer",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
+        **SUMMARY,
+    },
+    "gpt-neox-pythia": {
+        "attention_probs_dropout_prob": 0,
+        "hidden_dropout_prob": 0,
+        "bos_token_id": 1,
+        "rope_scaling": None,
+    },
+    "olmo-text": {"clip_qkv": None, "pretraining_tp": 1, "rope_scaling": None},
 }
 """Further keys of configurations as they are published."""
+BUFFERS = {
+    "gpt2": ["h.0.attn.bias"],
+    "gpt-neo": [f"transformer.h.0.attn.attention.{end}" for end in ("bias", "masked_bias")],
+    "gptj": [f"transformer.h.0.attn.{end}" for end in ("bias", "masked_bias")],
+    "gpt-neox-pythia": [f"gpt_neox.layers.0.attention.{end}" for end in ("bias", "masked_bias", "rotary_emb.inv_freq")],
+}
+"""Tensors of published files that follow from the settings. In GPT-2 no name has a prefix."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -234,10 +286,11 @@ def test_configurations_and_names_as_they_are_published_are_taken(folder, name, 
     shutil.copytree(source_of(name), source)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | PUBLISHED[name]))
-    if name == "gpt2":  # its names have no prefix, and it holds masks
+    if name in BUFFERS:
         weights = load_file(source / "model.safetensors")
-        weights = {key.removeprefix("transformer."): value for key, value in weights.items()}
-        weights |= {f"h.{i}.attn.bias": torch.ones(1, 1, 64, 64).tril() for i in range(config["n_layer"])}
+        if name == "gpt2":
+            weights = {key.removeprefix("transformer."): value for key, value in weights.items()}
+        weights |= {each: torch.ones(1, 1, 64, 64, dtype=torch.bool).tril() for each in BUFFERS[name]}
         save_file(weights, source / "model.safetensors")
     import_model(source, tmp_path / "m")
     for file in ("config.json", "model.safetensors", "tokenizer.json"):

@@ -118,6 +118,54 @@ def test_settings_that_change_predictions_are_refused(source, key, value):
         import_model(folder, folder.parent / "m")
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("olmo", "clip_qkv", 8.0),
+        ("olmo", "clip_qkv", 0),
+        ("olmo", "rms_norm_eps", 1e-5),
+        ("gptj", "rotary", False),
+        ("gptj", "rotary_dim", None),
+        ("gptj", "rotary_dim", 3),
+        ("gptj", "rotary_dim", 10),
+        ("gptj", "scale_attn_weights", False),
+        ("gptj", "activation_function", "quick_gelu"),
+        ("gpt-neox-pythia", "rotary_pct", 0.4),
+        ("gpt-neox-pythia", "rotary_pct", 0),
+        ("gpt-neox-pythia", "rotary_pct", 1.5),
+        ("gpt-neox-pythia", "rope_scaling", {"type": "dynamic", "factor": 2.0}),
+        ("gpt-neox-pythia", "num_attention_heads", 0),
+        ("gpt-neox-pythia", "max_position_embeddings", 1),
+        ("gpt-neox-pythia", "hidden_dropout", 1.5),
+        ("gpt-neo", "attention_types", [[["global", "local"], 2]]),
+        ("gpt-neo", "attention_types", [[["global", "strided"], 1]]),
+        ("gpt-neo", "attention_types", [[["global"], 2**40]]),
+        ("gpt-neo", "attention_types", [[["global"] * 1024, 1]] * 64),
+        ("gpt-neo", "attention_types", [[[], -1], [["global", ["local"]], 1]]),
+        ("gpt-neo", "attention_types", ["global", "local"]),
+        ("gpt-neo", "attention_layers", ["local", "global"]),
+        ("gpt-neo", "window_size", 1),
+        ("gpt-neo", "num_layers", 2**40),
+    ],
+)
+def test_settings_of_a_family_that_change_predictions_are_refused(source, name, key, value):
+    named = {"num_attention_heads": "n_heads", "max_position_embeddings": "clamp_len", "hidden_dropout": "dropout"}
+    named |= {"rotary_pct": "rotary", "rope_scaling": "type"}
+    folder = source(name, **{key: value})
+    with pytest.raises(CheckpointError, match=named.get(key, key)):
+        import_model(folder, folder.parent / "m")
+
+
+@pytest.mark.parametrize("name", ["gptj", "gpt-neox", "gpt-neo", "olmo"])
+def test_a_tensor_of_a_family_that_is_missing_is_named(source, name):
+    folder = source(name)
+    weights = load_file(folder / "model.safetensors")
+    for missing in weights:
+        save_file({key: value for key, value in weights.items() if key != missing}, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"{missing}|fewer weights"):
+            import_model(folder, folder.parent / "m")
+
+
 def test_what_to_do_about_an_unknown_setting_is_said(source):
     folder = source("gpt2", a_new_setting=3)
     with pytest.raises(CheckpointError, match="a_new_setting") as caught:

@@ -100,7 +100,8 @@ def test_heads_share_keys_in_chunks(position, weights, memory):
 @pytest.mark.parametrize("clamp_len", [1, 600, 698])
 @pytest.mark.parametrize("position", [
     {"kind": "xl", "n_features": 8}, {"kind": "xl", "n_features": 30}, {"kind": "rope"},
-    {"kind": "rope", "layout": "interleaved"},
+    {"kind": "rope", "layout": "interleaved"}, {"kind": "rope", "rotary_dim": 4},
+    {"kind": "rope", "layout": "interleaved", "rotary_dim": 6},
 ])  # fmt: skip
 def test_distances_are_clamped_in_chunks_of_keys(clamp_len, position):
     """Beyond chunks, in the middle of one, and at one key; with position keys, and with projected ones."""
@@ -108,6 +109,13 @@ def test_distances_are_clamped_in_chunks_of_keys(clamp_len, position):
     network = network_of(tree, "float32")
     network.full_len = clamp_len + 1
     check(network, "float32", "float32", mem_len=700, n_read=698, n_new=3)
+
+
+@pytest.mark.parametrize(("weights", "memory"), FEW_TYPES)
+def test_branches_read_the_same_input(weights, memory):
+    """As in GPT-NeoX, with sinks, and a vector of each token for each layer."""
+    tree = table("sinks4-full-rope-3-parallel-6")
+    check(network_of(tree, weights), weights, memory)
 
 
 def test_the_number_of_threads_changes_nothing():

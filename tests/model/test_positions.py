@@ -43,7 +43,10 @@ KINDS = {
     },
     "rope clamped": {"kind": "rope", "base": 100.0, "clamp_len": 4},
     "rope interleaved and clamped": {"kind": "rope", "layout": "interleaved", "clamp_len": 1},
+    "rope of half a head": {"kind": "rope", "base": 100.0, "clamp_len": 4, "rotary_dim": 2},
+    "rope interleaved of half a head": {"kind": "rope", "base": 10.0, "layout": "interleaved", "rotary_dim": 2},
     "rope at embedding": {"kind": "rope", "placement": "embedding"},
+    "rope of a part at embedding": {"kind": "rope", "placement": "embedding", "rotary_dim": 6},
     "rope interleaved at embedding": {"kind": "rope", "placement": "embedding", "layout": "interleaved", "base": 100.0},
     "alibi": {"kind": "alibi"},
     "t5": {"kind": "t5", **BUCKETS},
@@ -97,9 +100,9 @@ def twin(model):
         case "axial":
             return {"embed": lambda row, p: row + positions.axial(p, tables, wrap=True)}
         case "rope" if kind.placement == "embedding":
-            return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout)}
+            return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout, width=kind.rotary_dim)}
         case "rope":
-            series = {"base": kind.base, "layout": kind.layout}
+            series = {"base": kind.base, "layout": kind.layout, "width": kind.rotary_dim}
             settings = kind.scaling.model_dump(exclude={"kind"})
             match kind.scaling.kind:
                 case "linear":

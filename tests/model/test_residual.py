@@ -9,7 +9,7 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
 
 VOCAB = 23
-PLACEMENTS = ("pre", "post", "sandwich", "rezero")
+PLACEMENTS = ("pre", "post", "sandwich", "rezero", "parallel")
 every = pytest.mark.parametrize("placement", PLACEMENTS)
 norms = pytest.mark.parametrize("kind", ["layer", "rms"])
 
@@ -62,7 +62,7 @@ def test_the_epsilon_of_every_norm_is_a_setting(kind):
         assert torch.allclose(norm(x), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("placement", ["pre", "sandwich"])
+@pytest.mark.parametrize("placement", ["pre", "sandwich", "parallel"])
 def test_the_last_norm_may_be_left_out(placement):
     with_norm, without = (large(build(placement, norm={"placement": placement, "final": has})) for has in (True, False))
     with_norm.load_state_dict(without.state_dict() | {"stack.final.weight": torch.ones(12)})
@@ -84,9 +84,13 @@ def test_equals_its_formula(placement, kind, bias):
         x = model.embedding(tokens)
         for block, memory in zip(model.stack.blocks, state.layers, strict=True):
             attention = lambda y, b=block, m=memory: b.attention(y, m, context)[0]  # noqa: E731
+            if placement == "parallel":  # Black et al. 2022, equation 1
+                first, second = block.attention_residual.norm, block.feedforward_residual.norm
+                x = x + attention(normal(x, first, kind)) + block.feedforward(normal(x, second, kind))
+                continue
             x = joined(x, attention, block.attention_residual, placement, kind)
             x = joined(x, block.feedforward, block.feedforward_residual, placement, kind)
-        if placement in ("pre", "sandwich"):
+        if placement in ("pre", "sandwich", "parallel"):
             x = normal(x, model.stack.final, kind)
         assert torch.allclose(model(tokens, state)[0], x, rtol=0, atol=1e-12)
 
@@ -109,7 +113,7 @@ def test_norms_start_without_effect(placement, kind):
     """Gain one and bias zero, the norm behind the last block included."""
     model = build(placement, kind=kind, bias=True)
     found = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm)]
-    assert len(found) == {"pre": 7, "post": 6, "sandwich": 13, "rezero": 0}[placement]
+    assert len(found) == {"pre": 7, "post": 6, "sandwich": 13, "rezero": 0, "parallel": 7}[placement]
     for norm in found:
         assert (norm.weight == 1).all()
         assert getattr(norm, "bias", None) is None or (norm.bias == 0).all()

@@ -15,11 +15,11 @@ NAME = "sinks5-full-rope-1-pre-0"
 SINKS = 3
 
 
-def slow_attention(attention, x, *, mem_len, clamp_len):
+def slow_attention(attention, x, *, mem_len, clamp_len, rotary_dim=None):
     """Branch output (t d) for inputs x (t d) of a text, one query and one key at a time."""
     heads, width = attention.n_heads, attention.head_dim
     q, k, v = (part(x).view(len(x), heads, width) for part in (attention.query, attention.key, attention.value))
-    turn = lambda vector, places: rotated(vector, places, base=1e4, layout="interleaved")  # noqa: E731
+    turn = lambda vector, places: rotated(vector, places, base=1e4, layout="interleaved", width=rotary_dim)  # noqa: E731
     out = []
     for i in range(len(x)):
         of_heads = []
@@ -36,11 +36,14 @@ def slow_attention(attention, x, *, mem_len, clamp_len):
     return torch.stack(out)
 
 
+@pytest.mark.parametrize(("name", "limits"), [
+    (NAME, {"clamp_len": 5}), ("sinks4-full-rope-3-parallel-6", {"clamp_len": 4, "rotary_dim": 4}),
+])  # fmt: skip
 @pytest.mark.parametrize("mem_len", [2, 5, 8])
 @pytest.mark.parametrize("cuts", [[1], [4, 1], [30]])
-def test_attention_equals_an_index_loop(mem_len, cuts):
-    """With a memory that is shorter than the sinks, of their distance, and longer."""
-    model, text = make(NAME, n_layers=1), tokens(1, 31)
+def test_attention_equals_an_index_loop(mem_len, cuts, name, limits):
+    """With a memory shorter than the sinks, of their distance, and longer; also where a part of a head turns."""
+    model, text = make(name, n_layers=1), tokens(1, 31)
     attention, seen = model.stack.blocks[0].attention, []
     attention.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0][0], output[0][0])))
     for mode in (torch.inference_mode, torch.no_grad):
@@ -48,7 +51,7 @@ def test_attention_equals_an_index_loop(mem_len, cuts):
         with mode():
             read(model, text, cuts, mem_len=mem_len)
             x, out = (torch.cat(parts) for parts in zip(*seen, strict=True))
-            expected = slow_attention(attention, x, mem_len=mem_len, clamp_len=5)
+            expected = slow_attention(attention, x, mem_len=mem_len, **limits)
         assert torch.allclose(out, expected, rtol=0, atol=1e-12)
 
 

@@ -56,13 +56,16 @@ def llama3(frequency, *, factor, low_freq_factor, high_freq_factor, original_len
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
-def rotated(x, position, *, base, layout, scale=lambda frequency: frequency):
-    """Su et al. 2021, equation 15: pair f of x turned by position * base^(-2f/e); pairs (2f, 2f+1) or (f, f+e/2)."""
-    half = len(x) // 2
+def rotated(x, position, *, base, layout, width=None, scale=lambda frequency: frequency):
+    """Su et al. 2021, equation 15: pair f of x turned by position * base^(-2f/e); pairs (2f, 2f+1) or (f, f+e/2).
+
+    With `width` the first features alone, as if there were no others (Black et al. 2022, section 2.1.1).
+    """
+    width = width or len(x)
     out = x.clone()
-    for f in range(half):
-        a, b = (2 * f, 2 * f + 1) if layout == "interleaved" else (f, f + half)
-        angle = position * scale(base ** (-2 * f / len(x)))
+    for f in range(width // 2):
+        a, b = (2 * f, 2 * f + 1) if layout == "interleaved" else (f, f + width // 2)
+        angle = position * scale(base ** (-2 * f / width))
         out[a] = x[a] * math.cos(angle) - x[b] * math.sin(angle)
         out[b] = x[b] * math.cos(angle) + x[a] * math.sin(angle)
     return out

@@ -45,14 +45,16 @@ class NormConfig(BaseConfig):
     """Kind and placement of normalization."""
 
     kind: Literal["layer", "rms"] = Field(default="rms", description="LayerNorm or RMSNorm.")
-    placement: Literal["pre", "post", "sandwich", "rezero"] = Field(
+    placement: Literal["pre", "post", "sandwich", "rezero", "parallel"] = Field(
         default="pre",
         description="Norms before, after (post, as the published Transformer-XL), or before and after a branch "
-        "(sandwich); or none, but a learned factor on each branch, initially 0 (rezero; Bachlechner et al. 2021).",
+        "(sandwich); or none, but a learned factor on each branch, initially 0 (rezero; Bachlechner et al. 2021). "
+        "parallel: as pre, but both branches read the input of the block (GPT-NeoX; Black et al. 2022).",
     )
     epsilon: Positive = Field(default=1e-5, description="Addition to the mean square by which a norm divides.")
     final: bool = Field(
-        default=True, description="Apply a norm to the output of the last block, with placement pre or sandwich."
+        default=True,
+        description="Apply a norm to the output of the last block, with placement pre, sandwich or parallel.",
     )
 
 
@@ -353,10 +355,10 @@ class ModelConfig(BaseConfig):
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
             reason = f"{self.dim} is odd, but the time signal consists of pairs"
             raise InvalidSettingError("model.dim", reason, "Make it even or set model.stack.time_signal to false.")
-        if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement == "post":
+        if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement in ("post", "parallel"):
             raise InvalidSettingError(
                 "model.norm.placement",
-                "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
+                f"'{self.norm.placement}' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
         is_full = any(isinstance(layer, FullAttentionConfig) for layer in self.attentions)

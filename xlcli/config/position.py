@@ -177,6 +177,10 @@ class RopePositionConfig(PositionConfig):
         description="Pairs of features f and f + e/2 (half; code of GPT-NeoX), or 2f and 2f + 1 (interleaved; paper, "
         "code of LLaMA).",
     )
+    rotary_dim: Annotated[int, Field(ge=2, le=2**16, multiple_of=2)] | None = Field(
+        default=None,
+        description="Number of features to rotate, the first ones of each head, or of the embedding. Default: all.",
+    )
     base: Positive = Field(default=10000.0, description="Base of the wavelengths.")
     scaling: RopeScalingConfig = Field(default_factory=RopeScalingConfig)
     clamp_len: Count | None = Field(
@@ -189,6 +193,14 @@ class RopePositionConfig(PositionConfig):
     )
     in_heads = "layers"
     in_pairs = True
+
+    def check_dims(self, dim: int, head_dim: int) -> None:
+        """As many features must exist as are rotated."""
+        if self.rotary_dim is None:
+            super().check_dims(dim, head_dim)
+        elif self.rotary_dim > (width := head_dim if "place" in self.needs else dim):
+            reason = f"{self.rotary_dim} is more than the {width} features there are"
+            raise InvalidSettingError("model.position.rotary_dim", reason, "Lower it, or leave it out for all.")
 
     @property
     def is_absolute(self) -> bool:

@@ -41,8 +41,10 @@ class Format(ABC):
         head: Name of the matrix of the head.
         table: Name of the embedding, without `prefix`.
         copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
+        zeros: Ends of the names of biases that may be missing: `model.bias` or `bias` of attention brings them.
         vocabularies: Names of files, of which the first one that is there is read.
         is_fused: Queries, keys and values are one tensor.
+        is_by_head: That tensor has those of one head after the other.
         is_transposed: Matrices of blocks are stored transposed.
     """
 
@@ -54,8 +56,10 @@ class Format(ABC):
     head: ClassVar[str] = "lm_head.weight"
     table: ClassVar[str] = ""
     copies: ClassVar[str] = r"lm_head\.weight"
+    zeros: ClassVar[tuple[str, ...]] = (HEAD_BIAS,)
     vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
     is_fused: ClassVar[bool] = False
+    is_by_head: ClassVar[bool] = False
     is_transposed: ClassVar[bool] = False
 
     def recognizes(self, path: Path) -> bool:
@@ -90,9 +94,10 @@ class Format(ABC):
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli, of this shape."""
         import torch
+        from einops import rearrange
 
         foreign, start, n = self.place(name, model)
-        if foreign == HEAD_BIAS and foreign not in source.stored:  # `model.bias` brings it
+        if foreign.endswith(self.zeros) and foreign not in source.stored:
             return torch.zeros(shape)
         if (short := foreign.removeprefix(self.prefix)) in source.stored:
             foreign = short
@@ -102,6 +107,8 @@ class Format(ABC):
         is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
         whole = source.take(foreign, stored[::-1] if is_turned else stored)
         whole = whole.T if is_turned else whole
+        if n and self.is_by_head:
+            whole = rearrange(whole, "(h part e) ... -> (part h e) ...", part=len(PARTS), e=model.head_dim)
         return whole[start : start + shape[0]].clone() if n else whole
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:

@@ -1,14 +1,18 @@
-"""Llama and models of its kind in the format of Hugging Face: Mistral, Qwen2, Qwen3, SmolLM2. Imports no torch."""
+"""Llama and its kind in the format of Hugging Face: Mistral, Qwen2, Qwen3, SmolLM2, OLMo. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from xlcli.config import ModelConfig
 from xlcli.interchange.format import Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 from xlcli.store.layout import SavedConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 N_SINKS = 4
 """Number of first tokens of a text that stay visible (Xiao et al. 2024)."""
@@ -30,7 +34,7 @@ class Llama(Format):
     """Pre-norm Transformer with RMSNorm, rotary positions and a gated feed-forward branch (Touvron et al. 2023)."""
 
     name = "llama"
-    model_types = ("llama", "mistral", "qwen2", "qwen3")
+    model_types = ("llama", "mistral", "qwen2", "qwen3", "olmo")
     buffers = ("rotary_emb.inv_freq",)
     prefix = "model."
     table = "embed_tokens.weight"
@@ -60,7 +64,7 @@ class Llama(Format):
         n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
         if not 0 < n_layers <= MOST_LAYERS:
             settings.refuse("num_hidden_layers", n_layers)
-        if kind in ("llama", "qwen3"):
+        if kind in ("llama", "qwen3", "olmo"):
             bias = "all" if settings.take("attention_bias", bool, default=False) else "none"
         else:
             bias = "qkv" if kind == "qwen2" else "none"
@@ -72,17 +76,25 @@ class Llama(Format):
             "n_kv_heads": settings.take("num_key_value_heads", int, n_heads),
             "head_dim": settings.take("head_dim", int, dim // max(n_heads, 1)),
         }
-        position = {"kind": "rope", "layout": "half", **_rotary(settings)}
+        base, scaling, share = rotary(settings)
+        if share != 1:
+            settings.refuse("partial_rotary_factor", share)
+        position = {"kind": "rope", "layout": "half", "base": base, "scaling": scaling}
         reach = min(length, max(w or length for w in windows)) - 1
         if not all(windows):
             position |= {"clamp_len": reach, "n_sinks": N_SINKS}
+        norm = {"kind": "layer", "epsilon": 1e-5}
+        if kind == "olmo":
+            settings.require("clip_qkv")
+        else:
+            norm = {"kind": "rms", "epsilon": settings.take("rms_norm_eps", float, 1e-6)}
         model = {
             "vocab_size": settings.take("vocab_size", int),
             "dim": dim,
             "n_layers": n_layers,
             "attention": attention | (layers[0] if len({*windows}) == 1 else {"kind": "mixed", "layers": layers}),
             "position": position,
-            "norm": {"kind": "rms", "placement": "pre", "epsilon": settings.take("rms_norm_eps", float, 1e-6)},
+            "norm": norm,
             "feedforward": {
                 "kind": settings.take("hidden_act", _ACTIVATIONS, "silu"),
                 "ffn_dim": settings.take("intermediate_size", int),
@@ -94,6 +106,13 @@ class Llama(Format):
         settings.finish("is_llama_config", "pretraining_tp")
         train = {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
         return {"model": model, "train": train}
+
+    def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of xlcli, of this shape. The norms of OLMo have none."""
+        import torch
+
+        has_none = model.norm.kind == "layer" and name.endswith(("norm.weight", "final.weight"))
+        return torch.ones(shape) if has_none else super().read(source, name, model, shape)
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """`config.json` of the type of model that can hold this one."""
@@ -135,7 +154,7 @@ class Llama(Format):
 
 def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
     """Number of tokens that each layer sees, itself included; None if it sees all."""
-    if kind == "llama":
+    if kind in ("llama", "olmo"):
         settings.require("layer_types", ["full_attention"] * n_layers)
         return [None] * n_layers
     window = settings.take("sliding_window", int, None if "sliding_window" in settings.config else 4096)
@@ -151,17 +170,21 @@ def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
     return [window if each else None for each in slides]
 
 
-def _rotary(settings: Settings) -> dict[str, Any]:
-    """`base` and `scaling` of rotary positions, from the keys of current and of older releases of transformers."""
+def rotary(
+    settings: Settings, base_key: str = "rope_theta", share_key: str = "partial_rotary_factor", share: float = 1.0
+) -> tuple[float, dict[str, Any], float]:
+    """`base` and `scaling` of rotary positions, and the share of the features of a head that are rotated.
+
+    They are read from the keys of current and of older releases of transformers, which are given with the usual share.
+    """
     older = settings.take("rope_scaling", dict, {})
     inner = Settings(settings.path, settings.take("rope_parameters", dict, older))
-    base = inner.take("rope_theta", float, settings.take("rope_theta", float, 10000.0))
+    base = inner.take("rope_theta", float, settings.take(base_key, float, 10000.0))
+    share = inner.take("partial_rotary_factor", float, settings.take(share_key, float, share))
     kinds = {"default": "none"} | {kind: kind for kind in _SCALING if kind != "none"}
     kind = inner.take("rope_type", kinds, inner.take("type", str, "default"))
     scaling = {
         ours: inner.take(theirs, int if ours == "original_len" else float) for ours, theirs in _SCALING[kind].items()
     }
-    for each in (settings, inner):
-        each.require("partial_rotary_factor", 1)
     inner.finish()
-    return {"base": base, "scaling": {"kind": kind} | scaling}
+    return base, {"kind": kind} | scaling, share

@@ -57,7 +57,7 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
 @inner(fastmath=FASTMATH)
 def rotated_dots(rows: Array, x: Array, turns: Array, first: int, layout: int, out: Array) -> None:
     """Inner products (n) of x (e) and rows (n e), row r rotated by `turns[first - r]` (sines, then cosines)."""
-    half = x.size // 2
+    half = turns.shape[1] // 2
     for r in range(out.size):
         row, turn = rows[r], turns[first - r]
         total = np.float32(0)
@@ -65,13 +65,15 @@ def rotated_dots(rows: Array, x: Array, turns: Array, first: int, layout: int, o
             i, j = (f, f + half) if layout == HALF else (2 * f, 2 * f + 1)
             a, b = widen(row[i]), widen(row[j])
             total += turn[half + f] * (x[i] * a + x[j] * b) + turn[f] * (x[j] * a - x[i] * b)
+        for f in range(2 * half, x.size):
+            total += x[f] * widen(row[f])
         out[r] = total
 
 
 @register_jitable
 def rotate(x: Array, sin: Array, cos: Array, kind: int) -> None:
-    """Rotation of a query or key (e) by angles (e/2), in place."""
-    half = x.size // 2
+    """Rotation of the first r features of a query or key (e) by angles (r/2), in place."""
+    half = sin.size
     for f in range(half):
         i, j = (f, f + half) if kind == HALF else (2 * f, 2 * f + 1)
         a, b = x[i], x[j]
@@ -101,6 +103,7 @@ def buffers(n_kv_heads: int, cache: Any, batch: int, memory_type: Array) -> Buff
 def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries: Array, team: Team) -> None:
     """Writes keys and values of the new tokens, and queries (b h e+f) with those for position keys behind them."""
     batch, h, g, e = len(qkv), attention.n_heads, attention.n_kv_heads, attention.head_dim
+    r = attention.rotary_dim
     memory = buffers(g, cache, batch, memory_type)
     last = cache.stop - 1
     task = take(team, batch * g)
@@ -110,7 +113,7 @@ def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries:
         v = qkv[b, (h + g + j) * e : (h + g + j + 1) * e]
         normalize(k, attention.key_norm, k)
         if attention.rope:
-            sin, cos = array(cache.sin, (batch, e // 2))[b], array(cache.cos, (batch, e // 2))[b]
+            sin, cos = array(cache.sin, (batch, r // 2))[b], array(cache.cos, (batch, r // 2))[b]
             rotate(k, sin, cos, attention.rope)
         store_row(memory.keys[b, j, last], k, memory.key_scales, (b, j, last))
         store_row(memory.values[b, j, last], v, memory.value_scales, (b, j, last))
@@ -118,7 +121,7 @@ def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries:
             q = qkv[b, i * e : (i + 1) * e]
             normalize(q, attention.query_norm, q)
             if attention.rope:
-                sin, cos = array(cache.sin, (batch, e // 2))[b], array(cache.cos, (batch, e // 2))[b]
+                sin, cos = array(cache.sin, (batch, r // 2))[b], array(cache.cos, (batch, r // 2))[b]
                 rotate(q, sin, cos, attention.rope)
             prepare_query(attention, i, q, queries[b, i])
         finish(team)
@@ -211,7 +214,7 @@ def attend_chunk(
     n_far = max(0, min(n, beyond))
     n_turned = n_far if cache.turns else 0
     if n_turned:
-        turns = array(cache.turns, (beyond + first + 1, e))
+        turns = array(cache.turns, (beyond + first + 1, attention.rotary_dim))
         for i in range(n_queries):
             rotated_dots(keys, queries[i, :e], turns, beyond, attention.rope, scores[i, :n_turned])
     for i in range(n_queries):
@@ -228,10 +231,10 @@ def attend_chunk(
 @inner(fastmath=FASTMATH)
 def attend_sinks(attention: Any, cache: Any, b: int, j: int, queries: Array, out: Array) -> None:
     """`attend_chunk` for the sinks of a head that the queries see, if any."""
-    e, n = attention.head_dim, array(cache.sink_counts, b + 1, np.int64)[b]
+    e, r, n = attention.head_dim, attention.rotary_dim, array(cache.sink_counts, b + 1, np.int64)[b]
     shape = (b + 1, attention.n_kv_heads, cache.n_sinks, e)
     keys, values = array(cache.sink_keys, shape)[b, j, :n], array(cache.sink_values, shape)[b, j, :n]
-    sin, cos = array(cache.sink_sin, (b + 1, e // 2))[b], array(cache.sink_cos, (b + 1, e // 2))[b]
+    sin, cos = array(cache.sink_sin, (b + 1, r // 2))[b], array(cache.sink_cos, (b + 1, r // 2))[b]
     scores = np.empty(n, np.float32)
     for i in range(len(queries)):
         query = queries[i, :e].copy()

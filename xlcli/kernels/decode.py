@@ -80,6 +80,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
                     x[b, j] += vector[j]
 
         normal = normalize_all(x, block.attention_residual.before)
+        other = normalize_all(x, block.feed_forward_residual.before) if block.parallel else normal
         qkv = array(space, (batch, (h + 2 * g) * e))
         queries = array(space + qkv.nbytes, (batch, h, e + f))
         most_chunks = count_parts(attention, cache, cache.stop - cache.start)
@@ -99,10 +100,11 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         team = next_step(team)
         add_branch(x, y, block.attention_residual)
 
-        normal = normalize_all(x, block.feed_forward_residual.before)
+        if not block.parallel:
+            other = normalize_all(x, block.feed_forward_residual.before)
         up = array(space + y.nbytes, (batch, block.width))
         space += y.nbytes + up.nbytes
-        linear(block.up, normal, weight_type, up, team)
+        linear(block.up, other, weight_type, up, team)
         team = next_step(team)
         y = array(space, (batch, d))
         space += y.nbytes

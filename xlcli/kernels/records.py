@@ -36,16 +36,19 @@ NORM = record("kind weight bias", "epsilon")
 """Norm with weight (d), bias (d), and an addition to the mean square."""
 RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
 """Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
-ATTENTION = record("n_heads n_kv_heads head_dim n_features content position relative rope", "scale",
+ATTENTION = record("n_heads n_kv_heads head_dim n_features content position relative rope rotary_dim", "scale",
                    qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip
 """Attention branch of h heads of queries and g heads of keys and values, of width e: matrices ((h+2g)e d) and (d he),
-norms of each query and key, rotary pairs, and a factor on the scores. Transformer-XL: f features, biases u = `content`
-and v = `position` (h e), and W_R = `relative` (h f e), sine half first. Without `relative` the position keys are
-projected already, and f is e.
+norms of each query and key, layout of rotary pairs in the first r = `rotary_dim` features, and a factor on the scores.
+Transformer-XL: f features, biases u = `content` and v = `position` (h e), and W_R = `relative` (h f e), sine half
+first. Without `relative` the position keys are projected already, and f is e.
 """
-BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION, attention_residual=RESIDUAL,
+BLOCK = record("width vectors parallel", "stream_scale input_scale", attention=ATTENTION, attention_residual=RESIDUAL,
                up=MATRIX, down=MATRIX, feed_forward_residual=RESIDUAL)  # fmt: skip
-"""Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
+"""Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input.
+
+If `parallel` (1, else 0) both branches read the input of the block.
+"""
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
 CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
@@ -57,11 +60,11 @@ CACHE = record("keys values key_scales value_scales capacity row start stop n_di
 Tables by position relative to the query, whose last column belongs to the query itself: position keys (f n_distances)
 of Transformer-XL, cosines, then sines, or projected ones (h e n_distances), for distances up to `clamp_len`, which is
 that of all keys further back; additions (h n_distances) to the scores.
-`sin` and `cos` (b e/2) belong to the rotary angles of the queries. Rows of `turns` (n e), sines, then cosines, rotate a
+`sin` and `cos` (b r/2) belong to the rotary angles of the queries. Rows of `turns` (n r), sines, then cosines, rotate a
 key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
 `full_len`.
 
-A query rotated by the angles of the sinks (b e/2) also attends to the first ones of their keys and values
+A query rotated by the angles of the sinks (b r/2) also attends to the first ones of their keys and values
 (b g n_sinks e), `sink_counts` (b, int64) of them. All are 0 if no query of the batch sees any.
 """
 CALL = record("n_blocks blocks caches tokens x x0 reach batch dim n_threads", head=HEAD)

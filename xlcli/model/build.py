@@ -96,7 +96,7 @@ def _head(config: ModelConfig, embedding: TokenEmbedding | AdaptiveEmbedding) ->
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     kind, placement = config.stack, config.norm.placement
     final: nn.Module = Dropout(config.dropout.residual) if placement == "post" else nn.Identity()
-    if config.norm.final and placement in ("pre", "sandwich"):
+    if config.norm.final and placement in ("pre", "sandwich", "parallel"):
         final = _norm(config)
     if isinstance(kind, stacks.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
@@ -159,13 +159,14 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
     """Fills all parameters in the order of `named_parameters`, then draws all random features.
 
     matrices, embedding, head     normal(0, init_std)
-    last matrix of each branch    the same / sqrt(2 depth) with norm `pre` (Radford et al. 2019), or 0 (`zero_init`)
+    last matrix of each branch    the same / sqrt(2 depth) with norm `pre` (Radford et al. 2019) or `parallel`, or 0
+                                  (`zero_init`)
     XL biases u, v                normal(0, init_std), as in the original code
     norm gains                    1
     biases                        0
     `initial_constants`           constants that a module declares in this attribute, such as ReZero's alpha
     """
-    last_scale = (2 * config.depth) ** -0.5 if config.norm.placement == "pre" else 1.0
+    last_scale = (2 * config.depth) ** -0.5 if config.norm.placement in ("pre", "parallel") else 1.0
     if config.zero_init:
         last_scale = 0.0
     last_matrices = {

@@ -46,7 +46,8 @@ def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
             return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), wraps=wraps)
         case kinds.RopePositionConfig():
             encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
-            return encoding(layout=kind.layout, base=kind.base, scaling=kind.scaling, clamp_len=kind.clamp_len)
+            settings = {name: value for name, value in kind if name not in ("kind", "placement", "n_sinks")}
+            return encoding(**settings)
         case kinds.AlibiPositionConfig():
             return AlibiPosition()
         case kinds.T5PositionConfig():

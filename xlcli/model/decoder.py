@@ -275,6 +275,7 @@ class Packer:
             self._residual(block.feedforward_residual),
             block.feedforward.down.weight.shape[1],
             self._address(None if block.vectors is None else block.vectors.weight),
+            block.feedforward_residual.placement == "parallel",
             *scales,
         )
 
@@ -282,6 +283,9 @@ class Packer:
         """Fields of `ATTENTION`."""
         assert isinstance(attention, FullAttention)
         position, h, e = attention.position, attention.n_heads, attention.head_dim
+        layout, rotary_dim = 0, 0
+        if isinstance(position, RopePosition):
+            layout, rotary_dim = ROPE_LAYOUTS[position.layout], position.rotary_dim or e
         n_features, of_content, of_position, relative = 0, None, None, None
         if isinstance(position, XLPosition):
             of_content, of_position = position.biases.content, position.biases.position
@@ -299,7 +303,8 @@ class Packer:
             e,
             n_features,
             *map(self._address, (of_content, of_position, relative)),
-            ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
+            layout,
+            rotary_dim,
             attention.scale,
         )
 
@@ -376,13 +381,13 @@ class DistanceTables:
         elif isinstance(position, RopePosition):
 
             def angles() -> list[Tensor]:
-                """Sine and cosine (b e/2) of the angles of the new tokens (b 1)."""
+                """Sine and cosine (b r/2) of the angles of the new tokens (b 1)."""
                 assert context.tokens is not None
                 positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
                 return [part.float().contiguous() for part in position.angles(positions, e)]
 
             def rotations(n: int) -> Tensor:
-                """Sines, then cosines (n e), of the rotations by 0 to n - 1 positions."""
+                """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
                 return torch.cat(position.angles(torch.arange(n), e), dim=-1).float()
 
             sin, cos = context.constant(("rope step", e, position.series), angles)

@@ -4,6 +4,7 @@ pre        x + branch(norm(x))              Xiong et al. 2020
 post       norm(x + branch(x))              Vaswani et al. 2017, and the published Transformer-XL
 sandwich   x + norm(branch(norm(x)))        Ding et al. 2021
 rezero     x + alpha branch(x)              Bachlechner et al. 2021; alpha is learned and starts at 0
+parallel   x + attention(norm(x)) + feedforward(norm(x)), with a norm for each (Black et al. 2022, GPT-NeoX)
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class StackOutput(NamedTuple):
 class Block(nn.Module):
     """An attention branch and a feed-forward branch, each joined to the stream by its residual.
 
-    `vectors`, if any, is a table of token vectors that are added to the input of the block.
+    `vectors`, if any, is a table of token vectors that are added to the input of the block. With placement `parallel`
+    of the residuals both branches read that input; else the second one reads the sum with the first.
     """
 
     def __init__(
@@ -111,9 +112,10 @@ class Block(nn.Module):
 
     def _after_attention(self, x: Tensor, y: Tensor) -> Tensor:
         """Output of the block from its input x and the output y of attention."""
-        x = self.attention_residual.merge(x, y)
-        y = self.feedforward(self.feedforward_residual.pre(x))
-        return self.feedforward_residual.merge(x, y)
+        stream = self.attention_residual.merge(x, y)
+        is_parallel = self.feedforward_residual.placement == "parallel"
+        y = self.feedforward(self.feedforward_residual.pre(x if is_parallel else stream))
+        return self.feedforward_residual.merge(stream, y)
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Input x (b t d) with the token vectors and absolute positions of this layer added."""

@@ -25,18 +25,26 @@ Layout = Literal["half", "interleaved"]
 
 
 class RopePosition(Position):
-    """Rotation of queries and keys in every layer."""
+    """Rotation of queries and keys in every layer: of the first `rotary_dim` features of each head, or of all."""
 
     def __init__(
-        self, *, layout: Layout, base: float, scaling: RopeScalingConfig | None = None, clamp_len: int | None = None
+        self,
+        *,
+        layout: Layout,
+        base: float,
+        scaling: RopeScalingConfig | None = None,
+        clamp_len: int | None = None,
+        rotary_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.layout = layout
+        self.rotary_dim = rotary_dim
         self.series = base, scaling
         self.clamp_len = clamp_len
 
     def angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Sine and cosine (... width/2) of positions (...) times the frequencies, in float64."""
+        """Sine and cosine (... r/2) of positions (...) times the frequencies, in float64, for r of `width` features."""
+        width = self.rotary_dim or width
         angle = positions[..., None].double() * rope_frequencies(width, positions.device, *self.series)
         return angle.sin(), angle.cos()
 
@@ -64,7 +72,7 @@ class RopePosition(Position):
         return apply_rope(q, *self.clamp_angles(q.shape[-1], context), self.layout)
 
     def clamp_angles(self, width: int, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Angles (b 1 t width/2) from the positions of queries to the largest distance."""
+        """Angles (b 1 t r/2) from the positions of queries to the largest distance."""
         places = (context.span.clamp_len or self.clamp_len or 0) - context.positions.absolute[:, None]
         return context.constant(("far queries", width, self.series), lambda: self.angles(places, width))
 
@@ -91,11 +99,16 @@ def rope_frequencies(width: int, device: torch.device, base: float, scaling: Rop
 
 
 def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
-    """Rotation of the pairs of x (... n e) by the angles (... n e/2), computed in at least float32; type of x."""
+    """Rotation of the pairs of x (... n e) by the angles (... n r/2), computed in at least float32; type of x.
+
+    Features from r on stay as they are.
+    """
     exact = torch.promote_types(x.dtype, torch.float32)
     sin, cos = sin.to(exact), cos.to(exact)
     pairs = "... (two f) -> two ... f" if layout == "half" else "... (f two) -> two ... f"
-    a, b = rearrange(x.to(exact), pairs, two=2)
+    first, rest = x.tensor_split([2 * sin.shape[-1]], dim=-1)
+    a, b = rearrange(first.to(exact), pairs, two=2)
     rotated = torch.stack((a * cos - b * sin, b * cos + a * sin))
     left, _, right = pairs.partition(" -> ")
-    return rearrange(rotated, f"{right} -> {left}").to(x.dtype)
+    rotated = rearrange(rotated, f"{right} -> {left}").to(x.dtype)
+    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated

@@ -10,15 +10,15 @@ Each folder `fixtures/NAME` has `source/`, a tiny random model as the program sa
     log_probs.float64      float64 (2, T), the same weights in double precision
     prompt, greedy         int64 (P,), (50,), the likeliest tokens after the prompt, read in one call, then one by one
     long.tokens            int64 (1, U + 1), with long.log_probs.float32 and .float64 (1, U): a text longer than the
-                           positions of GPT-2 in windows that begin every half window (one fixture)
+                           positions of GPT-2 or OPT in windows that begin every half window (two fixtures)
     text, text.ids         uint8 (n,), int64 (m,): UTF-8 text and its tokens (fixtures with a tokenizer)
     text.log_probs.float64 float64 (m,): log p of these tokens, the first after bos_token_id (all but Transformer-XL)
 
 No environment can run all three sources; each makes its own part, on one CPU:
 
-    transformers==4.35.2   Transformer-XL, and Llama and GPT-2 with the configuration of older releases
+    transformers==4.35.2   Transformer-XL, and Llama, GPT-2 and OPT with the configuration of older releases
                            (with "tokenizers<0.19" "huggingface_hub<1" sacremoses)
-    transformers>=5.23     GPT-2, Llama, Mistral, Qwen2, Qwen3
+    transformers>=5.23     GPT-2, Llama, Mistral, Qwen2, Qwen3, OPT
     --original FOLDER      a clone of github.com/kimiyoung/transformer-xl, model.pt of its PyTorch code
 
 With `--check FOLDER` nothing is made: the folder, which has `config.json` and weights, is loaded by transformers and
@@ -51,7 +51,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VOCAB = 48
-ROTARY_LEN = 64
+POSITIONS = 64
 GREEDY = 50
 MARGIN = 2e-3
 """Least difference of log probability between a greedy token and the next: far above rounding."""
@@ -218,7 +218,7 @@ def load_models(source: Path) -> tuple[Any, Any]:
 
 def in_windows(model: Any, tokens: Tensor) -> Tensor:
     """Return log probabilities (1, U) of a long text, in windows that begin every half of the positions."""
-    window = model.config.n_positions
+    window = POSITIONS
     rows: list[Tensor] = []
     n_inputs, done = tokens.shape[1] - 1, 0
     for start in range(0, n_inputs, window // 2):
@@ -261,7 +261,7 @@ def write_hugging_face(name: str, model: Any, case: dict[str, Any]) -> None:
     single, double = load_models(source)
     tensors = expected(reader(single), reader(double), case.get("segments", [8] * 5), vocab=case.get("vocab", VOCAB))
     if case.get("long"):
-        tokens = torch.randint(VOCAB, (1, 3 * model.config.n_positions + 8), generator=torch.Generator().manual_seed(5))
+        tokens = torch.randint(VOCAB, (1, 3 * POSITIONS + 8), generator=torch.Generator().manual_seed(5))
         tensors["long.tokens"] = tokens
         with torch.no_grad():
             tensors["long.log_probs.float32"] = in_windows(single, tokens)
@@ -370,6 +370,7 @@ def older_cases() -> dict[str, dict[str, Any]]:
             "scale": 0.8,
         },
         "gpt2-older": {"settings": {}, "bin": "legacy"},
+        "opt-older": {"settings": {"do_layer_norm_before": False, "word_embed_proj_dim": 10}, "bin": "legacy"},
     }
 
 
@@ -456,7 +457,38 @@ def current_cases() -> dict[str, dict[str, Any]]:
         },
         "qwen3": {"settings": {"head_dim": 6, "tie_word_embeddings": True}, "config": hub_keys},
         "qwen3-biases": {"settings": {"head_dim": 8, "attention_bias": True, "num_key_value_heads": 1}},
+        "opt": {"settings": {}, "long": True, "dtype": torch.float16},
+        "opt-350m": {"settings": {"do_layer_norm_before": False, "word_embed_proj_dim": 10}, "shard": "20KB"},
+        "opt-narrow": {
+            "settings": {"word_embed_proj_dim": 24, "_remove_final_layer_norm": True, "tie_word_embeddings": False},
+            "scale": 0.6,
+        },
+        "opt-galactica": {
+            "settings": {
+                "enable_bias": False,
+                "layer_norm_elementwise_affine": False,
+                "activation_function": "gelu",
+                "bos_token_id": 0,
+            },
+        },
     }
+
+
+FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "opt": (
+        "OPTConfig",
+        "OPTForCausalLM",
+        {
+            "hidden_size": 16,
+            "word_embed_proj_dim": 16,
+            "ffn_dim": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": POSITIONS,
+        },
+    ),
+}
+"""Names of configuration and model of further families, and their settings."""
 
 
 def make_hugging_face(names: Sequence[str]) -> None:
@@ -476,9 +508,13 @@ def make_hugging_face(names: Sequence[str]) -> None:
             settings = {"vocab_size": VOCAB, **sizes, **defaults, **case["settings"]}
             model: Any = transformers.TransfoXLLMHeadModel(transformers.TransfoXLConfig(**settings))
         elif name.startswith("gpt2"):
-            settings = {"n_positions": ROTARY_LEN, "n_embd": 16, "n_layer": 2, "n_head": 2}
+            settings = {"n_positions": POSITIONS, "n_embd": 16, "n_layer": 2, "n_head": 2}
             ends = {"vocab_size": case.get("vocab", VOCAB), "bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1}
             model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**settings, **ends, **case["settings"]}))
+        elif (family := name.split("-")[0]) in FURTHER:
+            config_class, model_class, settings = FURTHER[family]
+            settings = {"vocab_size": case.get("vocab", VOCAB), **settings, **case["settings"]}
+            model = getattr(transformers, model_class)(getattr(transformers, config_class)(**settings))
         else:
             family = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[name.split("-")[0]]
             settings = {
@@ -488,7 +524,7 @@ def make_hugging_face(names: Sequence[str]) -> None:
                 "num_hidden_layers": 3 if "sliding" in name else 2,
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,
-                "max_position_embeddings": ROTARY_LEN,
+                "max_position_embeddings": POSITIONS,
                 "bos_token_id": 1,
                 "eos_token_id": 2,
                 **case["settings"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,18 @@ def test_gpt2_has_its_biases_and_transposed_matrices(tmp_path):
 @pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
 def test_gpt2_refuses_other_attention(tmp_path, key):
     refused(gpt2(tmp_path / "gpt2", **{key: True}), key)
+
+
+FAMILIES = ["opt"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 10**9), ("vocab_size", -1), ("a_new_setting", 1)])
+def test_settings_of_other_families_are_checked(tmp_path, family, key, value):
+    source = tmp_path / "source"
+    shutil.copytree(Path(__file__).parent / "fixtures" / family / "source", source)
+    change(source, **{key: value})
+    refused(source, WORDS.get(key, key))
 
 
 def test_shards_are_one_model(source):

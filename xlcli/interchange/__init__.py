@@ -15,6 +15,7 @@ from xlcli.interchange.format import Format as Format
 from xlcli.interchange.format import model_type
 from xlcli.interchange.gpt2 import GPT2
 from xlcli.interchange.llama import Llama
+from xlcli.interchange.opt import OPT
 from xlcli.interchange.original import Original
 from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import CONFIG, DOWNLOAD
@@ -23,7 +24,7 @@ from xlcli.interchange.transfo_xl import TransfoXL
 from xlcli.machine import require_memory
 from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
-_ALL: tuple[Format, ...] = (Llama(), GPT2(), TransfoXL(), Original())
+_ALL: tuple[Format, ...] = (Llama(), GPT2(), OPT(), TransfoXL(), Original())
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
 OWN = "xlcli"

@@ -25,6 +25,7 @@ SETTINGS = {
             "scaling": {"kind": "llama3", "factor": 3.0, "original_len": 40, "high_freq_factor": 5.0},
         },
         {"placement": "embedding", "scaling": {"kind": "linear", "factor": 2.0}},
+        {"local_base": 40.0, "clamp_len": 9, "scaling": {"kind": "linear", "factor": 2.0}},
     ],
     "t5": [{"n_buckets": 6, "max_distance": 20}, {"n_buckets": 6, "max_distance": 20, "shared": False}],
     "shaw": [{"max_distance": 9}],
@@ -82,7 +83,13 @@ AROUND = [
     {
         "norm": {"kind": "layer", "placement": "pre", "epsilon": 0.01, "final": False},
         "feedforward": {"kind": "gelu-tanh"},
+        "embedding": {"norm": True},
         "bias": True,
+    },
+    {
+        "norm": {"kind": "rms", "placement": "sandwich"},
+        "feedforward": {"kind": "geglu-tanh"},
+        "embedding": {"norm": True, "scaled": True, "n_bigrams": 57},
     },
 ]
 """Settings of the other parts; each entry is combined with every attention and position."""
@@ -106,11 +113,12 @@ COMBINATIONS = dict(_combinations())
 """Name of a combination to its table `model`."""
 ZEROS = ["full-xl-1-post-1", "full-xl-2-pre-4", "full-rope-1-sandwich-2", "full-sinusoidal-1-pre-4", "local-xl-0-pre-4"]
 COMBINATIONS |= {f"zeros-{name}": COMBINATIONS[name] | {"zero_memory": True} for name in ZEROS}
-SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezero-3": 3, "mixed1-rope-1-pre-0": 6}
+SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezero-3": 3, "mixed1-rope-3-pre-0": 6}
 """Combinations to add with sinks, and their largest distances, below and above the lengths of memories."""
 SINK = {"layout": "interleaved", "n_sinks": 3}
 COMBINATIONS |= {
-    f"sinks{clamp_len}-{name}": COMBINATIONS[name] | {"position": {"kind": "rope", "clamp_len": clamp_len, **SINK}}
+    f"sinks{clamp_len}-{name}": COMBINATIONS[name]
+    | {"position": COMBINATIONS[name]["position"] | {"clamp_len": clamp_len, **SINK}}
     for name, clamp_len in SINKS.items()
 }
 

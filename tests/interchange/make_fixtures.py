@@ -16,9 +16,9 @@ Each folder `fixtures/NAME` has `source/`, a tiny random model as the program sa
 
 No environment can run all three sources; each makes its own part, on one CPU:
 
-    transformers==4.35.2   Transformer-XL, and Llama, GPT-2 and OPT with the configuration of older releases
+    transformers==4.35.2   Transformer-XL, and Llama, GPT-2, OPT and BLOOM with the configuration of older releases
                            (with "tokenizers<0.19" "huggingface_hub<1" sacremoses)
-    transformers>=5.23     GPT-2, Llama, Mistral, Qwen2, Qwen3, OPT
+    transformers>=5.23     GPT-2, Llama, Mistral, Qwen2, Qwen3, OPT, BLOOM
     --original FOLDER      a clone of github.com/kimiyoung/transformer-xl, model.pt of its PyTorch code
 
 With `--check FOLDER` nothing is made: the folder, which has `config.json` and weights, is loaded by transformers and
@@ -31,6 +31,7 @@ float32 tensor is computed all the same.
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -210,6 +211,9 @@ def load_models(source: Path) -> tuple[Any, Any]:
         config.torch_dtype = torch.float64
         double = model_class(config).double().eval()
     weights = {key: value.double() for key, value in single.state_dict().items() if "inv_freq" not in key}
+    for module in double.modules():
+        if type(module).__name__ == "BloomGelu":  # it has the eight digits of float32 of sqrt(2/pi)
+            module.forward = functools.partial(nn.functional.gelu, approximate="tanh")
     missing, unexpected = double.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert all("inv_freq" in name for name in missing), missing
@@ -371,6 +375,7 @@ def older_cases() -> dict[str, dict[str, Any]]:
         },
         "gpt2-older": {"settings": {}, "bin": "legacy"},
         "opt-older": {"settings": {"do_layer_norm_before": False, "word_embed_proj_dim": 10}, "bin": "legacy"},
+        "bloom-older": {"settings": {"n_head": 6}, "bin": "zip"},
     }
 
 
@@ -471,6 +476,15 @@ def current_cases() -> dict[str, dict[str, Any]]:
                 "bos_token_id": 0,
             },
         },
+        "bloom": {"settings": {"tie_word_embeddings": False}},
+        "bloom-heads": {"settings": {"hidden_size": 24, "n_head": 6}, "dtype": torch.bfloat16},
+        "bloom-text": {
+            "settings": {"bos_token_id": 2},
+            "vocab": 320,
+            "dtype": torch.bfloat16,
+            "tokenizer": copy_tokenizer("bloom"),
+            "text": score_text,
+        },
     }
 
 
@@ -487,6 +501,7 @@ FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_position_embeddings": POSITIONS,
         },
     ),
+    "bloom": ("BloomConfig", "BloomForCausalLM", {"hidden_size": 18, "n_layer": 2, "n_head": 3}),
 }
 """Names of configuration and model of further families, and their settings."""
 

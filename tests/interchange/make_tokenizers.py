@@ -127,6 +127,11 @@ def qwen2() -> Any:
     return byte_level(split_by(QWEN2), [GPT2_END, "<|im_start|>", "<|im_end|>"], normalizer=normalizers.NFC())
 
 
+def bloom() -> Any:
+    """Return BLOOM's kind: words, and what is no white space or punctuation with the blank before it."""
+    return byte_level(split_by(r" ?[^(\s|[.,!?…。，、।۔،])]+"), ["<unk>", "<s>", "</s>", "<pad>"])
+
+
 def with_byte_fallback(tokenizer: Any) -> Any:
     """Train a BPE whose unknown characters become bytes: 256 tokens that are not control tokens."""
     trainer = trainers.BpeTrainer(vocab_size=370, special_tokens=CONTROL + BYTES, show_progress=False)
@@ -168,7 +173,7 @@ def unigram() -> Any:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    kind.__name__: kind for kind in (gpt2, smollm, llama3, qwen2, llama2, mistral, unigram)
+    kind.__name__: kind for kind in (gpt2, smollm, llama3, qwen2, bloom, llama2, mistral, unigram)
 }
 
 

@@ -25,9 +25,9 @@ ORIGINAL = [name for name in NAMES if name.startswith("original")]
 GROWING = [name for name in NAMES if "growing" in name or name in ORIGINAL]
 for _name in ("original-div4", "original-softmax"):
     GROWING.remove(_name)
-IMPORTED_ONLY = ("original", "gpt2", "opt")
+IMPORTED_ONLY = ("original", "gpt2", "opt", "bloom")
 """Beginnings of names of fixtures of formats that are not exported."""
-WITH_TEXT = ["gpt2-text", "llama-text", "mistral-text"]
+WITH_TEXT = ["gpt2-text", "llama-text", "mistral-text", "bloom-text"]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -149,7 +149,7 @@ def test_a_text_is_scored_with_the_tokens_of_the_source(folder, name):
     torch.testing.assert_close(-torch.from_numpy(surprisal), numbers["text.log_probs.float64"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "llama2", "mistral", "unigram"])
+@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "bloom", "llama2", "mistral", "unigram"])
 def test_tokens_are_those_of_the_library_without_its_changes_of_the_text(name):
     """The library composes characters for Qwen; for the last three "▁" begins a text and is taken for a space."""
     folder = FIXTURES.parent / "tokenizers" / name
@@ -227,11 +227,25 @@ PUBLISHED = {
     "mistral": {"sliding_window": None, "output_attentions": False, "use_cache": False},
     "qwen2": {"sliding_window": 32768, "max_window_layers": 28, "use_sliding_window": False, "use_mrope": False},
     "qwen3": {"sliding_window": None, "max_window_layers": 28, "use_sliding_window": False, "rope_scaling": None},
+    "bloom-heads": {
+        "n_embed": 24,
+        "num_attention_heads": 6,
+        "attention_softmax_in_fp32": True,
+        "bias_dropout_fusion": True,
+        "masked_softmax_fusion": True,
+        "n_inner": None,
+        "offset_alibi": 100,
+        "pretraining_tp": 2,
+        "seq_length": 2048,
+        "skip_bias_add": True,
+        "skip_bias_add_qkv": False,
+        "unk_token_id": 0,
+    },
     "opt": {"activation_dropout": 0.0, "init_std": 0.02, "layerdrop": 0.1, "prefix": "</s>", "use_cache": True},
     "opt-galactica": {"learned_embeddings": True, "scale_embeddings": False, "tokenizer_class": "PreTrainedTokenizer"},
 }
 """Further keys of configurations as they are published."""
-LEFT_OUT = {"gpt2": "transformer.", "opt": "model."}
+LEFT_OUT = {"gpt2": "transformer.", "opt": "model.", "bloom-heads": "transformer."}
 """Beginnings of names of tensors that the published files of some models lack."""
 
 

@@ -272,7 +272,7 @@ def test_gpt2_refuses_other_attention(tmp_path, key):
     refused(gpt2(tmp_path / "gpt2", **{key: True}), key)
 
 
-FAMILIES = ["opt"]
+FAMILIES = ["opt", "bloom"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -172,6 +172,12 @@ def test_the_token_that_begins_a_text_of_opt_is_special(source):
     assert 0 not in tokenizer.encode(b"</s> The old ship</s>")
 
 
+def test_texts_of_bloom_follow_the_token_that_ends_texts_in_training(source):
+    folder = source("bloom-text", bos_token_id=1, eos_token_id=2)
+    assert import_model(folder, folder.parent / "m")["notices"] == []
+    assert load_tokenizer(folder.parent / "m").start_id == 2
+
+
 @pytest.mark.parametrize("name", ["vocab.json", "vocab.txt", "tekken.json"])
 def test_a_vocabulary_of_a_kind_that_is_not_read_is_named(source, name):
     folder = source("llama")

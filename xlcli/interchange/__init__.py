@@ -11,6 +11,7 @@ from pathlib import Path
 from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.files import write_atomic
+from xlcli.interchange.bloom import Bloom
 from xlcli.interchange.format import Format as Format
 from xlcli.interchange.format import model_type
 from xlcli.interchange.gpt2 import GPT2
@@ -24,7 +25,7 @@ from xlcli.interchange.transfo_xl import TransfoXL
 from xlcli.machine import require_memory
 from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
-_ALL: tuple[Format, ...] = (Llama(), GPT2(), OPT(), TransfoXL(), Original())
+_ALL: tuple[Format, ...] = (Llama(), GPT2(), OPT(), Bloom(), TransfoXL(), Original())
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
 OWN = "xlcli"

@@ -42,7 +42,9 @@ class Format(ABC):
         table: Name of the embedding, without `prefix`.
         copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
         vocabularies: Names of files, of which the first one that is there is read.
+        start_keys: Settings with the id of the token that begins a text, the first one that is there.
         is_fused: Queries, keys and values are one tensor.
+        is_interleaved: It has the queries, keys and values of each head in turn.
         is_transposed: Matrices of blocks are stored transposed.
     """
 
@@ -55,7 +57,9 @@ class Format(ABC):
     table: ClassVar[str] = ""
     copies: ClassVar[str] = r"lm_head\.weight"
     vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
+    start_keys: ClassVar[tuple[str, ...]] = ("bos_token_id", "eos_token_id")
     is_fused: ClassVar[bool] = False
+    is_interleaved: ClassVar[bool] = False
     is_transposed: ClassVar[bool] = False
 
     def recognizes(self, path: Path) -> bool:
@@ -90,6 +94,7 @@ class Format(ABC):
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli, of this shape."""
         import torch
+        from einops import rearrange
 
         foreign, start, n = self.place(name, model)
         if foreign == HEAD_BIAS and foreign not in source.stored:  # `model.bias` brings it
@@ -102,6 +107,8 @@ class Format(ABC):
         is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
         whole = source.take(foreign, stored[::-1] if is_turned else stored)
         whole = whole.T if is_turned else whole
+        if n and self.is_interleaved:
+            whole = rearrange(whole, "(h part e) ... -> (part h e) ...", part=len(PARTS), e=model.head_dim)
         return whole[start : start + shape[0]].clone() if n else whole
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
@@ -117,7 +124,7 @@ class Format(ABC):
         """The tokenizer of the source; one of token ids if it has none."""
         from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
-        ids = [source.config.get(key) for key in ("bos_token_id", "eos_token_id")]
+        ids = [source.config.get(key) for key in self.start_keys]
         ids = [each[0] if isinstance(each, list) and each else each for each in ids]
         start_id = next((each for each in ids if type(each) is int and 0 <= each < model.vocab_size), 0)
         found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)

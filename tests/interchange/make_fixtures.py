@@ -18,7 +18,7 @@ No environment can run all three sources; each makes its own part, on one CPU:
 
     transformers==4.35.2   Transformer-XL, and Llama, GPT-2, OPT and BLOOM with the configuration of older releases
                            (with "tokenizers<0.19" "huggingface_hub<1" sacremoses)
-    transformers>=5.23     GPT-2, Llama, Mistral, Qwen2, Qwen3, OPT, BLOOM
+    transformers>=5.23     GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3, OPT, BLOOM
     --original FOLDER      a clone of github.com/kimiyoung/transformer-xl, model.pt of its PyTorch code
 
 With `--check FOLDER` nothing is made: the folder, which has `config.json` and weights, is loaded by transformers and
@@ -110,14 +110,14 @@ def double_precision(*, strict: bool) -> Iterator[None]:
         yield
 
 
-def randomize(model: nn.Module, *, scale: float = 1.0) -> None:
-    """Give all parameters values that show in the result: norms near 1, biases too, are 0 or 1 in a new model."""
+def randomize(model: nn.Module, *, scale: float = 1.0, gain: float = 1.0) -> None:
+    """Give all parameters values that show in the result: norms are constant in a new model, biases too."""
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         with torch.no_grad():
             if parameter.ndim == 1 and ("norm" in name or ".ln_" in name) and name.endswith("weight"):
-                parameter.copy_(1 + 0.2 * noise)
+                parameter.copy_(gain + 0.2 * noise)
             elif parameter.ndim == 1:
                 parameter.copy_(0.2 * noise)
             else:
@@ -205,7 +205,7 @@ def load_models(source: Path) -> tuple[Any, Any]:
     import transformers
 
     model_class = getattr(transformers, json.loads((source / "config.json").read_text())["architectures"][0])
-    single = model_class.from_pretrained(source).float().eval()
+    single = model_class.from_pretrained(source, torch_dtype=torch.float32).eval()
     config = type(single.config).from_pretrained(source)
     with double_precision(strict=False):
         config.torch_dtype = torch.float64
@@ -242,7 +242,7 @@ def write_hugging_face(name: str, model: Any, case: dict[str, Any]) -> None:
     folder = FIXTURES / name
     source = folder / "source"
     shutil.rmtree(folder, ignore_errors=True)
-    randomize(model, scale=case.get("scale", 1.0))
+    randomize(model, scale=case.get("scale", 1.0), gain=0.0 if name.startswith("gemma3") else 1.0)
     model.eval()
     if case.get("dtype"):
         model = model.to(case["dtype"])
@@ -404,6 +404,17 @@ def current_cases() -> dict[str, dict[str, Any]]:
         hub_keys(config)
         config.update(is_llama_config=True, rope_interleaved=False)
 
+    def gemma_keys(config: dict[str, Any]) -> None:
+        """Name settings as the published files of 2025 do."""
+        parameters = config.pop("rope_parameters")
+        config["rope_theta"] = parameters["full_attention"]["rope_theta"]
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        config["rope_scaling"] = None
+        config["torch_dtype"] = config.pop("dtype")
+        config.pop("layer_types", None)
+        config["sliding_window_pattern"] = config.pop("_sliding_window_pattern", 6)
+        config["cache_implementation"] = "hybrid"
+
     return {
         "gpt2": {"settings": {}, "long": True},
         "gpt2-gelu": {
@@ -476,6 +487,33 @@ def current_cases() -> dict[str, dict[str, Any]]:
                 "bos_token_id": 0,
             },
         },
+        "gemma3": {"settings": {}, "dtype": torch.bfloat16},
+        "gemma3-linear": {
+            "settings": {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 2,
+                "query_pre_attn_scalar": 32,
+                "attention_bias": True,
+                "final_logit_softcapping": 8.0,
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
+                "rms_norm_eps": 1e-5,
+            },
+            "dtype": torch.bfloat16,
+            "shard": "12KB",
+        },
+        "gemma3-hub": {
+            "settings": {"num_hidden_layers": 7, "sliding_window_pattern": 6},
+            "config": gemma_keys,
+            "dtype": torch.bfloat16,
+        },
+        "gemma3-text": {
+            "settings": {"bos_token_id": 2, "eos_token_id": 1},
+            "vocab": 376,
+            "dtype": torch.bfloat16,
+            "tokenizer": copy_tokenizer("gemma"),
+            "text": score_text,
+        },
         "bloom": {"settings": {"tie_word_embeddings": False}},
         "bloom-heads": {"settings": {"hidden_size": 24, "n_head": 6}, "dtype": torch.bfloat16},
         "bloom-text": {
@@ -499,6 +537,26 @@ FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "max_position_embeddings": POSITIONS,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            "hidden_size": 20,
+            "intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "max_position_embeddings": POSITIONS,
+            "sliding_window": 6,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
         },
     ),
     "bloom": ("BloomConfig", "BloomForCausalLM", {"hidden_size": 18, "n_layer": 2, "n_head": 3}),

@@ -25,9 +25,11 @@ ORIGINAL = [name for name in NAMES if name.startswith("original")]
 GROWING = [name for name in NAMES if "growing" in name or name in ORIGINAL]
 for _name in ("original-div4", "original-softmax"):
     GROWING.remove(_name)
-IMPORTED_ONLY = ("original", "gpt2", "opt", "bloom")
+IMPORTED_ONLY = ("original", "gpt2", "opt", "bloom", "gemma3")
 """Beginnings of names of fixtures of formats that are not exported."""
-WITH_TEXT = ["gpt2-text", "llama-text", "mistral-text", "bloom-text"]
+OF_BYTES, OF_CHARACTERS = ["gpt2", "smollm", "llama3", "qwen2", "bloom"], ["gemma", "llama2", "mistral", "unigram"]
+"""Tokenizers, by what their tokens are made of."""
+WITH_TEXT = ["gpt2-text", "llama-text", "mistral-text", "bloom-text", "gemma3-text"]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -149,13 +151,13 @@ def test_a_text_is_scored_with_the_tokens_of_the_source(folder, name):
     torch.testing.assert_close(-torch.from_numpy(surprisal), numbers["text.log_probs.float64"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "bloom", "llama2", "mistral", "unigram"])
+@pytest.mark.parametrize("name", OF_BYTES + OF_CHARACTERS)
 def test_tokens_are_those_of_the_library_without_its_changes_of_the_text(name):
-    """The library composes characters for Qwen; for the last three "▁" begins a text and is taken for a space."""
+    """The library composes characters for Qwen; of characters "▁" is taken for a space, and begins a text."""
     folder = FIXTURES.parent / "tokenizers" / name
     tokenizer = TokenizersTokenizer((folder / "tokenizer.json").read_bytes(), name, vocab_size=400, start_id=0)
     rows = json.loads((folder / "expected.json").read_text())
-    if name in ("llama2", "mistral", "unigram"):
+    if name in OF_CHARACTERS:
         rows = [row for row in rows if row["text"] and "▁" not in row["text"] and "<s>" not in row["text"]]
     for row in rows:
         text = unicodedata.normalize("NFC", row["text"]) if name == "qwen2" else row["text"]
@@ -240,6 +242,14 @@ PUBLISHED = {
         "skip_bias_add": True,
         "skip_bias_add_qkv": False,
         "unk_token_id": 0,
+    },
+    "gemma3-hub": {
+        "_sliding_window_pattern": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+        "use_bidirectional_attention": False,
+        "cache_implementation": "hybrid",
+        "eos_token_id": [1, 43],
+        "transformers_version": "4.55.0.dev0",
     },
     "opt": {"activation_dropout": 0.0, "init_std": 0.02, "layerdrop": 0.1, "prefix": "</s>", "use_cache": True},
     "opt-galactica": {"learned_embeddings": True, "scale_embeddings": False, "tokenizer_class": "PreTrainedTokenizer"},

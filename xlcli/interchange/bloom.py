@@ -10,9 +10,6 @@ from xlcli.interchange.llama import SEGMENT_LEN
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 
-TRAINED_LEN = 2048
-"""Number of tokens of a text in training."""
-
 
 class Bloom(Format):
     """Pre-norm Transformer with ALiBi, LayerNorm, also of the embeddings, and biases (BigScience Workshop 2022)."""
@@ -44,7 +41,7 @@ class Bloom(Format):
         settings = Settings(source.path, source.config)
         settings.require("model_type", *self.model_types)
         dim = settings.take("n_embed", int, settings.take("hidden_size", int, 64))
-        length = settings.take("seq_length", int, TRAINED_LEN)
+        length = settings.take("seq_length", int, 2048)
         settings.require("n_inner", 4 * dim)
         settings.require("apply_residual_connection_post_layernorm", False)
         model = {

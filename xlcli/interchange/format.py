@@ -43,6 +43,7 @@ class Format(ABC):
         copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
         vocabularies: Names of files, of which the first one that is there is read.
         start_keys: Settings with the id of the token that begins a text, the first one that is there.
+        keeps_types: Weights have the values of the source, so that its number type holds them.
         is_fused: Queries, keys and values are one tensor.
         is_interleaved: It has the queries, keys and values of each head in turn.
         is_transposed: Matrices of blocks are stored transposed.
@@ -58,6 +59,7 @@ class Format(ABC):
     copies: ClassVar[str] = r"lm_head\.weight"
     vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
     start_keys: ClassVar[tuple[str, ...]] = ("bos_token_id", "eos_token_id")
+    keeps_types: ClassVar[bool] = True
     is_fused: ClassVar[bool] = False
     is_interleaved: ClassVar[bool] = False
     is_transposed: ClassVar[bool] = False

@@ -14,9 +14,6 @@ from xlcli.interchange.source import Source
 if TYPE_CHECKING:
     from torch import Tensor
 
-OFFSET = 2
-"""First row of the table of positions that belongs to a token; those before it are for padding."""
-
 
 class OPT(Format):
     """Transformer with LayerNorm, ReLU, biases and learned positions (Zhang et al. 2022). OPT-350m is post-norm.
@@ -98,8 +95,8 @@ class OPT(Format):
         return super().read(source, name, model, shape)
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
-        """Where the weight `name` of xlcli is."""
+        """Where the weight `name` of xlcli is. The first two rows of the table of positions are those of padding."""
         foreign, start, n = super().place(name, model)
         if name.startswith("position."):
-            return foreign, OFFSET, OFFSET + getattr(model.position, "max_len", 0)
+            return foreign, 2, 2 + getattr(model.position, "max_len", 0)
         return foreign, start, n

@@ -19,7 +19,7 @@ class Bloom(Format):
     prefix = "transformer."
     table = "word_embeddings.weight"
     is_fused = True
-    is_interleaved = True
+    is_by_head = True
     start_keys = ("eos_token_id", "bos_token_id")
     """</s> ends each text of the training data, in which <s> does not occur."""
     names: ClassVar[Mapping[str, str]] = {

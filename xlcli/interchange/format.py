@@ -45,7 +45,7 @@ class Format(ABC):
         start_keys: Settings with the id of the token that begins a text, the first one that is there.
         keeps_types: Weights have the values of the source, so that its number type holds them.
         is_fused: Queries, keys and values are one tensor.
-        is_interleaved: It has the queries, keys and values of each head in turn.
+        is_by_head: That tensor has those of one head after the other.
         is_transposed: Matrices of blocks are stored transposed.
     """
 
@@ -61,7 +61,7 @@ class Format(ABC):
     start_keys: ClassVar[tuple[str, ...]] = ("bos_token_id", "eos_token_id")
     keeps_types: ClassVar[bool] = True
     is_fused: ClassVar[bool] = False
-    is_interleaved: ClassVar[bool] = False
+    is_by_head: ClassVar[bool] = False
     is_transposed: ClassVar[bool] = False
 
     def recognizes(self, path: Path) -> bool:
@@ -109,7 +109,7 @@ class Format(ABC):
         is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
         whole = source.take(foreign, stored[::-1] if is_turned else stored)
         whole = whole.T if is_turned else whole
-        if n and self.is_interleaved:
+        if n and self.is_by_head:
             whole = rearrange(whole, "(h part e) ... -> (part h e) ...", part=len(PARTS), e=model.head_dim)
         return whole[start : start + shape[0]].clone() if n else whole
 

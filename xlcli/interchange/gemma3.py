@@ -35,7 +35,8 @@ class Gemma3(Llama):
     name = "gemma3"
     model_types = ("gemma3_text",)
     keeps_types = False
-    names: ClassVar[Mapping[str, str]] = Llama.names | {
+    names: ClassVar[Mapping[str, str]] = {
+        **Llama.names,
         "attention_residual.last_norm.": "post_attention_layernorm.",
         "feedforward_residual.norm.": "pre_feedforward_layernorm.",
         "feedforward_residual.last_norm.": "post_feedforward_layernorm.",

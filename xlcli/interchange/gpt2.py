@@ -9,8 +9,7 @@ from xlcli.interchange.format import PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Fo
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 
-ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
-"""Names of activations, there and here."""
+_ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
 
 
 class GPT2(Format):
@@ -59,7 +58,7 @@ class GPT2(Format):
             "position": {"kind": "learned", "placement": "embedding", "max_len": length, "overflow": "slide"},
             "norm": {"kind": "layer", "epsilon": settings.take("layer_norm_epsilon", float, 1e-5)},
             "feedforward": {
-                "kind": settings.take("activation_function", ACTIVATIONS, "gelu_new"),
+                "kind": settings.take("activation_function", _ACTIVATIONS, "gelu_new"),
                 "ffn_dim": settings.take("n_inner", int, 4 * dim),
             },
             "embedding": {"tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=True))},

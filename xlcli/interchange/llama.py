@@ -30,7 +30,7 @@ class Llama(Format):
     """Pre-norm Transformer with RMSNorm, rotary positions and a gated feed-forward branch (Touvron et al. 2023)."""
 
     name = "llama"
-    model_types = ("llama", "mistral", "qwen2", "qwen3")
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3")
     buffers = ("rotary_emb.inv_freq",)
     prefix = "model."
     table = "embed_tokens.weight"

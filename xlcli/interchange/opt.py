@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
 from xlcli.interchange.format import PIECES, SENTENCEPIECE, TOKENIZER, Format
-from xlcli.interchange.gpt2 import ACTIVATIONS
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 
 
 class OPT(Format):
@@ -69,7 +70,7 @@ class OPT(Format):
                 "final": not settings.take("_remove_final_layer_norm", bool, default=False),
             },
             "feedforward": {
-                "kind": settings.take("activation_function", ACTIVATIONS, "relu"),
+                "kind": settings.take("activation_function", _ACTIVATIONS, "relu"),
                 "ffn_dim": settings.take("ffn_dim", int),
             },
             "embedding": embedding | ({} if inner_dim == dim else {"inner_dim": inner_dim, "tied_projections": "none"}),

@@ -113,14 +113,16 @@ COMBINATIONS = dict(_combinations())
 """Name of a combination to its table `model`."""
 ZEROS = ["full-xl-1-post-1", "full-xl-2-pre-4", "full-rope-1-sandwich-2", "full-sinusoidal-1-pre-4", "local-xl-0-pre-4"]
 COMBINATIONS |= {f"zeros-{name}": COMBINATIONS[name] | {"zero_memory": True} for name in ZEROS}
-SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezero-3": 3, "mixed1-rope-3-pre-0": 6}
+SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezero-3": 3, "mixed1-rope-1-pre-0": 6}
 """Combinations to add with sinks, and their largest distances, below and above the lengths of memories."""
 SINK = {"layout": "interleaved", "n_sinks": 3}
 COMBINATIONS |= {
-    f"sinks{clamp_len}-{name}": COMBINATIONS[name]
-    | {"position": COMBINATIONS[name]["position"] | {"clamp_len": clamp_len, **SINK}}
+    f"sinks{clamp_len}-{name}": COMBINATIONS[name] | {"position": {"kind": "rope", "clamp_len": clamp_len, **SINK}}
     for name, clamp_len in SINKS.items()
 }
+LOCAL_BASE = COMBINATIONS["mixed1-rope-3-sandwich-6"]
+COMBINATIONS["sinks9-mixed1-rope-3-sandwich-6"] = LOCAL_BASE | {"position": LOCAL_BASE["position"] | SINK}
+"""As Gemma 3."""
 
 
 def _in_turn():

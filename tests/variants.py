@@ -120,9 +120,9 @@ COMBINATIONS |= {
     f"sinks{clamp_len}-{name}": COMBINATIONS[name] | {"position": {"kind": "rope", "clamp_len": clamp_len, **SINK}}
     for name, clamp_len in SINKS.items()
 }
-LOCAL_BASE = COMBINATIONS["mixed1-rope-3-sandwich-6"]
-COMBINATIONS["sinks9-mixed1-rope-3-sandwich-6"] = LOCAL_BASE | {"position": LOCAL_BASE["position"] | SINK}
-"""As Gemma 3."""
+LOCAL_BASE = {"kind": "rope", "local_base": 40.0, "clamp_len": 9, "scaling": {"kind": "linear", "factor": 2.0}}
+COMBINATIONS["sinks9-mixed1-rope-local-0"] = COMBINATIONS["mixed1-rope-1-pre-0"] | {"position": LOCAL_BASE | SINK}
+"""As in Gemma 3."""
 
 
 def _in_turn():

@@ -26,6 +26,7 @@ SETTINGS = {
         },
         {"placement": "embedding", "scaling": {"kind": "linear", "factor": 2.0}},
         {"rotary_dim": 2, "clamp_len": 9},
+        {"local_base": 40.0, "clamp_len": 9, "scaling": {"kind": "linear", "factor": 2.0}},
     ],
     "t5": [{"n_buckets": 6, "max_distance": 20}, {"n_buckets": 6, "max_distance": 20, "shared": False}],
     "shaw": [{"max_distance": 9}],
@@ -83,6 +84,7 @@ AROUND = [
     {
         "norm": {"kind": "layer", "placement": "pre", "epsilon": 0.01, "final": False},
         "feedforward": {"kind": "gelu-tanh"},
+        "embedding": {"norm": True},
         "bias": True,
     },
     {
@@ -90,6 +92,11 @@ AROUND = [
         "feedforward": {"kind": "gelu"},
         "embedding": {"tied": False, "per_layer": True},
         "bias": True,
+    },
+    {
+        "norm": {"kind": "rms", "placement": "sandwich"},
+        "feedforward": {"kind": "geglu-tanh"},
+        "embedding": {"norm": True, "scaled": True, "n_bigrams": 57},
     },
 ]
 """Settings of the other parts; each entry is combined with every attention and position."""
@@ -127,6 +134,9 @@ COMBINATIONS |= {
 }
 _PART = {"kind": "rope", "clamp_len": 4, "rotary_dim": 4, **SINK}
 COMBINATIONS["sinks4-full-rope-3-parallel-6"] = COMBINATIONS["full-rope-3-parallel-6"] | {"position": _PART}
+LOCAL_BASE = {"kind": "rope", "local_base": 40.0, "clamp_len": 9, "scaling": {"kind": "linear", "factor": 2.0}}
+COMBINATIONS["sinks9-mixed1-rope-local-0"] = COMBINATIONS["mixed1-rope-1-pre-0"] | {"position": LOCAL_BASE | SINK}
+"""As in Gemma 3."""
 
 
 def _in_turn():

@@ -17,9 +17,9 @@ Each folder `fixtures/NAME` has `source/`, a tiny random model as the program sa
 
 No environment can run all three sources; each makes its own part, on one CPU:
 
-    transformers==4.35.2   Transformer-XL, and Llama, GPT-2, GPT-Neo, GPT-J and GPT-NeoX as older releases save them
-                           (with "tokenizers<0.19" "huggingface_hub<1" sacremoses)
-    transformers>=5.23     GPT-2, GPT-Neo, GPT-J, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, OLMo
+    transformers==4.35.2   Transformer-XL, and Llama, GPT-2, GPT-Neo, GPT-J, GPT-NeoX, OPT and BLOOM as older releases
+                           save them (with "tokenizers<0.19" "huggingface_hub<1" sacremoses)
+    transformers>=5.23     GPT-2, GPT-Neo, GPT-J, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, OLMo, Gemma 3, OPT, BLOOM
     --original FOLDER      a clone of github.com/kimiyoung/transformer-xl, model.pt of its PyTorch code
 
 With `--check FOLDER` nothing is made: the folder, which has `config.json` and weights, is loaded by transformers and
@@ -32,6 +32,7 @@ float32 tensor is computed all the same.
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -52,7 +53,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VOCAB = 48
-ROTARY_LEN = 64
+POSITIONS = 64
 GREEDY = 50
 MARGIN = 2e-3
 """Least difference of log probability between a greedy token and the next: far above rounding."""
@@ -110,14 +111,14 @@ def double_precision(*, strict: bool) -> Iterator[None]:
         yield
 
 
-def randomize(model: nn.Module, *, scale: float = 1.0) -> None:
-    """Give all parameters values that show in the result: norms near 1, biases too, are 0 or 1 in a new model."""
+def randomize(model: nn.Module, *, scale: float = 1.0, gain: float = 1.0) -> None:
+    """Give all parameters values that show in the result: norms are constant in a new model, biases too."""
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         with torch.no_grad():
             if parameter.ndim == 1 and ("norm" in name or ".ln_" in name) and name.endswith("weight"):
-                parameter.copy_(1 + 0.2 * noise)
+                parameter.copy_(gain + 0.2 * noise)
             elif parameter.ndim == 1:
                 parameter.copy_(0.2 * noise)
             else:
@@ -205,12 +206,15 @@ def load_models(source: Path) -> tuple[Any, Any]:
     import transformers
 
     model_class = getattr(transformers, json.loads((source / "config.json").read_text())["architectures"][0])
-    single = model_class.from_pretrained(source).float().eval()
+    single = model_class.from_pretrained(source, torch_dtype=torch.float32).eval()
     config = type(single.config).from_pretrained(source)
     with double_precision(strict=False):
         config.torch_dtype = torch.float64
         double = model_class(config).double().eval()
     weights = {key: value.double() for key, value in single.state_dict().items() if "inv_freq" not in key}
+    for module in double.modules():
+        if type(module).__name__ == "BloomGelu":  # it has the eight digits of float32 of sqrt(2/pi)
+            module.forward = functools.partial(nn.functional.gelu, approximate="tanh")
     missing, unexpected = double.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert all("inv_freq" in name for name in missing), missing
@@ -239,7 +243,7 @@ def write_hugging_face(name: str, model: Any, case: dict[str, Any]) -> None:
     folder = FIXTURES / name
     source = folder / "source"
     shutil.rmtree(folder, ignore_errors=True)
-    randomize(model, scale=case.get("scale", 1.0))
+    randomize(model, scale=case.get("scale", 1.0), gain=0.0 if name.startswith("gemma3") else 1.0)
     model.eval()
     if case.get("dtype"):
         model = model.to(case["dtype"])
@@ -380,6 +384,8 @@ def older_cases() -> dict[str, dict[str, Any]]:
         "gpt-neo-older": {"settings": {"attention_types": [[["global", "local"], 1]]}, "bin": "zip"},
         "gptj-older": {"settings": {"rotary_dim": 2}, "bin": "legacy"},
         "gpt-neox-older": {"settings": {"rotary_pct": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}}},
+        "opt-older": {"settings": {"do_layer_norm_before": False, "word_embed_proj_dim": 10}, "bin": "legacy"},
+        "bloom-older": {"settings": {"n_head": 6}, "bin": "zip"},
     }
 
 
@@ -415,6 +421,17 @@ def current_cases() -> dict[str, dict[str, Any]]:
     def smollm_keys(config: dict[str, Any]) -> None:
         hub_keys(config)
         config.update(is_llama_config=True, rope_interleaved=False)
+
+    def gemma_keys(config: dict[str, Any]) -> None:
+        """Name settings as the published files of 2025 do."""
+        parameters = config.pop("rope_parameters")
+        config["rope_theta"] = parameters["full_attention"]["rope_theta"]
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        config["rope_scaling"] = None
+        config["torch_dtype"] = config.pop("dtype")
+        config.pop("layer_types", None)
+        config["sliding_window_pattern"] = config.pop("_sliding_window_pattern", 6)
+        config["cache_implementation"] = "hybrid"
 
     return {
         "gpt2": {"settings": {}, "long": True},
@@ -538,15 +555,66 @@ def current_cases() -> dict[str, dict[str, Any]]:
         },
         "qwen3": {"settings": {"head_dim": 6, "tie_word_embeddings": True}, "config": hub_keys},
         "qwen3-biases": {"settings": {"head_dim": 8, "attention_bias": True, "num_key_value_heads": 1}},
+        "opt": {"settings": {}, "long": True, "dtype": torch.float16},
+        "opt-350m": {"settings": {"do_layer_norm_before": False, "word_embed_proj_dim": 10}, "shard": "20KB"},
+        "opt-narrow": {
+            "settings": {"word_embed_proj_dim": 24, "_remove_final_layer_norm": True, "tie_word_embeddings": False},
+            "scale": 0.6,
+        },
+        "opt-galactica": {
+            "settings": {
+                "enable_bias": False,
+                "layer_norm_elementwise_affine": False,
+                "activation_function": "gelu",
+                "bos_token_id": 0,
+            },
+        },
+        "gemma3": {"settings": {}, "dtype": torch.bfloat16},
+        "gemma3-linear": {
+            "settings": {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 2,
+                "query_pre_attn_scalar": 32,
+                "attention_bias": True,
+                "final_logit_softcapping": 8.0,
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
+                "rms_norm_eps": 1e-5,
+            },
+            "dtype": torch.bfloat16,
+            "shard": "12KB",
+        },
+        "gemma3-hub": {
+            "settings": {"num_hidden_layers": 7, "sliding_window_pattern": 6},
+            "config": gemma_keys,
+            "dtype": torch.bfloat16,
+        },
+        "gemma3-text": {
+            "settings": {"bos_token_id": 2, "eos_token_id": 1},
+            "vocab": 376,
+            "dtype": torch.bfloat16,
+            "tokenizer": copy_tokenizer("gemma"),
+            "text": score_text,
+        },
+        "bloom": {"settings": {"tie_word_embeddings": False}},
+        "bloom-heads": {"settings": {"hidden_size": 24, "n_head": 6}, "dtype": torch.bfloat16},
+        "bloom-text": {
+            "settings": {"bos_token_id": 2},
+            "vocab": 320,
+            "dtype": torch.bfloat16,
+            "tokenizer": copy_tokenizer("bloom"),
+            "text": score_text,
+        },
     }
 
 
 FAMILIES = {
     **{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo": "Olmo"},
     **{"gpt2": "GPT2", "gptj": "GPTJ", "gpt-neox": "GPTNeoX", "gpt-neo": "GPTNeo"},
+    **{"opt": "OPT", "gemma3": "Gemma3", "bloom": "Bloom"},
 }
 """Beginning of the name of a fixture to the names of classes of transformers."""
-_GPT2 = {"n_positions": ROTARY_LEN, "n_embd": 16, "n_layer": 2, "n_head": 2}
+_GPT2 = {"n_positions": POSITIONS, "n_embd": 16, "n_layer": 2, "n_head": 2}
 _ENDS = {"bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1}
 _LLAMA = {
     "hidden_size": 16,
@@ -554,7 +622,7 @@ _LLAMA = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": ROTARY_LEN,
+    "max_position_embeddings": POSITIONS,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
@@ -563,7 +631,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "GPT2": {**_GPT2, **_ENDS},
     "GPTJ": {**_GPT2, **_ENDS},
     "GPTNeo": {
-        "max_position_embeddings": ROTARY_LEN,
+        "max_position_embeddings": POSITIONS,
         "hidden_size": 16,
         "num_layers": 2,
         "num_heads": 2,
@@ -572,6 +640,31 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "GPTNeoX": {**_NEOX, "num_attention_heads": 2, "hidden_act": "gelu"},
     "Llama": _LLAMA,
+    "OPT": {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "ffn_dim": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": POSITIONS,
+    },
+    "Gemma3": {
+        "hidden_size": 20,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "max_position_embeddings": POSITIONS,
+        "sliding_window": 6,
+        "sliding_window_pattern": 3,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "Bloom": {"hidden_size": 18, "n_layer": 2, "n_head": 3},
 }
 """Settings of small models of a family; those of Llama for the others."""
 
@@ -595,7 +688,8 @@ def make_hugging_face(names: Sequence[str]) -> None:
         else:
             family = next(family for start, family in FAMILIES.items() if name.startswith(start))
             settings = {"vocab_size": case.get("vocab", VOCAB), **SIZES.get(family, SIZES["Llama"]), **case["settings"]}
-            config = getattr(transformers, f"{family}Config")(**settings)
+            kind = "Gemma3Text" if family == "Gemma3" else family
+            config = getattr(transformers, f"{kind}Config")(**settings)
             model = getattr(transformers, f"{family}{'LMHeadModel' if family == 'GPT2' else 'ForCausalLM'}")(config)
         write_hugging_face(name, model, case)
 

@@ -135,6 +135,11 @@ def gpt_neox() -> Any:
     return tokenizer
 
 
+def bloom() -> Any:
+    """Return BLOOM's kind: words, and what is no white space or punctuation with the blank before it."""
+    return byte_level(split_by(r" ?[^(\s|[.,!?…。，、।۔،])]+"), ["<unk>", "<s>", "</s>", "<pad>"])
+
+
 def with_byte_fallback(tokenizer: Any) -> Any:
     """Train a BPE whose unknown characters become bytes: 256 tokens that are not control tokens."""
     trainer = trainers.BpeTrainer(vocab_size=370, special_tokens=CONTROL + BYTES, show_progress=False)
@@ -142,6 +147,30 @@ def with_byte_fallback(tokenizer: Any) -> Any:
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in CONTROL]
     return Tokenizer.from_str(json.dumps(content))
+
+
+GEMMA = ["<pad>", "<eos>", "<bos>", "<unk>"]
+FOUND = ["\n", "\n\n", "\n\n\n", "▁▁", "▁▁▁", "<table>"]
+"""Tokens of Gemma that are found in a text, or read as text."""
+
+
+def gemma() -> Any:
+    """Return Gemma's kind: "▁" for each space, and a pre-tokenizer that finds no space any more."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(vocab_size=376, special_tokens=GEMMA + FOUND + BYTES, show_progress=False)
+    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    restored = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(restored)
+    content = json.loads(tokenizer.to_str())
+    content["model"]["merges"] = [["▁", "▁"], ["▁▁", "▁"], *content["model"]["merges"]]
+    kept = [token for token in content["added_tokens"] if token["content"] not in BYTES]
+    content["added_tokens"] = [token | {"special": token["content"] in GEMMA} for token in kept]
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    return tokenizer
 
 
 def llama2() -> Any:
@@ -176,7 +205,7 @@ def unigram() -> Any:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    kind.__name__: kind for kind in (gpt2, smollm, llama3, qwen2, gpt_neox, llama2, mistral, unigram)
+    kind.__name__: kind for kind in (gpt2, smollm, llama3, qwen2, gpt_neox, bloom, gemma, llama2, mistral, unigram)
 }
 
 

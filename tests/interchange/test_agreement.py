@@ -26,9 +26,12 @@ GROWING = [name for name in NAMES if "growing" in name or name in ORIGINAL]
 for _name in ("original-div4", "original-softmax"):
     GROWING.remove(_name)
 WITH_TEXT = [name for name in NAMES if name.endswith("-text")]
-LONG = ["gpt2", "gpt2-cerebras", "gpt-neo"]
+LONG = ["gpt2", "gpt2-cerebras", "gpt-neo", "opt"]
 """Models with learned positions, and the numbers of a text that has more."""
-EXPORTED = [name for name in NAMES if name not in ORIGINAL and not name.startswith(("gpt", "olmo"))]
+EXPORTED = [name for name in NAMES if not name.startswith(("original", "gpt", "olmo", "opt", "bloom", "gemma3"))]
+OF_BYTES = ["gpt2", "smollm", "llama3", "qwen2", "gpt_neox", "bloom"]
+OF_CHARACTERS = ["gemma", "llama2", "mistral", "unigram"]
+"""Tokenizers, by what their tokens are made of."""
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -150,13 +153,13 @@ def test_a_text_is_scored_with_the_tokens_of_the_source(folder, name):
     torch.testing.assert_close(-torch.from_numpy(surprisal), numbers["text.log_probs.float64"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "qwen2", "gpt_neox", "llama2", "mistral", "unigram"])
+@pytest.mark.parametrize("name", OF_BYTES + OF_CHARACTERS)
 def test_tokens_are_those_of_the_library_without_its_changes_of_the_text(name):
-    """The library composes characters for Qwen; for the last three "▁" begins a text and is taken for a space."""
+    """The library composes characters for Qwen; of characters "▁" is taken for a space, and begins a text."""
     folder = FIXTURES.parent / "tokenizers" / name
     tokenizer = TokenizersTokenizer((folder / "tokenizer.json").read_bytes(), name, vocab_size=400, start_id=0)
     rows = json.loads((folder / "expected.json").read_text())
-    if name in ("llama2", "mistral", "unigram"):
+    if name in OF_CHARACTERS:
         rows = [row for row in rows if row["text"] and "▁" not in row["text"] and "<s>" not in row["text"]]
     for row in rows:
         text = unicodedata.normalize("NFC", row["text"]) if name in ("qwen2", "gpt_neox") else row["text"]
@@ -269,6 +272,30 @@ PUBLISHED = {
         "rope_scaling": None,
     },
     "olmo-text": {"clip_qkv": None, "pretraining_tp": 1, "rope_scaling": None},
+    "bloom-heads": {
+        "n_embed": 24,
+        "num_attention_heads": 6,
+        "attention_softmax_in_fp32": True,
+        "bias_dropout_fusion": True,
+        "masked_softmax_fusion": True,
+        "n_inner": None,
+        "offset_alibi": 100,
+        "pretraining_tp": 2,
+        "seq_length": 2048,
+        "skip_bias_add": True,
+        "skip_bias_add_qkv": False,
+        "unk_token_id": 0,
+    },
+    "gemma3-hub": {
+        "_sliding_window_pattern": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+        "use_bidirectional_attention": False,
+        "cache_implementation": "hybrid",
+        "eos_token_id": [1, 43],
+        "transformers_version": "4.55.0.dev0",
+    },
+    "opt": {"activation_dropout": 0.0, "init_std": 0.02, "layerdrop": 0.1, "prefix": "</s>", "use_cache": True},
+    "opt-galactica": {"learned_embeddings": True, "scale_embeddings": False, "tokenizer_class": "PreTrainedTokenizer"},
 }
 """Further keys of configurations as they are published."""
 BUFFERS = {
@@ -278,6 +305,8 @@ BUFFERS = {
     "gpt-neox-pythia": [f"gpt_neox.layers.0.attention.{end}" for end in ("bias", "masked_bias", "rotary_emb.inv_freq")],
 }
 """Tensors of published files that follow from the settings. In GPT-2 no name has a prefix."""
+LEFT_OUT = {"gpt2": "transformer.", "opt": "model.", "bloom-heads": "transformer."}
+"""Beginnings of names of tensors that the published files of some models lack."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -286,11 +315,10 @@ def test_configurations_and_names_as_they_are_published_are_taken(folder, name, 
     shutil.copytree(source_of(name), source)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | PUBLISHED[name]))
-    if name in BUFFERS:
+    if name in BUFFERS or name in LEFT_OUT:
         weights = load_file(source / "model.safetensors")
-        if name == "gpt2":
-            weights = {key.removeprefix("transformer."): value for key, value in weights.items()}
-        weights |= {each: torch.ones(1, 1, 64, 64, dtype=torch.bool).tril() for each in BUFFERS[name]}
+        weights = {key.removeprefix(LEFT_OUT.get(name, " ")): value for key, value in weights.items()}
+        weights |= {each: torch.ones(1, 1, 64, 64, dtype=torch.bool).tril() for each in BUFFERS.get(name, ())}
         save_file(weights, source / "model.safetensors")
     import_model(source, tmp_path / "m")
     for file in ("config.json", "model.safetensors", "tokenizer.json"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,69 @@ def test_gpt2_has_its_biases_and_transposed_matrices(tmp_path):
 @pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
 def test_gpt2_refuses_other_attention(tmp_path, key):
     refused(gpt2(tmp_path / "gpt2", **{key: True}), key)
+
+
+FAMILIES = ["opt", "bloom", "gemma3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 10**9), ("vocab_size", -1), ("a_new_setting", 1)])
+def test_settings_of_other_families_are_checked(tmp_path, family, key, value):
+    source = tmp_path / "source"
+    shutil.copytree(Path(__file__).parent / "fixtures" / family / "source", source)
+    change(source, **{key: value})
+    refused(source, WORDS.get(key, key))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("bloom", "apply_residual_connection_post_layernorm", True),
+        ("bloom", "n_inner", 5),
+        ("opt", "activation_function", "silu"),
+        ("opt", "word_embed_proj_dim", -1),
+        ("gemma3", "attn_logit_softcapping", 50.0),
+        ("gemma3", "use_bidirectional_attention", True),
+        ("gemma3", "hidden_activation", "silu"),
+        ("gemma3", "query_pre_attn_scalar", 0),
+        ("gemma3", "query_pre_attn_scalar", [8]),
+        ("gemma3", "num_hidden_layers", 10**9),
+        ("gemma3", "layer_types", ["full_attention"]),
+        ("gemma3", "rope_parameters", {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}),
+        ("gemma3", "rope_parameters", {"full_attention": {"rope_type": "yarn", "factor": 2.0}}),
+        ("gemma3", "rope_parameters", {"full_attention": "default"}),
+        ("gemma3", "rope_parameters", {"rope_type": "linear", "factor": 2.0}),
+    ],
+)
+def test_what_other_families_have_and_xlcli_lacks_is_refused_by_name(tmp_path, family, key, value):
+    source = tmp_path / "source"
+    shutil.copytree(Path(__file__).parent / "fixtures" / family / "source", source)
+    change(source, **{key: value})
+    refused(source, {"rope_parameters": "", "word_embed_proj_dim": "inner_dim"}.get(key, key))
+
+
+def test_gemma_3_has_norms_of_one_more_than_their_weights_in_float32(tmp_path):
+    folder = Path(__file__).parent / "fixtures" / "gemma3-linear" / "source"
+    before = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    before = {name: tensor for shard in before for name, tensor in shard.items()}
+    import_model(folder, tmp_path / "m")
+    after = load_file(tmp_path / "m" / "model.safetensors")
+    names = {"norm": "stack.final", "layers.0.self_attn.q_norm": "stack.blocks.0.attention.query_norm"}
+    for theirs, ours in names.items():
+        stored, made = before[f"model.{theirs}.weight"], after[f"{ours}.weight"]
+        assert (stored.dtype, made.dtype) == (torch.bfloat16, torch.float32)
+        assert made.double().equal((0.5 if "query" in ours else 1) * (1 + stored.double()))
+
+
+@pytest.mark.parametrize("period", [3, None])
+def test_local_layers_of_gemma_3_follow_from_their_period(tmp_path, period):
+    source = tmp_path / "source"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "gemma3" / "source", source)
+    change(source, layer_types=None, sliding_window_pattern=None, _sliding_window_pattern=period)
+    import_model(source, tmp_path / "m")
+    attention = json.loads((tmp_path / "m" / "config.json").read_text())["model"]["attention"]
+    kinds = [layer["kind"] for layer in attention.get("layers", [attention] * 3)]
+    assert kinds == ["local", "local", "full" if period else "local"]
 
 
 def test_shards_are_one_model(source):

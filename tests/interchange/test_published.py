@@ -208,6 +208,24 @@ def test_an_older_vocabulary_of_gpt2_gives_the_same_tokens(source, added):
     assert tokenizer.texts[0] == b""  # <|endoftext|>
 
 
+def test_the_token_that_begins_a_text_of_opt_is_special(source):
+    folder = source("gpt2-text")
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    special = {"content": "</s>", "normalized": True}
+    older(folder, {}, {"bos_token": special, "unk_token": special, "pad_token": {"content": "<pad>"}})
+    assert import_model(folder, folder.parent / "m")["notices"] == []
+    tokenizer = load_tokenizer(folder.parent / "m")
+    assert (tokenizer.start_id, tokenizer.texts[0]) == (0, b"")
+    assert 0 not in tokenizer.encode(b"</s> The old ship</s>")
+
+
+def test_texts_of_bloom_follow_the_token_that_ends_texts_in_training(source):
+    folder = source("bloom-text", bos_token_id=1, eos_token_id=2)
+    assert import_model(folder, folder.parent / "m")["notices"] == []
+    assert load_tokenizer(folder.parent / "m").start_id == 2
+
+
 @pytest.mark.parametrize("name", ["vocab.json", "vocab.txt", "tekken.json"])
 def test_a_vocabulary_of_a_kind_that_is_not_read_is_named(source, name):
     folder = source("llama")

@@ -26,6 +26,20 @@ def adaptive(div_val, **more):
     return made, matrices
 
 
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_norm_of_token_vectors_comes_before_positions(kind):
+    tree = {"vocab_size": 31, "dim": 16, "n_layers": 1, "bias": True, "norm": {"kind": kind, "epsilon": 0.01}}
+    tree |= {"position": {"kind": "learned", "max_len": 8}, "embedding": {"norm": True, "scaled": True}}
+    made = build_model(config.make({"model": tree}).model, torch.Generator().manual_seed(0)).double()
+    weight, tokens = made.embedding_norm.weight.detach().uniform_(0.5, 2.0), torch.arange(8)
+    bias = made.embedding_norm.bias.detach().uniform_(-1.0, 1.0) if kind == "layer" else 0.0
+    x = 4 * made.embedding.table.weight[tokens]
+    x = x - x.mean(1, keepdim=True) if kind == "layer" else x
+    expected = x / (x.square().mean(1, keepdim=True) + 0.01).sqrt() * weight + bias + made.position.axes[0].weight
+    got, _ = made.embed(tokens[None], made.init_state(1, mem_len=4, segment_len=8))
+    torch.testing.assert_close(got[0], expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(("div_val", "widths"), [(1, (16, 16, 16, 16)), (2, (16, 8, 4, 2)), (3, None)])
 def test_adaptive_shapes(div_val, widths):
     """Later clusters are narrower; with div_val > 1 every cluster is projected, without it none."""

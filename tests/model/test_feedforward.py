@@ -10,7 +10,7 @@ from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.model.stack import FeedForward
 
-KINDS = ("relu", "gelu", "gelu-tanh", "swiglu", "geglu")
+KINDS = ("relu", "gelu", "gelu-tanh", "swiglu", "geglu", "geglu-tanh")
 every = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -44,6 +44,7 @@ ACTIVATIONS = {
     "gelu-tanh": gelu_tanh,
     "swiglu": lambda z: z / (1 + math.exp(-z)),
     "geglu": gelu,
+    "geglu-tanh": gelu_tanh,
 }
 
 
@@ -70,7 +71,7 @@ def test_formula(kind, bias):
 
 
 @pytest.mark.parametrize("dim", [24, 100, 128, 384, 512, 1000])
-@pytest.mark.parametrize(("gated", "plain"), [("swiglu", "relu"), ("geglu", "gelu")])
+@pytest.mark.parametrize(("gated", "plain"), [("swiglu", "relu"), ("geglu", "gelu"), ("geglu-tanh", "gelu")])
 def test_gated_branches_are_as_large_as_others(dim, gated, plain):
     """2/3 of the width for three matrices instead of two (Shazeer 2020, section 3.1), rounded up to 64."""
 

@@ -35,6 +35,12 @@ KINDS = {
     "rope": {"kind": "rope", "base": 100.0},
     "rope interleaved": {"kind": "rope", "layout": "interleaved"},
     "rope interpolated": {"kind": "rope", "scaling": {"kind": "linear", "factor": 3.0}},
+    "rope of Gemma 3": {
+        "kind": "rope",
+        "base": 100.0,
+        "local_base": 10.0,
+        "scaling": {"kind": "linear", "factor": 3.0},
+    },
     "rope of Llama 3": {
         "kind": "rope",
         "base": 10.0,
@@ -101,6 +107,8 @@ def twin(model):
             return {"embed": lambda row, p: row + positions.axial(p, tables, wrap=True)}
         case "rope" if kind.placement == "embedding":
             return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout, width=kind.rotary_dim)}
+        case "rope" if kind.local_base and model.config.attention.kind == "local":
+            return {"encoding": positions.rope(base=kind.local_base, layout=kind.layout, width=kind.rotary_dim)}
         case "rope":
             series = {"base": kind.base, "layout": kind.layout, "width": kind.rotary_dim}
             settings = kind.scaling.model_dump(exclude={"kind"})
@@ -399,6 +407,11 @@ def test_tables_are_shared_by_layers_or_not(position, size):
 def test_shared_tables_are_for_layers():
     with pytest.raises(ConfigError, match="placement"):
         make({**KINDS["learned"], "shared": True})
+
+
+def test_a_base_of_local_layers_is_for_layers():
+    with pytest.raises(ConfigError, match="local_base"):
+        make({**KINDS["rope at embedding"], "local_base": 10.0})
 
 
 @pytest.mark.parametrize("name", ["sinusoidal on heads", "learned on heads"])

@@ -65,7 +65,10 @@ Weights = Annotated[
     option("Model", "--weights", "Encoding of the weights. Default: as in the model.", allow_from_autoenv=False),
 ]
 Format = Annotated[
-    Literal["llama", "gpt2", "gpt-neo", "gpt-j", "gpt-neox", "transfo-xl", "transfo-xl-original"] | None,
+    Literal[
+        "llama", "gemma3", "gpt2", "gpt-neo", "gpt-j", "gpt-neox", "opt", "bloom", "transfo-xl", "transfo-xl-original"
+    ]
+    | None,
     option("Model", "--format", "Format of the other program. Default: by the model.", allow_from_autoenv=False),
 ]
 SETTINGS_OPTIONS = {

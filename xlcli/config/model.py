@@ -21,14 +21,17 @@ from xlcli.config.position import POSITIONS, AnyPositionConfig, LearnedPositionC
 from xlcli.config.stack import AnyStackConfig, ReversibleStackConfig, StandardStackConfig, UniversalStackConfig
 from xlcli.errors import InvalidSettingError
 
+GATED = frozenset({"swiglu", "geglu", "geglu-tanh"})
+"""Feed-forward kinds whose activation is multiplied by a second projection."""
+
 
 class FeedForwardConfig(BaseConfig):
     """Feed-forward branch."""
 
-    kind: Literal["relu", "gelu", "gelu-tanh", "relu2", "swiglu", "geglu"] = Field(
+    kind: Literal["relu", "gelu", "gelu-tanh", "relu2", "swiglu", "geglu", "geglu-tanh"] = Field(
         default="swiglu",
-        description="Activation; the gated kinds swiglu and geglu have three matrices, the others two. relu2 is the "
-        "squared ReLU (So et al. 2021), gelu-tanh the approximation of GELU by tanh (GPT-2).",
+        description="Activation; the gated kinds swiglu, geglu and geglu-tanh have three matrices, the others two. "
+        "relu2 is the squared ReLU (So et al. 2021), gelu-tanh the approximation of GELU by tanh (GPT-2).",
     )
     ffn_dim: Count | None = Field(
         default=None,
@@ -75,6 +78,7 @@ class EmbeddingConfig(BaseConfig):
     scaled: bool = Field(
         default=False, description="Multiply embeddings by the square root of model.dim (Vaswani et al. 2017)."
     )
+    norm: bool = Field(default=False, description="Apply a norm to token vectors, before positions are added (BLOOM).")
     tied_projections: Literal["all", "rest", "none"] = Field(
         default="all",
         description="Matrices of a factorized or clustered vocabulary that a tied head shares besides the tables: all, "
@@ -170,7 +174,7 @@ class ModelConfig(BaseConfig):
         """Feed-forward width; if not set, 4 dim, or 8/3 dim rounded up to a multiple of 64 for gated kinds."""
         if self.feedforward.ffn_dim is not None:
             return self.feedforward.ffn_dim
-        if self.feedforward.kind in ("swiglu", "geglu"):
+        if self.feedforward.kind in GATED:
             return -(-8 * self.dim // 3 // 64) * 64 or 64
         return 4 * self.dim
 
@@ -182,7 +186,7 @@ class ModelConfig(BaseConfig):
     @property
     def embedding_rms(self) -> float:
         """Root mean square of embeddings before training."""
-        return self.init_std * (self.dim**0.5 if self.embedding.scaled else 1.0)
+        return 1.0 if self.embedding.norm else self.init_std * (self.dim**0.5 if self.embedding.scaled else 1.0)
 
     @property
     def stream_rms(self) -> float:
@@ -286,7 +290,7 @@ class ModelConfig(BaseConfig):
     @property
     def n_matrix_weights(self) -> int:
         """Number of weights in the matrices of blocks and vectors of token pairs; at most the number of parameters."""
-        feedforward = (3 if self.feedforward.kind in ("swiglu", "geglu") else 2) * self.dim * self.ffn_dim
+        feedforward = (3 if self.feedforward.kind in GATED else 2) * self.dim * self.ffn_dim
         attention = sum(layer.n_weights(self.dim, self.head_dim) for layer in self.attentions)
         return self.embedding.n_bigrams * self.dim + self.n_layers * feedforward + attention
 

@@ -182,6 +182,11 @@ class RopePositionConfig(PositionConfig):
         description="Number of features to rotate, the first ones of each head, or of the embedding. Default: all.",
     )
     base: Positive = Field(default=10000.0, description="Base of the wavelengths.")
+    local_base: Positive | None = Field(
+        default=None,
+        description="Base in layers with local attention, where frequencies are not scaled (Gemma Team 2025). Default: "
+        "as in the other layers.",
+    )
     scaling: RopeScalingConfig = Field(default_factory=RopeScalingConfig)
     clamp_len: Count | None = Field(
         default=None, description="Largest distance in softmax attention, as of position xl."
@@ -206,6 +211,11 @@ class RopePositionConfig(PositionConfig):
     def is_absolute(self) -> bool:
         """True for rotated embeddings, whose projections mix the features of a pair."""
         return self.placement == "embedding"
+
+    def _check(self) -> None:
+        if self.local_base is not None and self.placement == "embedding":
+            reason = "is for layers, but model.position.placement is 'embedding'"
+            raise InvalidSettingError("model.position.local_base", reason, "Leave it out, or set placement to layers.")
 
 
 class AlibiPositionConfig(PositionConfig):

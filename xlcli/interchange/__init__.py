@@ -11,11 +11,14 @@ from pathlib import Path
 from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.files import write_atomic
+from xlcli.interchange.bloom import Bloom
 from xlcli.interchange.eleuther import GPTJ, GPTNeo, GPTNeoX
 from xlcli.interchange.format import Format as Format
 from xlcli.interchange.format import model_type
+from xlcli.interchange.gemma3 import Gemma3
 from xlcli.interchange.gpt2 import GPT2
 from xlcli.interchange.llama import Llama
+from xlcli.interchange.opt import OPT
 from xlcli.interchange.original import Original
 from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import CONFIG, DOWNLOAD
@@ -24,7 +27,10 @@ from xlcli.interchange.transfo_xl import TransfoXL
 from xlcli.machine import require_memory
 from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
-_ALL: tuple[Format, ...] = (Llama(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), TransfoXL(), Original())
+_ALL: tuple[Format, ...] = (
+    *(Llama(), Gemma3(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), OPT(), Bloom()),
+    *(TransfoXL(), Original()),
+)
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
 OWN = "xlcli"
@@ -57,7 +63,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         path: Folder or file of the model.
         target: The folder, which must not exist.
         name: Its format, a key of `FORMATS`; None: as the files say.
-        encoding: Encoding of the weights; None: that of the source, and float32 if it has several.
+        encoding: Encoding of the weights; None: that of the source, and float32 if it has several, or other values.
 
     Raises:
         CheckpointError: The source is missing, damaged or hostile, or has a setting that changes numbers and that
@@ -79,7 +85,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         problem = f"tensor '{other}' has numbers of type {kept[other].dtype}"
         raise CheckpointError(f"{path}: {problem}, which xlcli cannot import.", "Import a version without them.")
     types = {names[info.dtype] for info in kept.values()}
-    stored_as = encoding or (types.pop() if len(types) == 1 else "float32")
+    stored_as = encoding or (types.pop() if len(types) == 1 and format_.keeps_types else "float32")
     require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
     config = _sections(format_, source)
     model = config.model

@@ -43,6 +43,8 @@ class Format(ABC):
         copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
         zeros: Ends of the names of biases that may be missing: `model.bias` or `bias` of attention brings them.
         vocabularies: Names of files, of which the first one that is there is read.
+        start_keys: Settings with the id of the token that begins a text, the first one that is there.
+        keeps_types: Weights have the values of the source, so that its number type holds them.
         is_fused: Queries, keys and values are one tensor.
         is_by_head: That tensor has those of one head after the other.
         is_transposed: Matrices of blocks are stored transposed.
@@ -58,6 +60,8 @@ class Format(ABC):
     copies: ClassVar[str] = r"lm_head\.weight"
     zeros: ClassVar[tuple[str, ...]] = (HEAD_BIAS,)
     vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
+    start_keys: ClassVar[tuple[str, ...]] = ("bos_token_id", "eos_token_id")
+    keeps_types: ClassVar[bool] = True
     is_fused: ClassVar[bool] = False
     is_by_head: ClassVar[bool] = False
     is_transposed: ClassVar[bool] = False
@@ -124,7 +128,7 @@ class Format(ABC):
         """The tokenizer of the source; one of token ids if it has none."""
         from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
-        ids = [source.config.get(key) for key in ("bos_token_id", "eos_token_id")]
+        ids = [source.config.get(key) for key in self.start_keys]
         ids = [each[0] if isinstance(each, list) and each else each for each in ids]
         start_id = next((each for each in ids if type(each) is int and 0 <= each < model.vocab_size), 0)
         found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)

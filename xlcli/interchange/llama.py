@@ -20,7 +20,7 @@ SEGMENT_LEN = 512
 """Largest number of tokens that evaluation reads at once."""
 MOST_LAYERS = 1024
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
-_LAYERS = ("full_attention", "sliding_attention")
+LAYERS = ("full_attention", "sliding_attention")
 _FACTORS = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
 _SCALING: Mapping[str, Mapping[str, str]] = {
     "none": {},
@@ -34,7 +34,7 @@ class Llama(Format):
     """Pre-norm Transformer with RMSNorm, rotary positions and a gated feed-forward branch (Touvron et al. 2023)."""
 
     name = "llama"
-    model_types = ("llama", "mistral", "qwen2", "qwen3", "olmo")
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3", "olmo")
     buffers = ("rotary_emb.inv_freq",)
     prefix = "model."
     table = "embed_tokens.weight"
@@ -148,7 +148,7 @@ class Llama(Format):
         }
         if kind.startswith("qwen"):
             tree["max_window_layers"] = next((i for i, window in enumerate(windows) if window), model.n_layers)
-            tree["layer_types"] = [_LAYERS[bool(window)] for window in windows]
+            tree["layer_types"] = [LAYERS[bool(window)] for window in windows]
         return tree
 
 
@@ -162,9 +162,9 @@ def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
     is_used = settings.take("use_sliding_window", bool, kind == "mistral")
     slides = [is_used and i >= first for i in range(n_layers)]
     if (types := settings.take("layer_types", list, None)) is not None:
-        if len(types) != n_layers or not all(each in _LAYERS for each in types):
+        if len(types) != n_layers or not all(each in LAYERS for each in types):
             settings.refuse("layer_types", types)
-        slides = [each == _LAYERS[1] for each in types]
+        slides = [each == LAYERS[1] for each in types]
     if window is not None and window < 2:
         settings.refuse("sliding_window", window)
     return [window if each else None for each in slides]

@@ -22,23 +22,23 @@ HARMLESS = (
     "gradient_checkpointing chunk_size_feed_forward transformers.js_config torchscript use_bfloat16 tf_legacy_loss "
     "is_decoder predict_special_tokens n_special max_sequence_length model_max_length name_or_path "
     "normalize_attention_scores apply_query_key_layer_scaling bos_token_id eos_token_id pad_token_id unk_token_id "
-    "sep_token_id cls_token_id decoder_start_token_id mask_token_id"
+    "sep_token_id cls_token_id decoder_start_token_id mask_token_id cache_implementation"
 )
 """Settings of Hugging Face that change no number: of training, of sampling, of other tasks, of the library."""
 
 
 class Settings:
-    """The settings of a source. Each is read once; what is left in the end must be harmless or off.
+    """The settings of a source. Each is read once; what is `left` in the end must be harmless or off.
 
     Every method raises `CheckpointError` for a value that cannot be imported.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self.path, self.config, self._left = path, config, dict(config)
+        self.path, self.config, self.left = path, config, dict(config)
 
     def take(self, key: str, kind: Any, default: Any = ...) -> Any:
         """A setting of a type, or the value in a table; `default`, if there is one, where it is missing or null."""
-        value = self._left.pop(key, None)
+        value = self.left.pop(key, None)
         if value is None and default is not ...:
             value = default
         if isinstance(kind, Mapping):
@@ -54,7 +54,7 @@ class Settings:
 
     def require(self, key: str, *values: Any) -> None:
         """Refuses a setting that is there and has none of these values."""
-        if (value := self._left.pop(key, None)) is not None and value not in values:
+        if (value := self.left.pop(key, None)) is not None and value not in values:
             self.refuse(key, value)
 
     def finish(self, *harmless: str) -> None:
@@ -63,7 +63,7 @@ class Settings:
         One that is not known may change numbers.
         """
         self.require("is_causal", True)  # off, every token sees those that follow
-        for key, value in self._left.items():
+        for key, value in self.left.items():
             if value and not (key in HARMLESS.split() or key in harmless or key.startswith(("_", "unsloth_"))):
                 problem = f"{self.path}: {key} is {ascii(value)[:80]}, which xlcli does not know."
                 raise CheckpointError(problem, f"If it changes no prediction, remove it from a copy of {CONFIG}. {CAN}")

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 RELU, RELU2, GELU, GELU_TANH, SILU = range(1, 6)
 ACTIVATIONS = {
-    "relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu-tanh": GELU_TANH, "geglu": GELU, "swiglu": SILU,
+    "relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu-tanh": GELU_TANH, "geglu": GELU,
+    "geglu-tanh": GELU_TANH, "swiglu": SILU,
 }  # fmt: skip
 """Feed-forward kind to activation; 0: none."""
 NONE, RMS, LAYER = range(3)

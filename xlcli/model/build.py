@@ -40,6 +40,7 @@ def build_model(config: ModelConfig, generator: torch.Generator | None = None) -
     model = LanguageModel(
         config=config,
         embedding=embedding,
+        embedding_norm=_norm(config) if config.embedding.norm else nn.Identity(),
         bigrams=BigramEmbedding(config.embedding.n_bigrams, config.dim) if config.embedding.n_bigrams else None,
         position=absolute,
         stack=_stack(config, [_block(config, *layer) for layer in zip(config.attentions, positions, strict=True)]),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from xlcli.config import ModelConfig
+from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import position as kinds
+from xlcli.config.attention import LocalAttentionConfig
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
@@ -21,15 +22,15 @@ def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
     """Encoding at the embedding, and encoding of each layer, which is the same one for all if it is `shared`."""
     kind, n = config.position, config.n_layers
     if getattr(kind, "placement", None) == "embedding":
-        return _build(config), [Position() for _ in range(n)]
+        return _build(config, config.attention), [Position() for _ in range(n)]
     if getattr(kind, "shared", False):
-        return Position(), [_build(config)] * n
+        return Position(), [_build(config, config.attention)] * n
     biases = XLBiases(config.attention.n_heads, config.head_dim) if getattr(kind, "tied", False) else None
-    return Position(), [_build(config, biases) for _ in range(n)]
+    return Position(), [_build(config, attention, biases) for attention in config.attentions]
 
 
-def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
-    """One encoding; `biases` of Transformer-XL are given if layers share them."""
+def _build(config: ModelConfig, attention: AttentionConfig, biases: XLBiases | None = None) -> Position:
+    """The encoding of a layer with this attention; `biases` of Transformer-XL are given if layers share them."""
     heads, width = config.attention.n_heads, config.head_dim
     wraps = getattr(config.position, "overflow", None) == "wrap"
     match kind := config.position:
@@ -46,7 +47,11 @@ def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
             return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), wraps=wraps)
         case kinds.RopePositionConfig():
             encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
-            settings = {name: value for name, value in kind if name not in ("kind", "placement", "n_sinks")}
+            settings = {
+                name: value for name, value in kind if name not in ("kind", "placement", "n_sinks", "local_base")
+            }
+            if kind.local_base is not None and isinstance(attention, LocalAttentionConfig):
+                settings |= {"base": kind.local_base, "scaling": kinds.RopeScalingConfig()}
             return encoding(**settings)
         case kinds.AlibiPositionConfig():
             return AlibiPosition()

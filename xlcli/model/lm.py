@@ -61,6 +61,7 @@ class LanguageModel(nn.Module):
         *,
         config: ModelConfig,
         embedding: nn.Module,
+        embedding_norm: nn.Module,
         bigrams: BigramEmbedding | None,
         position: Position,
         stack: Stack,
@@ -69,6 +70,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = embedding
+        self.embedding_norm = embedding_norm
         self.bigrams = bigrams
         self.position = position
         self.stack = stack
@@ -86,7 +88,7 @@ class LanguageModel(nn.Module):
     @property
     def read_bytes(self) -> int:
         """Size in bytes of the weights that a call reads, of blocks once for each step; tables are looked up."""
-        once = parameter_bytes((self.embedding, self.stack.final, self.head))
+        once = parameter_bytes((self.embedding, self.embedding_norm, self.stack.final, self.head))
         return once + self.config.n_repeats * parameter_bytes(self.stack.blocks)
 
     def receptive_field(self, mem_len: int) -> int | None:
@@ -279,7 +281,7 @@ class LanguageModel(nn.Module):
             tokens=tokens,
             documents=within,
         )
-        x = self.embedding(tokens)
+        x = self.embedding_norm(self.embedding(tokens))
         if self.bigrams is not None:
             assert state.last is not None
             # At the start of an independent segment the token before it does not count.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from xlcli.config.model import GATED
 from xlcli.memory import Memory
 from xlcli.model.attention import Attention
 from xlcli.model.residual import Residual
@@ -26,10 +27,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-tanh": partial(F.gelu, approximate="tanh"),
     "swiglu": F.silu,
     "geglu": F.gelu,
+    "geglu-tanh": partial(F.gelu, approximate="tanh"),
 }
 """Feed-forward kind to activation function, which may overwrite its input."""
-GATED = frozenset({"swiglu", "geglu"})
-"""Kinds whose activation is multiplied by a second projection."""
 
 
 class FeedForward(nn.Module):

@@ -112,7 +112,8 @@ class TokenizersTokenizer(PieceTokenizer):
                 raise ValueError("it is neither BPE nor unigram")
             ids = model["vocab"] if kind == "BPE" else {token: i for i, (token, _) in enumerate(model["vocab"])}
             texts = {i: _text(token, of_bytes=of_bytes) for token, i in ids.items()}
-            texts |= {token["id"]: token["content"].encode() for token in content["added_tokens"]}
+            added = {token["id"]: token["content"] for token in content["added_tokens"]}
+            texts |= {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in added.items()}
             special = [token["id"] for token in content["added_tokens"] if token["special"]]
             if not all(step == _WRITE_SPACE for step in _steps(content["normalizer"])):
                 raise lossy

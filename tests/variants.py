@@ -122,7 +122,9 @@ ZEROS = ["full-xl-1-post-1", "full-xl-2-pre-4", "full-rope-1-sandwich-2", "full-
 COMBINATIONS |= {f"zeros-{name}": COMBINATIONS[name] | {"zero_memory": True} for name in ZEROS}
 PARALLEL = ["full-rope-3-sandwich-2", "full-xl-0-rezero-3", "mixed1-rope-3-pre-0"]
 COMBINATIONS |= {
-    f"parallel-{name}": COMBINATIONS[name] | {"norm": {"kind": "rms", "placement": "parallel"}} for name in PARALLEL
+    "both-{}-parallel-{}".format(*name.rsplit("-", 2)[::2]): COMBINATIONS[name]
+    | {"norm": {"kind": "rms", "placement": "parallel"}}
+    for name in PARALLEL
 }
 """Both branches read the same input, also in stacks of several and of adaptive steps."""
 SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezero-3": 3, "mixed1-rope-1-pre-0": 6}

@@ -242,13 +242,13 @@ def sentencepieces(kind: str, **options: object) -> bytes:
         "remove_extra_whitespaces": False,
         "byte_fallback": True,
         "vocab_size": 390 if kind == "bpe" else 360,
+        "user_defined_symbols": ["<nl>"],
     } | options
     proto = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT.split("\n")),
         model_writer=proto,
         model_type=kind,
-        user_defined_symbols=["<nl>"],
         hard_vocab_limit=False,
         character_coverage=0.98,
         minloglevel=4,
@@ -273,6 +273,23 @@ def test_the_tokens_of_sentencepiece_are_those_of_its_library(kind):
     @example(TEXT.replace("\n", " "))
     def check(text: str) -> None:
         assert tokenizer.encode(f" {text}".encode()).tolist() == package.EncodeAsIds(text)  # it adds the first blank
+
+    check()
+
+
+def test_runs_of_blanks_that_gemma_adds_to_sentencepiece_are_tokens():
+    runs = ["\n", "\n\n", "▁▁", "▁▁▁", "▁▁▁▁", "<b>"]
+    data = sentencepieces("bpe", user_defined_symbols=runs, add_dummy_prefix=False, vocab_size=400)
+    package = sentencepiece.SentencePieceProcessor(model_proto=data)
+    tokenizer = TokenizersTokenizer(converted("m", data), vocab_size=package.GetPieceSize(), start_id=1)
+    words = st.sampled_from(["the", " dog", "  ", "   ", "      ", "\n", "\n\n", "é", "漢字", "12", "<b>", ",", "x"])
+
+    @slow
+    @given(st.lists(words, min_size=1, max_size=20).map("".join))
+    def check(text: str) -> None:
+        ids = tokenizer.encode(text.encode())
+        assert ids.tolist() == package.EncodeAsIds(text)
+        assert tokenizer.decode(ids) == text.encode()
 
     check()
 

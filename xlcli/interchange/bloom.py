@@ -42,6 +42,7 @@ class Bloom(Format):
         settings.require("model_type", *self.model_types)
         dim = settings.take("n_embed", int, settings.take("hidden_size", int, 64))
         length = settings.take("seq_length", int, 2048)
+        tied = settings.take("tie_word_embeddings", bool, default=True)
         settings.require("n_inner", 4 * dim)
         settings.require("apply_residual_connection_post_layernorm", False)
         model = {
@@ -56,10 +57,7 @@ class Bloom(Format):
             "position": {"kind": "alibi"},
             "norm": {"kind": "layer", "epsilon": settings.take("layer_norm_epsilon", float, 1e-5)},
             "feedforward": {"kind": "gelu-tanh", "ffn_dim": 4 * dim},
-            "embedding": {
-                "norm": True,
-                "tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=True)),
-            },
+            "embedding": {"norm": True, "tied": self.is_tied(source, tied)},
             "dropout": {
                 "attention": settings.take("attention_dropout", float, 0.0),
                 "residual": settings.take("hidden_dropout", float, 0.0),

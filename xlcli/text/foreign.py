@@ -268,11 +268,12 @@ def _of_sentencepiece(data: bytes) -> dict[str, Any]:
         pairs = ((*normal[name], name[:n], name[n:]) for name in normal for n in range(1, len(name)))
         merges = [row[2:] for row in sorted(row for row in pairs if normal.keys() >= {*row[2:]})]
         model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
-    tokens = [_RULES | {"id": i, "content": name, "special": kinds[i] != _USER_DEFINED} for name, i in ids.items()]
+    found = [i for i in ids.values() if kinds[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
+    tokens = [{"id": i, "content": names[i], "special": kinds[i] != _USER_DEFINED} for i in found]
     changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
     return {
         "model": model | {"byte_fallback": True},
-        "added_tokens": [token for token in tokens if kinds[token["id"]] in (_UNKNOWN, _CONTROL, _USER_DEFINED)],
+        "added_tokens": [_RULES | token | {"normalized": _SPACE in token["content"]} for token in tokens],
         "normalizer": {"type": "NFKC"} if changes else _WRITE_SPACE,
         "decoder": {"type": "Sequence", "decoders": [_READ_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     }

@@ -65,7 +65,7 @@ Weights = Annotated[
     option("Model", "--weights", "Encoding of the weights. Default: as in the model.", allow_from_autoenv=False),
 ]
 Format = Annotated[
-    Literal["llama", "gpt2", "transfo-xl", "transfo-xl-original"] | None,
+    Literal["llama", "gpt2", "transfo-xl", "transfo-xl-original", "gguf"] | None,
     option("Model", "--format", "Format of the other program. Default: by the model.", allow_from_autoenv=False),
 ]
 _OF_SETTINGS = {

@@ -218,8 +218,10 @@ def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredT
     kind, factor = own.pop("rope.scaling.type", "linear"), own.pop("rope.scaling.factor", None)
     if kind != "none" and (factor or kind != "linear"):
         tree["rope_scaling"] = {"rope_type": kind, "factor": factor}
-    dim, n_heads = own.get("embedding_length"), own.get("attention.head_count")
-    width = own.get("attention.key_length", dim // n_heads if isinstance(dim, int) and isinstance(n_heads, int) and n_heads else None)
+    width, n_heads = own.get("attention.key_length"), own.get("attention.head_count")
+    if width is None:
+        with suppress(LookupError, TypeError, ZeroDivisionError):  # refused later
+            width = own["embedding_length"] // n_heads
     implied = {"vocab_size": stored[GGUF.table].info.shape[0], **dict.fromkeys(_WIDTHS, width)}
     if "attention.head_count_kv" not in architecture.keys:
         implied["attention.head_count_kv"] = n_heads

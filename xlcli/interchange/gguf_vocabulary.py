@@ -16,8 +16,8 @@ from xlcli.interchange.settings import CAN
 if TYPE_CHECKING:
     from xlcli.text.base import Tokenizer
 
-MOST_CHARACTERS = 2**22
-"""Maximum sum of the lengths of all tokens."""
+MOST_CHARACTERS, MOST_ADDED = 2**22, 2**14
+"""Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -65,8 +65,9 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     values = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     pre, tokens = values.get("pre", "default"), values["tokens"]
     kinds = values.get("token_type", [NORMAL] * len(tokens))
-    if len(kinds) != len(tokens) or sum(map(len, tokens)) > MOST_CHARACTERS:
-        raise ValueError("it has not one type for each token, or tokens that are too long")
+    extra = added(tokens, kinds)
+    if len(kinds) != len(tokens) or sum(map(len, tokens)) > MOST_CHARACTERS or len(extra) > MOST_ADDED:
+        raise ValueError("it has not one type for each token, or too many or too long tokens")
     if kind == "llama":
         changes = bool(values.get("remove_extra_whitespaces") or values.get("precompiled_charsmap"))
         return of_pieces(tokens, values["scores"], kinds, is_unigram=False, changes=changes)
@@ -80,7 +81,7 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
     return {
         "model": {"type": "BPE", "vocab": vocab, "merges": values["merges"], "ignore_merges": ignores_merges},
-        "added_tokens": added(tokens, kinds),
+        "added_tokens": extra,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
     }
 

@@ -283,8 +283,9 @@ def of_pieces(
         model = {"type": "Unigram", "unk_id": unknown, "vocab": [*zip(names, scores, strict=True)]}
     else:
         normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == NORMAL}
-        pairs = ((*normal[name], name[:n], name[n:]) for name in normal for n in range(1, len(name)))
-        merges = [row[2:] for row in sorted(row for row in pairs if normal.keys() >= {*row[2:]})]
+        cuts = ((name, name[:n], name[n:]) for name in normal for n in range(1, len(name)))
+        pairs = ((*normal[name], a, b) for name, a, b in cuts if a in normal and b in normal)
+        merges = [row[2:] for row in sorted(pairs)]
         model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
     return {
         "model": model | {"byte_fallback": True},

@@ -287,6 +287,12 @@ def test_what_a_file_cannot_hold_is_refused_by_name(shape, key, tmp_path):
     assert not (tmp_path / "out.gguf").exists()
 
 
+def test_float64_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="float64"):
+        export_model(make(tmp_path / "made", "float64"), tmp_path / "out.gguf", name="gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_a_file_that_is_there_stays(tmp_path):
     (tmp_path / "out.gguf").write_bytes(b"mine")
     with pytest.raises(ConfigError, match=r"out\.gguf"):

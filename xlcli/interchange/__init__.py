@@ -126,10 +126,10 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
     from xlcli.store.folder import load, require_free
     from xlcli.store.weights import encode, stored_infos, weights
 
-    require_free(target)
     header = read_config_file(folder)
     format_ = FORMATS[name or ("transfo-xl" if header.config.model.position.kind == "xl" else "llama")]
     tree = _export_config(header.config, format_)
+    require_free(target)
     model = load(folder)
     encoding = "float32" if header.encoding == "int8" else header.encoding
     own = weights(model.network)
@@ -206,10 +206,10 @@ def _make_small(folder: Path) -> None:
 
     with (models_folder() / "books" / "valid.txt").open("rb") as file:
         text = file.read(_LONG)
-    whole = _score(load(folder), text)
-    for encoding in ("int8", "bfloat16"):
-        rounded = _score(load(folder, InferenceConfig(weight_dtype=encoding)), text)
-        if whole and rounded and abs(rounded / whole - 1) < _MOST_CHANGE:
+    whole, is_known = _score(load(folder), text)
+    for encoding in ("int8", "bfloat16") * is_known:
+        rounded, _ = _score(load(folder, InferenceConfig(weight_dtype=encoding)), text)
+        if abs(rounded / whole - 1) < _MOST_CHANGE:
             model = load(folder)
             save_model(folder, model.config, weights(model.network), model.tokenizer, {}, encoding=encoding)
             return
@@ -223,25 +223,20 @@ def _check(folder: Path) -> float | None:
     """
     from xlcli.store.folder import load
 
-    model = load(folder)
-    bits = _score(model, _TEXT)
-    if not math.isfinite(_mean_bits(model, [0]) if bits is None else bits):
+    bits, is_known = _score(load(folder), _TEXT)
+    if not math.isfinite(bits):
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
-    return bits
+    return bits if is_known else None
 
 
-def _score(model: LoadedModel, text: bytes) -> float | None:
-    """Mean surprisal in bits of the tokens of a text; None if the vocabulary cannot spell it."""
-    try:
-        return _mean_bits(model, model.tokenizer.encode(text).tolist())
-    except DataError:
-        return None
-
-
-def _mean_bits(model: LoadedModel, ids: list[int]) -> float:
-    """Mean surprisal of tokens in bits."""
+def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
+    """Mean surprisal in bits of the tokens of a text; of token 0, and False, if the vocabulary cannot spell it."""
     import torch
 
+    try:
+        ids, is_known = model.tokenizer.encode(text).tolist(), True
+    except DataError:
+        ids, is_known = [0], False
     train, nats = model.config.train, 0.0
     inputs, targets = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]]), torch.tensor([ids])
     with torch.inference_mode():
@@ -251,4 +246,4 @@ def _mean_bits(model: LoadedModel, ids: list[int]) -> float:
             part = slice(at, at + train.segment_len)
             out = model.network.score(inputs[:, part], targets[:, part], state)
             nats, state = nats + out.nll.sum().item(), out.state
-    return nats / math.log(2) / len(ids)
+    return nats / math.log(2) / len(ids), is_known

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from xlcli.config import ModelConfig
 from xlcli.config.position import RopePositionConfig
-from xlcli.errors import CheckpointError
+from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, parse_json
 from xlcli.files.tensors import TensorInfo
 from xlcli.interchange.format import OWN, PARTS, Format, first_id
@@ -196,6 +196,8 @@ class GGUF(Format):
 
     def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
         """Writes the file `target`; all or nothing."""
+        if config["torch_dtype"] == "float64":
+            raise ConfigError("the format gguf cannot hold float64.", "Copy the model with --weights float32 first.")
         name, width, scaling = config["model_type"], config["head_dim"], config["rope_scaling"] or {}
         keys = {ours: config[theirs] for ours, theirs in _LLAMA.items() if config.get(theirs) is not None}
         keys |= {"vocab_size": config["vocab_size"], **dict.fromkeys(_WIDTHS, width)}

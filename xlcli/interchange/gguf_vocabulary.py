@@ -25,16 +25,25 @@ _LLAMA3 = (
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+_BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+_PLAIN_BYTES = _BYTES | {"use_regex": False}
+_DIGITS: dict[str, Any] = {"type": "Digits", "individual_digits": True}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
 PATTERNS = {
-    "gpt-2": ((_GPT2,), False),
-    "smollm": ((r"\p{N}", _GPT2), False),
-    "starcoder": ((r"\p{N}", _GPT2), False),
-    "llama-bpe": ((_LLAMA3,), True),
-    "qwen2": ((_QWEN2,), False),
-    "deepseek-r1-qwen": ((_QWEN2,), False),
-    "default": (_DEFAULT, False),
+    "gpt-2": ([_BYTES], False),
+    "smollm": ([_DIGITS, _BYTES], False),
+    "starcoder": ([_DIGITS, _BYTES], False),
+    "llama-bpe": ([_split(_LLAMA3), _PLAIN_BYTES], True),
+    "qwen2": ([_split(_QWEN2), _PLAIN_BYTES], False),
+    "deepseek-r1-qwen": ([_split(_QWEN2), _PLAIN_BYTES], False),
+    "default": ([*map(_split, _DEFAULT), _PLAIN_BYTES], False),
 }
-"""For each name the patterns that divide a text, one after the other, and whether a part that is a token stays one."""
+"""For each name the steps that divide a text, as in `tokenizer.json`, and whether a part that is a token stays one."""
 _NO_MERGE = "none none"
 """A merge that never applies, since parts are characters at first: llama.cpp wants at least one."""
 
@@ -74,10 +83,8 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "gpt2" or pre not in PATTERNS:
         problem = f"has a tokenizer of the kind {ascii(kind)[:80]} with the patterns {ascii(pre)[:80]}"
         raise CheckpointError(f"{name} {problem}, which xlcli lacks.", CAN)
-    patterns, ignores_merges = PATTERNS[pre]
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    steps: list[dict[str, Any]] = [split | {"pattern": {"Regex": pattern}} for pattern in patterns]
-    steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
+    steps, ignores_merges = PATTERNS[pre]
+    steps = [*steps[:-1], steps[-1] | {"trim_offsets": True}]
     vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
     return {
         "model": {"type": "BPE", "vocab": vocab, "merges": values["merges"], "ignore_merges": ignores_merges},
@@ -119,20 +126,14 @@ def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     """Metadata of a BPE of bytes."""
     from xlcli.text.foreign import CONTROL, NORMAL, UNUSED, USER_DEFINED, plain_steps
 
-    model, patterns = content["model"], list[str]()
-    for step in plain_steps(content["pre_tokenizer"]):
-        if step["type"] == "Digits" and step["individual_digits"]:
-            patterns.append(r"\p{N}")
-        elif step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
-            patterns.append(step["pattern"].get("Regex"))
-        elif step["type"] == "ByteLevel":
-            patterns += [_GPT2] * step.get("use_regex", True)
-        else:
-            patterns.append(step["type"])
-    wanted = tuple(patterns), bool(model.get("ignore_merges"))
-    pre = next((name for name, value in PATTERNS.items() if value == wanted), None)
+    model, steps = content["model"], plain_steps(content["pre_tokenizer"])
+    wanted = (
+        [{key: step[key] for key in step if key != "trim_offsets"} for step in steps],
+        bool(model.get("ignore_merges")),
+    )
+    pre = next((name for name, (steps, ignores) in PATTERNS.items() if (steps, ignores) == wanted), None)
     if pre is None or model.get("type", "BPE") != "BPE":
-        problem = f"a tokenizer {model.get('type', 'BPE')} that divides a text by {ascii(patterns)[:80]}"
+        problem = f"a tokenizer {model.get('type', 'BPE')} that divides a text by {ascii(steps)[:80]}"
         raise ConfigError(f"the format gguf cannot hold {problem}.", CAN)
     rows = {i: (token, NORMAL) for token, i in model["vocab"].items()}
     for token in content["added_tokens"]:

@@ -187,9 +187,12 @@ def test_a_text_has_the_bits_of_llama_cpp(source, whole):
 @torch.inference_mode()
 def test_exported_to_transformers_it_predicts_the_same_and_comes_back(whole, theirs, tmp_path):
     export_model(whole, tmp_path / "hf")
-    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
+    other = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     ids = torch.tensor([[1, *load(whole).tokenizer.encode(BOOK[:2000]).tolist()]])
-    torch.testing.assert_close(other(ids).logits, theirs(ids).logits, rtol=0, atol=1e-4)
+    assert all(weight.equal(theirs.get_parameter(name)) for name, weight in other.named_parameters())
+    assert other(ids).logits.equal(theirs(ids).logits)
     import_model(tmp_path / "hf", tmp_path / "back")
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert sha256(tmp_path / "back" / name) == sha256(whole / name)
@@ -214,7 +217,7 @@ def test_commands(folder, tmp_path):
     assert score["bits_per_byte"] == pytest.approx(bits / len(text), rel=1e-4)
     header, *rows = (tmp_path / "words.tsv").read_text().splitlines()
     column = header.split("\t").index("bits")
-    assert sum(float(row.split("\t")[column]) for row in rows) == pytest.approx(bits, rel=1e-3)
+    assert 0.97 * bits < sum(float(row.split("\t")[column]) for row in rows) < bits  # line ends are no words
 
     pairs = [("The cats are here.", "The cats is here."), ("She has gone home.", "She have gone home.")]
     rows = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in pairs]

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -160,7 +161,9 @@ def test_a_file_is_not_a_model(cwd, bundled, name):
     (cwd / name).write_bytes(FOREIGN[name])
     with pytest.raises(CheckpointError, match=r"file|checkpoint") as caught:
         find(name)
-    assert (f"xlcli import {name}" if "checkpoint" in caught.value.message else "books") in caught.value.remedy
+    assert (
+        f"xlcli import {name}" if re.search("checkpoint|GGUF", caught.value.message) else "books"
+    ) in caught.value.remedy
     make(cwd / "models" / "own")
     with pytest.raises(CheckpointError) as caught:
         find("models/own/model.safetensors")

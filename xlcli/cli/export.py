@@ -14,22 +14,22 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="xlcli export models/SmolLM2-135M -o out/SmolLM2\nxlcli export models/txl -o out/txl --format transfo-xl",
+    epilog="xlcli export models/SmolLM2-135M -o out/SmolLM2\nxlcli export models/mine -o mine.gguf --format gguf",
 )
 def export(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="MODEL")],
     out: Annotated[
         str | None,
-        option("Model", "-o, --out FOLDER", "Folder to write, which must not exist.", allow_from_autoenv=False),
+        option("Model", "-o, --out PATH", "New folder, or GGUF file, to write.", allow_from_autoenv=False),
     ] = None,
     model_format: Annotated[
-        Literal["llama", "transfo-xl"] | None,
+        Literal["llama", "transfo-xl", "gguf"] | None,
         option("Model", "--format", "Format to write. Default: by the model.", allow_from_autoenv=False),
     ] = None,
     **_: Any,
 ) -> None:
-    """Write a model in a format of Hugging Face, with the same predictions.
+    """Write a model for transformers or llama.cpp, with the same predictions.
 
     Refuses a model that the format cannot hold. Importing it again gives the same model.
     """
@@ -38,7 +38,7 @@ def export(
     from xlcli.store.discover import find
 
     if out is None:
-        raise ConfigError("export needs a folder to write.", "Add -o FOLDER.")
+        raise ConfigError("export needs a path to write.", "Add -o FOLDER, or -o FILE with --format gguf.")
     screen, folder = open_screen(context), find(name)
     screen.wait("exporting")
     try:

@@ -43,7 +43,8 @@ def import_(
 
     screen, path = open_screen(context), Path(source)
     name = Path(os.path.realpath(path))
-    target = Path(out) if out else Path(LOCAL) / (name.name if name.is_dir() else name.parent.name)
+    found = path.stem if path.suffix == ".gguf" else name.name if name.is_dir() else name.parent.name
+    target = Path(out) if out else Path(LOCAL) / found
     screen.wait("importing")
     try:
         about = import_model(path, target, name=model_format, encoding=encoding)

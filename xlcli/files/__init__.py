@@ -78,22 +78,31 @@ def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
     return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
-def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666, *, is_new: bool = False) -> None:
+def write_atomic(
+    path: Path,
+    data: bytes | Iterable[bytes] | Callable[[Path], None],
+    mode: int = 0o666,
+    *,
+    is_new: bool = False,
+) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
     Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
-    file is `mode` without the umask, the mode of a replaced file is kept. `is_new` replaces only an empty file.
+    file is `mode` without the umask, the mode of a replaced file is kept. `is_new` replaces only an empty file. A
+    function as `data` writes the temporary file, whose path it is given.
 
     Raises:
         ConfigError: As all writing; or `is_new`, and another process has written `path` or is writing it.
     """
-    pieces = (data,) if isinstance(data, bytes) else data
+    pieces = (data,) if isinstance(data, bytes) else () if callable(data) else data
     try:
         replaced = _mode_of_replaced(path)
         with _unfinished(path, mode, range(1 if is_new else _MOST_WRITERS)) as (descriptor, temporary):
             if replaced is not None:
                 with suppress(PermissionError):
                     os.fchmod(descriptor, replaced)
+            if callable(data):
+                data(temporary)
             for piece in pieces:
                 _write_all(descriptor, piece)
             os.fsync(descriptor)

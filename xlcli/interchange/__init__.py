@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
+from xlcli.config import InferenceConfig, ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.files import write_atomic
 from xlcli.interchange.bloom import Bloom
 from xlcli.interchange.eleuther import GPTJ, GPTNeo, GPTNeoX
+from xlcli.interchange.format import OWN, model_type
 from xlcli.interchange.format import Format as Format
-from xlcli.interchange.format import model_type
 from xlcli.interchange.gemma3 import Gemma3
+from xlcli.interchange.gguf import GGUF
+from xlcli.interchange.gguf_file import QUANTIZED
 from xlcli.interchange.gpt2 import GPT2
 from xlcli.interchange.llama import Llama
 from xlcli.interchange.opt import OPT
@@ -25,22 +26,26 @@ from xlcli.interchange.source import CONFIG, DOWNLOAD
 from xlcli.interchange.source import Source as Source
 from xlcli.interchange.transfo_xl import TransfoXL
 from xlcli.machine import require_memory
-from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
+from xlcli.presets import models_folder
+from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, read_config_file, write_record
+
+if TYPE_CHECKING:
+    from xlcli.store.folder import LoadedModel
 
 _ALL: tuple[Format, ...] = (
-    *(Llama(), Gemma3(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), OPT(), Bloom()),
+    *(GGUF(), Llama(), Gemma3(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), OPT(), Bloom()),
     *(TransfoXL(), Original()),
 )
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
-OWN = "xlcli"
-"""Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
 _REFORMER = "its attention at a token depends on the tokens that follow, so that no memory can continue it"
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
 _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
+_LONG, _MOST_CHANGE = 16_000, 0.001
+"""Bytes of text with which the encoding of quantized weights is chosen, and the change of its bits that is allowed."""
 
 
 def find_format(path: Path) -> str | None:
@@ -63,7 +68,8 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         path: Folder or file of the model.
         target: The folder, which must not exist.
         name: Its format, a key of `FORMATS`; None: as the files say.
-        encoding: Encoding of the weights; None: that of the source, and float32 if it has several, or other values.
+        encoding: Encoding of the weights; None: that of the source, and float32 if it has several, or other values. A
+            quantized source gets the smallest of int8, bfloat16 and float32 with nearly the same predictions.
 
     Raises:
         CheckpointError: The source is missing, damaged or hostile, or has a setting that changes numbers and that
@@ -80,12 +86,13 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         raise ConfigError(f"{path} is of the format {found}, not {name}.", "Leave out --format.")
     source = format_.open(path)
     kept = {each: info for each, info in source.tensors.items() if not each.endswith(format_.buffers)}
-    names = {stored: each for each, stored in ENCODINGS.items() if each != "int8"}
+    names = {stored: each for each, stored in ENCODINGS.items() if each != "int8"} | dict.fromkeys(QUANTIZED)
     if other := next((each for each, info in kept.items() if info.dtype not in names), None):
         problem = f"tensor '{other}' has numbers of type {kept[other].dtype}"
         raise CheckpointError(f"{path}: {problem}, which xlcli cannot import.", "Import a version without them.")
     types = {names[info.dtype] for info in kept.values()}
-    stored_as = encoding or (types.pop() if len(types) == 1 and format_.keeps_types else "float32")
+    is_one_type = len(types) == 1 and format_.keeps_types
+    stored_as = encoding or (None if None in types else types.pop() if is_one_type else "float32")
     require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
     config = _sections(format_, source)
     model = config.model
@@ -94,10 +101,12 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     has_own = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
     tokenizer = load_tokenizer(source.path / OWN) if has_own else format_.tokenizer(source, model)
     with new_folder(target) as folder:
-        save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
+        save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as or "float32")
         left = (each for each in sorted(source.unread & kept.keys()) if not re.fullmatch(format_.copies, each))
         if other := next(left, None):
             raise CheckpointError(f"{path} has the tensor '{other}', which xlcli cannot import.", DOWNLOAD)
+        if stored_as is None:
+            _make_small(folder)
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
         end_id = source.config.get("eos_token_id")
         about |= {"eos_token_id": end_id if type(end_id) is int else None, "check_bits": _check(folder)}
@@ -108,13 +117,13 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
 
 
 def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
-    """Writes the model in `folder` to the folder `target` in another format, whose name is returned; all or nothing.
+    """Writes the model in `folder` to `target` in another format, whose name is returned; all or nothing.
 
     Importing it again gives the same configuration, tokenizer and weights to the bit; weights in int8 become float32.
 
     Args:
         folder: The model.
-        target: The folder, which must not exist.
+        target: The folder, or the file if the format has one, which must not exist.
         name: The format, a key of `FORMATS`; None: the first one that can hold the model.
 
     Raises:
@@ -122,30 +131,22 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
         ConfigError: `target` exists, or the format cannot hold the model; the error names the setting.
         ResourceError: The disk is full.
     """
-    from xlcli.files.tensors import write_tensors
-    from xlcli.store.folder import load, new_folder
+    from xlcli.store.folder import load, require_free
     from xlcli.store.weights import encode, stored_infos, weights
 
     header = read_config_file(folder)
     format_ = FORMATS[name or ("transfo-xl" if header.config.model.position.kind == "xl" else "llama")]
     tree = _export_config(header.config, format_)
-    with new_folder(target) as temporary:
-        model = load(folder)
-        encoding = "float32" if header.encoding == "int8" else header.encoding
-        own = weights(model.network)
-        tensors = format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model)
-        files = format_.export_tokenizer(model.tokenizer)
-        for each, data in files.items():
-            write_atomic(temporary / each, data)
-        if not files:
-            (temporary / OWN).mkdir()
-            model.tokenizer.save(temporary / OWN)
-        about = model.record.get("imported")
-        end_id = about.get("eos_token_id") if isinstance(about, dict) else None
-        tree |= {"bos_token_id": model.tokenizer.start_id, "eos_token_id": end_id, "torch_dtype": encoding}
-        tree[OWN] = header.config.model_dump(mode="json")
-        write_atomic(temporary / CONFIG, json.dumps(tree, indent=2).encode() + b"\n")
-        write_tensors(temporary / WEIGHTS, tensors, {"format": "pt"})
+    require_free(target)
+    model = load(folder)
+    encoding = "float32" if header.encoding == "int8" else header.encoding
+    own = weights(model.network)
+    tensors = format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model)
+    about = model.record.get("imported")
+    end_id = about.get("eos_token_id") if isinstance(about, dict) else None
+    tree |= {"bos_token_id": model.tokenizer.start_id, "eos_token_id": end_id, "torch_dtype": encoding}
+    tree[OWN] = header.config.model_dump(mode="json")
+    format_.write(target, tree, tensors, model.tokenizer)
     return format_.name
 
 
@@ -158,7 +159,7 @@ def _required_format(path: Path) -> str:
     if is_model(path):
         raise CheckpointError(f"{path} is a model of xlcli already.", "Use it as it is, with -m.")
     if (kind := model_type(path)) is None:
-        remedy = f"Give the folder that has {CONFIG} and the weights; files in GGUF are not read."
+        remedy = f"Give the folder that has {CONFIG} and the weights, or a GGUF file."
         raise CheckpointError(f"{path} does not say what model it is: it has no {CONFIG} with a model_type.", remedy)
     reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
     raise CheckpointError(f"{path} is of the type {ascii(kind)[:80]}: {reason}.", CAN)
@@ -206,27 +207,51 @@ def _resolved(model: ModelConfig) -> Tree:
     return tree
 
 
+def _make_small(folder: Path) -> None:
+    """Stores the weights of a model in int8 or bfloat16, if its surprisal of an English text stays nearly the same."""
+    from xlcli.store.folder import load, save_model
+    from xlcli.store.weights import weights
+
+    with (models_folder() / "books" / "valid.txt").open("rb") as file:
+        text = file.read(_LONG)
+    whole, is_known = _score(load(folder), text)
+    for encoding in ("int8", "bfloat16") * is_known:
+        rounded, _ = _score(load(folder, InferenceConfig(weight_dtype=encoding)), text)
+        if abs(rounded / whole - 1) < _MOST_CHANGE:
+            model = load(folder)
+            save_model(folder, model.config, weights(model.network), model.tokenizer, {}, encoding=encoding)
+            return
+
+
 def _check(folder: Path) -> float | None:
     """Mean surprisal in bits of the tokens of a short text; None if the vocabulary cannot spell it.
 
     Raises:
         CheckpointError: It is no number.
     """
-    import torch
-
     from xlcli.store.folder import load
 
-    model = load(folder)
-    tokenizer, train = model.tokenizer, model.config.train
+    bits, is_known = _score(load(folder), _TEXT)
+    if not math.isfinite(bits):
+        raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
+    return bits if is_known else None
+
+
+def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
+    """Mean surprisal in bits of the tokens of a text; of token 0, and False, if the vocabulary cannot spell it."""
+    import torch
+
     try:
-        ids, is_known = tokenizer.encode(_TEXT).tolist(), True
+        ids, is_known = model.tokenizer.encode(text).tolist(), True
     except DataError:
         ids, is_known = [0], False
-    ids = [tokenizer.start_id, *ids][: train.segment_len + 1]
+    train, nats = model.config.train, 0.0
+    inputs, targets = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]]), torch.tensor([ids])
     with torch.inference_mode():
         mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it
         state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
-        nats = model.network.score(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]), state).nll.mean().item()
-    if not math.isfinite(nats):
-        raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
-    return nats / math.log(2) if is_known else None
+        for at in range(0, len(ids), train.segment_len):
+            part = slice(at, at + train.segment_len)
+            out = model.network.score(inputs[:, part], targets[:, part], state)
+            nats, state = nats + out.nll.sum().item(), out.state
+    return nats / math.log(2) / len(ids), is_known

@@ -19,7 +19,7 @@ class GPTNeo(GPT2):
     name = "gpt-neo"
     model_types = ("gpt_neo",)
     buffers = (".attention.bias", ".attention.masked_bias")
-    zeros = (HEAD_BIAS, *(f"{part}bias" for part in _PROJECTIONS))
+    zeros = (*HEAD_BIAS, *(f"{part}bias" for part in _PROJECTIONS))
     is_fused = False
     is_transposed = False
     names: ClassVar[Mapping[str, str]] = {

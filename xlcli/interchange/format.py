@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
-from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json
+from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json, write_atomic
 from xlcli.interchange.source import CONFIG, Source, follow, open_folder
-from xlcli.store.layout import SavedConfig
+from xlcli.store.layout import WEIGHTS, SavedConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 PARTS = ("attention.query.", "attention.key.", "attention.value.")
 """Parts of the names of weights that are one tensor in some formats."""
-HEAD_BIAS = "lm_head.bias"
-"""Name of a tensor that formats do not have."""
+HEAD_BIAS = ("lm_head.bias", "output.bias")
+"""Names of a tensor that formats do not have."""
+START_KEYS = ("bos_token_id", "eos_token_id")
+"""Settings with the id of the token that begins a text."""
+OWN = "xlcli"
+"""Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
 BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
 UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
@@ -58,9 +62,9 @@ class Format(ABC):
     head: ClassVar[str] = "lm_head.weight"
     table: ClassVar[str] = ""
     copies: ClassVar[str] = r"lm_head\.weight"
-    zeros: ClassVar[tuple[str, ...]] = (HEAD_BIAS,)
+    zeros: ClassVar[tuple[str, ...]] = HEAD_BIAS
     vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
-    start_keys: ClassVar[tuple[str, ...]] = ("bos_token_id", "eos_token_id")
+    start_keys: ClassVar[tuple[str, ...]] = START_KEYS
     keeps_types: ClassVar[bool] = True
     is_fused: ClassVar[bool] = False
     is_by_head: ClassVar[bool] = False
@@ -128,9 +132,7 @@ class Format(ABC):
         """The tokenizer of the source; one of token ids if it has none."""
         from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
-        ids = [source.config.get(key) for key in self.start_keys]
-        ids = [each[0] if isinstance(each, list) and each else each for each in ids]
-        start_id = next((each for each in ids if type(each) is int and 0 <= each < model.vocab_size), 0)
+        start_id = first_id(source.config, model.vocab_size, self.start_keys)
         found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)
         if found is None:
             return IdsTokenizer(model.vocab_size, start_id)
@@ -167,17 +169,39 @@ class Format(ABC):
             if n:
                 whole = tensors.setdefault(foreign, tensor.new_empty(n, *tensor.shape[1:]))
                 whole[start : start + len(tensor)] = tensor
-            elif foreign == HEAD_BIAS and bool(tensor.any()):
-                raise ConfigError(f"the head has a bias, which {self.name} has not.", "Train with model.bias=false.")
+            elif foreign in HEAD_BIAS:
+                if bool(tensor.any()):
+                    raise ConfigError(f"the head has a bias, which {self.name} lacks.", "Train with model.bias=false.")
             elif not tensors.setdefault(foreign, tensor).equal(tensor):
                 problem = f"{name} differs from the projection of another cluster, but {foreign} is one for all"
                 raise ConfigError(f"the model cannot be exported: {problem}.", "Train with model.embedding.div_val=2.")
-        tensors.pop(HEAD_BIAS, None)
         return tensors
+
+    def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
+        """Writes a model, a folder of this name, from its `config.json` and tensors; all or nothing."""
+        from xlcli.files.tensors import write_tensors
+        from xlcli.store.folder import new_folder
+
+        files = self.export_tokenizer(tokenizer)
+        with new_folder(target) as folder:
+            for name, data in files.items():
+                write_atomic(folder / name, data)
+            if not files:
+                (folder / OWN).mkdir()
+                tokenizer.save(folder / OWN)
+            write_atomic(folder / CONFIG, json.dumps(config, indent=2).encode() + b"\n")
+            write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""
         return {TOKENIZER: tokenizer.data} if tokenizer.kind == "tokenizers" else {}
+
+
+def first_id(config: Mapping[str, Any], vocab_size: int, keys: Sequence[str] = START_KEYS) -> int:
+    """The token that texts follow: the first of these settings that is there, else 0."""
+    ids = [config.get(key) for key in keys]
+    ids = [each[0] if isinstance(each, list) and each else each for each in ids]
+    return next((each for each in ids if type(each) is int and 0 <= each < vocab_size), 0)
 
 
 def model_type(path: Path) -> str | None:

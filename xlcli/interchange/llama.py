@@ -118,8 +118,7 @@ class Llama(Format):
         """`config.json` of the type of model that can hold this one."""
         model, attention = config.model, config.model.attention
         windows: list[int | None] = [getattr(layer, "window", None) for layer in model.attentions]
-        bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
-        kind = "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if all(windows) else "llama"
+        kind, bias = model_kind(model), getattr(model.attentions[0], "bias", None)
         slides = any(windows) and kind != "llama"
         scaling = model.position.model_dump().get("scaling", {"kind": "none"})
         scaled = {theirs: scaling[ours] for ours, theirs in _SCALING[scaling["kind"]].items()}
@@ -150,6 +149,13 @@ class Llama(Format):
             tree["max_window_layers"] = next((i for i, window in enumerate(windows) if window), model.n_layers)
             tree["layer_types"] = [LAYERS[bool(window)] for window in windows]
         return tree
+
+
+def model_kind(model: ModelConfig) -> str:
+    """The `model_type` that can hold a model, if one can."""
+    bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
+    slides = all(getattr(layer, "window", None) for layer in model.attentions)
+    return "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if slides else "llama"
 
 
 def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:

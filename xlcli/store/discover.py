@@ -188,7 +188,7 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
             head = file.read(4)
         kind = next((kind for mark, kind in _FOREIGN.items() if head.startswith(mark)), "a file")
         remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(other.parent) else _choices(wanted, known)
-        if "PyTorch" in kind:
+        if "PyTorch" in kind or "GGUF" in kind:
             remedy = f"To use it, type xlcli import {shlex.quote(wanted)}."
         raise CheckpointError(f"{other} is {kind}, not the folder of a model of xlcli{source}.", remedy)
     if other := next((place for place in places if os.path.isdir(place)), None):  # noqa: PTH112

@@ -290,7 +290,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
-    _require_free(target)
+    require_free(target)
     model = load(source)
     held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
     documents = {"valid": model.held_out_documents("valid"), "test": model.held_out_documents("test")}
@@ -315,7 +315,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
             layout.write_record(temporary, record)
 
 
-def _require_free(target: Path) -> None:
+def require_free(target: Path) -> None:
     """`ConfigError` if there is a file or folder of this name."""
     if os.path.lexists(target):
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
@@ -332,7 +332,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
-    _require_free(target)
+    require_free(target)
     temporary = temporary_path(target.parent, MODEL)
     missing = [each for each in target.parents if not os.path.lexists(each)]
     try:
@@ -342,11 +342,11 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             with lock(temporary):
                 yield temporary
-                _require_free(target)
+                require_free(target)
                 try:
                     temporary.rename(target)
                 except OSError:
-                    _require_free(target)  # another process may have made it
+                    require_free(target)  # another process may have made it
                     raise
                 for name in (HOLDER, LOCK):
                     with suppress(OSError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ _NOT_ASCII = ("é", "漢", "🙂", "\u0301", "١")
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
-_TO_LATIN = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i, byte in enumerate(_OTHERS)}
+TO_LATIN = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i, byte in enumerate(_OTHERS)}
 """Characters that stand for bytes in vocabularies of bytes (GPT-2)."""
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -105,17 +105,17 @@ class TokenizersTokenizer(PieceTokenizer):
         )
         try:
             content = json.loads(data)
-            model, steps = content["model"], _steps(content["pre_tokenizer"]) + _steps(content["decoder"])
+            model, steps = content["model"], plain_steps(content["pre_tokenizer"]) + plain_steps(content["decoder"])
             of_bytes = any(step["type"] == "ByteLevel" for step in steps)
             kind = model.get("type", "BPE")  # older files of BPE, such as that of GPT-2, do not say it
             if kind not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
                 raise ValueError("it is neither BPE nor unigram")
             ids = model["vocab"] if kind == "BPE" else {token: i for i, (token, _) in enumerate(model["vocab"])}
-            texts = {i: _text(token, of_bytes=of_bytes) for token, i in ids.items()}
-            added = {token["id"]: token["content"] for token in content["added_tokens"]}
-            texts |= {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in added.items()}
+            contents = {token["id"]: token["content"] for token in content["added_tokens"]}
+            texts = {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in contents.items()}
+            texts |= {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}
             special = [token["id"] for token in content["added_tokens"] if token["special"]]
-            if not all(step == _WRITE_SPACE for step in _steps(content["normalizer"])):
+            if not all(step == _WRITE_SPACE for step in plain_steps(content["normalizer"])):
                 raise lossy
             self._model = _load(content)
             if not texts.keys() >= {*self._model.get_vocab().values()}:
@@ -171,13 +171,13 @@ class TokenizersTokenizer(PieceTokenizer):
         return all(self._find(a) + self._find(b) == self._find(a + b) for a, b in pairs)
 
 
-def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     """The steps of a sequence, without those that only add something before a text, and without NFC."""
     if step is None or step["type"] in ("NFC", "Prepend"):
         return []
     if step["type"] == "Sequence":
         [key] = {"normalizers", "pretokenizers", "decoders"} & step.keys()
-        return [each for part in step[key] for each in _steps(part)]
+        return [each for part in step[key] for each in plain_steps(part)]
     if step["type"] == "ByteLevel":
         return [step | {"add_prefix_space": False}]
     if step["type"] == "Metaspace":
@@ -188,7 +188,7 @@ def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 def _text(token: str, *, of_bytes: bool) -> bytes:
     """Text of a token of the vocabulary."""
     if of_bytes:
-        return token.translate(_TO_LATIN).encode("latin-1")
+        return token.translate(TO_LATIN).encode("latin-1")
     byte = _BYTE_PIECE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
 
@@ -208,7 +208,7 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     changed = content | dict.fromkeys(("truncation", "padding", "post_processor"))
     changed["added_tokens"] = [token | {"lstrip": False, "rstrip": False} for token in content["added_tokens"]]
     for name, key in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
-        steps = _steps(content[name])
+        steps = plain_steps(content[name])
         changed[name] = {"type": "Sequence", key: steps} if steps else None
     if "dropout" in content["model"]:
         changed["model"] = content["model"] | {"dropout": None}
@@ -222,15 +222,20 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     return package
 
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of pieces of sentencepiece."""
-_RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
 def converted(name: str, *files: bytes) -> bytes:
     """The `tokenizer.json` of a model of sentencepiece, or of `vocab.json` of GPT-2 and the files beside it."""
+    return tokenizer_json(name, lambda: _of_merges(*files) if len(files) > 1 else _of_sentencepiece(*files))
+
+
+def tokenizer_json(name: str, make: Callable[[], dict[str, Any]]) -> bytes:
+    """The `tokenizer.json` of a function; `CheckpointError` if it fails at what it is made of."""
     try:
-        tree = _of_merges(*files) if len(files) > 1 else _of_sentencepiece(*files)
+        tree = make()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{name} holds no vocabulary that can be read: {type(error).__name__} {error!s:.200}"
         raise CheckpointError(f"{problem}.", "Add the tokenizer.json of the model to its folder.") from None
@@ -246,7 +251,7 @@ def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> di
     pairs = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
     return {
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
-        "added_tokens": [_RULES | {"id": i, "content": name, "special": name in names} for name, i in ids.items()],
+        "added_tokens": [RULES | {"id": i, "content": name, "special": name in names} for name, i in ids.items()],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     }
 
@@ -255,28 +260,49 @@ def _of_sentencepiece(data: bytes) -> dict[str, Any]:
     """BPE or unigram, with the tokens that sentencepiece gives to a text after the blank that it adds."""
     fields = [*_fields(data)]
     trainer, normalizer = (dict(_fields(b"".join(part for n, part in fields if n == number))) for number in (2, 3))
-    rows: list[dict[int, Any]] = [{2: bytes(4), 3: _NORMAL} | dict(_fields(part)) for n, part in fields if n == 1]
-    names, kinds = [row[1].decode() for row in rows], [row[3] for row in rows]
+    if trainer.get(3, 1) not in (1, 2):
+        raise ValueError("it is neither BPE nor unigram")
+    changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
+    return of_pieces(*pieces(data), is_unigram=trainer.get(3, 1) == 1, changes=bool(changes))
+
+
+def pieces(data: bytes) -> tuple[list[str], list[float], list[int]]:
+    """Name, score and type of each piece of a model of sentencepiece."""
+    rows: list[dict[int, Any]] = [{2: bytes(4), 3: NORMAL} | dict(_fields(part)) for n, part in _fields(data) if n == 1]
     scores = np.frombuffer(b"".join(row[2] for row in rows), "<f4").tolist()
-    ids, unknown = {name: i for i, name in enumerate(names)}, kinds.index(_UNKNOWN)
-    if len(ids) < len(rows) or max(map(len, ids)) > 256 or trainer.get(3, 1) not in (1, 2):
-        raise ValueError("it is neither BPE nor unigram, or has a piece twice or of more than 256 characters")
-    if trainer.get(3, 1) == 1:
+    return [row[1].decode() for row in rows], scores, [row[3] for row in rows]
+
+
+def of_pieces(
+    names: list[str], scores: list[float], kinds: list[int], *, is_unigram: bool, changes: bool
+) -> dict[str, Any]:
+    """BPE or unigram of these pieces; `changes` says that a text is changed before it is divided."""
+    ids, unknown = {name: i for i, name in enumerate(names)}, kinds.index(UNKNOWN)
+    if len(ids) < len(names) or max(map(len, ids)) > 256:
+        raise ValueError("it has a piece twice or of more than 256 characters")
+    if is_unigram:
         model = {"type": "Unigram", "unk_id": unknown, "vocab": [*zip(names, scores, strict=True)]}
     else:
-        normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == _NORMAL}
-        pairs = ((*normal[name], name[:n], name[n:]) for name in normal for n in range(1, len(name)))
-        merges = [row[2:] for row in sorted(row for row in pairs if normal.keys() >= {*row[2:]})]
+        normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == NORMAL}
+        cuts = ((name, name[:n], name[n:]) for name in normal for n in range(1, len(name)))
+        pairs = ((*normal[name], a, b) for name, a, b in cuts if a in normal and b in normal)
+        merges = [row[2:] for row in sorted(pairs)]
         model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
-    found = [i for i in ids.values() if kinds[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
-    tokens = [{"id": i, "content": names[i], "special": kinds[i] != _USER_DEFINED} for i in found]
-    changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
     return {
         "model": model | {"byte_fallback": True},
-        "added_tokens": [_RULES | token | {"normalized": _SPACE in token["content"]} for token in tokens],
+        "added_tokens": added(names, kinds),
         "normalizer": {"type": "NFKC"} if changes else _WRITE_SPACE,
         "decoder": {"type": "Sequence", "decoders": [_READ_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     }
+
+
+def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
+    """The tokens that are found before a text is divided into pieces, and those that are never found in it."""
+    rows = [(i, name, kinds[i]) for i, name in enumerate(names) if kinds[i] in (UNKNOWN, CONTROL, USER_DEFINED)]
+    return [
+        RULES | {"id": i, "content": name, "special": kind != USER_DEFINED, "normalized": _SPACE in name}
+        for i, name, kind in rows
+    ]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

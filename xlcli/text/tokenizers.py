@@ -150,9 +150,9 @@ SMALLEST_VOCABULARY = 300
 DEFAULT_VOCABULARY = 2048
 
 _SPACE = "\u2581"
-_PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
-_TO_PICTURES = str.maketrans(_PICTURES)
-_DECODED = {picture: char for char, picture in _PICTURES.items()} | {_SPACE: " "}
+PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
+_TO_PICTURES = str.maketrans(PICTURES)
+_DECODED = {picture: char for char, picture in PICTURES.items()} | {_SPACE: " "}
 _FROM_PICTURES = str.maketrans(_DECODED)
 _UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
 """Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
@@ -230,7 +230,7 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
         text = word.decode(errors="ignore")
         if _UNTRAINABLE.isdisjoint(text):
             text = text.translate(_TO_PICTURES)
-            body = text.removesuffix(_PICTURES["\n"]).removesuffix(_PICTURES["\r"])
+            body = text.removesuffix(PICTURES["\n"]).removesuffix(PICTURES["\r"])
             texts[body] += count
             texts[text[len(body) :]] += count
             for char in text:
@@ -242,7 +242,7 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
         for stretch in text.translate(rare).split("\n"):
             stretches[stretch] += count
     del stretches[""]
-    rows = sorted(stretches.items(), key=lambda row: (-row[1], row[0])) or [(_PICTURES["\n"], 1)]
+    rows = sorted(stretches.items(), key=lambda row: (-row[1], row[0])) or [(PICTURES["\n"], 1)]
     proto = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=(f"{text}\t{count}" for text, count in rows),

@@ -1,0 +1,264 @@
+"""GGUF files of llama.cpp, to be imported and exported: their settings and tensors are those of other formats.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from xlcli.config import ModelConfig
+from xlcli.config.position import RopePositionConfig
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.files import open_regular, parse_json
+from xlcli.files.tensors import TensorInfo
+from xlcli.interchange.format import OWN, PARTS, Format, first_id
+from xlcli.interchange.gguf_file import MAGIC, read_file, shortest, write_file
+from xlcli.interchange.gguf_vocabulary import read_vocabulary, write_vocabulary
+from xlcli.interchange.gpt2 import GPT2
+from xlcli.interchange.llama import Llama, model_kind
+from xlcli.interchange.settings import CAN
+from xlcli.interchange.source import Source, follow
+from xlcli.store.layout import SavedConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from xlcli.interchange.pickles import StoredTensor
+    from xlcli.text.base import Tokenizer
+
+_FUSED = ".attn_qkv."
+_FREQUENCIES = "rope_freqs.weight"
+_LLAMA = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.causal": "is_causal",
+    "rope.freq_base": "rope_theta",
+}
+_GPT2 = {
+    "block_count": "n_layer",
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "attention.causal": "is_causal",
+}
+
+
+_BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+_PERMUTED = ("llama",)
+"""Architectures whose features of queries and keys are in the order of the layout `interleaved`, not `half`."""
+_WIDTHS = ("attention.value_length", "rope.dimension_count")
+_UNUSED = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")
+"""Keys that change no prediction."""
+_LENGTH = "llama.rope.scaling.original_context_length"
+_ORIGINAL = "original_max_position_embeddings"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""What files do not say of the scaling of Llama 3."""
+_METADATA, _OWN_CONFIG = "_metadata", f"{OWN}.config"
+
+
+class Architecture(NamedTuple):
+    """An architecture of llama.cpp: the format whose settings it has, and their names there.
+
+    `biases` are settings that are true if there is a tensor.
+    """
+
+    format: Format
+    keys: Mapping[str, str]
+    biases: Mapping[str, str] = {}
+
+
+ARCHITECTURES = {
+    "llama": Architecture(Llama(), _LLAMA, _BIASES),
+    "qwen2": Architecture(Llama(), _LLAMA),
+    "qwen3": Architecture(Llama(), _LLAMA),
+    "gpt2": Architecture(GPT2(), _GPT2),
+}
+"""Architectures by name, which is also the `model_type` of their format. A new one is added here."""
+
+
+class GGUF(Format):
+    """One file with settings, vocabulary and weights. Names of tensors are the same in all architectures."""
+
+    name = "gguf"
+    head = "output.weight"
+    table = "token_embd.weight"
+    copies = r"output\.weight"
+    names: ClassVar[Mapping[str, str]] = {
+        "embedding.table.": "token_embd.",
+        "position.axes.0.": "position_embd.",
+        "stack.final.": "output_norm.",
+        "head.": "output.",
+        "stack.blocks.": "blk.",
+        "attention_residual.norm.": "attn_norm.",
+        "feedforward_residual.norm.": "ffn_norm.",
+        "attention.query_norm.": "attn_q_norm.",
+        "attention.key_norm.": "attn_k_norm.",
+        "attention.query.": "attn_q.",
+        "attention.key.": "attn_k.",
+        "attention.value.": "attn_v.",
+        "attention.output.": "attn_output.",
+        "feedforward.gate.": "ffn_gate.",
+        "feedforward.up.": "ffn_up.",
+        "feedforward.down.": "ffn_down.",
+    }
+
+    def recognizes(self, path: Path) -> bool:
+        """True if it is a file that begins as all GGUF files do."""
+        if not path.is_file():
+            return False
+        with open_regular(path) as (file, _):
+            return file.read(len(MAGIC)) == MAGIC
+
+    def open(self, path: Path) -> Source:
+        """The source, with settings as in the `config.json` of its architecture, and its metadata."""
+        metadata, stored = read_file(follow(path))
+        name = metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            problem = f"has the architecture {ascii(name)[:80]}, which xlcli cannot import"
+            raise CheckpointError(f"{path} {problem}.", f"xlcli imports {', '.join(ARCHITECTURES)}.")
+        if metadata.get("split.count", 1) != 1:
+            raise CheckpointError(f"{path} is one part of a model.", "Merge the parts with llama-gguf-split --merge.")
+        if self.table not in stored:
+            raise CheckpointError(f"{path} has no tensor '{self.table}'.", "Download it again.")
+        config = _config(name, metadata, stored) | {"model_type": name, _METADATA: metadata}
+        for key in ("bos_token_id", "eos_token_id"):
+            config[key] = metadata.get(f"tokenizer.ggml.{key}")
+        with suppress(ValueError):  # as `write` has left it
+            config[OWN] = parse_json(str(metadata.get(_OWN_CONFIG)).encode())
+        return Source(path, config, dict(_divided(stored)))
+
+    def sections(self, source: Source) -> dict[str, dict[str, Any]]:
+        """Sections of the format that has the same settings."""
+        found: dict[str, Any] = {"tie_word_embeddings": self.is_tied(source, tied=True)}
+        if _FREQUENCIES in source.stored:
+            factor, length = source.take(_FREQUENCIES).max().item(), source.config[_METADATA].get(_LENGTH, 8192)
+            found["rope_scaling"] = {"rope_type": "llama3", "factor": factor} | _LLAMA3 | {_ORIGINAL: length}
+        config = found | {key: value for key, value in source.config.items() if key != OWN}
+        return ARCHITECTURES[config["model_type"]].format.sections(Source(source.path, config, {}))
+
+    def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+        """Name in xlcli and values of each weight; frequencies must be those of its settings."""
+        if _FREQUENCIES in source.stored:
+            stored, wanted = source.take(_FREQUENCIES), _factors(model)
+            if stored.shape != wanted.shape or not stored.allclose(wanted, rtol=1e-5, atol=0):
+                raise CheckpointError(f"{source.path}: {_FREQUENCIES} is not the scaling of Llama 3.", CAN)
+        yield from super().weights(source, model)
+
+    def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of xlcli, of this shape."""
+        tensor = super().read(source, name, model, shape)
+        is_permuted = source.config["model_type"] in _PERMUTED
+        return _reordered(name, tensor, model, "(h f two) ... -> (h two f) ...") if is_permuted else tensor
+
+    def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
+        """The tokenizer of the file; one of token ids if it has none."""
+        size = model.vocab_size or 0
+        return read_vocabulary(str(source.path), source.config[_METADATA], size, first_id(source.config, size))
+
+    def export_config(self, config: SavedConfig) -> dict[str, Any]:
+        """Those settings of a Llama that a file can hold."""
+        whole = ARCHITECTURES["llama"].format.export_config(config)
+        kept = (*_LLAMA.values(), "vocab_size", "tie_word_embeddings", "rope_scaling")
+        tree = {key: whole[key] for key in kept if key in whole} | {"model_type": whole["model_type"], _METADATA: {}}
+        if whole["model_type"] not in ARCHITECTURES:
+            tree["model_type"] = "llama"
+        if tree["model_type"] == "llama":
+            tree |= {key: whole[key] for key in _BIASES}
+        for key in ("rms_norm_eps", "rope_theta"):  # numbers of a file are float32
+            tree[key] = tree[key] and shortest(tree[key])
+        if tree["rope_scaling"] and tree["rope_scaling"]["rope_type"] == "llama3":
+            tree["rope_scaling"] |= _LLAMA3
+        return tree
+
+    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+        """The tensors of a file."""
+        if model_kind(model) in _PERMUTED:
+            order = "(h two f) ... -> (h f two) ..."
+            weights = {name: _reordered(name, tensor, model, order) for name, tensor in weights.items()}
+        tensors = super().export_weights(weights, model)
+        is_scaled = model.position.model_dump()["scaling"]["kind"] == "llama3"
+        return tensors | ({_FREQUENCIES: _factors(model)} if is_scaled else {})
+
+    def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
+        """Writes the file `target`; all or nothing."""
+        if config["torch_dtype"] == "float64":
+            raise ConfigError("the format gguf cannot hold float64.", "Copy the model with --weights float32 first.")
+        name, width, scaling = config["model_type"], config["head_dim"], config["rope_scaling"] or {}
+        keys = {ours: config[theirs] for ours, theirs in _LLAMA.items() if config.get(theirs) is not None}
+        keys |= {"vocab_size": config["vocab_size"], **dict.fromkeys(_WIDTHS, width)}
+        if scaling.get("rope_type") == "linear":
+            keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling["factor"]}
+        elif scaling:
+            keys["rope.scaling.original_context_length"] = scaling[_ORIGINAL]
+        metadata = {"general.architecture": name, "general.name": target.stem, _OWN_CONFIG: json.dumps(config[OWN])}
+        metadata |= {f"{name}.{key}": value for key, value in keys.items()} | write_vocabulary(tokenizer)
+        if config["eos_token_id"] is not None:
+            metadata["tokenizer.ggml.eos_token_id"] = config["eos_token_id"]
+        write_file(target, metadata, weights)
+
+
+def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """The settings of a file by their names in Hugging Face; what is not known keeps its name, and is refused."""
+    architecture = ARCHITECTURES[name]
+    own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    tree: dict[str, Any] = {setting: tensor in stored for setting, tensor in architecture.biases.items()}
+    kind, factor = own.pop("rope.scaling.type", "linear"), own.pop("rope.scaling.factor", None)
+    if kind != "none" and (factor or kind != "linear"):
+        tree["rope_scaling"] = {"rope_type": kind, "factor": factor}
+    width, n_heads = own.get("attention.key_length"), own.get("attention.head_count")
+    if width is None:
+        with suppress(LookupError, TypeError, ZeroDivisionError):  # refused later
+            width = own["embedding_length"] // n_heads
+    implied = {"vocab_size": stored[GGUF.table].info.shape[0], **dict.fromkeys(_WIDTHS, width)}
+    if "attention.head_count_kv" not in architecture.keys:
+        implied["attention.head_count_kv"] = n_heads
+    own = {key: value for key, value in own.items() if key not in _UNUSED and implied.get(key) != value}
+    tree |= {architecture.keys.get(key, f"{name}.{key}"): value for key, value in own.items()}
+    return tree | {"vocab_size": implied["vocab_size"]}
+
+
+def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors, of which one of queries, keys and values is three."""
+    for name, tensor in stored.items():
+        n, *rest = tensor.info.shape
+        if _FUSED not in name or n % len(PARTS):
+            yield name, tensor
+            continue
+        for i, part in enumerate((".attn_q.", ".attn_k.", ".attn_v.")):
+            info = TensorInfo(tensor.info.dtype, (n // len(PARTS), *rest))
+            yield name.replace(_FUSED, part), replace(tensor, info=info, offset=i * math.prod(info.shape))
+
+
+def _reordered(name: str, tensor: Tensor, model: ModelConfig, order: str) -> Tensor:
+    """A weight or bias of queries or keys with the two halves of each head in another order; others as they are."""
+    from einops import rearrange
+
+    is_rotated = any(part in name for part in PARTS[:2])
+    return rearrange(tensor, order, two=2, f=model.head_dim // 2) if is_rotated else tensor
+
+
+def _factors(model: ModelConfig) -> Tensor:
+    """What the scaling of a model divides each frequency of its rotary positions by, in float32."""
+    import torch
+
+    from xlcli.model.position.rope import rope_frequencies
+
+    position, cpu = model.position, torch.device("cpu")
+    assert isinstance(position, RopePositionConfig)
+    unscaled, scaled = (rope_frequencies(model.head_dim, cpu, position.base, s) for s in (None, position.scaling))
+    return (unscaled / scaled).float()

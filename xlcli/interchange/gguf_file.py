@@ -1,0 +1,190 @@
+"""GGUF files: metadata and places of tensors, tensors in quantized blocks, writing. Imports no torch.
+
+The header is read here and not by the package gguf, which trusts the counts and sizes in it. The layout of a file is
+that of version 3 of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; version 2 has the same.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import index
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.files import open_regular, version, write_atomic
+from xlcli.files.tensors import TYPES, TensorInfo
+from xlcli.interchange.pickles import Storage, StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAGIC = b"GGUF"
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+"""Types of quantized numbers that can be imported."""
+LARGEST_HEADER, MOST_VALUES, MOST_TENSORS = 2**26, 2**21, 2**16
+"""Maximum size in bytes of what precedes the tensors, and numbers of values and of tensors in it."""
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""Types of values as `struct` names them."""
+_STRING, _ARRAY = 8, 9
+_PORTION = 2**22
+"""Numbers that are dequantized at once."""
+
+
+def package() -> ModuleType:
+    """The package gguf; `ConfigError` if it is missing."""
+    try:
+        import gguf
+    except ImportError:
+        raise ConfigError("GGUF files need the package gguf.", "Install it: pip install gguf") from None
+    module: ModuleType = gguf
+    return module
+
+
+def shortest(number: float) -> float:
+    """The number with the fewest decimal places that is the same in float32, as a configuration has it."""
+    import numpy as np
+
+    return float(str(np.float32(number)))
+
+
+@dataclass(eq=False)
+class QuantizedTensor(StoredTensor):
+    """A tensor in blocks of numbers that share scales. Its storage counts numbers and begins with the first block."""
+
+    def read(self) -> Tensor:
+        """The tensor in float32, of which a portion at a time is in blocks."""
+        import numpy as np
+        import torch
+
+        gguf, storage = package(), self.storage
+        kind = gguf.GGMLQuantizationType[storage.dtype]
+        n_block, size = gguf.GGML_QUANT_SIZES[kind]
+        whole = torch.empty(self.info.shape)
+        with open_regular(storage.path) as (file, _), np.errstate(all="ignore"):
+            file.seek(storage.start + self.offset // n_block * size)
+            for rows in torch.split(whole.view(-1, whole.shape[-1]), max(1, _PORTION // whole.shape[-1])):
+                data = file.read(rows.numel() // n_block * size)
+                if len(data) * n_block != rows.numel() * size or version(os.fstat(file.fileno())) != storage.version:
+                    raise CheckpointError(f"{storage.path} changed while it was read.", "Run the command again.")
+                blocks = np.frombuffer(data, np.uint8).reshape(len(rows), -1)
+                rows.copy_(torch.from_numpy(gguf.dequantize(blocks, kind)))
+        return whole
+
+
+class _Header:
+    """Reads the header of a file; `ValueError` where it is too long, or claims more than there is."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left, self._values = file, min(size, LARGEST_HEADER), MOST_VALUES
+
+    def take(self, n: int) -> bytes:
+        """The next n bytes."""
+        self._left -= n
+        if self._left < 0:
+            raise ValueError("it is cut off, or a size in it is too large")
+        return self._file.read(n)
+
+    def numbers(self, kind: str, n: int = 1) -> tuple[Any, ...]:
+        """The next n numbers of a type of `struct`."""
+        self._values -= n
+        if self._values < 0:
+            raise ValueError("a count in it is too large")
+        return struct.unpack(f"<{n}{kind}", self.take(n * struct.calcsize(kind)))
+
+    def string(self) -> str:
+        """The next string."""
+        return self.take(self.numbers("Q")[0]).decode()
+
+    def value(self, kind: int) -> Any:
+        """The next value of a type; a list for an array, and bytes for one of bytes."""
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            (number,) = self.numbers(_NUMBERS[kind])
+            return shortest(number) if _NUMBERS[kind] == "f" else number
+        (inner,), (n,) = self.numbers("I"), self.numbers("Q")
+        if inner == _STRING:
+            return [self.string() for _ in range(n)]
+        return self.take(n) if inner == 0 else [*self.numbers(_NUMBERS[inner], n)]
+
+    def table(self) -> dict[str, Any]:
+        """Metadata and, with the key `tensors`, shape, type and offset of each tensor by name."""
+        (format_version,), (n_tensors, n_keys) = self.numbers("I"), self.numbers("Q", 2)
+        if format_version not in (2, 3) or n_tensors > MOST_TENSORS:
+            raise ValueError(f"it has the version {format_version}, and {n_tensors} tensors")
+        metadata: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
+        for _ in range(n_keys):
+            key, kind = self.string(), self.numbers("I")[0]
+            if key in metadata:
+                raise ValueError(f"the key {key[:80]!a} is there twice")
+            metadata[key] = self.value(kind)
+        for _ in range(n_tensors):
+            name, n_axes = self.string(), self.numbers("I")[0]
+            if name in tensors or not 1 <= n_axes <= 4:
+                raise ValueError(f"the tensor {name[:80]!a} is there twice, or has {n_axes} axes")
+            shape = tuple(reversed(self.numbers("Q", n_axes)))
+            tensors[name] = shape, self.numbers("I")[0], self.numbers("Q")[0]
+        return metadata | {"tensors": tensors}
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Metadata of a file, and its tensors, which are not read.
+
+    Raises:
+        ConfigError: The package gguf is missing.
+        CheckpointError: The file is missing, damaged, or too large in what precedes its tensors.
+    """
+    gguf = package()
+    with open_regular(path) as (file, status):
+        try:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ValueError("it does not begin with GGUF")
+            metadata = _Header(file, status.st_size - len(MAGIC)).table()
+            alignment, tensors, left = index(metadata.get("general.alignment", 32)), {}, status.st_size
+            begin = file.tell() + -file.tell() % alignment
+            for name, (shape, number, offset) in metadata.pop("tensors").items():
+                kind = gguf.GGMLQuantizationType(number)
+                n_block, size = gguf.GGML_QUANT_SIZES[kind]
+                n, n_bytes = math.prod(shape), math.prod(shape) // n_block * size
+                left -= n_bytes  # tensors that overlap would need more RAM than the file has
+                if not n or shape[-1] % n_block or left < 0 or begin + offset + n_bytes > status.st_size:
+                    raise ValueError(f"the tensor {name[:80]!a} is not within it")
+                storage = Storage(path, version(status), kind.name, n, begin + offset)
+                strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+                made = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
+                tensors[name] = made(storage, 0, TensorInfo(kind.name, shape), strides)
+        except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
+            problem = f"{path} is damaged or no GGUF file: {type(error).__name__} {error!s:.200}"
+            raise CheckpointError(f"{problem}.", "Download it again.") from None
+    return metadata, tensors
+
+
+def write_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Writes a file with `write_atomic`, matrices in their own type, others in float32."""
+    import torch
+
+    gguf = package()
+    writer = gguf.GGUFWriter(None, metadata["general.architecture"])
+    add = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array", bytes: "array"}
+    for key, value in metadata.items():
+        if key != "general.architecture":  # which it has already
+            getattr(writer, f"add_{add[type(value)]}")(key, value)
+    for name, tensor in tensors.items():
+        data = (tensor if tensor.ndim > 1 else tensor.float()).detach().contiguous()
+        kind = gguf.GGMLQuantizationType[next(key for key, each in TYPES.items() if str(data.dtype) == f"torch.{each}")]
+        writer.add_tensor(name, data.view(torch.uint8).numpy(), raw_dtype=kind)
+
+    def save(temporary: Path) -> None:
+        writer.write_header_to_file(temporary)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    write_atomic(path, save)

@@ -1,0 +1,149 @@
+"""Vocabularies in GGUF files: byte BPE (`gpt2`) and pieces of sentencepiece with scores (`llama`). Imports no torch.
+
+Names of pre-tokenizers (`tokenizer.ggml.pre`) stand for patterns that llama.cpp has in its code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.interchange.format import OWN
+from xlcli.interchange.settings import CAN
+
+if TYPE_CHECKING:
+    from xlcli.text.base import Tokenizer
+
+MOST_CHARACTERS, MOST_ADDED = 2**22, 2**14
+"""Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace("{1,3}", "")
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+_BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+_PLAIN_BYTES = _BYTES | {"use_regex": False}
+_DIGITS: dict[str, Any] = {"type": "Digits", "individual_digits": True}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+PATTERNS = {
+    "gpt-2": ([_BYTES], False),
+    "smollm": ([_DIGITS, _BYTES], False),
+    "starcoder": ([_DIGITS, _BYTES], False),
+    "llama-bpe": ([_split(_LLAMA3), _PLAIN_BYTES], True),
+    "qwen2": ([_split(_QWEN2), _PLAIN_BYTES], False),
+    "deepseek-r1-qwen": ([_split(_QWEN2), _PLAIN_BYTES], False),
+    "default": ([*map(_split, _DEFAULT), _PLAIN_BYTES], False),
+}
+"""For each name the steps that divide a text, as in `tokenizer.json`, and whether a part that is a token stays one."""
+_NO_MERGE = "none none"
+"""A merge that never applies, since parts are characters at first: llama.cpp wants at least one."""
+
+
+def read_vocabulary(name: str, metadata: Mapping[str, Any], vocab_size: int, start_id: int) -> Tokenizer:
+    """The tokenizer of a file; one of token ids if it has none.
+
+    Raises:
+        CheckpointError: It is damaged, or of a kind or with patterns that xlcli lacks.
+    """
+    from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, tokenizer_json
+    from xlcli.text.tokenizers import TOKENIZERS
+
+    kind, own = metadata.get("tokenizer.ggml.model", "none"), metadata.get(f"{OWN}.tokenizer")
+    whole, vocabulary = metadata.get("tokenizer.huggingface.json"), metadata.get(f"{OWN}.vocabulary", b"")
+    if own in ("bytes", "sentencepiece") and isinstance(vocabulary, bytes):
+        return TOKENIZERS[own](vocabulary, name)
+    if kind in ("none", "no_vocab"):
+        return IdsTokenizer(vocab_size, start_id)
+    data = whole.encode() if isinstance(whole, str) else tokenizer_json(name, lambda: _tree(name, kind, metadata))
+    return TokenizersTokenizer(data, name, vocab_size=vocab_size, start_id=start_id)
+
+
+def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The `tokenizer.json` of a vocabulary, in part."""
+    from xlcli.text.foreign import NORMAL, UNUSED, added, of_pieces
+
+    values = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    pre, tokens = values.get("pre", "default"), values["tokens"]
+    kinds = values.get("token_type", [NORMAL] * len(tokens))
+    extra = added(tokens, kinds)
+    if len(kinds) != len(tokens) or sum(map(len, tokens)) > MOST_CHARACTERS or len(extra) > MOST_ADDED:
+        raise ValueError("it has not one type for each token, or too many or too long tokens")
+    if kind == "llama":
+        changes = bool(values.get("remove_extra_whitespaces") or values.get("precompiled_charsmap"))
+        return of_pieces(tokens, values["scores"], kinds, is_unigram=False, changes=changes)
+    if kind != "gpt2" or pre not in PATTERNS:
+        problem = f"has a tokenizer of the kind {ascii(kind)[:80]} with the patterns {ascii(pre)[:80]}"
+        raise CheckpointError(f"{name} {problem}, which xlcli lacks.", CAN)
+    steps, ignores_merges = PATTERNS[pre]
+    steps = [*steps[:-1], steps[-1] | {"trim_offsets": True}]
+    vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
+    return {
+        "model": {"type": "BPE", "vocab": vocab, "merges": values["merges"], "ignore_merges": ignores_merges},
+        "added_tokens": extra,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+    }
+
+
+def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Metadata with which llama.cpp gives the tokens of a tokenizer, and xlcli finds it again.
+
+    Raises:
+        ConfigError: It has none like it.
+    """
+    from xlcli.text.foreign import NORMAL, TO_LATIN, pieces
+    from xlcli.text.tokenizers import PICTURES
+
+    if tokenizer.kind == "bytes":
+        tokens = [char for _, char in sorted((byte, chr(code)) for code, byte in TO_LATIN.items())]
+        values: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [_NO_MERGE]}
+        values["token_type"] = [NORMAL] * len(tokens)
+    elif tokenizer.kind == "sentencepiece":
+        names, scores, kinds = pieces(tokenizer.data)
+        controls = str.maketrans({picture: char for char, picture in PICTURES.items()})
+        values = {"model": "llama", "pre": "default", "scores": scores, "token_type": kinds, "unknown_token_id": 0}
+        values |= {"tokens": [name.translate(controls) for name in names], "add_space_prefix": False}
+    elif tokenizer.kind == "tokenizers":
+        values = _of_merges(json.loads(tokenizer.data), tokenizer.vocab_size)
+    else:
+        raise ConfigError(f"the format gguf cannot hold a vocabulary of {tokenizer.kind}.", CAN)
+    values |= {"bos_token_id": tokenizer.start_id, "add_bos_token": True}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()} | {f"{OWN}.tokenizer": tokenizer.kind}
+    if tokenizer.kind == "tokenizers":
+        return metadata | {"tokenizer.huggingface.json": tokenizer.data.decode()}
+    return metadata | ({f"{OWN}.vocabulary": tokenizer.data} if tokenizer.data else {})
+
+
+def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Metadata of a BPE of bytes."""
+    from xlcli.text.foreign import CONTROL, NORMAL, UNUSED, USER_DEFINED, plain_steps
+
+    model, steps = content["model"], plain_steps(content["pre_tokenizer"])
+    wanted = (
+        [{key: step[key] for key in step if key != "trim_offsets"} for step in steps],
+        bool(model.get("ignore_merges")),
+    )
+    pre = next((name for name, (steps, ignores) in PATTERNS.items() if (steps, ignores) == wanted), None)
+    if pre is None or model.get("type", "BPE") != "BPE":
+        problem = f"a tokenizer {model.get('type', 'BPE')} that divides a text by {ascii(steps)[:80]}"
+        raise ConfigError(f"the format gguf cannot hold {problem}.", CAN)
+    rows = {i: (token, NORMAL) for token, i in model["vocab"].items()}
+    for token in content["added_tokens"]:
+        rows[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
+    tokens, kinds = zip(*(rows.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)), strict=True)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": [*tokens],
+        "token_type": [*kinds],
+        "merges": merges or [_NO_MERGE],
+    }

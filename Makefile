@@ -30,7 +30,7 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 $(VENV)/integrations: $(READY)
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,lm-eval]'
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,lm-eval]' transformers
 	@touch $@
 
 # Tests with large packages of others, which `make test` skips.

@@ -12,8 +12,8 @@ from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validat
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.files import write_atomic
 from xlcli.interchange.eleuther import GPTJ, GPTNeo, GPTNeoX
+from xlcli.interchange.format import TOKENIZER, TOKENIZER_CONFIG, model_type
 from xlcli.interchange.format import Format as Format
-from xlcli.interchange.format import model_type
 from xlcli.interchange.gpt2 import GPT2
 from xlcli.interchange.llama import Llama
 from xlcli.interchange.original import Original
@@ -21,6 +21,7 @@ from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import CONFIG, DOWNLOAD
 from xlcli.interchange.source import Source as Source
 from xlcli.interchange.transfo_xl import TransfoXL
+from xlcli.interchange.vocabulary import tokenizer_config
 from xlcli.machine import require_memory
 from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
@@ -28,7 +29,7 @@ _ALL: tuple[Format, ...] = (Llama(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), Transf
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
 OWN = "xlcli"
-"""Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
+"""Key of an exported `config.json` with the sections of the model, and folder of its tokenizer."""
 _REFORMER = "its attention at a token depends on the tokens that follow, so that no memory can continue it"
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
 _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
@@ -129,14 +130,16 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
         own = weights(model.network)
         tensors = format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model)
         files = format_.export_tokenizer(model.tokenizer)
-        for each, data in files.items():
-            write_atomic(temporary / each, data)
-        if not files:
+        if model.tokenizer.data not in files.values():
             (temporary / OWN).mkdir()
             model.tokenizer.save(temporary / OWN)
         about = model.record.get("imported")
         end_id = about.get("eos_token_id") if isinstance(about, dict) else None
         tree |= {"bos_token_id": model.tokenizer.start_id, "eos_token_id": end_id, "torch_dtype": encoding}
+        if TOKENIZER in files:
+            files[TOKENIZER_CONFIG] = tokenizer_config(files[TOKENIZER], tree)
+        for each, data in files.items():
+            write_atomic(temporary / each, data)
         tree[OWN] = header.config.model_dump(mode="json")
         write_atomic(temporary / CONFIG, json.dumps(tree, indent=2).encode() + b"\n")
         write_tensors(temporary / WEIGHTS, tensors, {"format": "pt"})

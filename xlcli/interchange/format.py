@@ -13,6 +13,7 @@ from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json
 from xlcli.interchange.source import CONFIG, Source, follow, open_folder
+from xlcli.interchange.vocabulary import differences, tokenizer_json
 from xlcli.store.layout import SavedConfig
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ PARTS = ("attention.query.", "attention.key.", "attention.value.")
 HEAD_BIAS = "lm_head.bias"
 """Name of a tensor that formats do not have."""
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
 UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
 
@@ -173,7 +175,12 @@ class Format(ABC):
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""
-        return {TOKENIZER: tokenizer.data} if tokenizer.kind == "tokenizers" else {}
+        return {} if (data := tokenizer_json(tokenizer)) is None else {TOKENIZER: data}
+
+    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
+        """What one should know of an exported tokenizer."""
+        kinds = differences(tokenizer)
+        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] * bool(kinds)
 
 
 def model_type(path: Path) -> str | None:

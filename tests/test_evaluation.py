@@ -259,19 +259,39 @@ def test_no_window_is_counted_twice(tmp_path):
     """A text of one long window, which begins at 0, and one short window, which then begins elsewhere."""
     text = "".join(chr(97 + i * i % 23) for i in range(105))
     (tmp_path / "t").write_text(text)
-    *tokens, score = scores(toy(), tmp_path / "t", mem_len=100, per_token=True)
+    *tokens, score = scores(toy(), tmp_path / "t", mem_len=100, per_token=True, context_share=0.7)
     [first] = [b for b in score.by_context if b.start == 1]
     assert first.tokens == 2
     assert first.bits_per_byte != pytest.approx(tokens[0].bits, abs=1e-6)
 
 
-def test_short_contexts_are_probed_more_often_than_long_ones(tmp_path):
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1.0])
+def test_windows_for_the_loss_by_context_cost_their_share_of_the_text(tmp_path, monkeypatch, share):
     (tmp_path / "t").write_text(PROSE * 8)
-    score, *_ = scores(toy(), tmp_path / "t", mem_len=100, segment_len=50)
+    model, n_read = toy(), []
+    network = type(model.network)
+    whole = network.score
+    monkeypatch.setattr(
+        network, "score", lambda *args, **named: n_read.append(args[1].numel()) or whole(*args, **named)
+    )
+    settings = {} if share == 0.1 else {"context_share": share}
+    score, *_ = scores(model, tmp_path / "t", mem_len=100, segment_len=50, batch_size=1, **settings)
+    budget = int(score.tokens * share)
+    assert budget - 64 < sum(n_read) - score.tokens <= budget
     short, long = score.by_context[0].tokens, score.by_context[-1].tokens // (201 - 128)
-    assert (short, long) == (len(PROSE.encode()) // 64 + 2, 2)
-    assert sum(b.tokens for b in score.by_context) <= score.tokens / 4
+    assert long == 1 + budget // 400  # the first one is the beginning of the pass over the text
+    assert short == long + (budget - (long - 1) * 200) // 64
     assert [b.start for b in score.by_context] == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def test_the_loss_by_context_does_not_depend_on_the_batch_size(tmp_path):
+    (tmp_path / "t").write_text(PROSE * 8)
+    found = [scores(toy(), tmp_path / "t", mem_len=100, segment_len=50, batch_size=n)[0] for n in (1, 2, 40)]
+    assert [each.batch_size for each in found] == [1, 2, 15]
+    for each in found[1:]:
+        for one, other in zip(found[0].by_context, each.by_context, strict=True):
+            assert (one.tokens, one.bits_per_byte) == (other.tokens, pytest.approx(other.bits_per_byte, rel=1e-12))
+            assert (one.margin is None) == (other.margin is None)
 
 
 @pytest.mark.parametrize("text", [b"x", b"\n", b"\xff\xfe\x00", "\u4e16".encode(), b"a" * 5000, b"one\r\ntwo\r\n"])

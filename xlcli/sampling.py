@@ -107,7 +107,7 @@ def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], sampling: Sampling)
 
 def log_probabilities(logits: Tensor, token: int, n_best: int) -> tuple[float, list[tuple[int, float]]]:
     """Log probability in nats of a token by logits (v), and the `n_best` most probable tokens with theirs."""
-    scores = logits.float().log_softmax(-1)
+    scores = logits.double().log_softmax(-1)
     values, ids = scores.topk(min(n_best, len(scores)))
     return float(scores[token]), list(zip(ids.tolist(), values.tolist(), strict=True))
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from xlcli.model.head import cross_entropy
+from xlcli.model.head import SoftmaxHead, cross_entropy
 
 SHAPES = [(1, 2), (7, 11), (300, 1000), (3, 200_000), (0, 5)]
 """Numbers of rows and logits: one chunk, several chunks with a partial one, rows longer than a chunk, none."""
@@ -35,6 +35,22 @@ def test_equals_the_plain_function_and_its_gradient(n, v, dtype):
     tolerance = 1e-12 if dtype == torch.float64 else 2e-6
     torch.testing.assert_close(nll, want_nll, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(grad, want_grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("v", [256, 49_152, 200_000])
+def test_evaluation_of_a_large_vocabulary_is_that_of_float64(v):
+    generator = torch.Generator().manual_seed(v)
+    x, weight = (torch.randn(n, 8, generator=generator) for n in (40, v))
+    head = SoftmaxHead(weight=weight, bias=False)
+    targets = torch.randint(0, v, (1, 40), generator=generator)
+    with torch.inference_mode():
+        nll = head.nll(x[None], targets)
+        log_p = head.read_out(x[None], lambda each: each.gather(-1, targets[..., None]))[..., 0]
+        logits = head.logits(x)
+    want = plain(logits.double(), targets[0])[None]
+    assert nll.dtype == log_p.dtype == torch.float32
+    for found in (nll, -log_p):
+        assert (found - want).abs().max() <= torch.finfo(torch.float32).eps / 2 * want.max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

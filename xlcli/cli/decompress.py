@@ -61,7 +61,7 @@ def decompress(
         except ConfigError as error:
             raise DataError(
                 f"{reader.name} was compressed with another model than {folder.name}: {error.message}",
-                "Give that model (-m).",
+                "Give the folder of that model: -m FOLDER.",
             ) from None
         prologue.check_files(context, [folder, *texts], ["out"])
         made = {"threads": given.threads or header.threads}

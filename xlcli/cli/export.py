@@ -34,8 +34,9 @@ def export(
     Refuses a model that the format cannot hold. Importing it again gives the same model.
     """
     from xlcli.cli.prologue import open_screen
-    from xlcli.interchange import export_model
+    from xlcli.interchange import FORMATS, export_model
     from xlcli.store.discover import find
+    from xlcli.text.tokenizers import load_tokenizer
 
     if out is None:
         raise ConfigError("export needs a path to write.", "Add -o FOLDER, or -o FILE with --format gguf.")
@@ -43,8 +44,11 @@ def export(
     screen.wait("exporting")
     try:
         written = export_model(folder, Path(out), name=model_format)
+        notices = FORMATS[written].export_notices(load_tokenizer(folder))
     finally:
         screen.clear()
     if screen.json:
         screen.object({"model": folder.name, "out": out, "format": written})
     screen.say(f"{out} written in the format {written}")
+    for notice in notices:
+        screen.say(notice)

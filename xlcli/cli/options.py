@@ -65,8 +65,19 @@ Weights = Annotated[
     option("Model", "--weights", "Encoding of the weights. Default: as in the model.", allow_from_autoenv=False),
 ]
 Format = Annotated[
-    Literal["llama", "gemma3", "gpt2", "gpt-neo", "gpt-j", "gpt-neox", "opt", "bloom"]
-    | Literal["transfo-xl", "transfo-xl-original", "gguf"]
+    Literal[
+        "llama",
+        "gemma3",
+        "gpt2",
+        "gpt-neo",
+        "gpt-j",
+        "gpt-neox",
+        "opt",
+        "bloom",
+        "transfo-xl",
+        "transfo-xl-original",
+        "gguf",
+    ]
     | None,
     option("Model", "--format", "Format of the other program. Default: by the model.", allow_from_autoenv=False),
 ]

@@ -198,7 +198,7 @@ def decompress(
         raise DataError(
             f"{reader.name} was compressed with another model than {model.name} ({header.model}, fingerprint "
             f"{header.fingerprint[:12]}).",
-            "Give that model (-m).",
+            "Give the folder of that model: -m FOLDER.",
         )
     here = runtime.device.type, runtime.dtype_name, runtime.threads
     if here != (header.device, header.dtype, header.threads):

@@ -263,6 +263,9 @@ class EvalConfig(ScoreConfig):
     limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
         default=None, description="Number of bytes to score, from the beginning of the text."
     )
+    context_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+        default=0.1, description="Tokens to read again for the loss by context length, per token of the text."
+    )
     pairs: Annotated[
         tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")

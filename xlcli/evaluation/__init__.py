@@ -12,8 +12,8 @@ With rounded weights or memory the beginning of the text is scored a second time
 Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
 
 Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
-documents all start with empty memory. Otherwise nearly every token of that pass has full memory, so windows of up to
-twice the memory length, evenly spread over the text, are read again from empty memory.
+documents all start with empty memory. Otherwise nearly every token of that pass has full memory, so the first sequence
+counts, and windows of up to twice the memory length, evenly spread over the text, are read again from empty memory.
 """
 
 from __future__ import annotations
@@ -154,10 +154,9 @@ def evaluate(
                 if options.online_option:
                     by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
                 elif lengths.has_memory and not partial and not lengths.by_document:
-                    loaders, windows = context_loaders(run, totals.batch_size)
+                    loaders, windows = context_loaders(run, totals, options.context_share)
                     n_tokens = sum(loader.batch_size * loader.sequence_len for loader in loaders)
                     yield from score_text(run, loaders, windows, ProgressMeter("loss by context", n_tokens, "tokens"))
-                    by_context = windows.by_context
                 cost = None
                 if scores is not None and is_rounded and not partial:
                     n = min(ROUNDING_TOKENS, len(text.tokens))

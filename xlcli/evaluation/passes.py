@@ -23,12 +23,10 @@ from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 
-WINDOW_SHARE = 4
-"""Tokens of text per token of the windows for the loss by context length."""
 WINDOW_LIMIT = 2**20
-"""Maximum number of tokens in these windows. Half are in windows of `SHORT_WINDOW` tokens, since a long window has few
-tokens with a short context."""
+"""Maximum number of tokens in the windows for the loss by context length."""
 SHORT_WINDOW = 64
+"""Tokens of at least half of them, in tokens, since a long window has few tokens with a short context."""
 LEAST_SEQUENCES = 5
 """Number of sequences with tokens in a bin from which its uncertainty is estimated."""
 
@@ -50,12 +48,14 @@ class Totals:
     """Sums over a text, and the batch size.
 
     `documents` is the number of documents scored to their end; `steps` is None without adaptive computation time.
-    `counts_context`: the number of tokens that a sequence has read is the context of the next one.
+    `counts_context`: the number of tokens that a sequence has read is the context of the next one. `n_by_context` is
+    the number of sequences of a batch whose tokens `by_context` has, the first ones.
     """
 
     batch_size: int
     by_context: ContextSums
     counts_context: bool
+    n_by_context: int
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
@@ -102,7 +102,8 @@ def score_text(
             if not lengths.has_memory:  # every segment starts with empty memory
                 totals.by_context.start(len(nll))
             if lengths.stride is None:
-                totals.by_context.add(first, nll, sizes, scored)
+                kept = scored & (np.arange(len(nll))[:, None] < totals.n_by_context)
+                totals.by_context.add(first, np.where(kept, nll, 0.0), np.where(kept, sizes, 0), kept)
             if scores is not None:
                 scores.nats[index[scored]] = nll[scored]
                 if features is not None:
@@ -144,29 +145,35 @@ def pass_loaders(run: Pass, *, reads_end: bool = False) -> tuple[list[EvalLoader
         segment_len=segment_len,
         memory_dtype=lengths.memory_dtype,
     )
-    counts_context = lengths.has_memory and lengths.by_document
-    longest = min(lengths.max_context, text.longest_document) if counts_context else segment_len
-    return loaders, Totals(max(loader.batch_size for loader in loaders), ContextSums(longest), counts_context)
+    n_sequences, longest = max(loader.batch_size for loader in loaders), segment_len
+    n_by_context = n_sequences
+    if lengths.has_memory:
+        longest = min(lengths.max_context, text.longest_document)
+        if not lengths.by_document:  # the others warm up
+            n_by_context = int(loaders[0].ends[0] >= longest)
+    return loaders, Totals(n_sequences, ContextSums(longest), lengths.has_memory, n_by_context)
 
 
-def context_loaders(run: Pass, batch_size: int) -> tuple[list[EvalLoader], Totals]:
-    """Loaders of windows for the loss by context length, and their sums."""
+def context_loaders(run: Pass, totals: Totals, share: float) -> tuple[list[EvalLoader], Totals]:
+    """Loaders of windows for the loss by context length, and their sums, which continue those of the whole text.
+
+    `share` is the number of their tokens per token of the text. The window at its beginning has been read with it.
+    """
     lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
-    n = len(ids)
-    longest = min(lengths.max_context, n)
-    widths = sorted({min(SHORT_WINDOW, longest), longest})
-    budget = min(n // WINDOW_SHARE, WINDOW_LIMIT) // len(widths)
+    n, longest = len(ids), min(lengths.max_context, len(ids))
+    budget, short = int(min(n * share, WINDOW_LIMIT)), min(SHORT_WINDOW, longest)
+    n_long = budget // (2 * longest) if longest > short else 0
+    n_short = (budget - n_long * longest) // short
     loaders: list[EvalLoader] = []
-    for width in widths:
-        skipped = int(width < longest)  # position 0, at which the longest window begins
-        places = np.linspace(0, n - width, max(1, budget // width) + skipped)
-        starts = places[skipped:].astype(np.int64)
-        rows = batch_size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
+    for width, n_windows, n_read in ((short, n_short, 1), (longest, n_long, totals.n_by_context)):
+        starts = np.linspace(0, n - width, n_windows + 1)[n_read:].astype(np.int64)
+        rows = totals.batch_size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
         loaders += [
             EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch)
             for batch in np.split(starts, range(rows, len(starts), rows))
+            if len(batch)
         ]
-    return loaders, Totals(batch_size, ContextSums(longest), counts_context=True)
+    return loaders, Totals(totals.batch_size, totals.by_context, counts_context=True, n_by_context=n)
 
 
 class ContextSums:

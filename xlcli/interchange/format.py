@@ -13,6 +13,7 @@ from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json, write_atomic
 from xlcli.interchange.source import CONFIG, Source, follow, open_folder
+from xlcli.interchange.vocabulary import differences, tokenizer_config, tokenizer_json
 from xlcli.store.layout import WEIGHTS, SavedConfig
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ HEAD_BIAS = ("lm_head.bias", "output.bias")
 START_KEYS = ("bos_token_id", "eos_token_id")
 """Settings with the id of the token that begins a text."""
 OWN = "xlcli"
-"""Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
+"""Key of an exported `config.json` with the sections of the model, and folder of its tokenizer."""
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
 UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
 
@@ -184,17 +186,24 @@ class Format(ABC):
 
         files = self.export_tokenizer(tokenizer)
         with new_folder(target) as folder:
-            for name, data in files.items():
-                write_atomic(folder / name, data)
-            if not files:
+            if tokenizer.data not in files.values():
                 (folder / OWN).mkdir()
                 tokenizer.save(folder / OWN)
+            if TOKENIZER in files:
+                files[TOKENIZER_CONFIG] = tokenizer_config(files[TOKENIZER], config)
+            for name, data in files.items():
+                write_atomic(folder / name, data)
             write_atomic(folder / CONFIG, json.dumps(config, indent=2).encode() + b"\n")
             write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""
-        return {TOKENIZER: tokenizer.data} if tokenizer.kind == "tokenizers" else {}
+        return {} if (data := tokenizer_json(tokenizer)) is None else {TOKENIZER: data}
+
+    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
+        """What one should know of an exported tokenizer."""
+        kinds = differences(tokenizer)
+        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] * bool(kinds)
 
 
 def first_id(config: Mapping[str, Any], vocab_size: int, keys: Sequence[str] = START_KEYS) -> int:

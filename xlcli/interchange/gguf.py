@@ -194,6 +194,10 @@ class GGUF(Format):
         is_scaled = model.position.model_dump()["scaling"]["kind"] == "llama3"
         return tensors | ({_FREQUENCIES: _factors(model)} if is_scaled else {})
 
+    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
+        """Nothing: a vocabulary that llama.cpp would read in another way is refused."""
+        return []
+
     def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
         """Writes the file `target`; all or nothing."""
         if config["torch_dtype"] == "float64":

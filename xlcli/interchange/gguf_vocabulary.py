@@ -99,11 +99,11 @@ def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     Raises:
         ConfigError: It has none like it.
     """
-    from xlcli.text.foreign import NORMAL, TO_LATIN, pieces
+    from xlcli.text.foreign import BYTE_OF, NORMAL, pieces
     from xlcli.text.tokenizers import PICTURES
 
     if tokenizer.kind == "bytes":
-        tokens = [char for _, char in sorted((byte, chr(code)) for code, byte in TO_LATIN.items())]
+        tokens = [char for _, char in sorted((byte, chr(code)) for code, byte in BYTE_OF.items())]
         values: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [_NO_MERGE]}
         values["token_type"] = [NORMAL] * len(tokens)
     elif tokenizer.kind == "sentencepiece":

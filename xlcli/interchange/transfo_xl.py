@@ -217,6 +217,10 @@ class TransfoXL(Format):
         """A vocabulary of words; that of another kind has no place in the format."""
         return {WORDS: tokenizer.data} if tokenizer.kind == "words" else {}
 
+    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
+        """None: transformers has no other tokenizer for the format."""
+        return []
+
 
 def _cluster(name: str) -> int:
     """Cluster of words that a weight of embedding or head belongs to."""

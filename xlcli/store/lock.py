@@ -166,7 +166,7 @@ RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, CHECKPOINTS, WEIGHTS)
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
 _OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
-_OF_EXPORTS = ("xlcli", "vocab.txt")
+_OF_EXPORTS = ("xlcli", "vocab.txt", "tokenizer_config.json")
 _FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS}
 _FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, layout.TENSORBOARD, *_OF_EXPORTS}
 MODEL = f"{TEMPORARY}model-"

@@ -39,8 +39,8 @@ _NOT_ASCII = ("é", "漢", "🙂", "\u0301", "١")
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
-TO_LATIN = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i, byte in enumerate(_OTHERS)}
-"""Characters that stand for bytes in vocabularies of bytes (GPT-2)."""
+BYTE_OF = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i, byte in enumerate(_OTHERS)}
+"""Characters that stand for bytes in vocabularies of bytes (GPT-2), as numbers, and the bytes."""
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -188,7 +188,7 @@ def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 def _text(token: str, *, of_bytes: bool) -> bytes:
     """Text of a token of the vocabulary."""
     if of_bytes:
-        return token.translate(TO_LATIN).encode("latin-1")
+        return token.translate(BYTE_OF).encode("latin-1")
     byte = _BYTE_PIECE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
 

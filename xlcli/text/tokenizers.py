@@ -153,7 +153,8 @@ _SPACE = "\u2581"
 PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
 _TO_PICTURES = str.maketrans(PICTURES)
 _DECODED = {picture: char for char, picture in PICTURES.items()} | {_SPACE: " "}
-_FROM_PICTURES = str.maketrans(_DECODED)
+FROM_PICTURES = str.maketrans(_DECODED)
+"""Characters of pieces, and the text that they stand for."""
 _UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
 """Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
@@ -211,7 +212,7 @@ class SentencePieceTokenizer(PieceTokenizer):
     def _piece_text(self, i: int, piece: str) -> bytes:
         if self._model.IsByte(i) and _BYTE_PIECE.fullmatch(piece):
             return bytes([int(piece[3:5], 16)])
-        return b"" if self._model.IsUnknown(i) or self._model.IsControl(i) else piece.translate(_FROM_PICTURES).encode()
+        return b"" if self._model.IsUnknown(i) or self._model.IsControl(i) else piece.translate(FROM_PICTURES).encode()
 
     def _find(self, text: str) -> list[int]:
         try:

@@ -1,0 +1,131 @@
+"""The tokenizers of xlcli as `tokenizer.json` of Hugging Face, which gives the same ids. Imports no package of others.
+
+A piece is in the vocabulary as the text that it stands for: a blank, not "▁". So no text has to be changed before it is
+tokenized, and a character without a piece becomes the tokens of its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from xlcli.text.base import Tokenizer
+from xlcli.text.foreign import BYTE_OF, LONGEST_PART, converted
+from xlcli.text.pretokenize import LONGEST
+from xlcli.text.tokenizers import FROM_PICTURES
+
+_BLANKS = r"[ \t\n\r\x0b\x0c]+"
+_WITHOUT_WORD = r"(?:(?<! )(?> +[\t\r\x0b\x0c]*)|(?<=\A|\n)[\t\r\x0b\x0c]+)(?= |\z)"
+"""White space that is a word of xlcli (`split_words`) without a line end."""
+_WHITE = {"\t": "tab", "\n": "line end", "\r": "carriage return", " ": "blank"}
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
+    """A `tokenizer.json` with the ids of `tokenizer`, but for texts that `differences` lists; None for token ids."""
+    match tokenizer.kind:
+        case "tokenizers":
+            return tokenizer.data
+        case "bytes":
+            tree = _of_bytes()
+        case "sentencepiece":
+            tree = _of_pieces(tokenizer.data)
+        case "words":
+            tree = _of_words(tokenizer.data)
+        case _:
+            return None
+    empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    return json.dumps({"version": "1.0", "added_tokens": [], **empty, **tree}).encode()
+
+
+def tokenizer_config(tokenizer_json: bytes, config: Mapping[str, Any]) -> bytes:
+    """The `tokenizer_config.json` beside it; `config.json` has the ids of the tokens that it names."""
+    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]}
+    special = {f"{each}_token": names.get(config.get(f"{each}_token_id")) for each in ("bos", "eos")}
+    tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return json.dumps(tree | {key: name for key, name in special.items() if name}, indent=2).encode() + b"\n"
+
+
+def differences(tokenizer: Tokenizer) -> list[str]:
+    """Kinds of text to which the exported `tokenizer.json` gives other ids than xlcli, as parts of a sentence."""
+    if (data := tokenizer_json(tokenizer)) is None:
+        return []
+    found, content = ["text that is not UTF-8"], json.loads(data)
+    if tokenizer.kind != "bytes":
+        longest = LONGEST_PART if tokenizer.kind == "tokenizers" else LONGEST
+        found.append(f"more than {longest:,} bytes without a blank or line end")
+    if tokenizer.kind == "sentencepiece" and (lacking := _WHITE.keys() - content["model"]["vocab"].keys()):
+        names = " or ".join(sorted(_WHITE[char] for char in lacking))
+        found.append(f"words with a {names}, which the vocabulary lacks")
+    if tokenizer.kind == "tokenizers":
+        found += _differences(content)
+    return found
+
+
+def _differences(content: Mapping[str, Any]) -> Iterator[str]:
+    """Kinds of text that a `tokenizer.json` of others reads in another way."""
+    changes = [*_dicts([content["normalizer"], content["pre_tokenizer"]])]
+    schemes = [step.get("prepend_scheme", "always") for step in changes if step["type"] == "Metaspace"]
+    if {*schemes} - {"never"} or any(step["type"] == "Prepend" or step.get("add_prefix_space") for step in changes):
+        yield "the first word, before which transformers puts a blank"
+    if any(step["type"] == "NFC" for step in changes):
+        yield "text that is not in the form NFC"
+    for kind, keys in (("the name of a special token", ["special"]), ("blanks beside a token", ["lstrip", "rstrip"])):
+        if names := [token["content"] for token in content["added_tokens"] if any(map(token.get, keys))]:
+            yield f"{kind}, such as {names[0]}"
+    if "▁" in json.dumps(changes, ensure_ascii=False) or schemes:
+        yield "the character ▁"
+
+
+def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
+    """All tables with a type in a tree of JSON."""
+    if isinstance(tree, dict) and "type" in tree:
+        yield tree
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _dicts(each)
+
+
+def _split(pattern: str, behavior: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _of_bytes() -> dict[str, Any]:
+    """Every byte is a token."""
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocab = {chr(char): byte for char, byte in sorted(BYTE_OF.items(), key=lambda item: item[1])}
+    return {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
+
+
+def _of_pieces(data: bytes) -> dict[str, Any]:
+    """BPE of the pieces of a model of sentencepiece, within words."""
+    model = json.loads(converted("the model", data))["model"]
+    vocab = {piece.translate(FROM_PICTURES): i for piece, i in model["vocab"].items()}
+    merges = [[part.translate(FROM_PICTURES) for part in pair] for pair in model["merges"]]
+    return {
+        "model": model | {"vocab": vocab, "merges": merges, "unk_token": None},
+        "pre_tokenizer": _split(r" +[^ \n]*\n?|[^ \n]+\n?|\n", "Isolated"),
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+    }
+
+
+def _of_words(data: bytes) -> dict[str, Any]:
+    """Words between white space; one that is not UTF-8 has a name with a blank, which no word of a text has."""
+    words = data.removesuffix(b"\n").split(b"\n")
+    names = [word.decode() if whole else f"{word!r} " for word, whole in zip(words, map(_is_utf8, words), strict=True)]
+    changes = [_replace(_WITHOUT_WORD, " <unk>"), _replace(r"\n", " <eos>\n")]
+    blanks = {"type": "WordPiece", "prefix": "\n", "cleanup": False}  # before every word that begins with no line end
+    texts = [blanks, _replace("^ ?<eos>$", "\n"), {"type": "Fuse"}, _replace("\n ", "\n")]
+    return {
+        "model": {"type": "WordLevel", "vocab": {name: i for i, name in enumerate(names)}, "unk_token": "<unk>"},
+        "normalizer": {"type": "Sequence", "normalizers": changes},
+        "pre_tokenizer": _split(_BLANKS, "Removed"),
+        "decoder": {"type": "Sequence", "decoders": texts},
+    }
+
+
+def _is_utf8(word: bytes) -> bool:
+    return word.decode(errors="ignore").encode() == word

@@ -1,14 +1,14 @@
 """Speed and RAM of generation with imported models, in xlcli and in the programs that they come from.
 
-    python benchmarks/imported.py --peers PYTHON [--folder FOLDER] [--entrants NAME ...] [--rounds 3] [--write]
+    python benchmarks/imported.py --peers PYTHON [--gguf FILE] [--folder FOLDER] [--entrants NAME ...] [--write]
 
 Two models with random weights are written in the formats of other programs, imported by xlcli, and generate in both:
 
     txl      Transformer-XL of 12 layers and width 512 (8 heads, feed-forward 2,048, 256 symbols), as transformers
              4.35.2 saves it, with full memory of 1,600 tokens
     smollm   the shape of SmolLM2-135M (Llama: 30 layers, width 576, 9 heads, 3 of keys and values, feed-forward 1,536,
-             49,152 symbols, tied), after 512 and 4,096 tokens; in llama.cpp as a GGUF file in q8_0, with 16-bit keys
-             and values, with and without flash attention
+             49,152 symbols, tied), after 512, 2,048 and 4,096 tokens; in llama.cpp as a GGUF file in q8_0, with 16-bit
+             keys and values, with and without flash attention; with `--gguf FILE` this file in its place
 
 PYTHON is the interpreter of an environment with the peers; without it they are left out:
 
@@ -45,7 +45,7 @@ LLAMA = {
     "max_position_embeddings": 8192, "rope_theta": 100000, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32",
 }  # fmt: skip
-LENGTHS = {"txl": (1600,), "smollm": (512, 4096)}
+LENGTHS = {"txl": (1600,), "smollm": (512, 2048, 4096)}
 """Tokens in memory."""
 OURS = {
     "xlcli, Transformer-XL": {"model": "txl"},
@@ -149,8 +149,9 @@ def import_models(folder):
     from xlcli.interchange import import_model
 
     for name in LENGTHS:
-        if (folder / name).exists() and not (folder / f"{name}-imported").exists():
-            import_model(folder / name, folder / f"{name}-imported")
+        source = folder / name if (folder / name).exists() else folder / f"{name}.gguf"
+        if source.exists() and not (folder / f"{name}-imported").exists():
+            import_model(source, folder / f"{name}-imported")
 
 
 def measure_ours(spec):
@@ -270,9 +271,11 @@ def ask(options, who, length=0):
 def make_models(options):
     """Writes and imports the models that are not there; stops the program where that fails."""
     folder = options.folder
-    if not (folder / "smollm").exists():
+    if options.gguf and not (folder / "smollm.gguf").exists():
+        (folder / "smollm.gguf").symlink_to(options.gguf.resolve())
+    elif not options.gguf and not (folder / "smollm").exists():
         write_llama(folder / "smollm")
-    if options.peers:
+    if options.peers and not options.gguf:
         for who, path in (("txl", folder / "txl"), ("gguf", folder / "smollm.gguf")):
             if not path.exists() and "failed" in (made := ask(options, who)):
                 sys.exit(f"{who}: {made['failed']}")
@@ -291,6 +294,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter of an environment that has the peers")
+    parser.add_argument("--gguf", type=Path, help="a Llama to be measured in place of random weights")
     parser.add_argument("--folder", type=Path, help="folder of the models (default: a temporary one)")
     parser.add_argument("--entrants", nargs="+", choices=(*OURS, *PEERS), metavar="NAME", help="default: all")
     parser.add_argument("--rounds", type=int, default=3)

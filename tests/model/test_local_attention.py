@@ -25,7 +25,10 @@ def as_full(name):
     """A model of full attention with the weights of the local one."""
     tree = variants.COMBINATIONS[name]
     same = {key: value for key, value in tree["attention"].items() if key != "window"}
-    tree = tree | {"attention": same | {"kind": "full"}}
+    position = dict(tree["position"])
+    if base := position.pop("local_base", None):  # full layers would have another one, and the scaling
+        position = {key: value for key, value in position.items() if key != "scaling"} | {"base": base}
+    tree = tree | {"attention": same | {"kind": "full"}, "position": position}
     twin = build_model(config.make({"model": {"n_layers": 2} | tree}).model).double().eval()
     twin.load_state_dict(variants.make(name).state_dict())
     return twin

@@ -112,11 +112,10 @@ class Stop:
             with contextlib.suppress(TimeoutError):
                 numbers = self._inbox.recv(16)
             now = time.monotonic()
-            if signal.SIGCONT in numbers:  # the end of a pause, which may have been noticed a beat ago
-                pause = max(gap, now - beat)
-                self.paused += pause if pause > SHORTEST_PAUSE else 0.0
-                beat = now
-            beat, gap = now, now - beat
+            beat, gap = now, max(gap, now - beat)
+            if signal.SIGCONT in numbers:  # the end of a pause, which may have been noticed some beats ago
+                self.paused += gap if gap > SHORTEST_PAUSE else 0.0
+                gap = 0.0
             for number in numbers:
                 if number == 0:
                     return

@@ -168,15 +168,20 @@ class _Stream:
             self.save()
         yield from self.output.end(self.session)
 
+    @property
+    def _mark(self) -> tuple[int, int]:
+        """Text that has arrived, and tokens that were scored."""
+        return self.intake.n_received, self.output.n_tokens
+
     def is_due(self) -> bool:
         """True if it is time to save, and there is something new to save."""
-        return self._saving.is_due((self.intake.n_received, self.output.n_tokens))
+        return self._saving.is_due(self._mark)
 
     def save(self) -> None:
         """Saves the session."""
         pending, position = self.intake.pending, self.output.position
         state = SessionState(self.session.state, self.session.last_tokens[0], pending, None, position)
-        self._saving.save(state, (self.intake.n_received, self.output.n_tokens))
+        self._saving.save(state, self._mark)
 
     def stats(self, *, final: bool) -> StreamStats:
         """Totals so far."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from xlcli.interchange.format import PARTS, Format
-from xlcli.interchange.llama import SEGMENT_LEN
+from xlcli.interchange.llama import with_memory
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 
@@ -66,5 +66,4 @@ class Bloom(Format):
         }
         fusions = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "skip_bias_add")
         settings.finish(*fusions, "skip_bias_add_qkv", "offset_alibi", "pretraining_tp", "slow_but_exact")
-        train = {"mem_len": length - 1, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
-        return {"model": model, "train": train}
+        return {"model": model, "train": with_memory(length - 1, length)}

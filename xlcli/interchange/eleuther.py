@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from xlcli.interchange.format import HEAD_BIAS, PARTS
 from xlcli.interchange.gpt2 import GPT2
-from xlcli.interchange.llama import MOST_LAYERS, N_SINKS, SEGMENT_LEN, rotary
+from xlcli.interchange.llama import MOST_LAYERS, N_SINKS, rotary, with_memory
 from xlcli.interchange.settings import Settings
 
 _PROJECTIONS = ("q_proj.", "k_proj.", "v_proj.")
@@ -147,4 +147,4 @@ def rotate(model: dict[str, Any], train: dict[str, Any], **position: Any) -> Non
     """Gives the sections rotary positions: distances end at the trained window, whose first tokens are sinks."""
     length = train["segment_len"]
     model["position"] = {"kind": "rope", "clamp_len": length - 1, "n_sinks": N_SINKS} | position
-    train |= {"mem_len": length - 1, "segment_len": min(length, SEGMENT_LEN), "span": "uniform"}
+    train |= with_memory(length - 1, length)

@@ -104,7 +104,7 @@ class Llama(Format):
             "bias": settings.take("mlp_bias", bool, default=False) if kind == "llama" else False,
         }
         settings.finish("is_llama_config", "pretraining_tp")
-        train = {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
+        train = with_memory(reach, length)
         return {"model": model, "train": train}
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
@@ -156,6 +156,11 @@ def model_kind(model: ModelConfig) -> str:
     bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
     slides = all(getattr(layer, "window", None) for layer in model.attentions)
     return "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if slides else "llama"
+
+
+def with_memory(reach: int, length: int) -> dict[str, Any]:
+    """Section `train` of a model of windows of `length` tokens, in which a token sees `reach` earlier ones."""
+    return {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
 
 
 def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in one go, with the results in a folder.
+# Everything that only a GPU can show, within a given time, with the results in a folder.
 #
-#     benchmarks/gpu.sh OUT --text FILE [--only STAGE,STAGE...]
-#     benchmarks/gpu.sh OUT --smoke       # the same stages in small on the CPU, in two minutes: proves this script
+#     benchmarks/gpu.sh OUT [--minutes N]                    # tests and figures; 9 minutes by default
+#     benchmarks/gpu.sh train OUT --ids IDS --valid TEXT --minutes N   # the bundled model trains on
+#     benchmarks/gpu.sh [train] OUT --smoke                  # the same in small on the CPU, in two minutes: proves this script
 #
-# FILE is a text from 8 MB on, for which `xlcli train` chooses the preset base on a GPU. PYTHON names the interpreter of an
-# environment with xlcli and pytest (default: python3). Stages:
+# PYTHON names the interpreter of an environment with xlcli and pytest (default: python3). When the time is over, the stage
+# that runs is interrupted, and later ones are not begun. Stages of the first form, any of which --only A,B,... selects:
 #
 #     machine     device, driver, versions
-#     tests       tests/gpu: every variant as on the CPU, 16 bits, compiled, deterministic
-#     train       preset base for ten minutes; the model stays in OUT/base
-#     eval        score and speed of that model by memory length, as `xlcli eval` and `xlcli bench eval`
-#     decode      time per token of that model by memory length and number type of weights and memory
-#     invariance  its score with different segment lengths, batch sizes and pipes (benchmarks/invariance.py)
-#     steps       training steps of base: float32, bfloat16, compiled, activations recomputed
-#     variants    training, evaluation and decoding of other presets
-#     nccl        training on all devices of the machine by torchrun, and on one, replicated and with runtime.shard
+#     tests       tests/gpu, half of the time at most: every variant as on the CPU, 16 bits, compiled, deterministic
+#     steps       training steps of the shape of the bundled model and of peer-12x512, by batch size, number type, compiler
+#     plain       peer-12x512 written in plain PyTorch with its fused attention (benchmarks/plain_gpt.py)
+#     eval        evaluation, and decode: decoding of both, by memory length and number type
+#     nccl        training by torchrun on one device, replicated and with runtime.shard
+#
+# `train` trains the bundled model on the text of IDS (benchmarks/ids.py) with the options below and those of TRAIN_OPTIONS.
+# OUT/model is the model folder; OUT/weights.aa, weights.ab ... are parts of 15 MB of a tar file with its copy in 8 bits.
 #
 # A stage writes OUT/STAGE.log and results beside it, and OUT/STAGE.done when it succeeds; a restarted script skips such
-# stages, and the stage train continues its run. Times are in OUT/stages.tsv. A failed stage does not stop the others; the
-# exit code is then 1. OUT/results.tar.gz has everything but the models.
+# stages. Times are in OUT/stages.tsv; OUT/results.tar.gz has all results. The exit code is 1 if a stage failed.
 set -u
 
 usage() {
@@ -27,11 +27,14 @@ usage() {
   exit 2
 }
 
-out='' text='' smoke=0 only=''
+out='' ids='' valid='' smoke=0 only='' minutes=9 mode=figures
 while [ $# -gt 0 ]; do
   case $1 in
+    train) mode=train ;;
     --smoke) smoke=1 ;;
-    --text) [ $# -gt 1 ] || usage; shift; text=$1 ;;
+    --ids) [ $# -gt 1 ] || usage; shift; ids=$(readlink -f "$1") ;;
+    --valid) [ $# -gt 1 ] || usage; shift; valid=$(readlink -f "$1") ;;
+    --minutes) [ $# -gt 1 ] || usage; shift; minutes=$1 ;;
     --only) [ $# -gt 1 ] || usage; shift; only=$1 ;;
     -*) usage ;;
     *) [ -z "$out" ] || usage; out=$1 ;;
@@ -44,107 +47,114 @@ mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 python=${PYTHON:-python3}
 . "$home/benchmarks/stages.sh"
 export PYTHONPATH="$home${PYTHONPATH:+:$PYTHONPATH}"
-xlcli() { "$python" -m xlcli "$@"; }
+deadline=$(awk -v s=$SECONDS -v m="$minutes" 'BEGIN { print int(s + 60 * m) }')
+
+# Runs Python until the time is over, and then interrupts it.
+within() {
+  local left=$((deadline - SECONDS))
+  [ $left -gt 0 ] || { echo "the time is over"; return 124; }
+  timeout -k 15 -s INT $left "$python" "$@"
+}
+xlcli() { within -m xlcli "$@"; }
+
+# bench FILE ARGUMENT...: one measurement in FILE.json, unless it is there.
+bench() {
+  local name=$1
+  shift
+  [ -s "$name.json" ] || { xlcli bench "$@" --seconds $seconds --json > "$name.part" && mv "$name.part" "$name.json"; }
+}
 
 if [ $smoke = 1 ]; then
-  device=cpu preset=tiny budget=6s seconds=0.1 mem_lens=0,64 presets=tiny runs='1 2'
-  dtypes='float32' selection=(-k '(plain and not 16_bits and not compiled) or full-xl-0 or lsh-sinusoidal-0 or deterministic_run_is')
-  [ -n "$text" ] || { cat "$home"/docs/*.md > "$out/text.txt"; text=$out/text.txt; }
+  device=cpu seconds=0.05 mem_lens=0,64 dtypes=float32 batches=2 compile=false shape=(--preset tiny) peer=(--preset tiny)
+  selection=(-k '(plain and not 16_bits and not compiled) or full-xl-0 or deterministic_run_is')
 else
-  [ -r "$text" ] || { echo "gpu.sh: give a text of at least 8 MB: --text FILE" >&2; exit 2; }
-  device=cuda preset=base budget=10m seconds=2 mem_lens=0,512,3800 dtypes='float32 bfloat16' selection=()
-  presets='base universal-base universal-act-base reformer-small small-local small-performer'
-  workers=$("$python" -c 'import torch; print(torch.cuda.device_count())') || exit 1
-  [ "$workers" -gt 0 ] || { echo "gpu.sh: PyTorch finds no CUDA device; --smoke runs on the CPU" >&2; exit 2; }
-  runs="1 $workers"
+  device=cuda seconds=1 mem_lens=512,3800 dtypes='bfloat16 float32' batches='32 128 256' compile='false true' selection=()
+  shape=(--preset medium --set model.vocab_size=4096) peer=(--preset peer-12x512 --segment-len 512 --mem-len 512)
+  "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+    { echo "gpu.sh: PyTorch finds no CUDA device; --smoke runs on the CPU" >&2; exit 2; }
+  "$python" -c 'import xdist' 2> /dev/null && selection=(-n 12)
 fi
-text=$(cd "$(dirname "$text")" && pwd)/$(basename "$text")
 export XLCLI_DEVICE=$device GPU_TESTS_DEVICE=$device
 cd "$out" || exit 1
 
 machine() {
   { nvidia-smi || true; } > machine.txt 2>&1
-  "$python" -m torch.utils.collect_env >> machine.txt || return 1
+  within -m torch.utils.collect_env >> machine.txt || return 1
   git -C "$home" rev-parse HEAD >> machine.txt 2>&1 || true
 }
 
 tests() {
-  (cd "$home" && "$python" -m pytest tests/gpu -m 'gpu and not exhaustive' -p no:cacheprovider --durations=15 \
+  local deadline=$((SECONDS + (deadline - SECONDS) / 2))
+  (cd "$home" && within -m pytest tests/gpu -m 'gpu and not exhaustive' -p no:cacheprovider --durations=15 \
     -o "junit_family=xunit2" --junitxml="$out/tests.xml" ${selection[@]+"${selection[@]}"})
 }
 
-train() {
-  local how=(--preset $preset --max-time $budget)
-  [ -e base/config.json ] && how=(--resume)
-  xlcli train "$text" -o base "${how[@]}" -v && cp base/record.json train.json && cp base/metrics.jsonl train.jsonl
+steps() {
+  local batch dtype on
+  for on in $compile; do
+    for dtype in $dtypes; do
+      for batch in $batches; do
+        [ "$on$dtype" = truefloat32 ] && continue
+        bench steps-shape-$batch-$dtype-$on train "${shape[@]}" --batch-size $batch --set runtime.dtype=$dtype \
+          --set runtime.compile=$on || return 1
+      done
+      [ "$on$dtype" = truefloat32 ] && continue
+      bench steps-peer-$dtype-$on train "${peer[@]}" --batch-size ${batches%% *} --set runtime.dtype=$dtype \
+        --set runtime.compile=$on || return 1
+    done
+  done
 }
 
+plain() { within "$home/benchmarks/plain_gpt.py" --device $device --seconds $seconds ${smoke#0} > plain.json; }
+
 eval_stage() {
-  xlcli eval -m base --limit 1M --sweep-mem-len "$mem_lens" --json > eval.json &&
-    xlcli bench eval -m base --mem-len "$mem_lens" --seconds $seconds --json > bench-eval.json
+  bench eval-books eval -m books --mem-len $mem_lens && bench eval-peer eval --preset "${peer[1]}" --mem-len $mem_lens
 }
 
 decode() {
-  local weights memory name
-  for weights in float32 bfloat16 int8; do
-    for memory in float32 bfloat16 int8; do
-      [ $smoke = 1 ] && [ $weights$memory != float32float32 ] && continue
-      name=decode-$weights-$memory.json
-      [ -s $name ] && continue
-      xlcli bench decode -m base --mem-len "$mem_lens" --seconds $seconds --set bench.weight_dtype=$weights \
-        --set bench.memory_dtype=$memory --json > $name.part && mv $name.part $name || return 1
-    done
-  done
-  xlcli generate 'The ' -m base -n 64 --seed 1 --json > generate.json
-}
-
-invariance() {
-  "$python" "$home/benchmarks/invariance.py" "$text" --model "$out/base" --bytes $((smoke ? 500 : 100000)) \
-    --mem-len $((smoke ? 32 : 256)) --out "$out/invariance.json"
-}
-
-steps() {
-  local dtype switch name
+  local dtype
   for dtype in $dtypes; do
-    for switch in '' runtime.compile train.recompute_activations; do
-      [ "$smoke$switch" = 1runtime.compile ] && continue
-      name=steps-$dtype${switch:+-$switch}.json
-      [ -s "$name" ] && continue
-      xlcli bench train --preset $preset --set runtime.dtype=$dtype ${switch:+--set $switch=true} --seconds $seconds --json > "$name.part" &&
-        mv "$name.part" "$name" || return 1
-    done
+    local as=(--mem-len $mem_lens --set bench.weight_dtype=$dtype --set bench.memory_dtype=$dtype)
+    bench decode-books-$dtype decode -m books "${as[@]}" && bench decode-peer-$dtype decode --preset "${peer[1]}" "${as[@]}" ||
+      return 1
   done
-}
-
-variants() {
-  local task name failed=0
-  for task in train eval decode; do
-    for name in $presets; do
-      [ -s "$task-$name.json" ] && continue
-      xlcli bench $task --preset $name --seconds $seconds --json > part && mv part "$task-$name.json" || failed=1
-    done
-  done
-  return $failed
 }
 
 nccl() {
-  local n shard name
-  for n in $runs; do
-    for shard in false true; do
-      name=nccl-$n$([ $shard = true ] && echo -shard)
-      [ -s $name.json ] && continue
-      "$python" -m torch.distributed.run --standalone --nproc-per-node $n -m xlcli train "$text" -o $name \
-        --preset tiny --max-steps 20 --batch-size 16 --overwrite --json --set runtime.shard=$shard > $name.jsonl || return 1
-      cp $name/record.json $name.json
-    done
+  local shard
+  for shard in false true; do
+    within -m torch.distributed.run --standalone --nproc-per-node 1 -m xlcli train "$home/demo/shakespeare.txt" -o nccl-$shard \
+      --preset tiny --init none --max-steps 20 --batch-size 16 --overwrite --json --set runtime.shard=$shard > nccl-$shard.json || return 1
   done
 }
 
+unpack() {
+  if [ $smoke = 1 ]; then
+    ids=$out/smoke.ids.xz valid=$home/README.md
+    head -c 60000 "$home/demo/shakespeare.txt" > some.txt && within "$home/benchmarks/ids.py" pack some.txt "$ids" || return 1
+  fi
+  cp "$valid" valid.txt && within "$home/benchmarks/ids.py" unpack "$ids" train.txt
+}
+
+fit() {
+  local how=(--init books --valid valid.txt --set train.batch_size=128 --set train.lr=0.004 --set train.adam_lr=0.008
+    --set train.decay_fraction=0.6 --set train.eval_every=500 --max-time "$(((deadline - SECONDS) - 25))s")
+  [ $smoke = 1 ] && how+=(--set train.batch_size=2 --max-steps 3)
+  [ -e model/config.json ] && how=(--resume)
+  # shellcheck disable=SC2086  # a list of options
+  xlcli train train.txt -o model "${how[@]}" ${TRAIN_OPTIONS:-} -v && cp model/record.json fit.json && cp model/metrics.jsonl fit.jsonl
+}
+
+pack() {
+  "$python" -m xlcli models copy model small --weights int8 && tar -cf - small | split -b 15000000 - weights.
+}
+
 stages=()
-for name in machine tests train eval decode invariance steps variants nccl; do
+[ $mode = train ] && names='unpack fit pack' || names='machine tests steps plain eval decode nccl'
+for name in $names; do
   case ",$only," in ,, | *,$name,*) stages+=("$name") ;; esac
 done
 run_stages ${stages[@]+"${stages[@]}"}
 failed=$?
-tar -czf results.tar.gz $(ls | grep -E '\.(json|jsonl|log|tsv|txt|xml|done)$' | grep -v '^text.txt$')
+tar -czf results.tar.gz $(ls | grep -E '\.(json|jsonl|log|tsv|txt|xml|done)$')
 exit $failed

@@ -85,7 +85,7 @@ machine() {
 
 tests() {
   local deadline=$((SECONDS + (deadline - SECONDS) / 2))
-  (cd "$home" && within -m pytest tests/gpu -m 'gpu and not exhaustive' -p no:cacheprovider --durations=15 \
+  (cd "$home" && within -m pytest tests/gpu -m 'gpu and not exhaustive' -p no:cacheprovider -p no:benchmark --durations=15 \
     -o "junit_family=xunit2" --junitxml="$out/tests.xml" ${selection[@]+"${selection[@]}"})
 }
 

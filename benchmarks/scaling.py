@@ -70,7 +70,7 @@ class Sizes(NamedTuple):
     def n_batches(self, n: int) -> int:
         """Number of batches in which `n` processes orthogonalize the matrices, with matrices of one size alike."""
         sizes = Counter(self.matrices)
-        return sum(-(-count // (n * max(1, MUON_BATCH // numel))) for numel, count in sizes.items())
+        return sum(-(-count // (n * max(1, MUON_BATCH["cuda"] // numel))) for numel, count in sizes.items())
 
 
 class Exchange(NamedTuple):

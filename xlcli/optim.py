@@ -24,8 +24,8 @@ WARMUP_STEPS = 40
 """Default warmup in steps; at most a tenth of a budget in steps or tokens."""
 BUDGET_SCHEDULES = ("linear", "cosine", "wsd")
 """Learning-rate schedules that decay to the end of the budget."""
-MUON_BATCH = 2**19
-"""Maximum number of matrix elements that are orthogonalized at once (measured on a CPU)."""
+MUON_BATCH = {"cpu": 2**19, "cuda": 2**26}
+"""Maximum number of matrix elements that are orthogonalized at once, by device type (measured on a CPU)."""
 POLYNOMIALS = ((8.09337, -23.62043, 17.44615), (3.63659, -2.72193, 0.53655), (2.6613, -1.97715, 0.45262))
 """Coefficients of x, x^3 and x^5 for each iteration of `orthogonalize`: the polynomial that is nearest to 1 on the
 interval from 0.01 to 1, and on those that it becomes (Amsel et al. 2025, "The Polar Express", section 3)."""
@@ -91,7 +91,7 @@ def batches_of_one_shape(parameters: Iterable[Tensor], n_ranks: int = 1) -> Iter
     for parameter in parameters:
         shapes.setdefault(parameter.shape, []).append(parameter)
     for shape, alike in shapes.items():
-        size = max(1, MUON_BATCH // shape.numel()) * n_ranks
+        size = max(1, MUON_BATCH[alike[0].device.type] // shape.numel()) * n_ranks
         yield from (alike[i : i + size] for i in range(0, len(alike), size))
 
 

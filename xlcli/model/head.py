@@ -21,10 +21,11 @@ from xlcli.model.embedding import cluster_of
 from xlcli.ops.chunks import map_chunks
 from xlcli.ops.linear import linear
 
-MAX_LOGITS = 2**23
-"""Number of logits above which the loss is computed in chunks of about this size.
+MAX_LOGITS = {"cpu": 2**23, "cuda": 2**27}
+"""Number of logits by device type above which the loss is computed in chunks of about this size.
 
-In float32 a chunk takes 32 MiB; glibc returns larger blocks to the system as soon as they are freed.
+In float32 a chunk on a CPU takes 32 MiB; glibc returns larger blocks to the system as soon as they are freed. On a GPU
+each chunk costs the start of some dozen kernels, here and again in the backward pass.
 """
 
 
@@ -69,7 +70,7 @@ class Head(nn.Module):
 
     def _chunks(self, x: Tensor) -> list[slice]:
         """Slices of the tokens of hidden states x (b t d) whose logits are in memory at once."""
-        chunk = self.loss_chunk or -(-MAX_LOGITS // (x.shape[0] * self.width))
+        chunk = self.loss_chunk or -(-MAX_LOGITS[x.device.type] // (x.shape[0] * self.width))
         return [slice(i, i + chunk) for i in range(0, x.shape[1], chunk)]
 
     def limit(self, logits: Tensor) -> Tensor:

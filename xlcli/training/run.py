@@ -154,7 +154,7 @@ class TrainingRun:
         span, microbatches = self.next_batch()
         count = len(self.loader.starts) * span.segment_len
         self.model.train()
-        self.model.zero_grad(set_to_none=False)
+        torch._foreach_zero_(self._gradients())
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (x, y, documents) in enumerate(microbatches):
             with self.delayed() if i + 1 < len(microbatches) else nullcontext():
@@ -171,7 +171,7 @@ class TrainingRun:
                     state = with_span(state, self.states[i].span)
                 self.states[i] = state.overwrite_earlier()
         scales = self._unscale()
-        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.ranks.size > 1:  # means over all ranks, and the norm of the whole gradient
             sums = self.ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
@@ -209,6 +209,10 @@ class TrainingRun:
             loss_scale=scales_now[-1] if scales_now else None,
             skipped=self.counters.skipped if scales_now else None,
         )
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Gradients of the parameters, of divided ones the part of this rank."""
+        return [local(p.grad) for p in self.model.parameters() if p.grad is not None]
 
     def fraction(self, seconds: float) -> float:
         """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""

@@ -65,11 +65,12 @@ bench() {
 }
 
 if [ $smoke = 1 ]; then
-  device=cpu seconds=0.05 mem_lens=0,64 dtypes=float32 batches=2 compile=false shape=(--preset tiny) peer=(--preset tiny)
+  device=cpu seconds=0.05 mem_lens=0,64 dtypes=float32 batches=2 compile=false shape=(--preset tiny) peer=(--preset tiny) lengths=()
   selection=(-k '(plain and not 16_bits and not compiled) or full-xl-0 or deterministic_run_is')
 else
   device=cuda seconds=1 mem_lens=512,3800 dtypes='bfloat16 float32' batches='32 128 256' compile='false true' selection=()
-  shape=(--preset medium --set model.vocab_size=4096) peer=(--preset peer-12x512 --segment-len 512 --mem-len 512)
+  shape=(--preset medium --set model.vocab_size=4096) peer=(--preset peer-12x512 --set model.position.n_features=64)
+  lengths=(--segment-len 512 --mem-len 512)
   "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
     { echo "gpu.sh: PyTorch finds no CUDA device; --smoke runs on the CPU" >&2; exit 2; }
   "$python" -c 'import xdist' 2> /dev/null && selection=(-n 12)
@@ -99,7 +100,7 @@ steps() {
           --set runtime.compile=$on || return 1
       done
       [ "$on$dtype" = truefloat32 ] && continue
-      bench steps-peer-$dtype-$on train "${peer[@]}" --batch-size ${batches%% *} --set runtime.dtype=$dtype \
+      bench steps-peer-$dtype-$on train "${peer[@]}" ${lengths[@]+"${lengths[@]}"} --batch-size ${batches%% *} --set runtime.dtype=$dtype \
         --set runtime.compile=$on || return 1
     done
   done
@@ -108,14 +109,14 @@ steps() {
 plain() { within "$home/benchmarks/plain_gpt.py" --device $device --seconds $seconds ${smoke#0} > plain.json; }
 
 eval_stage() {
-  bench eval-books eval -m books --mem-len $mem_lens && bench eval-peer eval --preset "${peer[1]}" --mem-len $mem_lens
+  bench eval-books eval -m books --mem-len $mem_lens && bench eval-peer eval "${peer[@]}" --mem-len $mem_lens
 }
 
 decode() {
   local dtype
   for dtype in $dtypes; do
     local as=(--mem-len $mem_lens --set bench.weight_dtype=$dtype --set bench.memory_dtype=$dtype)
-    bench decode-books-$dtype decode -m books "${as[@]}" && bench decode-peer-$dtype decode --preset "${peer[1]}" "${as[@]}" ||
+    bench decode-books-$dtype decode -m books "${as[@]}" && bench decode-peer-$dtype decode "${peer[@]}" "${as[@]}" ||
       return 1
   done
 }

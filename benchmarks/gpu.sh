@@ -125,7 +125,7 @@ nccl() {
   local shard
   for shard in false true; do
     within -m torch.distributed.run --standalone --nproc-per-node 1 -m xlcli train "$home/demo/shakespeare.txt" -o nccl-$shard \
-      --preset tiny --init none --max-steps 20 --batch-size 16 --overwrite --json --set runtime.shard=$shard > nccl-$shard.json || return 1
+      --preset tiny --init none --max-steps 20 --batch-size 16 --overwrite --json --set runtime.shard=$shard > nccl-$shard.jsonl || return 1
   done
 }
 

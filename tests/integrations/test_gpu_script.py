@@ -1,0 +1,53 @@
+"""benchmarks/gpu.sh on the CPU, in small: every stage ends well and leaves its results."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
+
+
+def run(*arguments):
+    done = subprocess.run(
+        [SCRIPT, *arguments, "--smoke"], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(1200)
+def test_figures(tmp_path):
+    run(tmp_path)
+    measured = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*-*.json")}
+    assert {name.split("-")[0] for name in measured} == {"steps", "eval", "decode"}
+    for name, result in measured.items():
+        assert all(row["tokens_per_second"] > 0 for row in result.get("sweep", [result])), name
+    for name in ("nccl-false", "nccl-true"):
+        assert json.loads((tmp_path / name / "record.json").read_text())["steps"] == 20
+    assert len((tmp_path / "plain.json").read_text().splitlines()) == 2
+    assert 'failures="0"' in (tmp_path / "tests.xml").read_text()
+
+
+@pytest.mark.timeout(600)
+def test_training(tmp_path):
+    run("train", tmp_path)
+    parts = sorted(tmp_path.glob("weights.*"))
+    (tmp_path / "all.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
+    subprocess.run(["tar", "-xf", "all.tar"], cwd=tmp_path, check=True)
+    assert max(part.stat().st_size for part in parts) <= 15_000_000
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["weights"]["encoding"] == "int8"
+
+
+def test_ends_when_its_time_is_over(tmp_path):
+    done = subprocess.run(
+        [SCRIPT, tmp_path, "--smoke", "--minutes", "0.05", "--only", "steps,plain"],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 1
+    assert (tmp_path / "results.tar.gz").exists()

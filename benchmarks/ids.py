@@ -3,8 +3,8 @@
     python benchmarks/ids.py pack TEXT... OUT.ids.xz      # ids of the texts, one after the other, compressed
     python benchmarks/ids.py unpack OUT.ids.xz TEXT       # the text, and its tokens in the cache of xlcli train
 
-Tokens are those of the bundled model. English text takes 0.26 bytes a byte, a tenth less than compressed as text, and the
-other machine need not tokenize it. `xlcli train TEXT --init books --valid FILE` then finds the tokens of the whole text.
+Tokens are those of the bundled model. English text takes 0.26 bytes a byte, a tenth less than compressed as text, and
+the other machine need not tokenize it. `xlcli train TEXT --init books --valid FILE` then finds its tokens.
 """
 
 import argparse
@@ -46,6 +46,7 @@ class Known(SentencePieceTokenizer):
     ids = ends = np.empty(0, np.int64)
 
     def tokens(self, data, at=0):
+        """Ids of `data`, which is at this offset of the text, and their sizes."""
         first, last = np.searchsorted(self.ends, (at, at + len(data)), side="right")
         ids = self.ids[first:last].astype(np.int32)
         assert self.decode(ids) == data
@@ -53,7 +54,8 @@ class Known(SentencePieceTokenizer):
 
 
 def unpack(packed, text):
-    ids = np.frombuffer(lzma.open(packed).read(), "<u2")
+    with lzma.open(packed) as file:
+        ids = np.frombuffer(file.read(), "<u2")
     tokenizer = load_tokenizer(BOOKS)
     text.write_bytes(tokenizer.decode(ids))
     tokenizer.__class__ = Known

@@ -3,9 +3,9 @@
     python benchmarks/plain_gpt.py --device cuda [--seconds 1] [1]
 
 12 pre-norm layers of width 512, 8 heads, feed-forward 2,048, 256 symbols; no memory, so each token sees those before it
-in its segment. Training: forward and backward pass, gradient clipping and fused AdamW under autocast to bfloat16, float32
-weights. Evaluation: the loss of each token. Every result is a line of JSON: median milliseconds of a call and tokens per
-second. The last argument makes the shape small, to prove the script.
+in its segment. Training: forward and backward pass, gradient clipping and fused AdamW, float32 weights under autocast to
+bfloat16. Evaluation: the loss of each token. Every result is a line of JSON with the median milliseconds of a call and
+tokens per second. The last argument makes the shape small, to prove the script.
 """
 
 import argparse
@@ -22,6 +22,8 @@ DIM, LAYERS, HEADS, FFN, VOCAB = 512, 12, 8, 2048, 256
 
 
 class Block(nn.Module):
+    """Attention and feed-forward branch, each after a norm."""
+
     def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
@@ -29,6 +31,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(DIM, FFN), nn.Linear(FFN, DIM)
 
     def forward(self, x):
+        """Output (b t d)."""
         q, k, v = rearrange(self.qkv(self.norms[0](x)), "b t (n h e) -> n b h t e", n=3, h=HEADS)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(rearrange(heads, "b h t e -> b t (h e)"))
@@ -36,6 +39,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
+    """Surprisal of each token (b t) but the first."""
+
     def __init__(self, layers):
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, DIM)
@@ -44,6 +49,7 @@ class Model(nn.Module):
         self.norm = nn.LayerNorm(DIM)
 
     def forward(self, ids):
+        """Surprisal in nats of tokens (b t+1) after the first."""
         x = self.embedding(ids[:, :-1])
         x = self.norm(self.blocks(x + self.positions.weight[: x.shape[1]]))
         logits = F.linear(x, self.embedding.weight)

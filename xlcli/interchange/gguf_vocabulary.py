@@ -36,6 +36,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 PATTERNS = {
     "gpt-2": ([_BYTES], False),
+    "olmo": ([_BYTES], False),
     "smollm": ([_DIGITS, _BYTES], False),
     "starcoder": ([_DIGITS, _BYTES], False),
     "llama-bpe": ([_split(_LLAMA3), _PLAIN_BYTES], True),

@@ -100,13 +100,12 @@ def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     Raises:
         ConfigError: It has none like it.
     """
-    from xlcli.text.foreign import BYTE_OF, NORMAL, pieces
+    from xlcli.text.foreign import BYTE_CHARACTERS, NORMAL, pieces
     from xlcli.text.tokenizers import PICTURES
 
     if tokenizer.kind == "bytes":
-        tokens = [char for _, char in sorted((byte, chr(code)) for code, byte in BYTE_OF.items())]
-        values: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [_NO_MERGE]}
-        values["token_type"] = [NORMAL] * len(tokens)
+        values: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": [*BYTE_CHARACTERS], "merges": [_NO_MERGE]}
+        values["token_type"] = [NORMAL] * len(BYTE_CHARACTERS)
     elif tokenizer.kind == "sentencepiece":
         names, scores, kinds = pieces(tokenizer.data)
         controls = str.maketrans({picture: char for char, picture in PICTURES.items()})

@@ -111,9 +111,8 @@ def _tensors(path: Path) -> Mapping[str, StoredTensor]:
     if path.suffix == ".safetensors":
         places, version = read_places(file)
         for name, (info, start) in places.items():
-            strides = tuple(math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape)))
             storage = Storage(file, version, info.dtype, math.prod(info.shape), start)
-            tensors[name] = StoredTensor(storage, 0, info, strides)
+            tensors[name] = StoredTensor.whole(storage, info.shape)
         return tensors
     tree = read_checkpoint(file)
     if not isinstance(tree, dict) or not all(type(tree[name]) is StoredTensor and type(name) is str for name in tree):

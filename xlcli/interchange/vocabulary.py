@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xlcli.text.base import Tokenizer
-from xlcli.text.foreign import BYTE_OF, LONGEST_PART, converted
+from xlcli.text.foreign import BYTE_CHARACTERS, LONGEST_PART, converted
 from xlcli.text.pretokenize import LONGEST
 from xlcli.text.tokenizers import FROM_PICTURES
 
@@ -96,7 +96,7 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 def _of_bytes() -> dict[str, Any]:
     """Every byte is a token."""
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    vocab = {chr(char): byte for char, byte in sorted(BYTE_OF.items(), key=lambda item: item[1])}
+    vocab = {char: byte for byte, char in enumerate(BYTE_CHARACTERS)}
     return {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
 
 

@@ -76,24 +76,21 @@ _LAYERS_OF_27B = 62
 """Number of layers of the one Gemma 3 whose scores are not divided by the root of the width of a head."""
 
 
-def _as_gpt_neox(config: Mapping[str, Any]) -> dict[str, Any]:
+def _as_gpt_neox(config: Mapping[str, Any], width: Any) -> dict[str, Any]:
     """The settings of a GPT-NeoX, in which a share of each head is rotated, not a number of features."""
-    share = config.get("rotary_pct")
-    with suppress(LookupError, TypeError, ArithmeticError):  # refused later
-        width = config["hidden_size"] // config["num_attention_heads"]
-        share = math.nextafter(config.get("rotary_pct", width) / width, 1)  # its product is not below the number
+    share = config.get("rotary_pct", width)
+    with suppress(TypeError, ArithmeticError):  # refused later
+        share = math.nextafter(share / width, 1)  # its product is not below the number
     return {**config, "model_type": "gpt_neox", "rotary_pct": share}
 
 
-def _as_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
+def _as_gemma3(config: Mapping[str, Any], width: Any) -> dict[str, Any]:
     """The settings of a Gemma 3, with those that llama.cpp takes where a file has none."""
-    n_heads = config.get("num_attention_heads")
-    implied = {"num_key_value_heads": n_heads, "rope_theta": 10_000.0, "sliding_window": 0}
-    with suppress(LookupError, TypeError, ArithmeticError):  # refused later
-        width = config["hidden_size"] // n_heads
-        implied |= {"head_dim": width, "query_pre_attn_scalar": config.get("head_dim", width)}
-        if config["num_hidden_layers"] == _LAYERS_OF_27B:
-            implied["query_pre_attn_scalar"] = width
+    scalar = config.get("head_dim", width)
+    if config.get("num_hidden_layers") == _LAYERS_OF_27B:
+        scalar = width
+    implied = {"num_key_value_heads": config.get("num_attention_heads"), "head_dim": width, "rope_theta": 10_000.0}
+    implied |= {"sliding_window": 0, "query_pre_attn_scalar": scalar}
     return {**implied, **config, "model_type": "gemma3_text"}
 
 
@@ -113,13 +110,14 @@ _METADATA, _OWN_CONFIG = "_metadata", f"{OWN}.config"
 class Architecture(NamedTuple):
     """An architecture of llama.cpp: the format whose settings it has, and their names there.
 
-    `biases` are settings that are true if there is a tensor, and `adapt` changes the settings to those of the format.
+    `biases` are settings that are true if there is a tensor. `adapt` makes the settings of the format, of these and the
+    width of the model divided by the number of heads.
     """
 
     format: Format
     keys: Mapping[str, str]
     biases: Mapping[str, str] = {}
-    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    adapt: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = lambda config, _: config
 
 
 ARCHITECTURES = {
@@ -272,16 +270,14 @@ def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredT
     kind, factor = own.pop("rope.scaling.type", "linear"), own.pop("rope.scaling.factor", None)
     if kind != "none" and (factor or kind != "linear"):
         tree["rope_scaling"] = {"rope_type": kind, "factor": factor}
-    width, n_heads = own.get("attention.key_length"), own.get("attention.head_count")
-    if width is None:
-        with suppress(LookupError, TypeError, ZeroDivisionError):  # refused later
-            width = own["embedding_length"] // n_heads
-    implied = {"vocab_size": stored[GGUF.table].info.shape[0], **dict.fromkeys(_WIDTHS, width)}
-    if "attention.head_count_kv" not in architecture.keys:
-        implied["attention.head_count_kv"] = n_heads
+    n_heads, width = own.get("attention.head_count"), None
+    with suppress(LookupError, TypeError, ArithmeticError):  # refused later
+        width = own["embedding_length"] // n_heads
+    implied = {"vocab_size": stored[GGUF.table].info.shape[0], "attention.head_count_kv": n_heads}
+    implied |= dict.fromkeys(_WIDTHS, own.get("attention.key_length", width))
     own = {key: value for key, value in own.items() if key not in _UNUSED and implied.get(key) != value}
     tree |= {architecture.keys.get(key, f"{name}.{key}"): value for key, value in own.items()}
-    return architecture.adapt(tree | {"vocab_size": implied["vocab_size"]})
+    return architecture.adapt(tree | {"vocab_size": implied["vocab_size"]}, width)
 
 
 def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:

@@ -85,7 +85,8 @@ def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
         yield from _dicts(each)
 
 
-def _split(pattern: str, behavior: str) -> dict[str, Any]:
+def split_step(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
+    """A step of a `tokenizer.json` that divides a text at a regular expression."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
 
 
@@ -107,7 +108,7 @@ def _of_pieces(data: bytes) -> dict[str, Any]:
     merges = [[part.translate(FROM_PICTURES) for part in pair] for pair in model["merges"]]
     return {
         "model": model | {"vocab": vocab, "merges": merges, "unk_token": None},
-        "pre_tokenizer": _split(r" +[^ \n]*\n?|[^ \n]+\n?|\n", "Isolated"),
+        "pre_tokenizer": split_step(r" +[^ \n]*\n?|[^ \n]+\n?|\n"),
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
     }
 
@@ -122,7 +123,7 @@ def _of_words(data: bytes) -> dict[str, Any]:
     return {
         "model": {"type": "WordLevel", "vocab": {name: i for i, name in enumerate(names)}, "unk_token": "<unk>"},
         "normalizer": {"type": "Sequence", "normalizers": changes},
-        "pre_tokenizer": _split(_BLANKS, "Removed"),
+        "pre_tokenizer": split_step(_BLANKS, "Removed"),
         "decoder": {"type": "Sequence", "decoders": texts},
     }
 

@@ -28,12 +28,12 @@ from xlcli.interchange.llama import Llama, model_kind
 from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import Source, follow
 from xlcli.store.layout import SavedConfig
+from xlcli.text.base import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.interchange.pickles import StoredTensor
-    from xlcli.text.base import Tokenizer
 
 _FUSED = ".attn_qkv."
 _FREQUENCIES = "rope_freqs.weight"
@@ -219,12 +219,9 @@ class GGUF(Format):
         """Those settings of a Llama that a file can hold."""
         whole = ARCHITECTURES["llama"].format.export_config(config)
         kept = (*_LLAMA.values(), "vocab_size", "tie_word_embeddings", "rope_scaling")
-        tree = {key: whole[key] for key in kept if key in whole} | {"model_type": whole["model_type"]}
-        if whole["model_type"] not in ARCHITECTURES:
-            tree["model_type"] = "llama"
-        tree[_METADATA] = {"general.architecture": tree["model_type"]}
-        if tree["model_type"] == "llama":
-            tree |= {key: whole[key] for key in _BIASES}
+        name = {"mistral": "llama"}.get(whole["model_type"], whole["model_type"])
+        tree = {key: whole[key] for key in (*kept, *ARCHITECTURES[name].biases) if key in whole}
+        tree |= {"model_type": name, _METADATA: {"general.architecture": name}}
         for key in ("rms_norm_eps", "rope_theta"):  # numbers of a file are float32
             tree[key] = tree[key] and shortest(tree[key])
         if tree["rope_scaling"] and tree["rope_scaling"]["rope_type"] == "llama3":
@@ -239,10 +236,6 @@ class GGUF(Format):
         tensors = super().export_weights(weights, model)
         is_scaled = model.position.model_dump()["scaling"]["kind"] == "llama3"
         return tensors | ({_FREQUENCIES: _factors(model)} if is_scaled else {})
-
-    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
-        """Nothing: a vocabulary that llama.cpp would read in another way is refused."""
-        return []
 
     def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
         """Writes the file `target`; all or nothing."""

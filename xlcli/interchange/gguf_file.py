@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, version, write_atomic
-from xlcli.files.tensors import TYPES
-from xlcli.interchange.pickles import Storage, StoredTensor
+from xlcli.files.tensors import TYPES, TensorInfo
+from xlcli.interchange.pickles import StoredTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,9 +153,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
                 left -= n_bytes  # tensors that overlap would need more RAM than the file has
                 if not n or shape[-1] % n_block or left < 0 or begin + offset + n_bytes > status.st_size:
                     raise ValueError(f"the tensor {name[:80]!a} is not within it")
-                storage = Storage(path, version(status), kind.name, n, begin + offset)
                 made = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
-                tensors[name] = made.whole(storage, shape)
+                tensors[name] = made.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
         except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
             problem = f"{path} is damaged or no GGUF file: {type(error).__name__} {error!s:.200}"
             raise CheckpointError(f"{problem}.", "Download it again.") from None

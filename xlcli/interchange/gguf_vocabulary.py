@@ -117,11 +117,9 @@ def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     """Metadata of a BPE of bytes."""
     model, steps = content["model"], foreign.plain_steps(content["pre_tokenizer"])
-    wanted = (
-        [{key: step[key] for key in step if key != "trim_offsets"} for step in steps],
-        bool(model.get("ignore_merges")),
-    )
-    pre = next((name for name, (steps, ignores) in PATTERNS.items() if (steps, ignores) == wanted), None)
+    plain = [{key: step[key] for key in step if key != "trim_offsets"} for step in steps]
+    wanted = plain, bool(model.get("ignore_merges"))
+    pre = next((name for name, pattern in PATTERNS.items() if pattern == wanted), None)
     if pre is None or model.get("type", "BPE") != "BPE":
         problem = f"a tokenizer {model.get('type', 'BPE')} that divides a text by {ascii(steps)[:80]}"
         raise ConfigError(f"the format gguf cannot hold {problem}.", CAN)
@@ -130,10 +128,5 @@ def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
         rows[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
     tokens, kinds = zip(*(rows.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)), strict=True)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    return {
-        "model": "gpt2",
-        "pre": pre,
-        "tokens": [*tokens],
-        "token_type": [*kinds],
-        "merges": merges or [_NO_MERGE],
-    }
+    values: dict[str, Any] = {"model": "gpt2", "pre": pre, "merges": merges or [_NO_MERGE]}
+    return values | {"tokens": [*tokens], "token_type": [*kinds]}

@@ -151,10 +151,10 @@ class StoredTensor:
         return flat.as_strided(self.info.shape, self.strides).contiguous()
 
     @classmethod
-    def whole(cls, storage: Storage, shape: tuple[int, ...]) -> Self:
-        """A tensor of all numbers of a storage, row by row."""
-        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        return cls(storage, 0, TensorInfo(storage.dtype, shape), strides)
+    def whole(cls, path: Path, version: tuple[int, int, int], info: TensorInfo, start: int) -> Self:
+        """A tensor that is stored row by row, from the offset `start` of a file of this version."""
+        strides = tuple(math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape)))
+        return cls(Storage(path, version, info.dtype, math.prod(info.shape), start), 0, info, strides)
 
 
 def read_checkpoint(path: Path) -> Any:

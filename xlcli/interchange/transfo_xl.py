@@ -16,11 +16,11 @@ from xlcli.interchange.pickles import Record, read_checkpoint
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source, follow
 from xlcli.store.layout import SavedConfig
+from xlcli.text.base import Tokenizer
+from xlcli.text.tokenizers import WordsTokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from xlcli.text.base import Tokenizer
 
 SEGMENT_LEN = 128
 """Tokens per call of a model that does not say it, as of the published one."""
@@ -136,8 +136,6 @@ class TransfoXL(Format):
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
-        from xlcli.text.tokenizers import WordsTokenizer
-
         folder = source.path if source.path.is_dir() else source.path.parent
         found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)), None)
         if found is None:
@@ -198,10 +196,6 @@ class TransfoXL(Format):
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """A vocabulary of words; that of another kind has no place in the format."""
         return {WORDS: tokenizer.data} if tokenizer.kind == "words" else {}
-
-    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
-        """None: transformers has no other tokenizer for the format."""
-        return []
 
 
 def _embedding(settings: Settings, vocab_size: int, dim: int, *, tied: bool) -> dict[str, Any]:

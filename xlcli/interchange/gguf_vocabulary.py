@@ -128,5 +128,5 @@ def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
         rows[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
     tokens, kinds = zip(*(rows.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)), strict=True)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    values: dict[str, Any] = {"model": "gpt2", "pre": pre, "merges": merges or [_NO_MERGE]}
-    return values | {"tokens": [*tokens], "token_type": [*kinds]}
+    values = {"model": "gpt2", "pre": pre, "tokens": [*tokens], "token_type": [*kinds]}
+    return values | {"merges": merges or [_NO_MERGE]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -13,13 +14,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from converter import add_vocabulary, to_gguf
+from safetensors.torch import load_file, save_file
 from test_agreement import FIXTURES, expected, read, start
 from test_import import make
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import sha256
 from xlcli.interchange import export_model, find_format, import_model
+from xlcli.interchange.gguf import ARCHITECTURES
 from xlcli.interchange.gguf_file import QUANTIZED, read_file
 from xlcli.interchange.gguf_vocabulary import read_vocabulary, write_vocabulary
 from xlcli.store.folder import load
@@ -28,98 +31,11 @@ from xlcli.text.foreign import TokenizersTokenizer
 from xlcli.text.tokenizers import TOKENIZERS
 
 NAMES = ["llama", "llama-biases", "llama-linear", "llama-llama3", "llama-smollm", "qwen2", "qwen3", "gpt2"]
-WITH_TEXT = {"llama-text": "llama-bpe", "gpt2-text": "gpt-2"}
+NAMES += ["gpt-neox", "gemma3", "gemma3-hub"]
+WITH_TEXT = {"llama-text": "llama-bpe", "gpt2-text": "gpt-2", "gpt-neox-text": "olmo", "gemma3-text": "default"}
 PRE = {"gpt2": "gpt-2", "smollm": "smollm", "llama3": "llama-bpe", "qwen2": "qwen2"}
 BPE = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"]}
 TOKENIZER_FILES = Path(__file__).parent / "tokenizers"
-
-
-def to_gguf(source: Path, path: Path, *, kind: str = "F32", pre: str = "", **metadata: object) -> Path:
-    """Writes the model of a Hugging Face folder with the names and the order of rows of the converter of llama.cpp."""
-    config = json.loads((source / "config.json").read_text())
-    arch = config["model_type"]
-    writer = gguf.GGUFWriter(path, arch)
-    if arch == "gpt2":
-        settings = ("n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon")
-        length, dim, n_layers, n_heads, epsilon = (config[key] for key in settings)
-        writer.add_layer_norm_eps(epsilon)
-        writer.add_feed_forward_length(config["n_inner"] or 4 * dim)
-    else:
-        settings = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads")
-        length, dim, n_layers, n_heads = (config[key] for key in settings)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        width = config.get("head_dim") or dim // n_heads
-        base = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        writer.add_feed_forward_length(config["intermediate_size"])
-        writer.add_head_count_kv(config["num_key_value_heads"])
-        writer.add_rope_freq_base(base)
-        writer.add_rope_dimension_count(width)
-        writer.add_key_length(width)
-        writer.add_value_length(width)
-        if rope.get("rope_type", rope.get("type")) == "linear":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(rope["factor"])
-        elif rope.get("rope_type", rope.get("type")) == "llama3":
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-            writer.add_tensor("rope_freqs.weight", frequency_factors(base, width, rope))
-    writer.add_context_length(length)
-    writer.add_embedding_length(dim)
-    writer.add_block_count(n_layers)
-    writer.add_head_count(n_heads)
-    for key, value in metadata.items():
-        kind_of_value = gguf.GGUFValueType.UINT64 if type(value) is int else gguf.GGUFValueType.get_type(value)
-        writer.add_key_value(key.replace("__", "."), value, kind_of_value)
-    if pre:
-        add_vocabulary(writer, json.loads((source / "tokenizer.json").read_text()), pre, config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], n_layers)
-    for name, tensor in load_file(source / "model.safetensors").items():
-        values = tensor.float().numpy()
-        if re.search(r"(c_attn|c_proj|c_fc)\.weight$", name):
-            values = values.T
-        if arch == "llama" and re.search(r"(q|k)_proj", name):
-            heads = n_heads if "q_proj" in name else config["num_key_value_heads"]
-            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        values, quantization = (
-            np.ascontiguousarray(values),
-            gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"],
-        )
-        name = names.get_name(name, (".weight", ".bias"))
-        writer.add_tensor(name, gguf.quantize(values, quantization), raw_dtype=quantization)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def frequency_factors(base: float, width: int, rope: dict[str, float]) -> np.ndarray:
-    """As the converter of llama.cpp computes them for Llama 3.1."""
-    factors = []
-    for frequency in 1.0 / base ** (np.arange(0, width, 2) / width):
-        periods = rope["original_max_position_embeddings"] * frequency / (2 * np.pi)
-        share = (periods - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
-        share = min(max(share, 0.0), 1.0)
-        factors.append(1 / ((1 - share) / rope["factor"] + share))
-    return np.array(factors, np.float32)
-
-
-def add_vocabulary(writer: gguf.GGUFWriter, content: dict, pre: str, config: dict) -> None:
-    """A byte BPE as llama.cpp holds it."""
-    rows = {i: (token, gguf.TokenType.NORMAL) for token, i in content["model"]["vocab"].items()}
-    for token in content["added_tokens"]:
-        kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
-        rows[token["id"]] = token["content"], kind
-    size = config.get("vocab_size", len(rows))
-    rows = [rows.get(i, (f"[PAD{i}]", gguf.TokenType.UNUSED)) for i in range(size)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list([token for token, _ in rows])
-    writer.add_token_types([kind for _, kind in rows])
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]])
-    for key in ("bos", "eos"):
-        if isinstance(config.get(f"{key}_token_id"), int):
-            getattr(writer, f"add_{key}_token_id")(config[f"{key}_token_id"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,6 +61,55 @@ def test_a_text_has_the_tokens_and_numbers_of_transformers(name, tmp_path):
     tokens = torch.tensor([[model.tokenizer.start_id, *ids]])
     got = read(model.network, tokens, start(model, 1), [len(ids)])[0]
     torch.testing.assert_close(got.double(), numbers["text.log_probs.float64"], rtol=0, atol=1e-5)
+
+
+def changed(name: str, folder: Path, **settings: object) -> Path:
+    """A copy of a source with other settings, and as many layers as they say, which repeat those of the source."""
+    shutil.copytree(FIXTURES / name / "source", folder)
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    for i in range(config["num_hidden_layers"], settings.get("num_hidden_layers", 0)):
+        tensors |= {key.replace(".layers.0.", f".layers.{i}."): each for key, each in tensors.items()}
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    save_file({key: each.contiguous().clone() for key, each in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+GLOBAL, NO_PATTERN = "rope.freq_base", ("attention.sliding_window_pattern", "rope.freq_base_swa")
+CHANGED = {
+    "sequential": ("gpt-neox", {"use_parallel_residual": False}, ()),
+    "a-whole-head": ("gpt-neox", {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}}, ()),
+    "whole-by-default": (
+        "gpt-neox",
+        {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+        ("rope.dimension_count",),
+    ),
+    "three-quarters": ("gpt-neox", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.75}}, ()),
+    "pattern": ("gemma3-hub", {"sliding_window_pattern": 2}, ()),
+    "soft-cap": ("gemma3-hub", {"final_logit_softcapping": 3.0}, ()),
+    "linear": ("gemma3-hub", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, ()),
+    "bases-by-default": ("gemma3-hub", {"rope_local_base_freq": 1e4, "rope_theta": 1e4}, (GLOBAL, *NO_PATTERN)),
+    "27b": ("gemma3-hub", {"num_hidden_layers": 62, "query_pre_attn_scalar": 5}, ()),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_settings_are_those_of_the_folder(case, tmp_path):
+    """Those that a file need not have are those that llama.cpp takes (`tests/integrations/test_llama_cpp.py`)."""
+    name, settings, without = CHANGED[case]
+    source = changed(name, tmp_path / "source", **settings)
+    import_model(source, tmp_path / "same")
+    import_model(to_gguf(source, tmp_path / "m.gguf", without=without), tmp_path / "m")
+    found, wanted = (read_config_file(tmp_path / each).config for each in ("m", "same"))
+    assert (found.model, found.train) == (wanted.model, wanted.train)
+    weights, same = (load_file(tmp_path / each / "model.safetensors") for each in ("m", "same"))
+    assert all(tensor.equal(same[key]) for key, tensor in weights.items())
+
+
+@pytest.mark.parametrize("n_rotated", range(2, 98, 2))
+def test_any_number_of_features_of_a_head_can_be_rotated(n_rotated):
+    """Also where a share of them has no exact number: 98 * (2 / 98) is below 2."""
+    assert int(98 * ARCHITECTURES["gptneox"].adapt({"rotary_pct": n_rotated}, 98)["rotary_pct"]) == n_rotated
 
 
 @pytest.mark.parametrize("name", PRE)
@@ -345,6 +310,65 @@ def test_metadata_that_changes_predictions_or_makes_no_sense_is_refused(metadata
     with pytest.raises(CheckpointError, match=re.escape(word)):
         import_model(file, tmp_path / "m")
     assert not (tmp_path / "m").exists()
+
+
+def gpt_neox(key: str, value: object, word: str) -> tuple[str, dict[str, object], str]:
+    return "gpt-neox", {f"gptneox__{key}": value}, word
+
+
+def gemma3(key: str, value: object, word: str) -> tuple[str, dict[str, object], str]:
+    return "gemma3", {f"gemma3__{key}": value}, word
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "word"),
+    [
+        gpt_neox("rope__dimension_count", 0, "rotary_dim"),
+        gpt_neox("rope__dimension_count", 3, "rotary_dim"),
+        gpt_neox("rope__dimension_count", 16, "rotary_pct"),
+        gpt_neox("rope__dimension_count", 2**63, "rotary_pct"),
+        gpt_neox("rope__dimension_count", "", "rotary_pct"),
+        gpt_neox("rope__dimension_count", float("nan"), "rotary_pct"),
+        gpt_neox("attention__head_count", 0, "rotary_pct"),
+        gpt_neox("attention__head_count", "2", "num_attention_heads"),
+        gpt_neox("attention__head_count_kv", 1, "head_count_kv"),
+        gpt_neox("attention__key_length", 4, "key_length"),
+        gpt_neox("embedding_length", 2**40, "hidden_size"),
+        gpt_neox("block_count", 2**31, "n_layers"),
+        gpt_neox("use_parallel_residual", 1, "use_parallel_residual"),
+        gpt_neox("rope__scaling__type", "yarn", "rope_type"),
+        gpt_neox("expert_count", 8, "expert_count"),
+        gemma3("attention__sliding_window", 0, "sliding_window"),
+        gemma3("attention__sliding_window", 2**40, "sliding_window"),
+        gemma3("attention__sliding_window", "6", "sliding_window"),
+        gemma3("attention__sliding_window_pattern", [True, False], "sliding_window_pattern"),
+        gemma3("attention__sliding_window_pattern", 2**40, "sliding_window_pattern"),
+        gemma3("attention__key_length", 0, "query_pre_attn_scalar"),
+        gemma3("attention__key_length", "8", "query_pre_attn_scalar"),
+        gemma3("attention__head_count", 0, "n_heads"),
+        gemma3("attention__head_count", [4, 4], "num_attention_heads"),
+        gemma3("attention__head_count_kv", 3, "n_kv_heads"),
+        gemma3("block_count", 2**40, "num_hidden_layers"),
+        gemma3("rope__freq_base_swa", 0.0, "local_base"),
+        gemma3("rope__freq_base_swa", float("nan"), "local_base"),
+        gemma3("final_logit_softcapping", -1.0, "logit_softcap"),
+        gemma3("attn_logit_softcapping", 50.0, "attn_logit_softcapping"),
+        gemma3("vision__block_count", 27, "vision"),
+    ],
+)
+def test_metadata_of_other_architectures_is_refused(name, metadata, word, tmp_path):
+    file = to_gguf(FIXTURES / name / "source", tmp_path / "m.gguf", **metadata)
+    with pytest.raises(CheckpointError, match=word) as caught:
+        import_model(file, tmp_path / "m")
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_gemma_without_windows_is_refused(tmp_path):
+    """llama.cpp limits its logits unless the file says otherwise."""
+    file = to_gguf(FIXTURES / "gemma3" / "source", tmp_path / "m.gguf", without=("attention.sliding_window",))
+    with pytest.raises(CheckpointError, match="sliding_window"):
+        import_model(file, tmp_path / "m")
 
 
 def header(*parts: object) -> bytes:

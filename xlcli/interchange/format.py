@@ -13,13 +13,13 @@ from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json, write_atomic
 from xlcli.interchange.source import CONFIG, Source, follow, open_folder
-from xlcli.interchange.vocabulary import differences, tokenizer_config, tokenizer_json
+from xlcli.interchange.vocabulary import tokenizer_config, tokenizer_json
 from xlcli.store.layout import WEIGHTS, SavedConfig
+from xlcli.text.base import Tokenizer
+from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from xlcli.text.base import Tokenizer
 
 PARTS = ("attention.query.", "attention.key.", "attention.value.")
 """Parts of the names of weights that are one tensor in some formats."""
@@ -132,8 +132,6 @@ class Format(ABC):
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
-        from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
-
         start_id = first_id(source.config, model.vocab_size, self.start_keys)
         found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)
         if found is None:
@@ -202,8 +200,7 @@ class Format(ABC):
 
     def export_notices(self, tokenizer: Tokenizer) -> list[str]:
         """What one should know of an exported tokenizer."""
-        kinds = differences(tokenizer)
-        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] * bool(kinds)
+        return []
 
 
 def first_id(config: Mapping[str, Any], vocab_size: int, keys: Sequence[str] = START_KEYS) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,6 +86,11 @@ class Gemma3(Llama):
         weight = super().read(source, name, model, shape)
         if "norm." not in name and not name.startswith("stack.final."):
             return weight
-        scalar = source.config.get("query_pre_attn_scalar") or _DEFAULTS["query_pre_attn_scalar"]
-        factor = (model.head_dim / scalar) ** 0.5 if ".query_norm." in name else 1.0
+        factor = query_scale(source.config, model) if ".query_norm." in name else 1.0
         return factor * (1 + weight.to(torch.promote_types(weight.dtype, torch.float32)))
+
+
+def query_scale(config: Mapping[str, Any], model: ModelConfig) -> float:
+    """Factor of the norm of queries, with which scores are divided by the root of `query_pre_attn_scalar`."""
+    scalar = config.get("query_pre_attn_scalar") or _DEFAULTS["query_pre_attn_scalar"]
+    return math.sqrt(model.head_dim / scalar)

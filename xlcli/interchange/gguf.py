@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,9 @@ from xlcli.config.position import RopePositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, parse_json
 from xlcli.files.tensors import TensorInfo
+from xlcli.interchange.eleuther import GPTNeoX
 from xlcli.interchange.format import OWN, PARTS, Format, first_id
+from xlcli.interchange.gemma3 import Gemma3, query_scale
 from xlcli.interchange.gguf_file import MAGIC, read_file, shortest, write_file
 from xlcli.interchange.gguf_vocabulary import read_vocabulary, write_vocabulary
 from xlcli.interchange.gpt2 import GPT2
@@ -26,26 +28,34 @@ from xlcli.interchange.llama import Llama, model_kind
 from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import Source, follow
 from xlcli.store.layout import SavedConfig
+from xlcli.text.base import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.interchange.pickles import StoredTensor
-    from xlcli.text.base import Tokenizer
 
 _FUSED = ".attn_qkv."
 _FREQUENCIES = "rope_freqs.weight"
-_LLAMA = {
+_SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
+    "attention.causal": "is_causal",
+}
+_LLAMA = _SIZES | {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
+}
+_GEMMA3 = _LLAMA | {
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 _GPT2 = {
     "block_count": "n_layer",
@@ -56,6 +66,32 @@ _GPT2 = {
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
     "attention.causal": "is_causal",
 }
+_GPT_NEOX = _SIZES | {
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "rope.dimension_count": "rotary_pct",
+    "rope.freq_base": "rotary_emb_base",
+    "use_parallel_residual": "use_parallel_residual",
+}
+_LAYERS_OF_27B = 62
+"""Number of layers of the one Gemma 3 whose scores are not divided by the root of the width of a head."""
+
+
+def _as_gpt_neox(config: Mapping[str, Any], width: Any) -> dict[str, Any]:
+    """The settings of a GPT-NeoX, in which a share of each head is rotated, not a number of features."""
+    share = config.get("rotary_pct", width)
+    with suppress(TypeError, ArithmeticError):  # refused later
+        share = math.nextafter(share / width, 1)  # its product is not below the number
+    return {**config, "model_type": "gpt_neox", "rotary_pct": share}
+
+
+def _as_gemma3(config: Mapping[str, Any], width: Any) -> dict[str, Any]:
+    """The settings of a Gemma 3, with those that llama.cpp takes where a file has none."""
+    scalar = config.get("head_dim", width)
+    if config.get("num_hidden_layers") == _LAYERS_OF_27B:
+        scalar = width
+    implied = {"num_key_value_heads": config.get("num_attention_heads"), "head_dim": width, "rope_theta": 10_000.0}
+    implied |= {"sliding_window": 0, "query_pre_attn_scalar": scalar}
+    return {**implied, **config, "model_type": "gemma3_text"}
 
 
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
@@ -74,21 +110,25 @@ _METADATA, _OWN_CONFIG = "_metadata", f"{OWN}.config"
 class Architecture(NamedTuple):
     """An architecture of llama.cpp: the format whose settings it has, and their names there.
 
-    `biases` are settings that are true if there is a tensor.
+    `biases` are settings that are true if there is a tensor. `adapt` makes the settings of the format, of these and the
+    width of the model divided by the number of heads.
     """
 
     format: Format
     keys: Mapping[str, str]
     biases: Mapping[str, str] = {}
+    adapt: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = lambda config, _: config
 
 
 ARCHITECTURES = {
     "llama": Architecture(Llama(), _LLAMA, _BIASES),
     "qwen2": Architecture(Llama(), _LLAMA),
     "qwen3": Architecture(Llama(), _LLAMA),
+    "gemma3": Architecture(Gemma3(), _GEMMA3, adapt=_as_gemma3),
     "gpt2": Architecture(GPT2(), _GPT2),
+    "gptneox": Architecture(GPTNeoX(), _GPT_NEOX, adapt=_as_gpt_neox),
 }
-"""Architectures by name, which is also the `model_type` of their format. A new one is added here."""
+"""Architectures by name. A new one is added here."""
 
 
 class GGUF(Format):
@@ -106,6 +146,8 @@ class GGUF(Format):
         "stack.blocks.": "blk.",
         "attention_residual.norm.": "attn_norm.",
         "feedforward_residual.norm.": "ffn_norm.",
+        "attention_residual.last_norm.": "post_attention_norm.",
+        "feedforward_residual.last_norm.": "post_ffw_norm.",
         "attention.query_norm.": "attn_q_norm.",
         "attention.key_norm.": "attn_k_norm.",
         "attention.query.": "attn_q.",
@@ -135,7 +177,7 @@ class GGUF(Format):
             raise CheckpointError(f"{path} is one part of a model.", "Merge the parts with llama-gguf-split --merge.")
         if self.table not in stored:
             raise CheckpointError(f"{path} has no tensor '{self.table}'.", "Download it again.")
-        config = _config(name, metadata, stored) | {"model_type": name, _METADATA: metadata}
+        config = {"model_type": name, **_config(name, metadata, stored), _METADATA: metadata}
         for key in ("bos_token_id", "eos_token_id"):
             config[key] = metadata.get(f"tokenizer.ggml.{key}")
         with suppress(ValueError):  # as `write` has left it
@@ -149,7 +191,8 @@ class GGUF(Format):
             factor, length = source.take(_FREQUENCIES).max().item(), source.config[_METADATA].get(_LENGTH, 8192)
             found["rope_scaling"] = {"rope_type": "llama3", "factor": factor} | _LLAMA3 | {_ORIGINAL: length}
         config = found | {key: value for key, value in source.config.items() if key != OWN}
-        return ARCHITECTURES[config["model_type"]].format.sections(Source(source.path, config, {}))
+        architecture = ARCHITECTURES[source.config[_METADATA]["general.architecture"]]
+        return architecture.format.sections(Source(source.path, config, {}))
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
         """Name in xlcli and values of each weight; frequencies must be those of its settings."""
@@ -162,6 +205,8 @@ class GGUF(Format):
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli, of this shape."""
         tensor = super().read(source, name, model, shape)
+        if "query_pre_attn_scalar" in source.config and ".query_norm." in name:
+            return tensor * query_scale(source.config, model)
         is_permuted = source.config["model_type"] in _PERMUTED
         return _reordered(name, tensor, model, "(h f two) ... -> (h two f) ...") if is_permuted else tensor
 
@@ -174,11 +219,9 @@ class GGUF(Format):
         """Those settings of a Llama that a file can hold."""
         whole = ARCHITECTURES["llama"].format.export_config(config)
         kept = (*_LLAMA.values(), "vocab_size", "tie_word_embeddings", "rope_scaling")
-        tree = {key: whole[key] for key in kept if key in whole} | {"model_type": whole["model_type"], _METADATA: {}}
-        if whole["model_type"] not in ARCHITECTURES:
-            tree["model_type"] = "llama"
-        if tree["model_type"] == "llama":
-            tree |= {key: whole[key] for key in _BIASES}
+        name = {"mistral": "llama"}.get(whole["model_type"], whole["model_type"])
+        tree = {key: whole[key] for key in (*kept, *ARCHITECTURES[name].biases) if key in whole}
+        tree |= {"model_type": name, _METADATA: {"general.architecture": name}}
         for key in ("rms_norm_eps", "rope_theta"):  # numbers of a file are float32
             tree[key] = tree[key] and shortest(tree[key])
         if tree["rope_scaling"] and tree["rope_scaling"]["rope_type"] == "llama3":
@@ -193,10 +236,6 @@ class GGUF(Format):
         tensors = super().export_weights(weights, model)
         is_scaled = model.position.model_dump()["scaling"]["kind"] == "llama3"
         return tensors | ({_FREQUENCIES: _factors(model)} if is_scaled else {})
-
-    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
-        """Nothing: a vocabulary that llama.cpp would read in another way is refused."""
-        return []
 
     def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
         """Writes the file `target`; all or nothing."""
@@ -216,7 +255,7 @@ class GGUF(Format):
         write_file(target, metadata, weights)
 
 
-def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> Mapping[str, Any]:
     """The settings of a file by their names in Hugging Face; what is not known keeps its name, and is refused."""
     architecture = ARCHITECTURES[name]
     own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
@@ -224,16 +263,14 @@ def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredT
     kind, factor = own.pop("rope.scaling.type", "linear"), own.pop("rope.scaling.factor", None)
     if kind != "none" and (factor or kind != "linear"):
         tree["rope_scaling"] = {"rope_type": kind, "factor": factor}
-    width, n_heads = own.get("attention.key_length"), own.get("attention.head_count")
-    if width is None:
-        with suppress(LookupError, TypeError, ZeroDivisionError):  # refused later
-            width = own["embedding_length"] // n_heads
-    implied = {"vocab_size": stored[GGUF.table].info.shape[0], **dict.fromkeys(_WIDTHS, width)}
-    if "attention.head_count_kv" not in architecture.keys:
-        implied["attention.head_count_kv"] = n_heads
+    n_heads, width = own.get("attention.head_count"), None
+    with suppress(LookupError, TypeError, ArithmeticError):  # refused later
+        width = own["embedding_length"] // n_heads
+    implied = {"vocab_size": stored[GGUF.table].info.shape[0], "attention.head_count_kv": n_heads}
+    implied |= dict.fromkeys(_WIDTHS, own.get("attention.key_length", width))
     own = {key: value for key, value in own.items() if key not in _UNUSED and implied.get(key) != value}
     tree |= {architecture.keys.get(key, f"{name}.{key}"): value for key, value in own.items()}
-    return tree | {"vocab_size": implied["vocab_size"]}
+    return architecture.adapt(tree | {"vocab_size": implied["vocab_size"]}, width)
 
 
 def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:

@@ -7,7 +7,6 @@ that of version 3 of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; 
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, version, write_atomic
 from xlcli.files.tensors import TYPES, TensorInfo
-from xlcli.interchange.pickles import Storage, StoredTensor
+from xlcli.interchange.pickles import StoredTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,15 +64,13 @@ class QuantizedTensor(StoredTensor):
         gguf, storage = package(), self.storage
         kind = gguf.GGMLQuantizationType[storage.dtype]
         n_block, size = gguf.GGML_QUANT_SIZES[kind]
-        whole = torch.empty(self.info.shape)
-        with open_regular(storage.path) as (file, _), np.errstate(all="ignore"):
-            file.seek(storage.start + self.offset // n_block * size)
-            for rows in torch.split(whole.view(-1, whole.shape[-1]), max(1, _PORTION // whole.shape[-1])):
-                data = file.read(rows.numel() // n_block * size)
-                if len(data) * n_block != rows.numel() * size or version(os.fstat(file.fileno())) != storage.version:
-                    raise CheckpointError(f"{storage.path} changed while it was read.", "Run the command again.")
-                blocks = np.frombuffer(data, np.uint8).reshape(len(rows), -1)
+        whole, at = torch.empty(self.info.shape), self.offset // n_block * size
+        for rows in torch.split(whole.view(-1, whole.shape[-1]), max(1, _PORTION // whole.shape[-1])):
+            data = storage.read(at, rows.numel() // n_block * size)
+            blocks = np.frombuffer(data, np.uint8).reshape(len(rows), -1)
+            with np.errstate(all="ignore"):
                 rows.copy_(torch.from_numpy(gguf.dequantize(blocks, kind)))
+            at += len(data)
         return whole
 
 
@@ -156,10 +153,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
                 left -= n_bytes  # tensors that overlap would need more RAM than the file has
                 if not n or shape[-1] % n_block or left < 0 or begin + offset + n_bytes > status.st_size:
                     raise ValueError(f"the tensor {name[:80]!a} is not within it")
-                storage = Storage(path, version(status), kind.name, n, begin + offset)
-                strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
                 made = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
-                tensors[name] = made(storage, 0, TensorInfo(kind.name, shape), strides)
+                tensors[name] = made.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
         except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
             problem = f"{path} is damaged or no GGUF file: {type(error).__name__} {error!s:.200}"
             raise CheckpointError(f"{problem}.", "Download it again.") from None

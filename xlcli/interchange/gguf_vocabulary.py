@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.interchange.format import OWN
 from xlcli.interchange.settings import CAN
-
-if TYPE_CHECKING:
-    from xlcli.text.base import Tokenizer
+from xlcli.interchange.vocabulary import split_step
+from xlcli.text import foreign
+from xlcli.text.base import Tokenizer
+from xlcli.text.foreign import CONTROL, NORMAL, UNUSED, USER_DEFINED
+from xlcli.text.tokenizers import PICTURES, TOKENIZERS
 
 MOST_CHARACTERS, MOST_ADDED = 2**22, 2**14
 """Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
@@ -30,18 +32,15 @@ _PLAIN_BYTES = _BYTES | {"use_regex": False}
 _DIGITS: dict[str, Any] = {"type": "Digits", "individual_digits": True}
 
 
-def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
 PATTERNS = {
     "gpt-2": ([_BYTES], False),
+    "olmo": ([_BYTES], False),
     "smollm": ([_DIGITS, _BYTES], False),
     "starcoder": ([_DIGITS, _BYTES], False),
-    "llama-bpe": ([_split(_LLAMA3), _PLAIN_BYTES], True),
-    "qwen2": ([_split(_QWEN2), _PLAIN_BYTES], False),
-    "deepseek-r1-qwen": ([_split(_QWEN2), _PLAIN_BYTES], False),
-    "default": ([*map(_split, _DEFAULT), _PLAIN_BYTES], False),
+    "llama-bpe": ([split_step(_LLAMA3), _PLAIN_BYTES], True),
+    "qwen2": ([split_step(_QWEN2), _PLAIN_BYTES], False),
+    "deepseek-r1-qwen": ([split_step(_QWEN2), _PLAIN_BYTES], False),
+    "default": ([*map(split_step, _DEFAULT), _PLAIN_BYTES], False),
 }
 """For each name the steps that divide a text, as in `tokenizer.json`, and whether a part that is a token stays one."""
 _NO_MERGE = "none none"
@@ -54,32 +53,28 @@ def read_vocabulary(name: str, metadata: Mapping[str, Any], vocab_size: int, sta
     Raises:
         CheckpointError: It is damaged, or of a kind or with patterns that xlcli lacks.
     """
-    from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, tokenizer_json
-    from xlcli.text.tokenizers import TOKENIZERS
-
     kind, own = metadata.get("tokenizer.ggml.model", "none"), metadata.get(f"{OWN}.tokenizer")
     whole, vocabulary = metadata.get("tokenizer.huggingface.json"), metadata.get(f"{OWN}.vocabulary", b"")
     if own in ("bytes", "sentencepiece") and isinstance(vocabulary, bytes):
         return TOKENIZERS[own](vocabulary, name)
     if kind in ("none", "no_vocab"):
-        return IdsTokenizer(vocab_size, start_id)
-    data = whole.encode() if isinstance(whole, str) else tokenizer_json(name, lambda: _tree(name, kind, metadata))
-    return TokenizersTokenizer(data, name, vocab_size=vocab_size, start_id=start_id)
+        return foreign.IdsTokenizer(vocab_size, start_id)
+    if not isinstance(whole, str):
+        whole = foreign.tokenizer_json(name, lambda: _tree(name, kind, metadata)).decode()
+    return foreign.TokenizersTokenizer(whole.encode(), name, vocab_size=vocab_size, start_id=start_id)
 
 
 def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The `tokenizer.json` of a vocabulary, in part."""
-    from xlcli.text.foreign import NORMAL, UNUSED, added, of_pieces
-
     values = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     pre, tokens = values.get("pre", "default"), values["tokens"]
     kinds = values.get("token_type", [NORMAL] * len(tokens))
-    extra = added(tokens, kinds)
+    extra = foreign.added(tokens, kinds)
     if len(kinds) != len(tokens) or sum(map(len, tokens)) > MOST_CHARACTERS or len(extra) > MOST_ADDED:
         raise ValueError("it has not one type for each token, or too many or too long tokens")
     if kind == "llama":
         changes = bool(values.get("remove_extra_whitespaces") or values.get("precompiled_charsmap"))
-        return of_pieces(tokens, values["scores"], kinds, is_unigram=False, changes=changes)
+        return foreign.of_pieces(tokens, values["scores"], kinds, is_unigram=False, changes=changes)
     if kind != "gpt2" or pre not in PATTERNS:
         problem = f"has a tokenizer of the kind {ascii(kind)[:80]} with the patterns {ascii(pre)[:80]}"
         raise CheckpointError(f"{name} {problem}, which xlcli lacks.", CAN)
@@ -99,15 +94,12 @@ def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     Raises:
         ConfigError: It has none like it.
     """
-    from xlcli.text.foreign import BYTE_OF, NORMAL, pieces
-    from xlcli.text.tokenizers import PICTURES
-
     if tokenizer.kind == "bytes":
-        tokens = [char for _, char in sorted((byte, chr(code)) for code, byte in BYTE_OF.items())]
+        tokens = [*foreign.BYTE_CHARACTERS]
         values: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [_NO_MERGE]}
         values["token_type"] = [NORMAL] * len(tokens)
     elif tokenizer.kind == "sentencepiece":
-        names, scores, kinds = pieces(tokenizer.data)
+        names, scores, kinds = foreign.pieces(tokenizer.data)
         controls = str.maketrans({picture: char for char, picture in PICTURES.items()})
         values = {"model": "llama", "pre": "default", "scores": scores, "token_type": kinds, "unknown_token_id": 0}
         values |= {"tokens": [name.translate(controls) for name in names], "add_space_prefix": False}
@@ -124,14 +116,10 @@ def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     """Metadata of a BPE of bytes."""
-    from xlcli.text.foreign import CONTROL, NORMAL, UNUSED, USER_DEFINED, plain_steps
-
-    model, steps = content["model"], plain_steps(content["pre_tokenizer"])
-    wanted = (
-        [{key: step[key] for key in step if key != "trim_offsets"} for step in steps],
-        bool(model.get("ignore_merges")),
-    )
-    pre = next((name for name, (steps, ignores) in PATTERNS.items() if (steps, ignores) == wanted), None)
+    model, steps = content["model"], foreign.plain_steps(content["pre_tokenizer"])
+    plain = [{key: step[key] for key in step if key != "trim_offsets"} for step in steps]
+    wanted = plain, bool(model.get("ignore_merges"))
+    pre = next((name for name, pattern in PATTERNS.items() if pattern == wanted), None)
     if pre is None or model.get("type", "BPE") != "BPE":
         problem = f"a tokenizer {model.get('type', 'BPE')} that divides a text by {ascii(steps)[:80]}"
         raise ConfigError(f"the format gguf cannot hold {problem}.", CAN)
@@ -140,10 +128,5 @@ def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
         rows[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
     tokens, kinds = zip(*(rows.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)), strict=True)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    return {
-        "model": "gpt2",
-        "pre": pre,
-        "tokens": [*tokens],
-        "token_type": [*kinds],
-        "merges": merges or [_NO_MERGE],
-    }
+    values = {"model": "gpt2", "pre": pre, "tokens": [*tokens], "token_type": [*kinds]}
+    return values | {"merges": merges or [_NO_MERGE]}

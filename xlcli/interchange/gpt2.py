@@ -18,6 +18,7 @@ class GPT2(Format):
 
     Attributes:
         keys: Names of settings, and their values where they are missing (`...`: they must not be).
+        harmless: Settings that change no prediction.
     """
 
     name = "gpt2"
@@ -54,6 +55,7 @@ class GPT2(Format):
         "attention": ("attn_pdrop", 0.1),
         "residual": ("resid_pdrop", 0.1),
     }
+    harmless: ClassVar[tuple[str, ...]] = ("reorder_and_upcast_attn",)
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. Texts longer than the table of positions are read in overlapping windows."""
@@ -62,7 +64,7 @@ class GPT2(Format):
 
         def take(kind: Any, *names: str) -> dict[str, Any]:
             """Settings of a type by their names here; several may have one name in the source."""
-            keys = {name: self.keys[name] for name in names}
+            keys = {name: self.keys[name] for name in names if name in self.keys}
             found = {key: settings.take(key[0], kind, key[1]) for key in dict.fromkeys(keys.values())}
             return {name: found[key] for name, key in keys.items()}
 
@@ -84,7 +86,7 @@ class GPT2(Format):
         }
         train = {"mem_len": 0, "segment_len": length, "batch_size": 1}
         self.adapt(settings, model, train)
-        settings.finish("reorder_and_upcast_attn", *(key for key in source.config if key.startswith("summary_")))
+        settings.finish(*self.harmless, *(key for key in source.config if key.startswith("summary_")))
         return {"model": model, "train": train}
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:

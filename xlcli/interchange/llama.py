@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
-from xlcli.interchange.format import Format
+from xlcli.interchange.format import TOKENIZER, Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
+from xlcli.interchange.vocabulary import differences
 from xlcli.store.layout import SavedConfig
+from xlcli.text.base import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,6 +151,11 @@ class Llama(Format):
             tree["max_window_layers"] = next((i for i, window in enumerate(windows) if window), model.n_layers)
             tree["layer_types"] = [LAYERS[bool(window)] for window in windows]
         return tree
+
+    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
+        """What transformers reads in another way."""
+        kinds = differences(tokenizer)
+        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] * bool(kinds)
 
 
 def model_kind(model: ModelConfig) -> str:

@@ -6,17 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
-from xlcli.interchange.format import PIECES, SENTENCEPIECE, TOKENIZER, Format
+from xlcli.interchange.gpt2 import GPT2
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 
-
-class OPT(Format):
+class OPT(GPT2):
     """Transformer with LayerNorm, ReLU, biases and learned positions (Zhang et al. 2022). OPT-350m is post-norm.
 
     Galactica has neither biases nor weights of norms.
@@ -26,7 +24,9 @@ class OPT(Format):
     model_types = ("opt",)
     prefix = "model."
     table = "decoder.embed_tokens.weight"
-    vocabularies = (TOKENIZER, PIECES, SENTENCEPIECE)
+    buffers = ()
+    is_fused = False
+    is_transposed = False
     names: ClassVar[Mapping[str, str]] = {
         "embedding.table.": "decoder.embed_tokens.",
         "embedding.up.": "decoder.project_in.",
@@ -44,44 +44,30 @@ class OPT(Format):
         "feedforward.up.": "fc1.",
         "feedforward.down.": "fc2.",
     }
+    keys: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dim": ("hidden_size", ...),
+        "length": ("max_position_embeddings", ...),
+        "n_layers": ("num_hidden_layers", ...),
+        "n_heads": ("num_attention_heads", ...),
+        "ffn_dim": ("ffn_dim", ...),
+        "kind": ("activation_function", "relu"),
+        "attention": ("attention_dropout", 0.0),
+        "residual": ("dropout", 0.1),
+    }
+    harmless = ("activation_dropout", "layerdrop", "init_std", "learned_embeddings")
 
-    def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train`. Texts longer than the table of positions are read in overlapping windows."""
-        settings = Settings(source.path, source.config)
-        settings.require("model_type", *self.model_types)
-        dim, length = settings.take("hidden_size", int), settings.take("max_position_embeddings", int)
-        inner_dim = settings.take("word_embed_proj_dim", int, dim)
-        is_pre = settings.take("do_layer_norm_before", bool, default=True)
+    def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
+        """Norms before or after a branch, and embeddings narrower than the model."""
+        inner_dim = settings.take("word_embed_proj_dim", int, model["dim"])
+        if inner_dim != model["dim"]:
+            model["embedding"] |= {"inner_dim": inner_dim, "tied_projections": "none"}
+        if not settings.take("do_layer_norm_before", bool, default=True):
+            model["norm"]["placement"] = "post"
+        model["norm"]["final"] = not settings.take("_remove_final_layer_norm", bool, default=False)
         has_biases = settings.take("enable_bias", bool, default=True)
-        embedding = {"tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=True))}
-        model = {
-            "vocab_size": settings.take("vocab_size", int),
-            "dim": dim,
-            "n_layers": settings.take("num_hidden_layers", int),
-            "attention": {
-                "kind": "full",
-                "n_heads": settings.take("num_attention_heads", int),
-                "bias": "all" if has_biases else "none",
-            },
-            "position": {"kind": "learned", "placement": "embedding", "max_len": length, "overflow": "slide"},
-            "norm": {
-                "kind": "layer",
-                "placement": "pre" if is_pre else "post",
-                "final": not settings.take("_remove_final_layer_norm", bool, default=False),
-            },
-            "feedforward": {
-                "kind": settings.take("activation_function", _ACTIVATIONS, "relu"),
-                "ffn_dim": settings.take("ffn_dim", int),
-            },
-            "embedding": embedding | ({} if inner_dim == dim else {"inner_dim": inner_dim, "tied_projections": "none"}),
-            "dropout": {
-                "attention": settings.take("attention_dropout", float, 0.0),
-                "residual": settings.take("dropout", float, 0.1),
-            },
-            "bias": settings.take("layer_norm_elementwise_affine", bool, default=True) or has_biases,
-        }
-        settings.finish("activation_dropout", "layerdrop", "init_std", "learned_embeddings")
-        return {"model": model, "train": {"mem_len": 0, "segment_len": length, "batch_size": 1}}
+        if not has_biases:
+            model["attention"]["bias"] = "none"
+        model["bias"] = settings.take("layer_norm_elementwise_affine", bool, default=True) or has_biases
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli, of this shape. Biases and norms that the settings leave out are 0 and 1."""

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from xlcli.errors import CheckpointError
 from xlcli.files import open_regular, version
@@ -89,6 +89,9 @@ class Record:
     name: str
     state: Any = None
 
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
 
 @dataclass(eq=False)
 class Storage:
@@ -111,6 +114,22 @@ class Storage:
         dtype: torch.dtype = getattr(torch, TYPES[self.dtype])
         return dtype
 
+    def place(self, start: int, n_bytes: int, file_size: int) -> int:
+        """Notes where in the file it is; returns the offset of what follows it."""
+        if n_bytes != self.n * self.torch_dtype.itemsize or start + n_bytes > file_size:
+            raise ValueError("a storage has another size than it says")
+        self.start = start
+        return start + n_bytes
+
+    def read(self, at: int, n_bytes: int) -> bytearray:
+        """Bytes from the offset `at` in it; `CheckpointError` if the file has changed since `version`."""
+        data = bytearray(n_bytes)
+        with open_regular(self.path) as (file, _):
+            file.seek(self.start + at)
+            if file.readinto(data) != n_bytes or version(os.fstat(file.fileno())) != self.version:
+                raise CheckpointError(f"{self.path} changed while it was read.", "Run the command again.")
+        return data
+
 
 @dataclass(eq=False)
 class StoredTensor:
@@ -125,14 +144,17 @@ class StoredTensor:
         """The tensor, in RAM of its own."""
         import torch
 
-        storage, dtype = self.storage, self.storage.torch_dtype
-        data = bytearray(_extent(self.info.shape, self.strides) * dtype.itemsize)
-        with open_regular(storage.path) as (file, _):
-            file.seek(storage.start + self.offset * dtype.itemsize)
-            if file.readinto(data) != len(data) or version(os.fstat(file.fileno())) != storage.version:
-                raise CheckpointError(f"{storage.path} changed while it was read.", "Run the command again.")
+        dtype = self.storage.torch_dtype
+        n_bytes = _extent(self.info.shape, self.strides) * dtype.itemsize
+        data = self.storage.read(self.offset * dtype.itemsize, n_bytes)
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         return flat.as_strided(self.info.shape, self.strides).contiguous()
+
+    @classmethod
+    def whole(cls, path: Path, version: tuple[int, int, int], info: TensorInfo, start: int) -> Self:
+        """A tensor that is stored row by row, from the offset `start` of a file of this version."""
+        strides = tuple(math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape)))
+        return cls(Storage(path, version, info.dtype, math.prod(info.shape), start), 0, info, strides)
 
 
 def read_checkpoint(path: Path) -> Any:
@@ -171,10 +193,11 @@ def _read_zip(path: Path, file: io.BufferedReader, status: os.stat_result) -> An
             raise ValueError("the pickle is too long")
         reader = _Reader(path, archive.read(name), status)
         tree = reader.load()
-        for key in reader.storages:
+        for key, storage in reader.storages.items():
             entry = entries[f"{folder}data/{key}"]
             with archive.open(entry) as content:
-                reader.place(key, content._orig_compress_start, entry.file_size)  # type: ignore[attr-defined]
+                start: int = content._orig_compress_start  # type: ignore[attr-defined]
+                storage.place(start, entry.file_size, status.st_size)
     return tree
 
 
@@ -190,8 +213,8 @@ def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) ->
     at = reader.data.tell()
     for key in keys:
         file.seek(at)
-        n = int.from_bytes(file.read(8), "little")
-        at = reader.place(key, at + 8, n * reader.storages[key].torch_dtype.itemsize)
+        storage, n = reader.storages[key], int.from_bytes(file.read(8), "little")
+        at = storage.place(at + 8, n * storage.torch_dtype.itemsize, status.st_size)
     if any(storage.start < 0 for storage in reader.storages.values()):
         raise ValueError("a storage is missing")
     return tree
@@ -209,14 +232,6 @@ class _Reader(pickle._Unpickler):
         codes = [getattr(pickle, name)[0] for name in _ALLOWED.split()]
         self.dispatch = _Opcodes({code: (self.dispatch | self.replaced)[code] for code in codes})  # type: ignore[misc]
         self.storages: dict[str, Storage] = {}
-
-    def place(self, key: str, start: int, n_bytes: int) -> int:
-        """Notes where in the file a storage is; returns the offset of what follows it."""
-        storage, end = self.storages[key], start + n_bytes
-        if n_bytes != storage.n * storage.torch_dtype.itemsize or end > self.status.st_size:
-            raise ValueError("a storage has another size than it says")
-        storage.start = start
-        return end
 
     def find_class(self, module: str, name: str) -> Any:
         """What a pickle gets for a name: the type of a storage, or a function that makes a tensor or a record."""
@@ -266,7 +281,7 @@ class _Reader(pickle._Unpickler):
     def build(self) -> None:
         state, value = self.stack.pop(), self.stack[-1]
         if isinstance(value, Record):
-            value.state = state
+            value.__setstate__(state)
         elif type(value) is not dict:  # attributes of an ordered dictionary, such as versions of modules, are left out
             raise TypeError("only records have a state")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from xlcli.errors import CheckpointError
 from xlcli.files import read_json
 from xlcli.files.tensors import TensorInfo, read_places
-from xlcli.interchange.pickles import Storage, StoredTensor, read_checkpoint
+from xlcli.interchange.pickles import StoredTensor, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,14 +107,10 @@ def follow(path: Path) -> Path:
 
 def _tensors(path: Path) -> Mapping[str, StoredTensor]:
     """Tensors of one file."""
-    tensors, file = {}, follow(path)
+    file = follow(path)
     if path.suffix == ".safetensors":
         places, version = read_places(file)
-        for name, (info, start) in places.items():
-            strides = tuple(math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape)))
-            storage = Storage(file, version, info.dtype, math.prod(info.shape), start)
-            tensors[name] = StoredTensor(storage, 0, info, strides)
-        return tensors
+        return {name: StoredTensor.whole(file, version, *place) for name, place in places.items()}
     tree = read_checkpoint(file)
     if not isinstance(tree, dict) or not all(type(tree[name]) is StoredTensor and type(name) is str for name in tree):
         raise CheckpointError(f"{path} is not a table of tensors.", DOWNLOAD)

@@ -16,11 +16,11 @@ from xlcli.interchange.pickles import Record, read_checkpoint
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source, follow
 from xlcli.store.layout import SavedConfig
+from xlcli.text.base import Tokenizer
+from xlcli.text.tokenizers import WordsTokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from xlcli.text.base import Tokenizer
 
 SEGMENT_LEN = 128
 """Tokens per call of a model that does not say it, as of the published one."""
@@ -66,33 +66,16 @@ class TransfoXL(Format):
         settings.require("attn_type", 0)
         vocab_size, dim = settings.take("vocab_size", int, 267_735), settings.take("d_model", int, 1024)
         settings.require("n_token", vocab_size)
-        cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
-        if len(cutoffs) > MOST_CUTOFFS or not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
-            settings.refuse("cutoffs", cutoffs)
-        inner_dim = settings.take("d_embed", int, 1024)
         tied = settings.take("tie_word_embeddings", bool, settings.take("tie_weight", bool, default=True))
-        embedding = {
-            "scaled": True,
-            "tied": self.is_tied(source, tied),
-            "cutoffs": cutoffs,
-            "div_val": div_val if cutoffs else 1,
-            "inner_dim": None if inner_dim == dim and (cutoffs or div_val == 1) else inner_dim,
-        }
-        share = settings.take("proj_share_all_but_first", bool, default=True)
-        ties = settings.take("tie_projs", list, [False] + [share] * len(cutoffs))
-        if embedding["tied"] and (div_val > 1 or inner_dim != dim):
-            chosen = [bool(tie) for tie in ties] + [False] * len(cutoffs)
-            patterns = _tie_projs(len(cutoffs) + 1)
-            named = [name for name, pattern in patterns.items() if pattern == chosen[: len(cutoffs) + 1]]
-            embedding["tied_projections"] = named[0] if named else settings.refuse("tie_projs", ties)
-        rate = settings.take("dropout", float, 0.1)
-        placement = "pre" if settings.take("pre_lnorm", bool, default=False) else "post"
+        embedding = _embedding(settings, vocab_size, dim, tied=self.is_tied(source, tied))
+        dropout = dict.fromkeys(("embedding", "residual", "feedforward"), settings.take("dropout", float, 0.1))
+        is_pre = settings.take("pre_lnorm", bool, default=False)
         n_keys, clamp_len = settings.take("mem_len", int, 1600), settings.take("clamp_len", int, 1000)
         same_length = settings.take("same_length", bool, default=True)
         if same_length and n_keys < 2:
             settings.refuse("mem_len", n_keys)
         train = {
-            "mem_len": n_keys - 1 if same_length else n_keys,
+            "mem_len": n_keys - same_length,
             "segment_len": settings.take("tgt_len", int, SEGMENT_LEN),
             "span": "uniform" if same_length else "growing",
             "batch_size": 1,
@@ -113,14 +96,13 @@ class TransfoXL(Format):
             },
             "norm": {
                 "kind": "layer",
-                "placement": placement,
+                "placement": "pre" if is_pre else "post",
                 "epsilon": settings.take("layer_norm_epsilon", float, 1e-5),
-                "final": placement == "post",
+                "final": not is_pre,
             },
             "feedforward": {"kind": "relu", "ffn_dim": settings.take("d_inner", int, 4096)},
             "embedding": embedding,
-            "dropout": dict.fromkeys(("embedding", "residual", "feedforward"), rate)
-            | {"attention": settings.take("dropatt", float, 0.0)},
+            "dropout": dropout | {"attention": settings.take("dropatt", float, 0.0)},
             "bias": True,
             "zero_memory": self.zero_memory and n_keys > 0,
         }
@@ -154,8 +136,6 @@ class TransfoXL(Format):
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
-        from xlcli.text.tokenizers import WordsTokenizer
-
         folder = source.path if source.path.is_dir() else source.path.parent
         found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)), None)
         if found is None:
@@ -217,9 +197,23 @@ class TransfoXL(Format):
         """A vocabulary of words; that of another kind has no place in the format."""
         return {WORDS: tokenizer.data} if tokenizer.kind == "words" else {}
 
-    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
-        """None: transformers has no other tokenizer for the format."""
-        return []
+
+def _embedding(settings: Settings, vocab_size: int, dim: int, *, tied: bool) -> dict[str, Any]:
+    """Section `model.embedding`: clusters of words, of which each may have a projection of its own."""
+    cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
+    if len(cutoffs) > MOST_CUTOFFS or not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
+        settings.refuse("cutoffs", cutoffs)
+    inner_dim, n = settings.take("d_embed", int, 1024), len(cutoffs) + 1
+    share = settings.take("proj_share_all_but_first", bool, default=True)
+    ties = settings.take("tie_projs", list, [False] + [share] * len(cutoffs))
+    embedding = {"scaled": True, "tied": tied, "cutoffs": cutoffs, "div_val": div_val if cutoffs else 1}
+    if inner_dim != dim or (div_val != 1 and not cutoffs):
+        embedding["inner_dim"] = inner_dim
+    if tied and (div_val > 1 or inner_dim != dim):
+        names = {tuple(pattern): name for name, pattern in reversed(_tie_projs(n).items())}
+        chosen = tuple(map(bool, [*ties, *[False] * n]))[:n]
+        embedding["tied_projections"] = names.get(chosen) or settings.refuse("tie_projs", ties)
+    return embedding
 
 
 def _cluster(name: str) -> int:

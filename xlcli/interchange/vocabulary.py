@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xlcli.text.base import Tokenizer
-from xlcli.text.foreign import BYTE_OF, LONGEST_PART, converted
+from xlcli.text.foreign import BYTE_CHARACTERS, LONGEST_PART, converted
 from xlcli.text.pretokenize import LONGEST
 from xlcli.text.tokenizers import FROM_PICTURES
 
@@ -85,7 +85,8 @@ def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
         yield from _dicts(each)
 
 
-def _split(pattern: str, behavior: str) -> dict[str, Any]:
+def split_step(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
+    """A step of a `tokenizer.json` that divides a text at a regular expression."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
 
 
@@ -96,7 +97,7 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 def _of_bytes() -> dict[str, Any]:
     """Every byte is a token."""
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    vocab = {chr(char): byte for char, byte in sorted(BYTE_OF.items(), key=lambda item: item[1])}
+    vocab = {char: byte for byte, char in enumerate(BYTE_CHARACTERS)}
     return {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
 
 
@@ -107,7 +108,7 @@ def _of_pieces(data: bytes) -> dict[str, Any]:
     merges = [[part.translate(FROM_PICTURES) for part in pair] for pair in model["merges"]]
     return {
         "model": model | {"vocab": vocab, "merges": merges, "unk_token": None},
-        "pre_tokenizer": _split(r" +[^ \n]*\n?|[^ \n]+\n?|\n", "Isolated"),
+        "pre_tokenizer": split_step(r" +[^ \n]*\n?|[^ \n]+\n?|\n"),
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
     }
 
@@ -122,7 +123,7 @@ def _of_words(data: bytes) -> dict[str, Any]:
     return {
         "model": {"type": "WordLevel", "vocab": {name: i for i, name in enumerate(names)}, "unk_token": "<unk>"},
         "normalizer": {"type": "Sequence", "normalizers": changes},
-        "pre_tokenizer": _split(_BLANKS, "Removed"),
+        "pre_tokenizer": split_step(_BLANKS, "Removed"),
         "decoder": {"type": "Sequence", "decoders": texts},
     }
 

@@ -37,10 +37,11 @@ _AFTER = ("y", " y", "1", ".", "'y", "\ny", "漢", "\t", "e\u0301", "Y")
 _INDENTED = (" y", "  y", "   y", "    .", "\ty", "\t\t1", " \ty", "  漢")
 _NOT_ASCII = ("é", "漢", "🙂", "\u0301", "١")
 
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
-BYTE_OF = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i, byte in enumerate(_OTHERS)}
-"""Characters that stand for bytes in vocabularies of bytes (GPT-2), as numbers, and the bytes."""
+_PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
+_OTHERS = {byte: 256 + i for i, byte in enumerate(sorted({*range(256)} - _PRINTABLE))}
+BYTE_CHARACTERS = "".join(chr(_OTHERS.get(byte, byte)) for byte in range(256))
+"""The character that stands for each byte in vocabularies of bytes (GPT-2)."""
+_BYTE_OF = {ord(char): byte for byte, char in enumerate(BYTE_CHARACTERS)}
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -53,7 +54,7 @@ class PartSplitter(Splitter):
     ends_at_lines = False
 
     def __init__(self, places: bytes) -> None:
-        self._places = re.compile(places)
+        self._places, self._has_cut = re.compile(places), False
 
     def split(self, data: bytes) -> list[bytes]:
         """The parts of a text that starts where a part does."""
@@ -64,13 +65,18 @@ class PartSplitter(Splitter):
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
         return sum(map(len, self.split(data[: whole_characters(data)])[:-1]))
 
+    def take_cut(self) -> bool:
+        """True if a part was cut since the last call because it was too long."""
+        was_cut, self._has_cut = self._has_cut, False
+        return was_cut
+
     def _bounded(self, part: bytes) -> list[bytes]:
         """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end."""
         pieces = []
         while len(part) > LONGEST_PART:
             stop = whole_characters(part[: LONGEST_PART - (part[LONGEST_PART] == ord("\n"))])
             pieces.append(part[:stop])
-            part, self.has_cut = part[stop:], True
+            part, self._has_cut = part[stop:], True
         return [*pieces, part]
 
 
@@ -93,6 +99,7 @@ class TokenizersTokenizer(PieceTokenizer):
 
     kind = "tokenizers"
     file = "vocabulary.json"
+    splitter: PartSplitter
     described = ("vocab_size", "start_id")
 
     def __init__(self, data: bytes, name: str = file, *, vocab_size: int, start_id: int) -> None:
@@ -134,8 +141,8 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def take_notices(self) -> list[str]:
         """What one should know of the scores of texts that were tokenized since the last call."""
-        was_cut, self.splitter.has_cut = self.splitter.has_cut, False
-        return [f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"] * was_cut
+        notice = f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"
+        return [notice] * self.splitter.take_cut()
 
     def _find(self, text: str) -> list[int]:
         try:
@@ -188,7 +195,7 @@ def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 def _text(token: str, *, of_bytes: bool) -> bytes:
     """Text of a token of the vocabulary."""
     if of_bytes:
-        return token.translate(BYTE_OF).encode("latin-1")
+        return token.translate(_BYTE_OF).encode("latin-1")
     byte = _BYTE_PIECE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
 

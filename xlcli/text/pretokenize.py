@@ -22,11 +22,9 @@ class Splitter:
 
     Attributes:
         ends_at_lines: A part ends with every line end, whatever follows.
-        has_cut: A part was cut because it was too long.
     """
 
     ends_at_lines = True
-    has_cut = False
 
     def split(self, data: bytes) -> list[bytes]:
         """The parts of a text that starts where a part does."""

@@ -29,7 +29,6 @@ from xlcli.config.tree import make as make
 from xlcli.config.tree import merge as merge
 from xlcli.config.tree import parse_override as parse_override
 from xlcli.config.tree import read_toml as read_toml
-from xlcli.config.tree import read_units as read_units
 from xlcli.config.tree import table as table
 from xlcli.config.tree import validate as validate
 from xlcli.config.workflows import Config as Config

@@ -8,9 +8,6 @@ from pydantic import Field
 from xlcli.config import units
 from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
 from xlcli.config.base import (
-    COUNT,
-    DURATION,
-    NUMBER,
     BaseConfig,
     Count,
     Length,
@@ -19,12 +16,12 @@ from xlcli.config.base import (
     Seconds,
     SpanKind,
     Switch,
-    Unit,
     WeightEncoding,
     compile_pattern,
 )
 from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen
+from xlcli.config.units import COUNT, DURATION, LENGTHS, NUMBER
 from xlcli.errors import InvalidSettingError
 
 if TYPE_CHECKING:
@@ -257,9 +254,9 @@ class EvalConfig(ScoreConfig):
     split: Annotated[Literal["valid", "test"], Option("Text", "--split")] = Field(
         default="valid", description="Held-out text of the model to score without FILE."
     )
-    sweep_mem_len: Annotated[
-        tuple[Length, ...], Unit(units.lengths), Option("Memory", "--sweep-mem-len M,M,...", "0,128,512")
-    ] = Field(default=(), description="One evaluation per memory length.")
+    sweep_mem_len: Annotated[tuple[Length, ...], LENGTHS, Option("Memory", "--sweep-mem-len M,M,...", "0,128,512")] = (
+        Field(default=(), description="One evaluation per memory length.")
+    )
     limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
         default=None, description="Number of bytes to score, from the beginning of the text."
     )
@@ -267,7 +264,7 @@ class EvalConfig(ScoreConfig):
         default=0.1, description="Tokens to read again for the loss by context length, per token of the text."
     )
     pairs: Annotated[
-        tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
+        tuple[str, str] | None, units.reads(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
     by: Annotated[str | None, Option("Results", "--by KEY")] = Field(
         default=None, description="With --pairs: column or key by which rows are grouped."
@@ -345,8 +342,8 @@ class GenerateConfig(OnlineConfig):
         Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False), NUMBER] | None,
         Option("Sampling", "--repetition-penalty X", "1.1"),
     ] = Field(default=None, description="Above 1: make recent tokens less probable (Keskar et al. 2019).")
-    stop: Annotated[tuple[str, ...], Unit(lambda text: [text]), Option("Sampling", "--stop TEXT", "END")] = Field(
-        default=(), description="Stop before this text. May be repeated."
+    stop: Annotated[tuple[str, ...], units.reads(lambda text: [text]), Option("Sampling", "--stop TEXT", "END")] = (
+        Field(default=(), description="Stop before this text. May be repeated.")
     )
     num_samples: Annotated[int, Field(ge=1, le=2**16), COUNT, Option("Sampling", "--num-samples N", "3")] = Field(
         default=1, description="Number of continuations."
@@ -389,7 +386,8 @@ class StreamConfig(ScoreConfig):
         Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] | None, Option("Text", "--min-bits X", "3")
     ] = Field(default=None, description="Print only lines of at least X bits per byte, or words or tokens of X bits.")
     top: Annotated[
-        Annotated[float, Field(ge=0.001, lt=1.0), Unit(units.fraction)] | None, Option("Text", "--top SHARE", "1%")
+        Annotated[float, Field(ge=0.001, lt=1.0), units.reads(units.fraction)] | None,
+        Option("Text", "--top SHARE", "1%"),
     ] = Field(
         default=None,
         description="Print only this share of lines, words or tokens, each compared with the 1,000 before it; at first "
@@ -427,9 +425,7 @@ class BenchConfig(InferenceConfig):
     """A benchmark."""
 
     mem_len: Length | None = Field(default=None, description="Memory length without mem_lens. Default: as in training.")
-    mem_lens: Annotated[
-        tuple[Length, ...], Unit(units.lengths), Option("Memory", "--mem-len M,M,...", "0,512,3800")
-    ] = Field(
+    mem_lens: Annotated[tuple[Length, ...], LENGTHS, Option("Memory", "--mem-len M,M,...", "0,512,3800")] = Field(
         default=(), description="Memory lengths of each layer in tokens; one measurement for each. Default: as trained."
     )
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(

@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 from xlcli.config.attention import ATTENTIONS, shared_heads
 from xlcli.config.base import BaseConfig
+from xlcli.config.model import STACKS
 from xlcli.config.position import POSITIONS
-from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError, InvalidSettingError, ResourceError
 
@@ -127,11 +127,12 @@ def change(config: Config, *layers: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: As in `make`.
     """
-    tree = config.model_dump(mode="json")
+    tree = config.model_dump(mode="json", exclude_unset=True, exclude={"model"})
+    tree |= config.model_dump(mode="json", include={"model"})
     for layer in layers:
         tree = merge(tree, layer)
     config = validate(Config, tree)
-    attention = config.model.attention.sized_for(config.train.mem_len or config.train.segment_len)
+    attention = config.model.attention.sized_for(config.train.reading.longest)
     return config.model_copy(update={"model": config.model.model_copy(update={"attention": attention})})
 
 

@@ -85,11 +85,6 @@ def lengths(value: str) -> list[int]:
     return [count(part) for part in value.split(",")]
 
 
-def count_or_none(value: str) -> int | str:
-    """Whole number, or `none`."""
-    return value if value == "none" else count(value)
-
-
 def switch(value: str) -> bool:
     """Yes (`1`, `true`) or no (`0`, `false`)."""
     if value.lower() not in ("0", "1", "false", "true"):
@@ -108,8 +103,9 @@ def reads(read: Callable[[str], Any]) -> BeforeValidator:
     """Validator that reads a text. Other values stay as they are; lists become tuples, as strict validation needs."""
 
     def validate(value: Any) -> Any:
-        found = read(value) if isinstance(value, str) else value
-        return tuple(found) if isinstance(found, list) else found
+        if isinstance(value, str):
+            value = read(value)
+        return tuple(value) if isinstance(value, list) else value
 
     return BeforeValidator(validate)
 

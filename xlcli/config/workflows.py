@@ -21,16 +21,15 @@ from xlcli.config.base import (
 from xlcli.config.inference import (
     BenchConfig,
     Binary,
-    CompressConfig,
     EvalConfig,
     GenerateConfig,
+    OnlineConfig,
     Reading,
     StreamConfig,
     TextField,
 )
-from xlcli.config.model import ModelConfig
+from xlcli.config.model import ModelConfig, ReversibleStackConfig, UniversalStackConfig
 from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
-from xlcli.config.stack import ReversibleStackConfig, UniversalStackConfig
 from xlcli.config.units import COUNT, DURATION, INTERVAL, NUMBER
 from xlcli.errors import InvalidSettingError
 
@@ -263,7 +262,7 @@ class Config(BaseConfig):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     generate: GenerateConfig = Field(default_factory=GenerateConfig)
     stream: StreamConfig = Field(default_factory=StreamConfig)
-    compress: CompressConfig = Field(default_factory=CompressConfig)
+    compress: OnlineConfig = Field(default_factory=OnlineConfig)
     bench: BenchConfig = Field(default_factory=BenchConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 

@@ -58,9 +58,6 @@ class InferenceSession:
     """A model, its state, and the last token of each row.
 
     Attributes:
-        model: The model.
-        runtime: Device and number type.
-        options: Memory and what is learned of the text.
         reader: The model with these options.
         state: State of the reader after all tokens before the last one.
         last_tokens: Token of each row that has been scored or sampled but not read.

@@ -49,8 +49,6 @@ class AdaptiveModel:
     change in place: they consume the old state. The given network is never changed.
 
     Args:
-        network: The trained model.
-        optimizer: Optimizer of the weights.
         settings: Keys of the configuration by which a saved state must be continued, and their values; `adapt_block`
             is the number of tokens of a block.
         decodes: Whether `logits` of one token may use compiled kernels, for which weights are packed after each step.

@@ -25,8 +25,7 @@ from variants import (
 
 from xlcli import config
 from xlcli.config import ATTENTIONS, POSITIONS
-from xlcli.config.model import FeedForwardConfig, NormConfig
-from xlcli.config.stack import STACKS
+from xlcli.config.model import STACKS, FeedForwardConfig, NormConfig
 from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.state import State
 

@@ -14,24 +14,21 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Generated, GeneratedText, Notice, TokenLogprob
 from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
+from xlcli.runtime import Runtime
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
+from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from xlcli.runtime import Runtime
-    from xlcli.store.folder import LoadedModel
 
 StopReason = Literal["length", "stop", "interrupted"]
 
@@ -111,7 +108,7 @@ def generate_prompts(
     for text in prompts:
         if stop():
             break
-        start = None if resume is None else resume.fork()
+        start = resume and resume.fork()
         prompt = read_prompt(model, text, options, runtime, seed=seed, resume=start, stop=stop)
         yield from prompt.session.compile(options.max_new_tokens, stop)
         limit = min(prompt.session.max_rows(each.n_tokens) for each in (prompt, *(row.prompt for row in waiting)))
@@ -129,8 +126,8 @@ def _generated(
     """Results of the prompts of all samples."""
     groups: dict[Hashable, list[Sample]] = {}
     for sample in samples:
-        key = None if sample.logits is None else sample.prompt.session.state.join_keys[0]
-        groups.setdefault(id(sample) if key is None else key, []).append(sample)
+        key = sample.logits is not None and sample.prompt.session.state.join_keys[0]
+        groups.setdefault(key or id(sample), []).append(sample)
     for group in groups.values():
         limit = min(sample.prompt.session.max_rows(sample.prompt.n_tokens) for sample in group)
         for first in range(0, len(group), limit):
@@ -138,7 +135,7 @@ def _generated(
             joined = InferenceSession.join([sample.prompt.session for sample in batch])
             for _ in _sample_batch(joined, batch, options, stop):
                 pass
-    results = [sample.result for sample in samples if sample.result is not None]
+    results = [sample.result for sample in samples]
     for first in range(0, len(results), options.num_samples):
         yield tuple(results[first : first + options.num_samples])
 
@@ -166,7 +163,7 @@ class Prompt:
     def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
         """Samples with these numbers, which are added to the seed of the first one."""
         rngs = {i: SampleRNG(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
-        return [Sample(self, i, rng, StreamingDetokenizer(options.stop), logits) for i, rng in rngs.items()]
+        return [Sample(self, i, rng, options, logits) for i, rng in rngs.items()]
 
 
 def read_prompt(
@@ -190,19 +187,26 @@ def read_prompt(
     ids, sizes = np.concatenate((pending.ids, ids)), np.concatenate((pending.sizes, sizes))
     n_tokens = (resume.model_state.seen if resume else 0) + len(ids) + options.max_new_tokens
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
-    if options.num_samples > 1 and getattr(session.options, "context_cache", None) is not None:
+    if options.num_samples > 1 and session.options.learning.context_cache is not None:
         raise ConfigError("a context cache continues one text, not several samples.", "Use num_samples 1.")
     if is_cleared:
         session.reset()
-    saved = resume.sampler if resume else None
-    chosen = seed if seed is not None else saved.seed if saved else secrets.randbits(31)
-    rng = SampleRNG(chosen, saved.recent if saved else ())
-    if saved and seed is None:
-        rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
+    rng = _make_rng(seed, resume)
     n_read = session.read(ids, stop)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     unread = PendingText(text[int(sizes[:n_read].sum()) :], ids[n_read:], sizes[n_read:])
     return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, unread)
+
+
+def _make_rng(seed: int | None, resume: SessionState | None) -> SampleRNG:
+    """Generator with this seed, else the saved one, else with a random seed; it has the latest tokens of the saved."""
+    if resume is None or (saved := resume.sampler) is None:
+        return SampleRNG(secrets.randbits(31) if seed is None else seed)
+    if seed is not None:
+        return SampleRNG(seed, saved.recent)
+    rng = SampleRNG(saved.seed, saved.recent)
+    rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
+    return rng
 
 
 def _last_document(pending: PendingText) -> PendingText:
@@ -212,25 +216,62 @@ def _last_document(pending: PendingText) -> PendingText:
     return PendingText(pending.data[start:], pending.ids[is_last], pending.sizes[is_last])
 
 
-@dataclass
 class Sample:
-    """A sample being generated.
+    """A sample being generated; `logits` (1 v) predict its first token, if they are known."""
 
-    `logits` (1 v) predict its first token, if they are known; `n_shown` bytes of `text` have been output.
-    """
+    def __init__(
+        self, prompt: Prompt, number: int, rng: SampleRNG, options: GenerateConfig, logits: Tensor | None
+    ) -> None:
+        self.prompt, self.number, self.rng, self.options, self.logits = prompt, number, rng, options, logits
+        self.stop_reason: StopReason | None = None
+        self._detokenizer, self._text, self._n_shown = StreamingDetokenizer(options.stop), bytearray(), 0
+        self._n_tokens, self._logprobs, self._is_complete, self._seconds = 0, list[TokenLogprob](), False, 0.0
 
-    prompt: Prompt
-    number: int
-    rng: SampleRNG
-    detokenizer: StreamingDetokenizer
-    logits: Tensor | None = None
-    text: bytearray = field(default_factory=bytearray)
-    n_shown: int = 0
-    n_tokens: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    seconds: float = 0.0
-    stop_reason: StopReason | None = None
-    result: Generated | None = None
+    def feed(self, logits: Tensor, last: int, token: int) -> None:
+        """Adds the token that was sampled from logits (v) after the `last` one."""
+        tokenizer, n_best = self.prompt.session.model.tokenizer, self.options.logprobs
+        text = tokenizer.text_after(last, token)
+        if n_best is not None:
+            logprob, best = log_probabilities(logits, token, n_best)
+            others = tuple(TokenLogprob(other, tokenizer.text_after(last, other), value) for other, value in best)
+            self._logprobs.append(TokenLogprob(token, text, logprob, others))
+        self._n_tokens += 1
+        self._text += self._detokenizer.feed(text)
+        # A special token, such as <|endoftext|>, ends the text.
+        self._is_complete = self._detokenizer.stopped or (not text and token in tokenizer.separate_ids)
+
+    def end(self, seconds: float, *, interrupted: bool) -> None:
+        """Ends the sample after this time, if it is complete or `interrupted`."""
+        if self._is_complete:
+            self.stop_reason = "stop"
+        elif self._n_tokens >= self.options.max_new_tokens:
+            self.stop_reason = "length"
+        elif interrupted:
+            self.stop_reason = "interrupted"
+        if self.stop_reason is not None:
+            self._text += self._detokenizer.finish()
+            self._seconds = seconds
+
+    def new_text(self) -> Iterator[GeneratedText]:
+        """The text that was not output yet, if there is any."""
+        if new := bytes(self._text[self._n_shown :]):
+            self._n_shown = len(self._text)
+            yield GeneratedText(self.number, new)
+
+    @property
+    def result(self) -> Generated:
+        """The result, once it has ended."""
+        assert self.stop_reason is not None
+        return Generated(
+            sample=self.number,
+            prompt=self.prompt.text.decode("utf-8", "replace"),
+            text=self._text.decode("utf-8", "replace"),
+            tokens=self._n_tokens,
+            seed=self.rng.seed,
+            stop_reason=self.stop_reason,
+            tokens_per_second=self._n_tokens / self._seconds if self._seconds else 0.0,
+            logprobs=None if self.options.logprobs is None else tuple(self._logprobs),
+        )
 
 
 def _sample_batch(
@@ -239,59 +280,27 @@ def _sample_batch(
     """Generates a batch of samples; `session` has one row per sample."""
     known = [sample.logits for sample in samples if sample.logits is not None]
     logits = torch.cat(known) if known else None
-    started = time.perf_counter()
-    tokenizer = session.model.tokenizer
-    sampling, text_after = options.sampling(tokenizer.kind), tokenizer.text_after
+    started, sampling = time.perf_counter(), options.sampling(session.model.tokenizer.kind)
     running, unfinished = samples, deque(samples)
     while True:
         interrupted = stop()
         for sample in running:
-            if sample.detokenizer.stopped:
-                sample.stop_reason = "stop"
-            elif sample.n_tokens >= options.max_new_tokens:
-                sample.stop_reason = "length"
-            elif interrupted:
-                sample.stop_reason = "interrupted"
-            if sample.stop_reason is not None:
-                sample.text += sample.detokenizer.finish()
-                sample.seconds = time.perf_counter() - started
+            sample.end(time.perf_counter() - started, interrupted=interrupted)
         rows = [row for row, sample in enumerate(running) if sample.stop_reason is None]
         if 0 < len(rows) < len(running):
             session = session.select(rows)
         running = [running[row] for row in rows]
         while unfinished:
-            sample = unfinished[0]
-            if new := bytes(sample.text[sample.n_shown :]):
-                sample.n_shown = len(sample.text)
-                yield GeneratedText(sample.number, new)
-            if sample.stop_reason is None:
+            yield from unfinished[0].new_text()
+            if unfinished[0].stop_reason is None:
                 break
-            sample.result = Generated(
-                sample=sample.number,
-                prompt=sample.prompt.text.decode("utf-8", "replace"),
-                text=sample.text.decode("utf-8", "replace"),
-                tokens=sample.n_tokens,
-                seed=sample.rng.seed,
-                stop_reason=sample.stop_reason,
-                tokens_per_second=sample.n_tokens / sample.seconds if sample.seconds else 0.0,
-                logprobs=None if options.logprobs is None else tuple(sample.logprobs),
-            )
-            yield sample.result
-            unfinished.popleft()
+            yield unfinished.popleft().result
         if not running:
             return
         if logits is None:
             logits = session.predict()
         before = session.last_tokens
-        session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], sampling)
-        for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):
-            sample.n_tokens += 1
-            text = text_after(before[row], token)
-            if options.logprobs is not None:
-                logprob, best = log_probabilities(logits[row], token, options.logprobs)
-                others = tuple(TokenLogprob(other, text_after(before[row], other), value) for other, value in best)
-                sample.logprobs.append(TokenLogprob(token, text, logprob, others))
-            sample.text += sample.detokenizer.feed(text)
-            if not text and token in tokenizer.separate_ids:  # a special token, such as <|endoftext|>
-                sample.detokenizer.stopped = True
+        session.append(sample_tokens(logits, [sample.rng for sample in running], sampling))
+        for row, (sample, last, token) in enumerate(zip(running, before, session.last_tokens, strict=True)):
+            sample.feed(logits[row], last, token)
         logits = None

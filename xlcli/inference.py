@@ -6,35 +6,27 @@ the start of a text it is the tokenizer's `start_id`, a line end.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from xlcli.config import OnlineConfig
+from xlcli.config import InferenceConfig, MemoryDtype
+from xlcli.config.inference import Reading
 from xlcli.errors import ConfigError
 from xlcli.events import Notice
 from xlcli.machine import available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
-from xlcli.online import continued, make_reader, not_finite
+from xlcli.model.head import Readout
+from xlcli.online import Reader, continued, make_reader, not_finite
 from xlcli.ops.span import Span
+from xlcli.runtime import Runtime
 from xlcli.state import State
+from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from xlcli.config import InferenceConfig, MemoryDtype
-    from xlcli.config.inference import Reading
-    from xlcli.model.head import Readout
-    from xlcli.online import Reader
-    from xlcli.runtime import Runtime
-    from xlcli.store.folder import LoadedModel
 
 TOKENS_PER_CALL = 512
 """Maximum number of tokens per call of the model: bounds the RAM and the response time to a signal."""
@@ -57,7 +49,7 @@ def check_settings(model: LoadedModel, options: InferenceConfig, runtime: Runtim
             that the model was loaded with.
     """
     model.check_settings(options)
-    if isinstance(options, OnlineConfig) and options.adapt and runtime.dtype == torch.float16:
+    if options.learning.adapt and runtime.dtype == torch.float16:
         raise ConfigError("--adapt has no gradients in float16.", "Set runtime.dtype to float32 or bfloat16.")
 
 
@@ -66,13 +58,11 @@ class InferenceSession:
     """A model, its state, and the last token of each row.
 
     Attributes:
-        model: The model.
-        runtime: Device and number type.
-        options: Memory and what is learned of the text.
         reader: The model with these options.
         state: State of the reader after all tokens before the last one.
         last_tokens: Token of each row that has been scored or sampled but not read.
         is_first: Nothing was predicted yet. The first prediction of a text does not wait until kernels load.
+        decoding_reader: The reader with the kernels of `decoder`, once they have predicted.
     """
 
     model: LoadedModel
@@ -82,6 +72,7 @@ class InferenceSession:
     state: State
     last_tokens: list[int]
     is_first: bool = True
+    decoding_reader: Reader | None = None
 
     @classmethod
     def open(
@@ -142,14 +133,12 @@ class InferenceSession:
         for start in range(0, len(ids), TOKENS_PER_CALL):
             if stop():
                 return start
-            tokens, targets = self._next(ids[start : start + TOKENS_PER_CALL])
+            part = ids[start : start + TOKENS_PER_CALL]
+            if self.state.online:  # what follows each token is learned
+                self.score(part)
+                continue
             with torch.inference_mode(), self.runtime.autocast():
-                if self.state.online:  # what follows each token is learned
-                    nats, self.state, *_ = self.reader.score(tokens, targets, self.state)
-                    if not nats.isfinite().all():
-                        raise not_finite(self.model.name, self.options)
-                else:
-                    _, self.state = self.reader.logits(tokens, self.state)
+                _, self.state = self.reader.logits(self._next(part)[0], self.state)
         return len(ids)
 
     def _next(self, ids: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
@@ -158,10 +147,6 @@ class InferenceSession:
         self.last_tokens = [int(ids[-1])]
         return text[:, :-1], text[:, 1:]
 
-    @cached_property
-    def _decoding_reader(self) -> Reader:
-        return make_reader(self.model.network, self.model.tokenizer, self.options, self.decoder)
-
     @property
     def decoder(self) -> Decoder | None:
         """Kernels of the next prediction, if it uses them."""
@@ -169,31 +154,36 @@ class InferenceSession:
 
     def compile(self, n: int, stop: Callable[[], bool]) -> Iterator[Notice]:
         """Compiles the kernels of the next `n` predictions, which takes seconds the first time, until `stop`."""
-        decoder = None if stop() or n <= int(self.is_first) else find_decoder(self.model, self.runtime)
-        if decoder is None:
+        if stop() or n <= int(self.is_first) or (decoder := find_decoder(self.model, self.runtime)) is None:
             return
-        adapts = self.state.adaptation is not None  # weights that change are not rounded
-        for types in decoder.missing(self.state, torch.float32 if adapts else decoder.weight_type):
-            weights = "float32" if adapts else self.model.encoding
+        weights, weight_type = self.model.encoding, decoder.weight_type
+        if self.state.adaptation is not None:  # weights that change are not rounded
+            weights, weight_type = "float32", torch.float32
+        for types in decoder.missing(self.state, weight_type):
             yield Notice(COMPILING.format(f"generation for {weights} weights and {self.state.memory_dtype} memory"))
             decoder.kernels.compile_kernel(*types, stop)
         if problem := decoder.take_problem():
             yield Notice(problem)
 
     def predict(self) -> Tensor:
-        """Logits (b v) of the next token of each row. The caller assigns sampled tokens to `last_tokens`.
+        """Logits (b v) of the next token of each row; `append` or `observe` comes after it.
 
         Raises:
             DivergedError: Adapted weights give no finite logits.
         """
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
-        reader = self.reader if self.decoder is None else self._decoding_reader
+        if self.decoding_reader is None and (decoder := self.decoder) is not None:
+            self.decoding_reader = make_reader(self.model.network, self.model.tokenizer, self.options, decoder)
         self.is_first = False
         with torch.inference_mode(), self.runtime.autocast():
-            logits, self.state = reader.logits(tokens, self.state)
+            logits, self.state = (self.decoding_reader or self.reader).logits(tokens, self.state)
         if self.state.adaptation is not None and not logits.isfinite().all():
             raise not_finite(self.model.name, self.options)
         return logits
+
+    def append(self, tokens: list[int]) -> None:
+        """Appends a sampled token to each row, of which nothing is learned."""
+        self.last_tokens = tokens
 
     def observe(self, token: int) -> None:
         """Appends the token of the text that follows the last prediction. One row only.
@@ -214,19 +204,16 @@ class InferenceSession:
     def select(self, rows: Sequence[int]) -> InferenceSession:
         """A session of copies of the given rows, in that order; `select([0] * 8)` continues row 0 in eight ways."""
         with torch.inference_mode():
-            return self._continued(self.state.select(list(rows)), [self.last_tokens[row] for row in rows])
-
-    def _continued(self, state: State, last_tokens: list[int]) -> InferenceSession:
-        session = copy.copy(self)  # with the decoder
-        session.state, session.last_tokens = state, last_tokens
-        return session
+            state = self.state.select(list(rows))
+        return replace(self, state=state, last_tokens=[self.last_tokens[row] for row in rows])
 
     @staticmethod
     def join(sessions: Sequence[InferenceSession]) -> InferenceSession:
         """Copies of the rows of all sessions, whose states can be joined, as the rows of one session."""
         last_tokens = [token for session in sessions for token in session.last_tokens]
         with torch.inference_mode():
-            return sessions[0]._continued(State.join([each.state for each in sessions]), last_tokens)
+            state = State.join([each.state for each in sessions])
+        return replace(sessions[0], state=state, last_tokens=last_tokens)
 
     def max_rows(self, n_tokens: int | None) -> int:
         """Number of texts of `n_tokens` tokens (None: any number) per call of the model."""
@@ -296,8 +283,7 @@ def compile_cache(
     options: InferenceConfig, stop: Callable[[], bool], resume: SessionState | None = None
 ) -> Iterator[Notice]:
     """Compiles the kernels of the context cache, if it is used and they are not compiled yet, until `stop`."""
-    uses_cache = isinstance(options, OnlineConfig) and options.context_cache is not None
-    if not (uses_cache or (resume is not None and resume.model_state.cache is not None)):
+    if options.learning.context_cache is None and (resume is None or resume.model_state.cache is None):
         return
     from xlcli.kernels import mixture
 

@@ -115,8 +115,7 @@ def log_probabilities(logits: Tensor, token: int, n_best: int) -> tuple[float, l
 class StreamingDetokenizer:
     """Bytes of tokens to text: holds back unfinished UTF-8 characters and possible beginnings of a stop text.
 
-    Attributes:
-        stopped: Whether a stop text, or the text as a whole, has been completed.
+    `stopped`: a stop text has been completed.
     """
 
     def __init__(self, stops: Iterable[str] = ()) -> None:

@@ -22,8 +22,7 @@ import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +33,14 @@ from xlcli.errors import DataError
 from xlcli.events import LineScore, Notice, Prediction, Row, StreamStats, TokenScore, WordScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.metrics import LN2
+from xlcli.runtime import Runtime
+from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition, WordPosition
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, LineEnds
 from xlcli.text.pretokenize import PreTokenizer
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions, Words
-
-if TYPE_CHECKING:
-    from xlcli.runtime import Runtime
-    from xlcli.store.folder import LoadedModel
 
 BLOCK_BYTES = 2**14
 """Number of bytes tokenized at a time."""
@@ -95,10 +92,13 @@ def stream(
     if resume is None and options.save_every is not None:
         running.save()  # so that a stream that is killed early knows where it began
     yield from compile_cache(running.session.options, stop)
-    yield from output.present_row()
+    if output.words and output.words.at.document:  # a row of a table in which the stream continues
+        yield Row(output.words.at.document, output.words.at.fields)
     for portion in portions:
         if isinstance(portion, Document) and (intake.resets_at_documents or output.words):
-            output.begin_document(intake.begin_document(), portion)
+            start = intake.begin_document()
+            if output.words:
+                output.words.at.begin(start, plain(portion.fields))
         is_flushed = intake.receive(portion)
         yield from running.score(on_token)
         if stop():
@@ -128,13 +128,14 @@ class _Stream:
         stop: Callable[[], bool],
     ) -> None:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
-        position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
-        self.intake = Intake(model, options, position, resume.pending if resume else None)
+        position = (resume and resume.stream) or StreamPosition(0, 0, 0, 0.0, 0, ())
+        self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or options.logprobs is not None
         predictions = Predictions(model.tokenizer, options, runtime.device) if predicts else None
         self.output = Output(options, position, predictions, before=model.tokenizer.decode(self.session.last_tokens))
         self.meter = Meter(position.n_lines)
-        self._saving, self._stop = Saving(options.save_every, save), stop
+        self._every, self._save, self._stop = options.save_every, save, stop
+        self._saved, self._saved_mark, self._said = time.monotonic(), (0, 0), set[str]()
 
     def score(self, on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
         """Scores the text that is ready, until `stop`."""
@@ -142,13 +143,16 @@ class _Stream:
         while not self._stop() and (tokens := self.intake.take(to_line_end=(due := self.is_due()))):
             if tokens.is_reset:
                 session.reset()
-                output.reset()
-            with meter.timing(len(tokens.ids), n_unknown(tokens.ids, session.model.tokenizer.unknown_id)):
-                nats, features = session.score(tokens.ids, output.predictions)
+                if output.words:
+                    output.words.reset()
+            started = time.perf_counter()
+            nats, features = session.score(tokens.ids, output.predictions)
+            unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
+            meter.add(time.perf_counter() - started, len(tokens.ids), unknown)
             yield from output.feed(tokens, nats / LN2, features, on_token)
             if self.intake.line_ends.replaced:
-                yield from meter.once(Notice(f"{CRLF_NOTICE}; --binary keeps them"))
-            yield from meter.once(*window_notice(session.state.span, session.options, session.state.seen))
+                yield from self._once([Notice(f"{CRLF_NOTICE}; --binary keeps them")])
+            yield from self._once(window_notice(session.state.span, session.options, session.state.seen))
             if meter.is_due():
                 yield self.stats(final=False)
             if due:
@@ -168,20 +172,29 @@ class _Stream:
             self.save()
         yield from self.output.end(self.session)
 
+    def _once(self, notices: Iterable[Notice]) -> Iterator[Notice]:
+        """Those of the notices that were not given before."""
+        for notice in notices:
+            if notice.text not in self._said:
+                self._said.add(notice.text)
+                yield notice
+
     @property
     def _mark(self) -> tuple[int, int]:
         """Text that has arrived, and tokens that were scored."""
         return self.intake.n_received, self.output.n_tokens
 
     def is_due(self) -> bool:
-        """True if it is time to save, and there is something new to save."""
-        return self._saving.is_due(self._mark)
+        """True if it is time to save, and text has arrived or was scored since."""
+        is_time = self._every is not None and time.monotonic() - self._saved >= self._every
+        return self._save is not None and is_time and self._mark != self._saved_mark
 
     def save(self) -> None:
-        """Saves the session."""
-        pending, position = self.intake.pending, self.output.position
-        state = SessionState(self.session.state, self.session.last_tokens[0], pending, None, position)
-        self._saving.save(state, self._mark)
+        """Saves the session, if asked for."""
+        if self._save is not None:
+            self._saved, self._saved_mark = time.monotonic(), self._mark
+            session, pending, position = self.session, self.intake.pending, self.output.position
+            self._save(SessionState(session.state, session.last_tokens[0], pending, None, position))
 
     def stats(self, *, final: bool) -> StreamStats:
         """Totals so far."""
@@ -191,7 +204,7 @@ class _Stream:
             bytes=output.n_bytes,
             tokens=output.n_tokens,
             bits=output.bits,
-            bits_per_byte=output.bits / output.n_bytes if output.n_bytes else 0.0,
+            bits_per_byte=output.bits / max(1, output.n_bytes),
             **self.meter.speed(output.n_lines),
             mem_len=span.mem_len,
             state_bytes=self.session.state.bytes,
@@ -201,47 +214,19 @@ class _Stream:
         )
 
 
-class Saving:
-    """Saves a session every `every` seconds (None: only when told to) if there is text that was not saved yet."""
-
-    def __init__(self, every: float | None, save: SaveState | None) -> None:
-        self._every, self._save = every, save
-        self._saved, self._mark = time.monotonic(), (0, 0)
-
-    def is_due(self, mark: tuple[int, int]) -> bool:
-        """True if it is time to save, and text has arrived or was scored since; `mark` counts both."""
-        is_time = self._every is not None and time.monotonic() - self._saved >= self._every
-        return self._save is not None and is_time and mark != self._mark
-
-    def save(self, state: SessionState, mark: tuple[int, int]) -> None:
-        """Saves the state, which is at this mark."""
-        if self._save:
-            self._saved, self._mark = time.monotonic(), mark
-            self._save(state)
-
-
 class Meter:
-    """Speed of a stream that began after `n_lines` lines, and what was said of it."""
+    """Speed of a stream that began after `n_lines` lines."""
 
     def __init__(self, n_lines: int) -> None:
-        self._first_line, self._said = n_lines, set[str]()
+        self._first_line = n_lines
         self._started = self._told = time.monotonic()
         self._seconds, self.n_tokens, self.n_unknown = 0.0, 0, 0
 
-    @contextmanager
-    def timing(self, n_tokens: int, n_unknown: int) -> Iterator[None]:
-        """Context of a call of the model with so many tokens."""
-        started = time.perf_counter()
-        yield
-        self._seconds += time.perf_counter() - started
+    def add(self, seconds: float, n_tokens: int, n_unknown: int) -> None:
+        """Counts a call of the model."""
+        self._seconds += seconds
         self.n_tokens += n_tokens
         self.n_unknown += n_unknown
-
-    def once(self, *notices: Notice) -> list[Notice]:
-        """Those of the notices that were not given before."""
-        new = [notice for notice in notices if notice.text not in self._said]
-        self._said |= {notice.text for notice in new}
-        return new
 
     def is_due(self) -> bool:
         """True once every `STATS_SECONDS`."""
@@ -297,13 +282,13 @@ class Intake:
     """
 
     def __init__(
-        self, model: LoadedModel, options: StreamConfig, position: StreamPosition, pending: PendingText | None
+        self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
     ) -> None:
         self._tokenizer, self._options = model.tokenizer, options
         reset_on = "" if options.each_line else options.reset_on  # which matches every line
         self._reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         self.resets_at_documents = options.reading(model.config.model, model.config.train).reset_on_document
-        pending = pending or PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
+        pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         rest = pending.data[pending.n_tokenized :]
         self._arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided
         self.line_ends = LineEnds(rest[len(self._arrived) :])
@@ -479,21 +464,6 @@ class Output:
             line_tokens=self._line_tokens,
         )
 
-    def present_row(self) -> Iterator[Row]:
-        """The row of a table in which a stream continues."""
-        if self.words and self.words.at.document:
-            yield Row(self.words.at.document, self.words.at.fields)
-
-    def begin_document(self, byte: int, document: Document) -> None:
-        """Adds a document that begins at this byte of the text."""
-        if self.words:
-            self.words.at.begin(byte, plain(document.fields))
-
-    def reset(self) -> None:
-        """The memory of the model was cleared."""
-        if self.words:
-            self.words.reset()
-
     def feed(
         self,
         tokens: Tokens,
@@ -579,10 +549,7 @@ class Selection:
     `top` compares a score with the `RECENT` before it: fewer than this share of them are as high. It selects none
     until the share is one whole score, the first 100 of them for 1 %.
 
-    Args:
-        options: Their values.
-        recent: Latest scores, the oldest one first.
-        n_shown: Number of scores selected so far.
+    `recent` are the latest scores, the oldest one first; `n_shown` were selected so far.
     """
 
     def __init__(self, options: StreamConfig, recent: Sequence[float] = (), n_shown: int = 0) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import re2
 import torch
@@ -40,11 +41,7 @@ _INSIDE = "'’-‐_"
 
 
 class Boundaries:
-    """Kinds of the characters at which words begin and end.
-
-    Args:
-        punctuation: Whether a letter and a punctuation mark belong to different words.
-    """
+    """Kinds of the characters at which words begin and end; `punctuation` marks are words of their own, if true."""
 
     def __init__(self, *, punctuation: bool) -> None:
         self._punctuation = punctuation
@@ -86,15 +83,7 @@ class Predictions:
     """What is kept of the prediction of each token: a readout for `Reader.score`, and its features as values.
 
     Features are log-probabilities that a word ends here after a letter and, if marks are divided, after a punctuation
-    mark; the entropy; ids and log-probabilities of the most probable tokens. All are in nats.
-
-    Args:
-        tokenizer: Vocabulary of the predictions.
-        options: Number of most probable tokens, and whether punctuation marks are taken off words.
-        device: Device of the predictions.
-
-    Attributes:
-        size: Number of features.
+    mark; the entropy; ids and log-probabilities of the most probable tokens: `size` numbers. All are in nats.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device) -> None:
@@ -127,13 +116,7 @@ class Predictions:
 class Words:
     """Joins scored tokens to words.
 
-    Args:
-        boundaries: Where words end.
-        at: The place to continue from.
-        by_line: Every line is a document.
-
-    Attributes:
-        at: The present place, with the tokens of the unfinished word.
+    `at` is the present place, with the tokens of the unfinished word; `by_line`: every line is a document.
     """
 
     def __init__(self, boundaries: Boundaries, at: WordPosition, *, by_line: bool = False) -> None:
@@ -143,26 +126,24 @@ class Words:
 
     def reset(self) -> None:
         """The next word begins a text."""
-        self.at.last = b"\n"
+        self.at = replace(self.at, last=b"\n")
 
     def feed(self, token: TokenScore) -> Iterator[Row | WordScore]:
         """The words that end before or with this token, the next one of the text, and the rows that they begin."""
-        at = self.at
         assert token.prediction is not None
-        last = self.boundaries.last(at.text or at.last)
+        last = self.boundaries.last(self.at.text or self.at.last)
         is_new = ends(last, self.boundaries.first(token.text))
-        if is_new or not at.text:
+        if is_new or not self.at.text:
             yield from self.end(token.byte, token.prediction)
-            at.before = _mass(last, token.prediction) if is_new else 0.0
-            at.entropy = token.prediction.entropy
-            if token.line != at.line:
-                at.line, at.number = token.line, 0
-        at.text += token.text
-        at.bits += token.bits
-        at.tokens += 1
-        ended = is_ended(self.boundaries.last(at.text))
-        at.last = b"\n" if ended else token.text  # a character may have several tokens
-        if ended or (len(at.text) >= LONGEST and whole_characters(at.text) == len(at.text)):
+            at, entropy = self.at, token.prediction.entropy
+            before = _mass(last, token.prediction) if is_new else 0.0
+            number = at.number if token.line == at.line else 0
+            self.at = replace(at, before=before, entropy=entropy, line=token.line, number=number)
+        text, bits = self.at.text + token.text, self.at.bits + token.bits
+        ended = is_ended(self.boundaries.last(text))
+        rest = b"\n" if ended else token.text  # a character may have several tokens
+        self.at = replace(self.at, text=text, bits=bits, tokens=self.at.tokens + 1, last=rest)
+        if ended or (len(text) >= LONGEST and whole_characters(text) == len(text)):
             yield from self.end(token.byte + len(token.text), None)
 
     def end(self, byte: int, prediction: Prediction | None) -> Iterator[Row | WordScore]:
@@ -171,20 +152,22 @@ class Words:
         `prediction` is that of the next token; None if there is none, or the word ends whatever it is.
         """
         at = self.at
-        text, bits, n_tokens, at.text, at.bits, at.tokens = at.text, at.bits, at.tokens, b"", 0.0, 0
-        word = text.decode("utf-8", "surrogateescape").lstrip()
+        word = at.text.decode("utf-8", "surrogateescape").lstrip()
         start = byte - len(word.encode("utf-8", "surrogateescape"))
+        document, fields, line, number = at.document, at.fields, at.line, at.number
         while at.starts and at.starts[0][0] <= start:
-            at.document, at.fields = at.document + 1, at.starts.popleft()[1]
-            yield Row(at.document, at.fields)
-        if not word:
-            return
-        if n := text[: len(text) - len(text.lstrip())].count(b"\n"):  # a token that begins in the line before
-            at.line, at.number = at.line + n, 0
-        at.number += 1
-        after = 0.0 if prediction is None else _mass(self.boundaries.last(text), prediction)
-        place = at.line if self.by_line else at.document, at.line, at.number, start
-        yield WordScore(*place, as_utf8(word.rstrip()), bits + at.before - after, bits, at.entropy, n_tokens)
+            document, fields = document + 1, at.starts.popleft()[1]
+            yield Row(document, fields)
+        if word:
+            if n := at.text[: len(at.text) - len(at.text.lstrip())].count(b"\n"):  # a token begins in the line before
+                line, number = line + n, 0
+            number += 1
+            after = 0.0 if prediction is None else _mass(self.boundaries.last(at.text), prediction)
+            place = line if self.by_line else document, line, number, start
+            word = as_utf8(word.rstrip())
+            yield WordScore(*place, word, at.bits + at.before - after, at.bits, at.entropy, at.tokens)
+        unread = replace(at, text=b"", bits=0.0, tokens=0)
+        self.at = replace(unread, document=document, fields=fields, line=line, number=number)
 
 
 def _mass(last: int, prediction: Prediction) -> float:

@@ -5,11 +5,11 @@ from typing import get_args
 
 import pytest
 from programs import COMMANDS, EVERY, long, options, variable
+from pydantic import BeforeValidator
 
 from xlcli.cli.options import settings_of
 from xlcli.cli.usage import nearest
-from xlcli.config import units
-from xlcli.config.base import Unit
+from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
@@ -74,14 +74,14 @@ def test_a_mistake_is_explained(arguments, message, remedy, run):
     assert "Traceback" not in done.err
 
 
-NUMBERS = (units.count, units.number, units.duration, units.interval, units.lengths)
+NUMBERS = (COUNT, NUMBER, DURATION, INTERVAL, LENGTHS)
 
 
 def unit(setting):
-    """The function that reads the text of a setting; None for choices, switches and names."""
+    """The validator that reads the text of a setting; None for choices and names."""
     field = setting.field
     parts = (*field.metadata, *(part for each in get_args(field.annotation) for part in get_args(each)))
-    return next((part.read for part in parts if isinstance(part, Unit)), None)
+    return next((part for part in parts if isinstance(part, BeforeValidator)), None)
 
 
 NUMERIC = [
@@ -105,7 +105,7 @@ def test_every_number_and_switch_is_read_from_text():
 @pytest.mark.parametrize(("command", "option"), NUMERIC, ids=lambda value: getattr(value, "name", value))
 def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
     name = long(option)
-    counts = unit(settings_of(command)[option.name]) is units.count
+    counts = unit(settings_of(command)[option.name]) is COUNT
     absurd = [
         "-1",
         "nan",

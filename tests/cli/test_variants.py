@@ -11,7 +11,7 @@ import pytest
 from tests.variants import thinned
 from xlcli.cli.settings import to_toml
 from xlcli.config import ATTENTIONS, POSITIONS
-from xlcli.config.stack import STACKS
+from xlcli.config.model import STACKS
 
 LINE = "the cat sat on a mat; it saw two dogs and ran up that tall tree.\n"
 WORDS = LINE.split(" ")

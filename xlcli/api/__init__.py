@@ -330,7 +330,8 @@ def stream(
 
 def _by_token(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
     """Settings of a stream that scores every token of the bytes given, from settings of `OnlineConfig`."""
-    return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": emit, "binary": True})
+    chosen = validate(OnlineConfig, settings).model_dump(exclude_unset=True)
+    return validate(StreamConfig, chosen | {"emit": emit, "binary": True})
 
 
 def _joined(results: Iterable[Output]) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xlcli import training
-from xlcli.config import Config, RuntimeConfig, read_units, validate
+from xlcli.config import RuntimeConfig, validate
 from xlcli.errors import ConfigError
 from xlcli.events import Event
 from xlcli.ranks import join
@@ -45,7 +45,7 @@ def train(
         stop: Called between steps; once it returns True, the run is saved and ends.
     """
     model = None if init in (None, NEW) else find(os.fspath(init))
-    changes = read_units(Config, settings or {})
+    changes = dict(settings or {})
     configs = configurations(changes, preset, model, or_bundled=init is None)
     how: dict[str, Any] = {"init": model, "overwrite": overwrite, "dry_run": dry_run, "stop": stop}
     return _on_ranks(changes, partial(training.train, paths(text), Path(folder), configs, **how))
@@ -66,7 +66,7 @@ def resume(
         settings: Settings that replace saved ones, such as a new budget.
         stop: As in `train`.
     """
-    changes = read_units(Config, settings or {})
+    changes = dict(settings or {})
     return _on_ranks(changes, partial(training.resume, paths(text), Path(folder), changes, stop=stop))
 
 

@@ -54,7 +54,7 @@ def user_settings(context: typer.Context) -> Tree:
             if not isinstance(value := layer.tree.get(section, {}), Mapping):
                 raise ConfigError(f"'{section}' is {value!r}, but should be a table.", "Set one of its keys.")
         tree = config.merge(tree, layer.tree)
-    return config.read_units(Config, tree)
+    return tree
 
 
 @contextlib.contextmanager

@@ -68,7 +68,8 @@ def train(
     """Train a model on a text and save it in models/. Everything has a default."""
     with name_option_in_errors(context):
         settings = user_settings(context)
-        runtime = make({"runtime": settings.get("runtime", {})}).runtime
+        alone = make({name: settings.get(name, {}) for name in ("runtime", "text")})
+        runtime = alone.runtime
         is_new = context.params["print_config"] or not resume
         model = find(init) if is_new and init not in (None, NEW) else None
         configs = configurations(settings, preset, model, or_bundled=init is None) if is_new else {}
@@ -82,8 +83,7 @@ def train(
         if not paths:
             reason = "train needs a text: a file, a folder, or - for standard input."
             raise ConfigError(reason, "Type xlcli train corpus.txt.")
-        held_out = map(settings.get("text", {}).get, ("valid", "test"))
-        texts = [*paths, *(part for part in held_out if isinstance(part, str))]
+        texts = [*paths, *(part for part in (alone.text.valid, alone.text.test) if isinstance(part, str))]
         prologue.check_texts(texts, "xlcli train FILE --init {}")
         if plot is not None:
             prologue.check_files(context, paths, ["plot"])

@@ -66,8 +66,8 @@ class Predictions:
 def check_hash(session: InferenceSession, stop: Callable[[], bool]) -> Generator[Notice, None, str]:
     """Hash, 16 hexadecimal digits, of the logits before each of `N_CHECKED` fixed tokens, to the bit.
 
-    Before them the session, which is at the start of a text, reads as many tokens as its memory or a block of
-    adaptation holds, at most `MOST_READ`.
+    Before them the session, which is at the start of a text, reads as many tokens as its memory holds, at most
+    `MOST_READ`; with adaptation always so many.
 
     Yields:
         Notices about kernels.
@@ -81,8 +81,7 @@ def check_hash(session: InferenceSession, stop: Callable[[], bool]) -> Generator
         raise StoppedEarlyError
     hashed, options, vocab_size = hashlib.sha256(), session.options, session.model.tokenizer.vocab_size
     ids = np.array([(31 * i * i + 7 * i) % vocab_size for i in range(MOST_READ + N_CHECKED)], np.int32)
-    block = options.adapt_block or MOST_READ if isinstance(options, OnlineConfig) and options.adapt else 0
-    n_read = min(max(session.state.span.longest, block) + 1, MOST_READ)
+    n_read = MOST_READ if options.learning.adapt else min(session.state.span.longest + 1, MOST_READ)
     session.read(ids[:n_read], lambda: False)
     for token in ids[n_read : n_read + N_CHECKED].tolist():
         hashed.update(session.predict()[0].double().cpu().numpy().astype("<f8").tobytes())

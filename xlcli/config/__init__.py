@@ -19,9 +19,9 @@ from xlcli.config.inference import OnlineConfig as OnlineConfig
 from xlcli.config.inference import Sampling as Sampling
 from xlcli.config.inference import StreamConfig as StreamConfig
 from xlcli.config.model import ModelConfig as ModelConfig
+from xlcli.config.model import ReversibleStackConfig as ReversibleStackConfig
+from xlcli.config.model import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.position import POSITIONS as POSITIONS
-from xlcli.config.stack import ReversibleStackConfig as ReversibleStackConfig
-from xlcli.config.stack import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.tree import Tree as Tree
 from xlcli.config.tree import change as change
 from xlcli.config.tree import differences as differences
@@ -29,7 +29,6 @@ from xlcli.config.tree import make as make
 from xlcli.config.tree import merge as merge
 from xlcli.config.tree import parse_override as parse_override
 from xlcli.config.tree import read_toml as read_toml
-from xlcli.config.tree import read_units as read_units
 from xlcli.config.tree import table as table
 from xlcli.config.tree import validate as validate
 from xlcli.config.workflows import Config as Config

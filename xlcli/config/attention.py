@@ -232,8 +232,10 @@ class LSHAttentionConfig(RandomAttentionConfig):
             return self
         limit = min(MAX_BUCKETS, MAX_SLOTS // self.bucket_size)
         bits = max(1, min((-(-mem_len // self.bucket_size) - 1).bit_length(), limit.bit_length() - 1))
-        factors = (2**bits,) if 2**bits <= MAX_SINGLE_FACTOR else (2 ** (bits // 2), 2 ** (bits - bits // 2))
-        return self.model_copy(update={"n_buckets": factors[0] if len(factors) == 1 else factors})
+        n_buckets: int | tuple[int, int] = 2**bits
+        if 2**bits > MAX_SINGLE_FACTOR:
+            n_buckets = 2 ** (bits // 2), 2 ** (bits - bits // 2)
+        return self.model_copy(update={"n_buckets": n_buckets})
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""

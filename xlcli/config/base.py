@@ -1,24 +1,17 @@
 """Base class and value types of every section of the configuration, and regular expressions in settings.
 
-A setting is declared once, as a field of a section. Its type has the bounds and the `Unit` that reads it from text, its
-description is the help, and an `Option` makes it an option of the command line.
+A setting is declared once, as a field of a section. Its type has the bounds and the validator that reads it from text
+(`units`), its description is the help, and an `Option` makes it an option of the command line.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from xlcli.config import units
+from xlcli.config.units import COUNT, DURATION, NUMBER
 from xlcli.errors import InvalidSettingError
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Part of a type: `read` turns text into a value, or raises a `ValueError` with the reason."""
-
-    read: Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -43,9 +36,6 @@ class Option:
         return [name for name in self.names.replace(",", " ").split(" ") if name.startswith("-")]
 
 
-COUNT = Unit(units.count)
-NUMBER = Unit(units.number)
-DURATION = Unit(units.duration)
 Count = Annotated[int, Field(ge=1, le=2**31), COUNT]
 """Positive integer."""
 Length = Annotated[int, Field(ge=0, le=2**31), COUNT]
@@ -56,7 +46,7 @@ Positive = Annotated[float, Field(ge=1e-12, le=1e18), NUMBER]
 """Positive number, with which products and quotients stay finite."""
 Seconds = Annotated[float, Field(ge=1e-12, le=1e18), DURATION]
 """Time in seconds."""
-Switch = Annotated[bool, Unit(units.switch)]
+Switch = Annotated[bool, units.reads(units.switch)]
 """Yes or no; in the environment 1 or 0."""
 SpanKind = Literal["uniform", "growing"]
 """Tokens that a token attends to; see `xlcli.ops.span.Span`."""

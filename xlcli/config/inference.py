@@ -8,9 +8,6 @@ from pydantic import Field
 from xlcli.config import units
 from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
 from xlcli.config.base import (
-    COUNT,
-    DURATION,
-    NUMBER,
     BaseConfig,
     Count,
     Length,
@@ -19,12 +16,12 @@ from xlcli.config.base import (
     Seconds,
     SpanKind,
     Switch,
-    Unit,
     WeightEncoding,
     compile_pattern,
 )
 from xlcli.config.model import ModelConfig
-from xlcli.config.position import ClampLen
+from xlcli.config.position import ClampLen, LearnedPositionConfig
+from xlcli.config.units import COUNT, DURATION, LENGTHS, NUMBER
 from xlcli.errors import InvalidSettingError
 
 if TYPE_CHECKING:
@@ -44,7 +41,6 @@ TextField = Annotated[
     Option("Text", "--text-field KEY"),
     Field(description="Key of the text in JSON lines and Parquet files (default: text); column of it in CSV and TSV."),
 ]
-_RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
 NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
 """Number of the most probable tokens."""
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
@@ -73,8 +69,8 @@ class Reading:
     @property
     def state(self) -> dict[str, Any]:
         """Settings of `LanguageModel.init_state`."""
-        names = ("mem_len", "segment_len", "span", "memory_dtype", "stride")
-        return {name: getattr(self, name) for name in names}
+        lengths = {"mem_len": self.mem_len, "segment_len": self.segment_len, "stride": self.stride}
+        return lengths | {"span": self.span, "memory_dtype": self.memory_dtype}
 
     @property
     def has_memory(self) -> bool:
@@ -85,6 +81,101 @@ class Reading:
     def longest(self) -> int:
         """Number of tokens in a full memory."""
         return self.mem_len or self.segment_len
+
+    @property
+    def max_context(self) -> int:
+        """Longest context whose loss is measured, with memory."""
+        return 2 * self.mem_len
+
+
+def as_trained(
+    model: ModelConfig,
+    train: "TrainConfig",
+    settings: "InferenceConfig",
+    *,
+    segment_len: int | None = None,
+    span: SpanKind = "uniform",
+    reset_on_document: bool | None = None,
+) -> Reading:
+    """How a text is read from its beginning: trained values for what is None; `auto` is float32.
+
+    A state that is continued keeps its own values.
+
+    Raises:
+        InvalidSettingError: The model has memory, or a window is shorter than the stride.
+    """
+    reading, position = train.reading, model.position
+    reading = Reading(
+        mem_len=reading.mem_len if settings.mem_len is None else settings.mem_len,
+        segment_len=segment_len or reading.segment_len,
+        memory_dtype=reading.memory_dtype if settings.memory_dtype == "auto" else settings.memory_dtype,
+        reset_on_document=reading.reset_on_document if reset_on_document is None else reset_on_document,
+        span=span,
+        stride=settings.stride,
+    )
+    if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
+        if settings.mem_len:
+            raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
+        if reading.segment_len > (longest := position.max_len):
+            raise InvalidSettingError("segment_len", f"is more than its {longest} positions", f"Use {longest} or less.")
+        if reading.stride is None and not reading.mem_len:
+            reading = replace(reading, stride=-(-reading.segment_len // 2))
+    if reading.stride is None:
+        return reading
+    if reading.mem_len:
+        reason = "needs a memory length of 0, because each window is read anew"
+        raise InvalidSettingError("stride", reason, "Use no other memory length: --mem-len 0.")
+    if reading.stride > reading.segment_len:
+        reason = f"needs a window of at least {reading.stride} tokens, not {reading.segment_len}"
+        raise InvalidSettingError("stride", reason, "Use a smaller stride, or a longer window with --segment-len.")
+    return reading
+
+
+AdaptedWeights = Literal["feedforward", "blocks", "all"]
+"""Weights that change during adaptation: feed-forward matrices, token vectors and the table of a softmax, all but
+embedding tables and head, or all."""
+
+
+class LearningConfig(BaseConfig):
+    """What a model learns while it reads; a saved state has its own settings, which those that are given must equal.
+
+    See `xlcli.online.adaptation` (dynamic evaluation, Krause et al. 2018) and `xlcli.online.mixture`.
+    """
+
+    adapt: Annotated[Switch, Option("Memory", "--adapt", "1")] = Field(
+        default=False, description="Adapt the weights to the text while it is read; the model is not changed."
+    )
+    adapt_block: Annotated[int, Field(ge=1, le=2**12), COUNT] = Field(
+        default=128, description="Number of tokens between steps of the optimizer that adapts."
+    )
+    adapt_lr: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
+        default=6e-4, description="Learning rate of adaptation: root mean square of the change of a matrix in a step."
+    )
+    adapt_decay: Rate = Field(
+        default=0.001, description="Share of the distance to the trained weights that a step of adaptation takes back."
+    )
+    adapt_weights: AdaptedWeights = Field(
+        default="feedforward",
+        description="Weights that adapt: feed-forward matrices, token vectors and the table of a softmax "
+        "(feedforward), all but embedding tables and head (blocks), or all.",
+    )
+    context_cache: Annotated[
+        Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")
+    ] = Field(
+        default=None,
+        description="Mix predictions with the tokens that followed the same context among this many latest tokens.",
+    )
+
+    @property
+    def online_option(self) -> str | None:
+        """Option that makes a model learn while it reads, None if there is none."""
+        options = {"--adapt": self.adapt, "--context-cache": self.context_cache}
+        return next((option for option, is_used in options.items() if is_used), None)
+
+    @property
+    def learning(self) -> "LearningConfig":
+        """What the model learns."""
+        return self
 
 
 class InferenceConfig(BaseConfig):
@@ -140,91 +231,35 @@ class InferenceConfig(BaseConfig):
             raise InvalidSettingError("memory_dtype", reason, "Leave it out, or use float32.")
 
     @property
+    def learning(self) -> LearningConfig:
+        """What the model learns while it reads: nothing, unless a section has these settings."""
+        return LearningConfig()
+
+    @property
     def weights(self) -> WeightEncoding:
         """Number type that the weights are rounded to; `auto` is float32, which does not round them."""
         return "float32" if self.weight_dtype == "auto" else self.weight_dtype
 
     def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
-        """How a text is read from its beginning: trained values for what is not set; `auto` is float32.
-
-        A state that is continued keeps its own values.
-
-        Raises:
-            InvalidSettingError: The model has memory, or a window is shorter than the stride.
-        """
-        names = ("mem_len", "reset_on_document", "memory_dtype", "span", "stride", "segment_len")
-        given = {name: getattr(self, name, None) for name in names}
-        is_divided = getattr(self, "each_line", False) or getattr(self, "pairs", None) is not None
-        given["reset_on_document"] = is_divided or given["reset_on_document"]
-        chosen = {name: value for name, value in given.items() if value not in (None, "auto")}
-        reading = replace(train.reading, **{"span": "uniform"} | chosen)
-        slides = getattr(model.position, "overflow", None) == "slide"
-        if slides and self.mem_len:
-            raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
-        if slides and reading.segment_len > (longest := model.position.max_len):  # type: ignore[union-attr]
-            raise InvalidSettingError("segment_len", f"is more than its {longest} positions", f"Use {longest} or less.")
-        if reading.stride is None:
-            return replace(reading, stride=-(-reading.segment_len // 2)) if slides and not reading.mem_len else reading
-        if reading.mem_len:
-            reason = "needs a memory length of 0, because each window is read anew"
-            raise InvalidSettingError("stride", reason, "Use no other memory length: --mem-len 0.")
-        if reading.stride > reading.segment_len:
-            reason = f"needs a window of at least {reading.stride} tokens, not {reading.segment_len}"
-            raise InvalidSettingError("stride", reason, "Use a smaller stride, or a longer window with --segment-len.")
-        return reading
+        """How a text is read with these settings; see `as_trained`."""
+        return as_trained(model, train, self)
 
 
-AdaptedWeights = Literal["feedforward", "blocks", "all"]
-"""Weights that change during adaptation: feed-forward matrices, token vectors and the table of a softmax, all but
-embedding tables and head, or all."""
+class OnlineConfig(LearningConfig, InferenceConfig):
+    """Inference settings of a model that may learn while it reads, of a compression for example."""
 
 
-class OnlineConfig(InferenceConfig):
-    """Inference settings of a model that learns while it reads; None uses the default, or the value of a saved state.
-
-    See `xlcli.online.adaptation` (dynamic evaluation, Krause et al. 2018) and `xlcli.online.mixture`.
-    """
-
-    adapt: Annotated[Switch, Option("Memory", "--adapt", "1")] = Field(
-        default=False, description="Adapt the weights to the text while it is read; the model is not changed."
-    )
-    adapt_block: Annotated[int, Field(ge=1, le=2**12), COUNT] | None = Field(
-        default=None, description="Number of tokens between steps of the optimizer that adapts."
-    )
-    adapt_lr: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] | None = Field(
-        default=None, description="Learning rate of adaptation: root mean square of the change of a matrix in a step."
-    )
-    adapt_decay: Rate | None = Field(
-        default=None, description="Share of the distance to the trained weights that a step of adaptation takes back."
-    )
-    adapt_weights: AdaptedWeights | None = Field(
-        default=None,
-        description="Weights that adapt: feed-forward matrices, token vectors and the table of a softmax "
-        "(feedforward), all but embedding tables and head (blocks), or all.",
-    )
-    context_cache: Annotated[
-        Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")
-    ] = Field(
-        default=None,
-        description="Mix predictions with the tokens that followed the same context among this many latest tokens.",
-    )
-
-    @property
-    def online_option(self) -> str | None:
-        """Option that makes a model learn while it reads, None if there is none."""
-        return "--adapt" if self.adapt else "--context-cache" if self.context_cache else None
-
-
-class CompressConfig(OnlineConfig):
-    """A compression; the result contains its settings."""
-
-
-class ScoreConfig(OnlineConfig):
+class ScoreConfig(BaseConfig):
     """Scores of a text, whole or as it arrives."""
 
     each_line: Annotated[Switch, Option("Memory", "--each-line", "1")] = Field(
         default=False,
         description="Score each line as if it were alone, such as sentences that do not belong together.",
+    )
+    reset_on_document: Annotated[Switch | None, Option("Memory", "--reset-on-document", "1")] = Field(
+        default=None,
+        description="Score each document as if it were alone: a text of JSON lines, a table or Parquet, else a file. "
+        "Default: as the model was trained.",
     )
     binary: Binary = False
     text_field: TextField = None
@@ -237,7 +272,7 @@ class ScoreConfig(OnlineConfig):
     )
 
 
-class EvalConfig(ScoreConfig):
+class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     """An evaluation."""
 
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
@@ -249,17 +284,12 @@ class EvalConfig(ScoreConfig):
         default="uniform",
         description="Attention span: exactly the memory length (uniform), or memory and the segment so far (growing).",
     )
-    reset_on_document: Annotated[Switch | None, _RESET_ON_DOCUMENT] = Field(
-        default=None,
-        description="Score each document as if it were alone: a text of JSON lines, a table or Parquet, else a file. "
-        "Default: as the model was trained.",
-    )
     split: Annotated[Literal["valid", "test"], Option("Text", "--split")] = Field(
         default="valid", description="Held-out text of the model to score without FILE."
     )
-    sweep_mem_len: Annotated[
-        tuple[Length, ...], Unit(units.lengths), Option("Memory", "--sweep-mem-len M,M,...", "0,128,512")
-    ] = Field(default=(), description="One evaluation per memory length.")
+    sweep_mem_len: Annotated[tuple[Length, ...], LENGTHS, Option("Memory", "--sweep-mem-len M,M,...", "0,128,512")] = (
+        Field(default=(), description="One evaluation per memory length.")
+    )
     limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
         default=None, description="Number of bytes to score, from the beginning of the text."
     )
@@ -267,11 +297,16 @@ class EvalConfig(ScoreConfig):
         default=0.1, description="Tokens to read again for the loss by context length, per token of the text."
     )
     pairs: Annotated[
-        tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
+        tuple[str, str] | None, units.reads(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
     by: Annotated[str | None, Option("Results", "--by KEY")] = Field(
         default=None, description="With --pairs: column or key by which rows are grouped."
     )
+
+    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
+        """How the text is read; see `as_trained`."""
+        alone = self.each_line or self.pairs is not None or self.reset_on_document
+        return as_trained(model, train, self, segment_len=self.segment_len, span=self.span, reset_on_document=alone)
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -312,7 +347,7 @@ class Sampling(NamedTuple):
     repetition_penalty: float = 1.0
 
 
-class GenerateConfig(OnlineConfig):
+class GenerateConfig(LearningConfig, InferenceConfig):
     """Sampling of a continuation."""
 
     max_new_tokens: Annotated[Length, Option("Sampling", "-n, --max-new-tokens N", "256")] = Field(
@@ -345,8 +380,8 @@ class GenerateConfig(OnlineConfig):
         Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False), NUMBER] | None,
         Option("Sampling", "--repetition-penalty X", "1.1"),
     ] = Field(default=None, description="Above 1: make recent tokens less probable (Keskar et al. 2019).")
-    stop: Annotated[tuple[str, ...], Unit(lambda text: [text]), Option("Sampling", "--stop TEXT", "END")] = Field(
-        default=(), description="Stop before this text. May be repeated."
+    stop: Annotated[tuple[str, ...], units.reads(lambda text: [text]), Option("Sampling", "--stop TEXT", "END")] = (
+        Field(default=(), description="Stop before this text. May be repeated.")
     )
     num_samples: Annotated[int, Field(ge=1, le=2**16), COUNT, Option("Sampling", "--num-samples N", "3")] = Field(
         default=1, description="Number of continuations."
@@ -379,7 +414,7 @@ TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 """Chosen on validation text by `benchmarks/sampling.py` (docs/log.md)."""
 
 
-class StreamConfig(ScoreConfig):
+class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
     """Scoring of a stream."""
 
     emit: Annotated[Literal["lines", "words", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
@@ -389,7 +424,8 @@ class StreamConfig(ScoreConfig):
         Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] | None, Option("Text", "--min-bits X", "3")
     ] = Field(default=None, description="Print only lines of at least X bits per byte, or words or tokens of X bits.")
     top: Annotated[
-        Annotated[float, Field(ge=0.001, lt=1.0), Unit(units.fraction)] | None, Option("Text", "--top SHARE", "1%")
+        Annotated[float, Field(ge=0.001, lt=1.0), units.reads(units.fraction)] | None,
+        Option("Text", "--top SHARE", "1%"),
     ] = Field(
         default=None,
         description="Print only this share of lines, words or tokens, each compared with the 1,000 before it; at first "
@@ -404,11 +440,10 @@ class StreamConfig(ScoreConfig):
     reset_on: Annotated[str | None, Option("Memory", "--reset-on REGEX")] = Field(
         default=None, description="Clear the memory before each line that matches this regular expression of RE2."
     )
-    reset_on_document: Annotated[Switch | None, _RESET_ON_DOCUMENT] = Field(
-        default=None,
-        description="Clear the memory before each document: a text of JSON lines, a table or Parquet, else a file. "
-        "Default: as the model was trained.",
-    )
+
+    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
+        """How the text is read; see `as_trained`."""
+        return as_trained(model, train, self, reset_on_document=self.each_line or self.reset_on_document)
 
     @property
     def selects(self) -> bool:
@@ -427,9 +462,7 @@ class BenchConfig(InferenceConfig):
     """A benchmark."""
 
     mem_len: Length | None = Field(default=None, description="Memory length without mem_lens. Default: as in training.")
-    mem_lens: Annotated[
-        tuple[Length, ...], Unit(units.lengths), Option("Memory", "--mem-len M,M,...", "0,512,3800")
-    ] = Field(
+    mem_lens: Annotated[tuple[Length, ...], LENGTHS, Option("Memory", "--mem-len M,M,...", "0,512,3800")] = Field(
         default=(), description="Memory lengths of each layer in tokens; one measurement for each. Default: as trained."
     )
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
@@ -441,6 +474,10 @@ class BenchConfig(InferenceConfig):
     seconds: Annotated[float, Field(gt=0.0, le=3600.0), DURATION, Option("Results", "--seconds S", "3")] = Field(
         default=3.0, description="Time for each figure. Default: 3."
     )
+
+    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
+        """How the text is read; see `as_trained`."""
+        return as_trained(model, train, self, segment_len=self.segment_len)
 
     @property
     def sweep(self) -> list[Self]:

@@ -4,11 +4,10 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from xlcli.config import units
-from xlcli.config.base import BaseConfig, Count, Positive, Unit
+from xlcli.config.base import BaseConfig, Count, Positive
 from xlcli.errors import InvalidSettingError
 
-ClampLen = Annotated[Count | Literal["none"], Unit(lambda text: text if text == "none" else units.count(text))]
+ClampLen = Count | Literal["none"]
 """Largest distance of a position encoding, or `none` for any."""
 Placement = Literal["embedding", "layers"]
 """Absolute positions are added to the embedding, or to the input of every layer."""

@@ -9,15 +9,15 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from xlcli.config.attention import ATTENTIONS, shared_heads
-from xlcli.config.base import BaseConfig, Unit
+from xlcli.config.base import BaseConfig
+from xlcli.config.model import STACKS
 from xlcli.config.position import POSITIONS
-from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError, InvalidSettingError, ResourceError
 
@@ -127,11 +127,12 @@ def change(config: Config, *layers: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: As in `make`.
     """
-    tree = config.model_dump(mode="json")
+    tree = config.model_dump(mode="json", exclude_unset=True, exclude={"model"})
+    tree |= config.model_dump(mode="json", include={"model"})
     for layer in layers:
         tree = merge(tree, layer)
     config = validate(Config, tree)
-    attention = config.model.attention.sized_for(config.train.mem_len or config.train.segment_len)
+    attention = config.model.attention.sized_for(config.train.reading.longest)
     return config.model_copy(update={"model": config.model.model_copy(update={"attention": attention})})
 
 
@@ -153,30 +154,8 @@ def table(field: FieldInfo) -> type[BaseConfig] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseConfig) else None
 
 
-def read_units(kind: type[BaseConfig], tree: Mapping[str, Any], prefix: str = "") -> Tree:
-    """The tree with values in place of texts that the `Unit` of their field reads; `ConfigError` if it cannot."""
-    result = dict(tree)
-    for name, field in kind.model_fields.items():
-        section, value = table(field), tree.get(name)
-        if field.discriminator and isinstance(value, Mapping):
-            for section in UNIONS[name].values() if "kind" not in value else [UNIONS[name].get(value["kind"])]:
-                value = value if section is None else read_units(section, value, f"{prefix}{name}.")
-            result[name] = value
-        elif section is not None and isinstance(value, Mapping):
-            result[name] = read_units(section, value, f"{prefix}{name}.")
-        elif isinstance(value, str):
-            parts = (*field.metadata, *(part for each in get_args(field.annotation) for part in get_args(each)))
-            unit = next((part for part in parts if isinstance(part, Unit)), None)
-            try:
-                result[name] = value if unit is None else unit.read(value)
-            except ValueError as error:
-                raise InvalidSettingError(f"{prefix}{name}", f"is {value!r}: {error}", "") from None
-    return result
-
-
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
-    tree = read_units(kind, tree)
     try:
         return TypeAdapter(kind).validate_json(json.dumps(tree))
     except ValidationError as error:
@@ -202,6 +181,8 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
         key = fault.key if "." in fault.key else ".".join([*path, fault.key])
         return InvalidSettingError(key, fault.reason, fault.remedy)
     match first["type"]:
+        case "value_error":
+            return InvalidSettingError(name, f"is {value!r}: {fault}", "")
         case "json_invalid":
             return ConfigError("a setting is not valid UTF-8.", "Rename the file, or give the text in UTF-8.")
         case "extra_forbidden":

@@ -1,10 +1,17 @@
-"""Parsers of option text: counts (10k, 64MiB), durations (1h30m), fractions (5%). `ValueError` gives the reason."""
+"""Values from text: counts (10k, 64MiB), durations (1h30m), fractions (5%). `ValueError` gives the reason.
+
+A validator of pydantic, such as `COUNT`, is the part of the type of a setting that reads it from text.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
+
+from pydantic import BeforeValidator
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _COUNT = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmg]?i?)b?", re.IGNORECASE)
@@ -90,3 +97,17 @@ def device(value: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
         return value
     raise ValueError("not a device; devices are auto, cpu, cuda and cuda:N")
+
+
+def reads(read: Callable[[str], Any]) -> BeforeValidator:
+    """Validator that reads a text. Other values stay as they are; lists become tuples, as strict validation needs."""
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, str):
+            value = read(value)
+        return tuple(value) if isinstance(value, list) else value
+
+    return BeforeValidator(validate)
+
+
+COUNT, NUMBER, DURATION, INTERVAL, LENGTHS = map(reads, (count, number, duration, interval, lengths))

@@ -7,9 +7,6 @@ from pydantic import Field
 from xlcli.config import units
 from xlcli.config.attention import LSHAttentionConfig
 from xlcli.config.base import (
-    COUNT,
-    DURATION,
-    NUMBER,
     BaseConfig,
     Count,
     Length,
@@ -19,28 +16,27 @@ from xlcli.config.base import (
     Seconds,
     SpanKind,
     Switch,
-    Unit,
     WeightEncoding,
 )
 from xlcli.config.inference import (
     BenchConfig,
     Binary,
-    CompressConfig,
     EvalConfig,
     GenerateConfig,
+    OnlineConfig,
     Reading,
     StreamConfig,
     TextField,
 )
-from xlcli.config.model import ModelConfig
+from xlcli.config.model import ModelConfig, ReversibleStackConfig, UniversalStackConfig
 from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
-from xlcli.config.stack import ReversibleStackConfig, UniversalStackConfig
+from xlcli.config.units import COUNT, DURATION, INTERVAL, NUMBER
 from xlcli.errors import InvalidSettingError
 
-Interval = Annotated[Count | Positive, Unit(units.interval)]
+Interval = Annotated[Count | Positive, INTERVAL]
 """Interval in steps (int) or in seconds (float)."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
-HeldOut = Annotated[str | float | None, Unit(units.share)]
+HeldOut = Annotated[str | float | None, units.reads(units.share)]
 """A file, or a fraction off the end of the text."""
 
 
@@ -128,8 +124,8 @@ class TrainConfig(BaseConfig):
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
         default=0.01, description="Weight decay."
     )
-    betas: Annotated[tuple[Rate, Rate], Unit(lambda text: [units.number(part) for part in text.split(",")])] = Field(
-        default=(0.9, 0.95), description="Betas of AdamW."
+    betas: Annotated[tuple[Rate, Rate], units.reads(lambda text: [units.number(part) for part in text.split(",")])] = (
+        Field(default=(0.9, 0.95), description="Betas of AdamW.")
     )
     momentum: Rate = Field(default=0.95, description="Momentum of Muon.")
     warmup_steps: Length | None = Field(default=None, description="Steps of learning-rate warmup. Default: at most 40.")
@@ -221,7 +217,7 @@ class RuntimeConfig(BaseConfig):
 
     device: Annotated[
         str,
-        Unit(units.device),
+        units.reads(units.device),
         Option("Machine", "--device auto|cpu|cuda[:N]", "cpu"),
     ] = Field(default="auto", description="Device to compute on. auto: the first CUDA device, else the CPU.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -266,7 +262,7 @@ class Config(BaseConfig):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     generate: GenerateConfig = Field(default_factory=GenerateConfig)
     stream: StreamConfig = Field(default_factory=StreamConfig)
-    compress: CompressConfig = Field(default_factory=CompressConfig)
+    compress: OnlineConfig = Field(default_factory=OnlineConfig)
     bench: BenchConfig = Field(default_factory=BenchConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 

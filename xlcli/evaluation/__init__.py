@@ -23,16 +23,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.division import Division, worker_loop
-from xlcli.evaluation.pairs import Pairs
-from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, pass_loaders, score_text
+from xlcli.evaluation.figures import loss_by_context, pair_scores, pair_shares, rounding_cost
+from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
@@ -79,15 +78,12 @@ def evaluate(
         CheckpointError, DivergedError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
-    by_word = words and not options.pairs
-    reads_out = by_word or (per_token and options.logprobs is not None) or not runtime.ranks.is_first
+    is_first = runtime.ranks.is_first
+    reads_out = (words and not options.pairs) or (per_token and options.logprobs is not None) or not is_first
     predictions = Predictions(model.tokenizer, options, runtime.device) if reads_out else None
-    if not runtime.ranks.is_first:
-        worker_loop(
-            [make_reader(each.network, model.tokenizer, options) for each in (model, model.unrounded())],
-            runtime,
-            predictions,
-        )
+    if not is_first:
+        both = [make_reader(each.network, model.tokenizer, options) for each in (model, model.unrounded())]
+        worker_loop(both, runtime, predictions)
         return
     with Division(runtime.ranks) as divided:
         check_settings(model, options, runtime)
@@ -97,93 +93,111 @@ def evaluate(
         except StoppedEarlyError:
             yield _NOT_BEGUN
             return
+        yield from _Evaluation(model, text, options, runtime, divided, predictions, per_token, words, stop).run()
+
+
+_NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
+
+
+class _Evaluation(NamedTuple):
+    """The arguments of `evaluate`, the text, the ranks, and what is kept of the prediction of each token."""
+
+    model: LoadedModel
+    text: TokenizedText
+    options: EvalConfig
+    runtime: Runtime
+    divided: Division
+    predictions: Predictions | None
+    per_token: bool
+    words: bool
+    stop: Callable[[], bool]
+
+    def run(self) -> Iterator[Event]:
+        """Events of all memory lengths."""
+        model, text, options, unknown = self.model, self.text, self.options, None
         yield from map(Notice, model.tokenizer.take_notices())
-        unknown = None
         if model.tokenizer.unknown_id is not None:
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown, len(text.tokens))
         unrounded = model.unrounded()
-        reader = divided.reader(0, make_reader(model.network, model.tokenizer, options))
-        exact = divided.reader(1, make_reader(unrounded.network, model.tokenizer, options))
-        sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
+        reader, exact = (
+            self.divided.reader(number, make_reader(each.network, model.tokenizer, options))
+            for number, each in enumerate((model, unrounded))
+        )
+        sweep = [choose_lengths(model, self.runtime, each, text) for each in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
-        yield from compile_cache(options, stop)
+        yield from compile_cache(options, self.stop)
         for index, lengths in enumerate(sweep):
-            run = Pass(model, reader, runtime, text, lengths, stop)
-            is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
-            with ExitStack() as files:
-                is_kept = per_token or words or is_rounded or options.pairs is not None
-                scores = TokenScores(len(text.tokens), predictions, files) if is_kept else None
-                started = time.perf_counter()
-                loaders, totals = pass_loaders(run, reads_end=by_word)
-                if not index and totals.batch_size < runtime.ranks.size:
-                    n = totals.batch_size
-                    sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
-                    waiting = f"the text is read as {sequences} of {runtime.ranks.size} processes; the others wait"
-                    yield Notice(waiting, "warning")
-                meter = ProgressMeter(f"evaluation {index + 1} of {len(sweep)}", len(text.tokens), "tokens")
-                yield from score_text(run, loaders, totals, meter, scores)
-                divided.pause()
-                seconds = time.perf_counter() - started
-                if not totals.tokens:
-                    yield _NOT_BEGUN
-                    return
-                if not math.isfinite(totals.nats):
-                    raise not_finite(model.name, options)
-                partial = totals.tokens < len(text.tokens)
-                if partial:
-                    yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
-                if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
-                    yield Notice(remark)
-                compared = Pairs(options.by)
-                if scores is not None and options.pairs and not partial:
-                    yield from (each for each in compared.compare(text, scores.nats) if words)
-                found: Iterator[Scored] = iter(())
-                if scores is not None and by_word:
-                    found = text.word_scores(scores, by_line=options.each_line, with_tokens=per_token)
-                elif scores is not None and per_token:
-                    found = text.token_scores(scores)
-                for each in found:
-                    if stop():
-                        break
-                    yield each
-                else:
-                    if (per_token or words) and not partial:
-                        yield Done()
-                by_context = totals.by_context
-                if options.online_option:
-                    by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
-                elif lengths.has_memory and not partial and not lengths.by_document:
-                    loaders, windows = context_loaders(run, totals, options.context_share)
-                    n_tokens = sum(loader.batch_size * loader.sequence_len for loader in loaders)
-                    yield from score_text(run, loaders, windows, ProgressMeter("loss by context", n_tokens, "tokens"))
-                cost = None
-                if scores is not None and is_rounded and not partial:
-                    n = min(ROUNDING_TOKENS, len(text.tokens))
-                    beginning = replace(text, tokens=text.tokens.first(n))
-                    unrounded_lengths = replace(lengths, memory_dtype="float32")
-                    whole = Pass(unrounded, exact, runtime, beginning, unrounded_lengths, stop)
-                    loaders, without = pass_loaders(whole)
-                    yield from score_text(whole, loaders, without, ProgressMeter("unrounded", n, "tokens"))
-                    if without.tokens == n:
-                        cost = bits_per(float(scores.nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
-                divided.pause()
-            yield Score(
-                **_facts(run, totals, seconds),
-                each_line=options.each_line,
-                adapt=options.adapt,
-                context_cache=options.context_cache,
-                unknown_words=None if partial else unknown,
-                rounding_cost=cost,
-                partial=partial,
-                by_context=() if partial and lengths.has_memory else by_context.bins(),
-                pairs=compared.shares if options.pairs and not partial else (),
-            )
-            if stop():
+            run, without = Pass(model, reader, self.runtime, text, lengths, self.stop), None
+            if unrounded is not model or lengths.memory_dtype != "float32":
+                beginning = replace(text, tokens=text.tokens.first(min(ROUNDING_TOKENS, len(text.tokens))))
+                same = replace(lengths, memory_dtype="float32")
+                without = replace(run, model=unrounded, reader=exact, text=beginning, lengths=same)
+            batches = text_batches(run, reads_end=self.words and not options.pairs)
+            if not index and (n := batches.size) < self.runtime.ranks.size:
+                sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
+                waiting = f"the text is read as {sequences} of {self.runtime.ranks.size} processes; the others wait"
+                yield Notice(waiting, "warning")
+            yield from self._score(run, batches, without, f"evaluation {index + 1} of {len(sweep)}", unknown)
+            if self.stop():
                 return
 
+    def _score(
+        self, run: Pass, batches: Batches, exact: Pass | None, stage: str, unknown: int | None
+    ) -> Iterator[Event]:
+        """Events of a memory length.
 
-_NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
+        `exact` is the beginning of the pass without rounding, if anything is rounded, `unknown` the number of words
+        scored as `<unk>`.
+        """
+        options, text, started = self.options, self.text, time.perf_counter()
+        with ExitStack() as files:
+            is_kept = self.per_token or self.words or exact is not None or options.pairs is not None
+            scores = TokenScores(len(text.tokens), self.predictions, files) if is_kept else None
+            sums, meter = ContextSums(batches.longest), ProgressMeter(stage, len(text.tokens), "tokens")
+            totals = yield from score_text(run, batches, sums, meter, scores)
+            self.divided.pause()
+            seconds = time.perf_counter() - started
+            if not totals.tokens:
+                yield _NOT_BEGUN
+                return
+            if not math.isfinite(totals.nats):
+                raise not_finite(self.model.name, options)
+            is_whole = totals.tokens == len(text.tokens)
+            if not is_whole:
+                yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
+            if remark := misfit(self.model.name, bits_per(totals.nats, totals.bytes)):
+                yield Notice(remark)
+            figures: dict[str, Any] = {"partial": not is_whole}
+            if scores is not None:
+                yield from self._parts(scores, is_whole=is_whole)
+            if scores is not None and options.pairs and is_whole:
+                figures["pairs"] = pair_shares(pair_scores(text, scores.nats), options.by)
+            if options.online_option is None and (is_whole or not run.lengths.has_memory):
+                figures["by_context"] = yield from loss_by_context(run, batches, sums, options.context_share)
+            if scores is not None and exact is not None and is_whole:
+                figures["rounding_cost"] = yield from rounding_cost(exact, scores)
+            if is_whole:
+                figures["unknown_words"] = unknown
+            self.divided.pause()
+        yield Score(**_facts(run, options, totals, batches.size, seconds), **figures)
+
+    def _parts(self, scores: TokenScores, *, is_whole: bool) -> Iterator[Scored | Done]:
+        """Tokens, words or pairs, if they are asked for, until stopped."""
+        options, text = self.options, self.text
+        found: list[Iterator[Scored]] = []
+        if self.words and options.pairs and is_whole:
+            found.append(pair_scores(text, scores.nats))
+        if self.words and not options.pairs:
+            found.append(text.word_scores(scores, by_line=options.each_line, with_tokens=self.per_token))
+        elif self.per_token:
+            found.append(text.token_scores(scores))
+        for each in chain.from_iterable(found):
+            if self.stop():
+                return
+            yield each
+        if (self.per_token or self.words) and is_whole:
+            yield Done()
 
 
 def _read(
@@ -237,7 +251,7 @@ def _read(
     return text
 
 
-def _facts(run: Pass, totals: Totals, seconds: float) -> dict[str, Any]:
+def _facts(run: Pass, options: EvalConfig, totals: Totals, batch_size: int, seconds: float) -> dict[str, Any]:
     """What a pass over the text says of its `Score`; characters and words of a part of the text were not counted."""
     model, runtime, text = run.model, run.runtime, run.text
     counts = text.counts if totals.tokens == len(text.tokens) else TextCounts(totals.bytes)
@@ -259,7 +273,10 @@ def _facts(run: Pass, totals: Totals, seconds: float) -> dict[str, Any]:
         "perplexity": perplexity(totals.nats, totals.tokens),
         "word_perplexity": perplexity(totals.nats, counts.words) if counts.words else None,
         "mean_steps": None if totals.steps is None else totals.steps / totals.tokens,
-        "batch_size": totals.batch_size,
+        "each_line": options.each_line,
+        "adapt": options.adapt,
+        "context_cache": options.context_cache,
+        "batch_size": batch_size,
         **run.lengths.state,
         "tokens_per_second": totals.tokens / seconds,
         "peak_rss_bytes": peak_rss_bytes(),

@@ -27,11 +27,7 @@ _END = "end"
 
 
 class Division(AbstractContextManager["Division"]):
-    """The ranks of an evaluation, on the first of them; in a single process it does nothing.
-
-    Args:
-        ranks: Processes of the evaluation.
-    """
+    """The ranks of an evaluation, on the first of them; in a single process it does nothing."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -70,10 +66,7 @@ class Division(AbstractContextManager["Division"]):
 def worker_loop(readers: Sequence[Reader], runtime: Runtime, readout: Readout | None) -> None:
     """Scores the sequences of this rank, not the first one, until the first one ends the evaluation.
 
-    Args:
-        readers: Readers of this rank, in the same order on all ranks.
-        runtime: Device, number type and ranks.
-        readout: What the first rank asks for of predictions, if it asks.
+    All ranks have their `readers` in the same order; `readout` is what the first rank keeps of predictions, if it asks.
     """
     ranks, divided, n_passes = runtime.ranks, Division(runtime.ranks), 1
     while ranks.published(f"{divided.name}-{n_passes}") != _END:

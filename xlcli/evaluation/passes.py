@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +18,12 @@ from xlcli.evaluation.text import Lengths, TokenizedText, TokenScores
 from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
+from xlcli.model.stack import Ponder
 from xlcli.online import Reader
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 
-WINDOW_LIMIT = 2**20
-"""Maximum number of tokens in the windows for the loss by context length."""
-SHORT_WINDOW = 64
-"""Tokens of at least half of them, in tokens, since a long window has few tokens with a short context."""
 LEAST_SEQUENCES = 5
 """Number of sequences with tokens in a bin from which its uncertainty is estimated."""
 
@@ -45,75 +42,92 @@ class Pass:
 
 @dataclass
 class Totals:
-    """Sums over a text, and the batch size.
+    """Sums over a text.
 
     `documents` is the number of documents scored to their end; `steps` is None without adaptive computation time.
-    `counts_context`: the number of tokens that a sequence has read is the context of the next one. `n_by_context` is
-    the number of sequences of a batch whose tokens `by_context` has, the first ones.
     """
 
-    batch_size: int
-    by_context: ContextSums
-    counts_context: bool
-    n_by_context: int
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
     nats: float = 0.0
     steps: float | None = None
 
+    def add(
+        self, nats: NDArray[np.float64], n_bytes: NDArray[Any], scored: NDArray[np.bool_], ponder: Ponder | None
+    ) -> None:
+        """Adds the surprisal and the size (b t) of tokens, 0 where none is scored, and the steps of the others."""
+        self.nats += float(nats.sum())
+        self.tokens += int(scored.sum())
+        self.bytes += int(n_bytes.sum())
+        if ponder is not None:
+            steps = ponder.steps[:, -nats.shape[1] :].double().cpu().numpy()
+            self.steps = (self.steps or 0.0) + float(steps[scored].sum())
+
+    def add_documents(self, ends: NDArray[np.int64], read: NDArray[np.int64]) -> None:
+        """Counts the documents that end where some tokens do: `ends` (d) and `read` (n) are numbers of tokens."""
+        self.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The sequences of a pass.
+
+    Attributes:
+        loaders: Those of each batch.
+        longest: Longest context whose loss is measured.
+        n_by_context: Number of sequences of a batch whose loss by context is measured, the first ones.
+    """
+
+    loaders: Sequence[EvalLoader]
+    longest: int
+    n_by_context: int
+
+    @property
+    def size(self) -> int:
+        """Number of sequences of the largest batch."""
+        return max(loader.batch_size for loader in self.loaders)
+
 
 def score_text(
-    run: Pass,
-    loaders: Sequence[EvalLoader],
-    totals: Totals,
-    meter: ProgressMeter,
-    scores: TokenScores | None = None,
-) -> Iterator[Progress]:
-    """Adds the scores of all sequences to `totals` until stopped, and fills the `scores` of each token."""
-    text, lengths, runtime, n = run.text, run.lengths, run.runtime, len(run.text.tokens)
-    ends = np.append(text.documents[1:], n)
-    n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
-    for loader in loaders:
-        state, n_read = None, 0
-        totals.by_context.start(loader.batch_size)
+    run: Pass, batches: Batches, by_context: ContextSums, meter: ProgressMeter, scores: TokenScores | None = None
+) -> Generator[Progress, None, Totals]:
+    """Sums over all sequences until stopped, also `by_context`; fills the `scores` of each token."""
+    text, lengths, runtime, n, totals = run.text, run.lengths, run.runtime, len(run.text.tokens), Totals()
+    ends, readout = np.append(text.documents[1:], n), None if scores is None else scores.predictions
+    n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in batches.loaders)
+    for loader in batches.loaders:
+        state = None
+        by_context.start(loader.batch_size)
         for inputs, targets, scored, positions in loader:
             if run.stop():
-                return
+                return totals
             if state is None:
                 state = lengths.init_state(run.reader, loader.offsets)
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
-                readout = None if scores is None else scores.predictions
                 surprisal, state, ponder, features = run.reader.score(x, y, state, readout=readout)
             nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
-            totals.nats += float(nll.sum())
-            if ponder is not None:
-                steps = ponder.steps[:, -targets.shape[1] :].double().cpu().numpy()
-                totals.steps = (totals.steps or 0.0) + float(steps[scored].sum())
             index = np.minimum(positions[:, None] + np.arange(nll.shape[1]), n - 1)
             sizes = np.where(scored, text.tokens.sizes(index), 0)
-            totals.tokens += int(scored.sum())
-            totals.bytes += int(sizes.sum())
-            read = index[scored] + 1
-            totals.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
-            first = n_read if totals.counts_context else 0
-            n_read += inputs.shape[1]
+            totals.add(nll, sizes, scored, ponder)
+            totals.add_documents(ends, index[scored] + 1)
             if not lengths.has_memory:  # every segment starts with empty memory
-                totals.by_context.start(len(nll))
+                by_context.start(len(nll))
             if lengths.stride is None:
-                kept = scored & (np.arange(len(nll))[:, None] < totals.n_by_context)
-                totals.by_context.add(first, np.where(kept, nll, 0.0), np.where(kept, sizes, 0), kept)
+                kept = scored & (np.arange(len(nll))[:, None] < batches.n_by_context)
+                by_context.add(inputs.shape[1], np.where(kept, nll, 0.0), np.where(kept, sizes, 0), kept)
             if scores is not None:
                 scores.nats[index[scored]] = nll[scored]
                 if features is not None:
                     scores.keep(features.float().cpu().numpy(), scored, positions, loader.ends)
             n_called += 1
             yield from meter.report((meter.total or 0) * n_called // n_calls)  # also calls that only warm up take time
+    return totals
 
 
-def pass_loaders(run: Pass, *, reads_end: bool = False) -> tuple[list[EvalLoader], Totals]:
-    """Loaders that together score each token once, each from empty memory, and their sums.
+def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:
+    """Batches that together score each token once, each sequence from empty memory.
 
     Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
     the shortest documents. `reads_end`: as of `EvalLoader`.
@@ -145,35 +159,11 @@ def pass_loaders(run: Pass, *, reads_end: bool = False) -> tuple[list[EvalLoader
         segment_len=segment_len,
         memory_dtype=lengths.memory_dtype,
     )
-    n_sequences, longest = max(loader.batch_size for loader in loaders), segment_len
-    n_by_context = n_sequences
-    if lengths.has_memory:
-        longest = min(lengths.max_context, text.longest_document)
-        if not lengths.by_document:  # the others warm up
-            n_by_context = int(loaders[0].ends[0] >= longest)
-    return loaders, Totals(n_sequences, ContextSums(longest), lengths.has_memory, n_by_context)
-
-
-def context_loaders(run: Pass, totals: Totals, share: float) -> tuple[list[EvalLoader], Totals]:
-    """Loaders of windows for the loss by context length, and their sums, which continue those of the whole text.
-
-    `share` is the number of their tokens per token of the text. The window at its beginning has been read with it.
-    """
-    lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
-    n, longest = len(ids), min(lengths.max_context, len(ids))
-    budget, short = int(min(n * share, WINDOW_LIMIT)), min(SHORT_WINDOW, longest)
-    n_long = budget // (2 * longest) if longest > short else 0
-    n_short = (budget - n_long * longest) // short
-    loaders: list[EvalLoader] = []
-    for width, n_windows, n_read in ((short, n_short, 1), (longest, n_long, totals.n_by_context)):
-        starts = np.linspace(0, n - width, n_windows + 1)[n_read:].astype(np.int64)
-        rows = totals.batch_size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
-        loaders += [
-            EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch)
-            for batch in np.split(starts, range(rows, len(starts), rows))
-            if len(batch)
-        ]
-    return loaders, Totals(totals.batch_size, totals.by_context, counts_context=True, n_by_context=n)
+    if not lengths.has_memory:
+        return Batches(loaders, segment_len, n_by_context=len(ids))
+    longest = min(lengths.max_context, text.longest_document)
+    is_first_long = bool(loaders[0].ends[0] >= longest)  # the other sequences warm up
+    return Batches(loaders, longest, n_by_context=len(ids) if lengths.by_document else int(is_first_long))
 
 
 class ContextSums:
@@ -189,8 +179,8 @@ class ContextSums:
         self.nats, self.n_bytes, self.n_tokens, self.n_sequences = np.zeros((4, n_bins))
         self.products = np.zeros((3, n_bins))
         """Sums over sequences of nats squared, nats times bytes, and bytes squared."""
-        self._open = np.zeros((3, 0, n_bins))
-        """Nats, bytes and tokens of the sequences being read (b) in each bin."""
+        self._open, self._n_read = np.zeros((3, 0, n_bins)), 0
+        """Nats, bytes and tokens of the sequences being read (b) in each bin, and how many tokens of each were read."""
 
     def start(self, batch_size: int) -> None:
         """Begins a batch of sequences."""
@@ -198,13 +188,14 @@ class ContextSums:
         totals = (self.nats, self.n_bytes, self.n_tokens, self.n_sequences, *self.products)
         for total, part in zip(totals, (x, y, n, n > 0, x * x, x * y, y * y), strict=True):
             total += part.sum(0)
-        self._open = np.zeros((3, batch_size, len(self.nats)))
+        self._open, self._n_read = np.zeros((3, batch_size, len(self.nats))), 0
 
-    def add(self, first: int, nats: NDArray[np.float64], n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
-        """Adds values (b t) of the next tokens; the first column has a context of `first` + 1 tokens.
+    def add(self, n_read: int, nats: NDArray[np.float64], n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
+        """Adds values (b t) of a call that read so many tokens of each sequence.
 
         Tokens with a longer context than `longest` are left out.
         """
+        first, self._n_read = self._n_read, self._n_read + n_read
         contexts = np.arange(first + 1, min(first + nats.shape[1], self.edges[-1] - 1) + 1)
         if not len(contexts):
             return

@@ -20,8 +20,9 @@ from xlcli.config.inference import Reading
 from xlcli.errors import ResourceError
 from xlcli.events import Notice, Prediction, Progress, Scored, TokenScore
 from xlcli.files import cache_folder
+from xlcli.inference import longest_memory
 from xlcli.metrics import LN2, TextCounter, TextCounts
-from xlcli.online import DEFAULTS, Reader
+from xlcli.online import Reader
 from xlcli.runtime import Runtime
 from xlcli.state import State
 from xlcli.store.folder import LoadedModel
@@ -105,13 +106,7 @@ class TokenizedText:
 class TokenScores:
     """Scores of the tokens of a text, by their number, in unnamed files that are deleted when `files` closes.
 
-    Args:
-        n_tokens: Number of tokens.
-        predictions: What is kept of their predictions, if anything.
-        files: Context of the files.
-
-    Attributes:
-        nats: Surprisal of each (n).
+    `nats` is the surprisal of each (n), `predictions` what is kept of their predictions, if anything.
 
     Raises:
         ResourceError: The cache folder is full.
@@ -140,8 +135,9 @@ class TokenScores:
         """The prediction of a token, or `after` the document that ends before it, if it was kept."""
         if self.predictions is None or self._features is None:
             return None
-        features = self._after.get(token) if after else self._features[token]
-        return None if features is None else self.predictions.value(features.tolist())
+        if after and token not in self._after:
+            return None
+        return self.predictions.value((self._after if after else self._features)[token].tolist())
 
 
 def is_list_of_sentences(head: bytes) -> bool:
@@ -186,10 +182,11 @@ def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
     """Array of float32 scores of this shape, for `TokenScores`."""
     try:
         file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))  # noqa: SIM115
-        if hasattr(os, "posix_fallocate"):
-            # On a full disk, writing to an unallocated block of a mapped file kills the process by SIGBUS.
-            os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
-        return np.memmap(file, np.float32, mode="r+" if hasattr(os, "posix_fallocate") else "w+", shape=shape)
+        if not hasattr(os, "posix_fallocate"):
+            return np.memmap(file, np.float32, mode="w+", shape=shape)
+        # On a full disk, writing to an unallocated block of a mapped file kills the process by SIGBUS.
+        os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
+        return np.memmap(file, np.float32, mode="r+", shape=shape)
     except OSError as error:
         raise ResourceError(
             f"cannot keep the score of each token in {cache_folder()}: {error.strerror}.",
@@ -214,11 +211,6 @@ class Lengths(Reading):
         """Empty memory of sequences that start at these positions (b) of the text."""
         return reader.init_state(len(starts), offsets=starts.tolist(), **self.state)
 
-    @property
-    def max_context(self) -> int:
-        """Longest context whose loss is measured, with memory."""
-        return 2 * self.mem_len
-
 
 def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
     """Default number of tokens per call of the model, over all sequences."""
@@ -229,45 +221,43 @@ def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
 
 def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
     """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
-    reading = options.reading(model.config.model, model.config.train)
-    mem_len, memory_dtype = reading.mem_len, reading.memory_dtype
-    by_document = len(text.documents) > 1
-    n_tokens = text.longest_document
-    exact = mem_len > 0 and options.span == "uniform"
-    n_per_call = tokens_per_call(model, runtime)
-    n_ranks = runtime.ranks.size
+    reading, shape = options.reading(model.config.model, model.config.train), model.config.model
+    by_document, n_tokens = len(text.documents) > 1, text.longest_document
+    exact = reading.has_memory and reading.span == "uniform"
+    n_per_call, n_ranks = tokens_per_call(model, runtime), runtime.ranks.size
+    segment_len = reading.segment_len
     if options.segment_len is not None:
-        segment_len = min(options.segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
+        segment_len = min(segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
     elif exact:
-        segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
+        segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (reading.longest - 1).bit_length()))
         # Attention that reads visible keys only (`ops/attend_blocks.py`) makes longer segments cost no more.
-        shape = model.config.model
         is_banded = all(layer.is_banded for layer in shape.attentions)
         if is_banded and runtime.device.type == "cpu" and "bias" not in shape.position.needs:
             segment_len = max(segment_len, min(n_tokens, n_per_call // (options.batch_size or 1)))
         if options.adapt:  # whole blocks are read once
-            block = options.adapt_block or DEFAULTS["adaptation"]["adapt_block"]
-            segment_len = max(1, segment_len // block) * block
-    else:
-        segment_len = reading.segment_len
-    receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
+            segment_len = max(1, segment_len // options.adapt_block) * options.adapt_block
+    receptive_field: int | None = 0
+    if reading.has_memory:
+        receptive_field = model.network.receptive_field(reading.longest + (not exact) * segment_len)
     warmup_len = n_tokens if receptive_field is None else receptive_field
-    state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
+    state_bytes = shape.memory_bytes(reading.max_context + segment_len, reading.memory_dtype)
     if by_document:
         # The memory of a short document holds no more tokens than the document, unless its size is fixed.
-        shape = model.config.model
-        shortest = shape.memory_bytes(shape.tokens_in_memory(mem_len, 1) or 1, memory_dtype)
+        shortest = shape.memory_bytes(longest_memory(model, reading, 1), reading.memory_dtype)
         largest, warmup_len = n_ranks * min(n_per_call, STATE_LIMIT // shortest), 0
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
         largest = min(n_ranks * min(n_per_call // segment_len, STATE_LIMIT // state_bytes), by_warmup)
     is_single = options.online_option is not None or (receptive_field is None and not by_document)
     limit = n_ranks * min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
-    stride = None if reading.stride is None else min(reading.stride, segment_len)
+    stride = None
+    if reading.stride is not None:
+        stride = min(reading.stride, segment_len)
+        warmup_len = segment_len - stride
     return Lengths(
         **vars(reading) | {"segment_len": segment_len, "stride": stride},
         batch_size=1 if is_single else options.batch_size or max(1, largest),
-        warmup_len=warmup_len if stride is None else segment_len - stride,
+        warmup_len=warmup_len,
         by_document=by_document,
         tokens_per_call=None if options.batch_size else limit,
     )

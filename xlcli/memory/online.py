@@ -25,7 +25,7 @@ class OnlineMemory(ABC):
     `State.fork` to continue it twice.
 
     Attributes:
-        settings: Keys of `OnlineConfig` and their values, by which the value must be continued.
+        settings: Keys of `LearningConfig` and their values, by which the value must be continued.
     """
 
     settings: Mapping[str, Any]

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
-from xlcli.config import stack as stacks
+from xlcli.config import model as stacks
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.linear import LinearAttention

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from xlcli.config import InferenceConfig, OnlineConfig, validate
 from xlcli.config.base import Option
+from xlcli.config.inference import LearningConfig
 from xlcli.errors import CheckpointError, ConfigError, DivergedError, StateError, XLError
 from xlcli.model.decoder import Decoder
 from xlcli.model.head import Readout
@@ -52,42 +53,35 @@ class Reader(Protocol):
         """State with empty memory at the beginning of a text. What was learned remains."""
 
 
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "adaptation": {"adapt_block": 128, "adapt_lr": 6e-4, "adapt_decay": 0.001, "adapt_weights": "feedforward"},
-    "cache": {"context_cache": None},
+SETTINGS: Mapping[str, set[str]] = {
+    "adaptation": {"adapt_block", "adapt_lr", "adapt_decay", "adapt_weights"},
+    "cache": {"context_cache"},
 }
-"""Default settings of the values of `State.online`."""
+"""Settings of the values of `State.online`."""
 _REMEDY = "Start without this state."
 
 
 def make_reader(
     network: LanguageModel, tokenizer: Tokenizer, options: InferenceConfig, decoder: Decoder | None = None
 ) -> Reader:
-    """Reader of a text with these options.
+    """Reader of a text with these options: the network, if nothing is learned.
 
-    Args:
-        network: The model, which is the reader if nothing is learned.
-        tokenizer: Its tokenizer.
-        options: Wrappers and their settings.
-        decoder: Faster `logits` of one token. With it nothing but such `logits` may be called.
+    `decoder` has faster `logits` of one token. With it nothing but such `logits` may be called.
     """
     reader: Any = decoder or network
-    if not isinstance(options, OnlineConfig):
-        return reader  # type: ignore[no-any-return]
-    step = 1
-    if options.adapt:
-        settings = _settings(options, "adaptation")
-        step = settings["adapt_block"]
-        reader = AdaptiveModel(network, _optimizer(network, settings), settings, decodes=decoder is not None)
-    if options.context_cache is not None:
+    learning, step = options.learning, 1
+    if learning.adapt:
+        step, settings = learning.adapt_block, learning.model_dump(include=SETTINGS["adaptation"])
+        reader = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
+    if learning.context_cache is not None:
         spelling = Spelling(tokenizer, network.config.vocab_size)
-        reader = CachedModel(reader, _settings(options, "cache"), spelling, step)
+        reader = CachedModel(reader, learning.model_dump(include=SETTINGS["cache"]), spelling, step)
     return reader  # type: ignore[no-any-return]
 
 
 def not_finite(model: str, options: InferenceConfig) -> XLError:
     """Error of a prediction that is not finite, by the model of this name."""
-    if isinstance(options, OnlineConfig) and options.adapt:
+    if options.learning.adapt:
         return DivergedError(
             f"adaptation diverged: the adapted weights of model {model} give no finite score.",
             "Use a smaller adapt_lr.",
@@ -96,13 +90,7 @@ def not_finite(model: str, options: InferenceConfig) -> XLError:
 
 
 def continued(network: LanguageModel, options: InferenceConfig, state: State, dtype: torch.dtype) -> InferenceConfig:
-    """Options with the settings of a saved state where they are open.
-
-    Args:
-        network: The model.
-        options: Settings of the user.
-        state: The saved state.
-        dtype: Number type of matrix products.
+    """Options with the settings of a saved state where they are open; `dtype` is the type of matrix products.
 
     Raises:
         StateError: The state was saved with others, holds several texts, or learned values do not fit the model.
@@ -111,41 +99,34 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
         raise StateError(f"the state holds {state.batch_size} texts, not one.", _REMEDY)
     learned: dict[str, Any] = {}
     for field, value in state.online.items():
-        if value.settings.keys() != DEFAULTS[field].keys():
+        if value.settings.keys() != SETTINGS[field]:
             raise StateError(f"the state is damaged: it lacks settings of its {field}.", _REMEDY)
         learned |= value.settings
     switches = {"adapt": state.adaptation is not None, "context_cache": learned.get("context_cache")}
-    given = {"adapt": False, "context_cache": None} | options.model_dump()
-    if (given["memory_dtype"], state.memory_dtype) == ("float32", "bfloat16") and dtype != torch.float32:
+    given = options.model_dump(include=options.model_fields_set & OnlineConfig.model_fields.keys())
+    if (given.get("memory_dtype"), state.memory_dtype) == ("float32", "bfloat16") and dtype != torch.float32:
         given["memory_dtype"] = "auto"  # keys and values are computed in 16 bits, and were not rounded
     for name, saved in (network.inference_settings(state) | learned | switches).items():
         has_flag = any(isinstance(part, Option) for part in OnlineConfig.model_fields[name].metadata)
-        flag = f"--{name.replace('_', '-')}" if has_flag else name
-        if given[name] and not saved and name in switches:
+        flag, chosen = f"--{name.replace('_', '-')}" if has_flag else name, given.get(name)
+        if chosen is None or chosen is False or chosen in ("auto", saved):
+            continue
+        if not saved and name in switches:
             raise StateError(f"the state was saved without {flag}.", f"Leave out {flag}, or start without this state.")
-        chosen = given.get(name)
-        if chosen is not None and chosen is not False and chosen not in ("auto", saved):
-            raise StateError(f"the state was saved with {flag} {saved}, but {flag} is {chosen}.", f"Leave out {flag}.")
-    known = {name: given[name] for name in OnlineConfig.model_fields} | learned | {"adapt": switches["adapt"]}
+        raise StateError(f"the state was saved with {flag} {saved}, but {flag} is {chosen}.", f"Leave out {flag}.")
     try:
-        options = validate(OnlineConfig, known)
+        options = validate(OnlineConfig, given | learned | {"adapt": switches["adapt"]})
     except ConfigError as error:
         raise StateError(f"the state is damaged: {error.message}", _REMEDY) from None
     if state.adaptation is not None:
-        settings = _settings(options, "adaptation")
-        if not is_compatible(network, _optimizer(network, settings), settings["adapt_block"], state):
+        learning = options.learning
+        if not is_compatible(network, _optimizer(network, learning), learning.adapt_block, state):
             raise StateError("the adapted weights of the state do not fit the model.", _REMEDY)
     if state.cache is not None and not state.cache.fits(network.config.vocab_size):
         raise StateError("the context cache of the state does not fit the model.", _REMEDY)
     return options
 
 
-def _optimizer(network: LanguageModel, settings: Mapping[str, Any]) -> Optimizer:
-    names = adapted_weights(network, settings["adapt_weights"])
-    return Optimizer(names, settings["adapt_lr"], settings["adapt_decay"], head_tables(network))
-
-
-def _settings(options: OnlineConfig, field: str) -> dict[str, Any]:
-    """Settings of the value in this field, with defaults where they are open."""
-    given = {name: getattr(options, name) for name in DEFAULTS[field]}
-    return {name: DEFAULTS[field][name] if value is None else value for name, value in given.items()}
+def _optimizer(network: LanguageModel, learning: LearningConfig) -> Optimizer:
+    names = adapted_weights(network, learning.adapt_weights)
+    return Optimizer(names, learning.adapt_lr, learning.adapt_decay, head_tables(network))

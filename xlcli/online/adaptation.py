@@ -49,8 +49,6 @@ class AdaptiveModel:
     change in place: they consume the old state. The given network is never changed.
 
     Args:
-        network: The trained model.
-        optimizer: Optimizer of the weights.
         settings: Keys of the configuration by which a saved state must be continued, and their values; `adapt_block`
             is the number of tokens of a block.
         decodes: Whether `logits` of one token may use compiled kernels, for which weights are packed after each step.
@@ -163,7 +161,9 @@ class AdaptiveModel:
     def _drop_unlearned(self, state: State) -> State:
         """State without a complete block whose last target was never observed."""
         value = _value(state)
-        return replace(state, adaptation=value.without_block()) if len(value.inputs) == self.block else state
+        if len(value.inputs) < self.block:
+            return state
+        return replace(state, adaptation=value.without_block())
 
     def _learn_if_complete(self, state: State) -> State:
         return self._learn(state) if len(_value(state).inputs) == self.block else state
@@ -276,10 +276,10 @@ def _with_own_weights(network: LanguageModel) -> LanguageModel:
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
     memo |= {id(buffer): buffer for buffer in network.buffers()}
-    own = copy.deepcopy(network, memo)
-    for table in _token_tables(own):
-        table.sparse = True
-    return own
+    for table in _token_tables(network):
+        n, dim = table.weight.shape
+        memo[id(table)] = nn.Embedding(n, dim, sparse=True, _weight=memo[id(table.weight)], _freeze=True)
+    return copy.deepcopy(network, memo)
 
 
 def _round_gradients(network: LanguageModel) -> None:

@@ -30,11 +30,7 @@ MOST_LOGITS = 2**21
 
 
 class Spelling:
-    """Order of a vocabulary, and its line end.
-
-    Args:
-        tokenizer: Its tokenizer. Where the text of an id depends on its place, ids are in their own order.
-        vocab_size: Number of ids of the model.
+    """Order of a vocabulary, and its line end. Ids whose text depends on their place are in their own order.
 
     Attributes:
         leaf_of: Leaf (v) of each id in a binary tree, as a number of a node: children of n are 2n and 2n + 1.

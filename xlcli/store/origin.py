@@ -65,9 +65,8 @@ def configurations(
     tokenizer = str(kind) if kind in get_args(TokenizerKind) else "auto"  # others come with the model alone
     train = saved.train.model_dump(mode="json", exclude=set(_OF_THE_RUN))
     train["batch_size"] = min(saved.train.batch_size, BATCH_SIZE)
-    batch_size = changes.get("train", {}).get("batch_size", train["batch_size"])
-    if isinstance(batch_size, int):
-        train["grad_accum"] = min(saved.train.grad_accum, batch_size)
+    sizes = {"batch_size": changes.get("train", {}).get("batch_size", train["batch_size"])}
+    train["grad_accum"] = min(saved.train.grad_accum, settings.make({"train": sizes}).train.batch_size)
     own = {"model": saved.model.model_dump(mode="json"), "text": {"tokenizer": tokenizer}, "train": train}
     text = dict(changes.get("text", {}))
     if text.get("tokenizer") == "auto":

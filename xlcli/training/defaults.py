@@ -116,8 +116,8 @@ def resumed(saved: Config, changes: Tree) -> Config:
     Raises:
         InvalidSettingError: A changed key is not in `CHANGEABLE`.
     """
-    given = changes.get("train", {})
-    if any(key in given and given[key] != getattr(saved.train, key) for key in BUDGETS):
+    given, wanted = changes.get("train", {}), settings.change(saved, changes).train
+    if any(key in given and getattr(wanted, key) != getattr(saved.train, key) for key in BUDGETS):
         changes = settings.merge({"train": dict.fromkeys(BUDGETS)}, changes)
     if changes.get("text", {}).get("tokenizer") == "auto":
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from xlcli.config import Config, Tree
+from xlcli.config import Config, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping, until
 from xlcli.files import write_atomic
@@ -145,7 +145,7 @@ def resume(
         if dry_run:
             return None
         weights = _origin_again(data.origin) if checkpoint_folder is None and data.origin else None
-        may_differ = bool((changes or {}).get("runtime", {}).get("allow_data_change"))
+        may_differ = make({"runtime": (changes or {}).get("runtime", {})}).runtime.allow_data_change
         run = yield from _make_run(data, place, checkpoint_folder, weights, allow_data_change=may_differ)
         yield from _spent_budgets(run)
         return run

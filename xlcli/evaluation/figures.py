@@ -1,0 +1,99 @@
+"""Further figures of an evaluation: the loss by context, the cost of rounding, and pairs of texts.
+
+The texts of a pair are successive documents, each scored as if it were alone, with its line end. Two comparisons: of
+probabilities, and of means per token, which do not prefer the shorter text. Equal ones count half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text, text_batches
+from xlcli.evaluation.text import TokenizedText, TokenScores
+from xlcli.events import ContextBin, PairScore, PairShare, Progress, ProgressMeter, Row
+from xlcli.metrics import LN2, bits_per, share_interval
+from xlcli.text.loaders import EvalLoader
+
+WINDOW_LIMIT = 2**20
+"""Maximum number of tokens in the windows for the loss by context length."""
+SHORT_WINDOW = 64
+"""Tokens of at least half of them, in tokens, since a long window has few tokens with a short context."""
+
+
+def loss_by_context(
+    run: Pass, whole: Batches, sums: ContextSums, share: float
+) -> Generator[Progress, None, tuple[ContextBin, ...]]:
+    """The loss by context, whose sums over the text are known.
+
+    With memory, windows of the text are read as well, with `share` tokens per token of it.
+    """
+    if run.lengths.has_memory and not run.lengths.by_document:
+        windows = _windows(run, whole, share)
+        n_tokens = sum(loader.batch_size * loader.sequence_len for loader in windows)
+        batches = Batches(windows, whole.longest, n_by_context=len(run.text.tokens))
+        yield from score_text(run, batches, sums, ProgressMeter("loss by context", n_tokens, "tokens"))
+    return sums.bins()
+
+
+def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
+    """Batches of windows, spread over the text; those at its beginning have been read with it."""
+    lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
+    n, longest = len(ids), min(lengths.max_context, len(ids))
+    budget, short = int(min(n * share, WINDOW_LIMIT)), min(SHORT_WINDOW, longest)
+    n_long = budget // (2 * longest) if longest > short else 0
+    n_short = (budget - n_long * longest) // short
+    loaders: list[EvalLoader] = []
+    for width, n_windows, n_read in ((short, n_short, 1), (longest, n_long, whole.n_by_context)):
+        starts = np.linspace(0, n - width, n_windows + 1)[n_read:].astype(np.int64)
+        rows = whole.size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
+        loaders += [
+            EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch)
+            for batch in np.split(starts, range(rows, len(starts), rows))
+            if len(batch)
+        ]
+    return loaders
+
+
+def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None, float | None]:
+    """Bits per byte by which scores exceed those of a pass without rounding over their beginning; None if stopped."""
+    n, batches = len(exact.text.tokens), text_batches(exact)
+    totals = yield from score_text(
+        exact, batches, ContextSums(batches.longest), ProgressMeter("unrounded", n, "tokens")
+    )
+    if totals.tokens < n:
+        return None
+    return bits_per(float(scores.nats[:n].sum(dtype=np.float64)) - totals.nats, totals.bytes)
+
+
+def pair_scores(text: TokenizedText, nats: NDArray[Any]) -> Iterator[Row | PairScore]:
+    """The row of each pair, then the pair, given the surprisal of each token (n)."""
+    bits = np.add.reduceat(nats, text.documents, dtype=np.float64) / LN2
+    sizes = np.diff(text.documents, append=len(nats))
+    for i, (_, fields) in enumerate(text.part.corpus.rows()):
+        if i % 2:
+            yield Row(i // 2 + 1, fields)
+            yield PairScore(i // 2 + 1, *bits[i - 1 : i + 1].tolist(), *sizes[i - 1 : i + 1].tolist())
+
+
+def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[PairShare, ...]:
+    """Results of all pairs and, if rows are grouped by a key, of each group."""
+    wins: dict[str | None, tuple[int, float, float]] = {}
+    groups: list[str | None] = [None]
+    for each in scores:
+        if isinstance(each, Row):
+            groups[1:] = [] if by is None else [str(each.fields[by])]
+            continue
+        first, second = each.first_bits, each.second_bits
+        won = (1.0 + float(np.sign(second - first))) / 2
+        won_per_token = (1.0 + float(np.sign(second / each.second_tokens - first / each.first_tokens))) / 2
+        for group in groups:
+            n, total, per_token = wins.get(group, (0, 0.0, 0.0))
+            wins[group] = n + 1, total + won, per_token + won_per_token
+    return tuple(
+        PairShare(group, n, won / n, *share_interval(won / n, n), per_token / n)
+        for group, (n, won, per_token) in wins.items()
+    )

@@ -63,10 +63,9 @@ def test_a_copy_removes_what_killed_ones_left(tmp_path, model):
     command = [sys.executable, "-c", KILLED]
     assert subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT).returncode == 9
     (left,) = set(tmp_path.iterdir()) - {model.parent}
-    (left / "thesis.txt").write_text("mine")
     copy_model(model, tmp_path / "copy")
     assert (left / "config.json").exists()
-    (left / "thesis.txt").unlink()
+    os.utime(left, (1e9, 1e9))
     copy_model(model, tmp_path / "another")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "copy", "models"]
 
@@ -113,7 +112,7 @@ def test_two_copies_to_one_folder(tmp_path):
 
 @pytest.mark.parametrize("content", [[], ["config.json"], [".lock", "config.json"], ["thesis.txt"]])
 def test_a_copy_leaves_folders_of_the_user(tmp_path, model, content):
-    names = [".tmp-copy-2025", ".tmp-removed-4000000", f".tmp-xlcli-model-{'0' * 16}", f".tmp-xlcli-{'0' * 16}"]
+    names = [".tmp-copy-2025", ".tmp-removed-4000000", ".tmp-xlcli-model-mine", f".tmp-xlcli-{'0' * 16}"]
     for name in names:
         (tmp_path / name).mkdir()
         for file in content:

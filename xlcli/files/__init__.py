@@ -68,9 +68,9 @@ def as_utf8(text: str) -> str:
     return text if text.isascii() else _LONE.sub("\ufffd", text)
 
 
-def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
-    """A new path in a folder: the prefix and 16 random hexadecimal digits."""
-    return folder / f"{prefix}{secrets.token_hex(8)}"
+def temporary_path(folder: Path) -> Path:
+    """A new path in a folder, of an unfinished file or folder."""
+    return folder / f"{TEMPORARY}{secrets.token_hex(8)}"
 
 
 def write_atomic(

@@ -37,7 +37,6 @@ from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
 from xlcli.model.lm import LanguageModel
 from xlcli.store import layout
 from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
-from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
@@ -281,9 +280,9 @@ def _versions(folder: Path) -> list[tuple[str, int, int, int]]:
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
     """Copies configuration, tokenizer, weights, held-out texts and record of a model.
 
-    The copy is made under a temporary name and then renamed; unfinished copies of killed processes beside it are
-    removed. Weights are rounded to the encoding; converting rounded weights back to float32 does not restore them. The
-    record loses its `bits_per_byte` if a weight changes. Without `encoding` the present one is kept.
+    The copy is made under a temporary name and then renamed. Weights are rounded to the encoding; converting rounded
+    weights back to float32 does not restore them. The record loses its `bits_per_byte` if a weight changes. Without
+    `encoding` the present one is kept.
 
     Raises:
         CheckpointError: The model is damaged, or has weights that the encoding cannot represent.
@@ -325,32 +324,26 @@ def require_free(target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
 
-    The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
-    is locked, so that no other process removes it meanwhile.
+    The caller makes the files inside durable.
 
     Raises:
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
     require_free(target)
-    temporary = temporary_path(target.parent, MODEL)
+    temporary = temporary_path(target.parent)
     missing = [each for each in target.parents if not os.path.lexists(each)]
     try:
         make_folder(target.parent)
-        clean_models(target.parent)
         temporary.mkdir()
         try:
-            with lock(temporary):
-                yield temporary
-                require_free(target)
-                try:
-                    temporary.rename(target)
-                except OSError:
-                    require_free(target)  # another process may have made it
-                    raise
-                for name in (HOLDER, LOCK):
-                    with suppress(OSError):
-                        (target / name).unlink()
+            yield temporary
+            require_free(target)
+            try:
+                temporary.rename(target)
+            except OSError:
+                require_free(target)  # another process may have made it
+                raise
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)

@@ -1,30 +1,23 @@
 """The one writer of a model folder: its lock, and what killed writers left unfinished. Imports no torch.
 
-The operating system releases the lock when the process dies. Unfinished files and folders are
-
-    .tmp-xlcli-HHHHHHHHHHHHHHHH        beside the file that is being written, and in a model folder and its checkpoints
-    .tmp-xlcli-model-HHHHHHHHHHHHHHHH  a model that is being copied, beside models; it holds its own lock
-
-H are random hexadecimal digits. In a model folder, under its lock, all of the first kind are removed. The second kind
-is removed when its lock is free and nothing in it has changed for a minute.
+The operating system releases the lock when the process dies. An unfinished file or folder has the name `.tmp-xlcli-`
+and 16 random hexadecimal digits. In a model folder and its checkpoints they are removed, under its lock.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlcli.errors import BusyError, CheckpointError, XLError
-from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
+from xlcli.errors import BusyError, CheckpointError
+from xlcli.files import TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
 from xlcli.store.layout import CHECKED, CHECKPOINTS, CONFIG, METRICS, RECORD, WEIGHTS
 
 if TYPE_CHECKING:
@@ -160,11 +153,6 @@ RUN_FILES = (WEIGHTS, CHECKPOINTS, METRICS, RECORD, *CHECKED, CONFIG)
 """Everything that belongs to a run, in the order in which it is removed and put in place. Without weights or a
 configuration a reader finds no model."""
 
-MODEL = f"{TEMPORARY}model-"
-_MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
-_ABANDONED_SECONDS = 60
-"""Time within which a process has locked a folder that it made."""
-
 
 def is_unfinished(path: Path) -> bool:
     """True if an entry of a model folder, or of its checkpoints, is an unfinished file or folder of xlcli."""
@@ -184,15 +172,6 @@ def clean(folder: Path) -> None:
                 remove(path)
     except OSError as error:
         raise cannot_write(folder, error) from error
-
-
-def clean_models(folder: Path) -> None:
-    """Removes models beside others that were being copied by processes that have ended; others stay."""
-    for path in folder.iterdir():
-        with suppress(OSError, XLError):
-            if _MODEL_NAME.fullmatch(path.name) and time.time() - path.lstat().st_mtime > _ABANDONED_SECONDS:
-                with lock(path):
-                    shutil.rmtree(path)
 
 
 def remove(path: Path) -> None:

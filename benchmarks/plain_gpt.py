@@ -3,9 +3,9 @@
     python benchmarks/plain_gpt.py --device cuda [--seconds 1] [1]
 
 12 pre-norm layers of width 512, 8 heads, feed-forward 2,048, 256 symbols; no memory, so each token sees those before it
-in its segment. Training: forward and backward pass, gradient clipping and fused AdamW, float32 weights under autocast to
-bfloat16. Evaluation: the loss of each token. Every result is a line of JSON with the median milliseconds of a call and
-tokens per second. The last argument makes the shape small, to prove the script.
+in its segment. Training: forward and backward pass, gradient clipping and fused AdamW, float32 weights under autocast
+to bfloat16. Evaluation: the loss of each token. Every result is a line of JSON with the median milliseconds of a call
+and tokens per second. The last argument makes the shape small, to prove the script.
 """
 
 import argparse

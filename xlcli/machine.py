@@ -98,12 +98,12 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pa
 
 def _free_in_cgroups(root: Path) -> Iterator[int]:
     """Limit of each cgroup minus its use; pages of files that it can drop count as free."""
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
     for folder, version in cgroup_folders("memory", root):
-        limit, used, dropped = (
-            ("memory.max", "memory.current", "inactive_file")
-            if version == 2
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        )
+        limit, used, dropped = names[version]
         try:
             text = (folder / limit).read_text().strip()
             if text != "max":
@@ -119,9 +119,10 @@ def _gib(n_bytes: int) -> str:
 
 def _cgroup_quotas(root: Path) -> Iterator[float]:
     """CPU quotas in CPUs, from version 1 (`cpu.cfs_quota_us`) and version 2 (`cpu.max`) of cgroups."""
+    names = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
     for folder, version in cgroup_folders("cpu", root):
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
-        if all((folder / name).exists() for name in names):
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
+        files = [folder / name for name in names[version]]
+        if all(file.exists() for file in files):
+            quota, period = " ".join(file.read_text() for file in files).split()
             if quota not in ("max", "-1"):
                 yield float(quota) / float(period)

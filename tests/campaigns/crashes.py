@@ -113,7 +113,7 @@ def training(kind: str) -> Callable[[Tally, Iterator[int], Path], None]:
             model = folder / "m"
             saved = [int(line.split()[1]) for line in said if line.startswith("saved")]
             kept = [int(line.split()[1]) for line in said if line.startswith("kept")]
-            exchanged = (model / ".replacement").exists() or (model / ".installing").exists()
+            exchanged = (model / ".replacement").exists()
             if exchanged:
                 pass  # two models change places: a reader may find neither, and `settle` completes it
             elif is_model(model):

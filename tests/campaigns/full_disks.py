@@ -147,7 +147,7 @@ def _train(name: str, *more: str) -> tuple[str, ...]:
 def _one_run_is_whole(folder: Path) -> None:
     """The old model or a checkpoint of the new run is there."""
     model = folder / "model"
-    places = (model, model / ".replacement", model / ".installing")
+    places = (model, model / ".replacement")
     assert _is_old(folder) or any(latest(run / "checkpoints").path for run in places), "both runs are lost"
 
 

@@ -53,7 +53,7 @@ class Runs:
     def start(self, name: str, *more: str) -> int:
         """Process id of a run in this folder: a new one, or the one that is there resumed."""
         folder = self.place / name
-        begun = (folder / "config.json").exists() or (folder / ".installing").exists()
+        begun = (folder / "config.json").exists()
         replacing = (folder / ".replacement" / "config.json").exists()
         if replacing or (begun and not self.is_old(folder)):
             more = ("--resume",)
@@ -73,7 +73,9 @@ class Runs:
 
     def check(self, folder: Path) -> None:
         """Asserts that nothing was lost that had been saved. Two models that change places are compared at the end."""
-        if (folder / ".installing").exists() or (folder / ".replacement" / "model.safetensors").exists():
+        staged = folder / ".replacement"
+        is_moved = (staged / "config.json").exists() and not (folder / "config.json").exists()
+        if is_moved or (staged / "model.safetensors").exists():
             return
         for run in (folder, folder / ".replacement"):
             found = latest(run / "checkpoints")
@@ -87,7 +89,7 @@ class Runs:
         found = remains(folder)
         differing = [name for name in self.expected if found[name] != self.expected[name]]
         assert not differing, f"differs in {differing}"
-        left = [path.name for path in folder.iterdir() if path.name.startswith((".tmp-", ".replacement", ".install"))]
+        left = [path.name for path in folder.iterdir() if path.name.startswith((".tmp-", ".replacement"))]
         assert not left, f"left {left}"
 
 

@@ -19,7 +19,6 @@ from xlcli.interchange import FORMATS, export_model, find_format, import_model
 from xlcli.interchange.source import Source
 from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
-from xlcli.store.lock import is_own
 from xlcli.text.tokenizers import TOKENIZERS
 
 LLAMA = {
@@ -104,7 +103,6 @@ def test_export_and_import_is_the_identity(tmp_path, name):
 
 def identity(made: Path, folder: Path) -> None:
     assert export_model(made, folder / "out") == "llama"
-    assert is_own(folder / "out")  # what a killed export leaves is removed
     import_model(folder / "out", folder / "back")
     for name in ("config.json", "tokenizer.json"):
         assert (made / name).read_bytes() == (folder / "back" / name).read_bytes()

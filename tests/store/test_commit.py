@@ -62,15 +62,6 @@ def test_keeps_the_newest(place):
     assert [*manifest(place / "step-00000400")] == sorted(FILES)
 
 
-def test_keeps_a_protected_one(place):
-    save(place, 1, 2, keep=2)
-    for step in (3, 4):
-        commit(place, step, write(step), 1, protected=1)
-        assert names(place) == ["LATEST", step_name(1), step_name(step)]
-    commit(place, 1, write(1), 2, protected=1)
-    assert names(place) == ["LATEST", step_name(1)]
-
-
 def test_keep_one_holds_two_while_saving(place):
     save(place, 1, keep=1)
 

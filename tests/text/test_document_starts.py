@@ -150,23 +150,6 @@ def test_tokens_of_each_document_are_its_own(kind: str, tmp_path: Path) -> None:
     assert (joined.documents, joined.path != tokens.path) == (None, True)
 
 
-def test_a_damaged_list_of_documents_is_built_anew(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(json_lines(TEXTS))
-    corpus = open_corpus([tmp_path / "a.jsonl"])
-    part, tokenizer = Part(corpus, 0, corpus.n_bytes), TOKENIZERS["bytes"].train([])
-    first = drain(token_file(part, tokenizer, by_document=True))
-    assert first.path is not None
-    assert first.documents is not None
-    starts = first.documents.tolist()
-    assert starts == list(part.documents)
-    damaged = bytearray(first.path.read_bytes())
-    damaged[-8] ^= 1
-    first.path.write_bytes(damaged)
-    found = drain(token_file(part, tokenizer, by_document=True)).documents
-    assert found is not None
-    assert found.tolist() == starts
-
-
 def test_the_fingerprint_covers_where_documents_begin() -> None:
     Path("text").write_bytes(b"one\ntwo\n")
     whole, parted = (Corpus([open_source(Path("text"), InputFormat())], documents=starts) for starts in ([0], [0, 4]))

@@ -177,16 +177,17 @@ def save_and_resume():
 
         def poisoned(loader, segment_len):
             batch = following(loader, segment_len)
-            if ranks.rank == 1 and loader.n_read == 5 * segment_len:
+            if ranks.rank == 1 and loader.n_read == 5 * segment_len and not done:
+                done.append(True)
                 ranks_run[0].model.embedding.table.weight.data.fill_(math.nan)
             return batch
 
-        ranks_run = []
+        ranks_run, done = [], []
         make_run = workflow.TrainingRun
         workflow.TrainingRun = lambda *args: ranks_run.insert(0, make_run(*args)) or ranks_run[0]
         TrainLoader.next = poisoned
         events = train(small(train=BUDGET), "diverged", ranks)
-        print(json.dumps([event.text for event in events if isinstance(event, Notice) and "roll-back" in event.text]))
+        print(json.dumps([event.text for event in events if isinstance(event, Notice) and "; back to" in event.text]))
         print(json.dumps([event.step for event in events if isinstance(event, Step)]))
 
 
@@ -206,7 +207,7 @@ def command(*arguments, kill=None, double=False):
 
     def killed(run, *args):
         result = step(run, *args)
-        if run.counters.step == kill and run.ranks.rank == 1:
+        if run.counters.step == kill and run.runtime.ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 

@@ -20,7 +20,6 @@ from xlcli.store.layout import is_model, read_record, write_record
 from xlcli.store.origin import configurations
 from xlcli.store.weights import weights
 from xlcli.text.tokenizers import load_tokenizer
-from xlcli.training import checkpoint
 
 VERSE = "".join(f"O fox {i}, thy dog lies {'low' if i % 2 else 'high'} at dusk.\n" for i in range(80))
 FREE = {"max_steps": 6, "eval_every": 3, "save_every": 2}
@@ -96,7 +95,7 @@ def test_the_record_says_where_it_came_from(base):
 
 
 def test_a_start_that_nothing_improves_is_kept(base):
-    ruin = FREE | {"lr": 3.0, "adam_lr": 3.0, "warmup_steps": 0}
+    ruin = FREE | {"lr": 2.0, "adam_lr": 2.0, "warmup_steps": 0}
     end = list(begin(base, verse(), "m", tree={"train": ruin, "runtime": {"dtype": "float32", "threads": 1}}))[-1]
     assert end.best_step == 0
     assert read_header(Path("m/model.safetensors"))[1]["step"] == "0"
@@ -152,40 +151,6 @@ def test_a_kill_after_the_first_validation_leaves_its_row_once(base):
     assert [row["step"] for row in curve("cut")] == [0]
     go({}, text, "cut", resume=True, preset=None)
     assert remains("cut") == remains("whole")
-
-
-def _killed_before_its_first_checkpoint(base, monkeypatch):
-    def killed(*arguments, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "commit", killed)
-        with pytest.raises(KeyboardInterrupt):
-            list(begin(base, verse(), "cut"))
-
-
-def test_a_run_without_checkpoint_starts_from_the_model_again(base, monkeypatch):
-    list(begin(base, verse(), "whole"))
-    _killed_before_its_first_checkpoint(base, monkeypatch)
-    go({}, verse(), "cut", resume=True, preset=None)
-    assert remains("cut") == remains("whole")
-
-
-def test_a_run_without_checkpoint_and_record_does_not_start_from_new_weights(base, monkeypatch):
-    _killed_before_its_first_checkpoint(base, monkeypatch)
-    Path("cut/.replacement/record.json").unlink()
-    with pytest.raises(CheckpointError, match=r"record\.json"):
-        go({}, verse(), "cut", resume=True, preset=None)
-
-
-def test_a_run_without_checkpoint_starts_from_no_other_model(base, monkeypatch):
-    _killed_before_its_first_checkpoint(base, monkeypatch)
-    go(small(train={"max_steps": 2}), corpus(), "base", overwrite=True)
-    with pytest.raises(CheckpointError, match="changed"):
-        go({}, verse(), "cut", resume=True, preset=None)
-    shutil.rmtree(base)
-    with pytest.raises(CheckpointError, match="'base'"):
-        go({}, verse(), "cut", resume=True, preset=None)
 
 
 def test_a_resumed_run_accepts_the_name_of_its_origin_only(base):

@@ -12,7 +12,7 @@ from xlcli.errors import ConfigError, DivergedError
 from xlcli.events import Notice, Step, Trained, Validation
 from xlcli.optim import lr_factor
 from xlcli.store.layout import read_record
-from xlcli.training import run as training_run
+from xlcli.training import loop
 from xlcli.training.run import TrainingRun
 from xlcli.training.schedule import Counters, Patience
 
@@ -20,7 +20,7 @@ from xlcli.training.schedule import Counters, Patience
 @pytest.fixture(autouse=True)
 def _overfits(monkeypatch):
     """Validations get worse after step 4, whatever the model."""
-    monkeypatch.setattr(training_run, "validation_bits", lambda run, valid, stop: abs(run.counters.step - 4) + 1.0)
+    monkeypatch.setattr(loop, "validation_bits", lambda run, valid, stop: abs(run.counters.step - 4) + 1.0)
 
 
 def settings(schedule="wsd", **train):
@@ -115,7 +115,7 @@ def test_a_roll_back_to_a_checkpoint_of_another_patience_counts_anew(monkeypatch
     monkeypatch.setattr(TrainingRun, "train_step", diverges_once)
     events = go({"train": {"patience": 4, "save_every": 100}}, corpus(), "m", resume=True)
     notices = [notice.text for notice in of_kind(events, Notice)]
-    assert any(re.search(r"back\D+9\b", text) for text in notices)
+    assert any(re.search(r"back\D+10\b", text) for text in notices)
     assert sum(bool(re.search(r"\b4\b.*improvement", text)) for text in notices) == 2  # once before the roll-back
 
 
@@ -129,9 +129,11 @@ def test_patience_needs_a_validation_text():
 def test_the_shortened_run_keeps_the_share_of_its_decay(plateau, decay):
     patience = Patience(1, decay, Counters())
     assert patience.fraction(plateau) == plateau
-    assert not patience.observe(plateau / 2, best=True)
-    assert patience.observe(plateau, best=False)
-    assert not patience.observe(plateau, best=False)
+    assert patience.observe(plateau / 2, best=True) == {"stale": 0, "plateau": None}
+    ended = patience.observe(plateau, best=False)
+    assert ended == {"stale": 1, "plateau": plateau}
+    patience = Patience(1, decay, Counters(**ended))
+    assert patience.observe(1.0, best=False)["plateau"] == plateau
     end = patience.end
     assert patience.fraction(end) == 1.0
     if end == 1.0:

@@ -38,7 +38,7 @@ def poison(monkeypatch):
 
 
 def rollbacks(events):
-    return [notice.text for notice in of_kind(events, Notice) if "roll-back" in notice.text]
+    return [notice.text for notice in of_kind(events, Notice) if "; back to" in notice.text]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "wsd", "constant"])
@@ -48,7 +48,7 @@ def test_a_run_continues_from_its_checkpoint_at_a_third_of_the_rate(poison, sche
     poison(4)
     events = go(tree, corpus(), "m")
     [told] = rollbacks(events)
-    assert re.findall(r"\d+", told) == ["5", "4", "3", "1", "3"]
+    assert re.findall(r"\d+", told) == ["5", "4", "3"]
     steps = of_kind(events, Step)
     assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
     assert [step.lr for step in steps[4:]] == pytest.approx([usual[5] / 3, usual[6] / 3])
@@ -56,7 +56,7 @@ def test_a_run_continues_from_its_checkpoint_at_a_third_of_the_rate(poison, sche
     assert (read_record(Path("m"))["rollbacks"], read_record(Path("m"))["finished"]) == (1, True)
 
 
-@pytest.mark.parametrize("batches", [(4,), (0,), (3, 5), (5, 6)])
+@pytest.mark.parametrize("batches", [(4,), (0,), (5,)])
 @pytest.mark.parametrize("stop", thinned([0, 1, 2, 3, 4, 5], [0, 3, 4]))
 def test_a_run_that_was_stopped_equals_one_that_was_not(poison, batches, stop):
     poison(*batches)
@@ -78,16 +78,16 @@ def test_a_run_that_was_killed_equals_one_that_was_not(poison, n_events):
     assert remains("m") == remains("whole")
 
 
-def test_a_run_is_rolled_back_three_times_at_most(poison):
+def test_a_run_is_rolled_back_once(poison):
     poison(*range(4, 50))
-    events = train(small(train={"lr": 0.81}), [corpus()], Path("m"))
+    events = train(small(train={"lr": 0.09}), [corpus()], Path("m"))
     seen = []
     with pytest.raises(DivergedError, match=r"\b5\b") as caught:
         seen.extend(events)
     assert "--lr 0.006 " in caught.value.remedy
     with pytest.raises(DivergedError):
         go({}, corpus(), "m", resume=True)
-    assert len(rollbacks(seen)) == 3
+    assert len(rollbacks(seen)) == 1
 
 
 def test_a_run_can_be_stopped_instead(poison):

@@ -186,7 +186,7 @@ def test_a_piece_of_a_shuffled_text_is_read_from_empty_memory(kind):
         run.train_step(0.0)
         n_read = run.loader.n_read
         x, y, documents = run.next_batch()[1][0]
-        run.loader.n_read = n_read
+        run.loader.seek(n_read)
         begins = documents[0].tolist().index(0) if 0 in documents[0] else 0
     empty = run.model.init_state(4, **run.config.train.reading.state)
     alone = run.model.score(x[:, begins:], y[:, begins:], empty).nll
@@ -227,10 +227,10 @@ def test_the_schedule_lands_on_a_time():
     assert run.train_step(0.25).lr / run.config.train.lr == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("rollbacks", [0, 1, 2, 3])
-def test_each_roll_back_divides_the_rates_by_three(rollbacks):
+@pytest.mark.parametrize("rollbacks", [0, 1])
+def test_a_roll_back_divides_the_rates_by_three(rollbacks):
     run = _run(small(train={"max_steps": 4, "warmup_steps": 0, "lr_schedule": "linear", "min_lr_ratio": 0.0}))
-    run.counters.rollbacks = rollbacks
+    run.count(rollbacks=rollbacks)
     assert run.train_step(0.25).lr / run.config.train.lr == pytest.approx(0.75 / 3**rollbacks)
     assert [group["lr"] / lr for of, lr in run.optimizers.optimizers for group in of.param_groups] == pytest.approx(
         [0.75 / 3**rollbacks] * 3

@@ -29,8 +29,7 @@ from xlcli.store.folder import load
 from xlcli.store.layout import is_model, read_record
 from xlcli.store.lock import lock
 from xlcli.text.tokenizers import BytesTokenizer, SentencePieceTokenizer
-from xlcli.training import run as training_run
-from xlcli.training import validation, workflow
+from xlcli.training import loop, validation, workflow
 
 
 def _finite(folder):
@@ -426,8 +425,8 @@ def test_held_out_text_without_a_score_stops_the_run(monkeypatch):
             next(iter(run.model.parameters())).fill_(math.nan)
         return validation_bits(run, held_out, stop)
 
-    validation_bits = training_run.validation_bits
-    monkeypatch.setattr(training_run, "validation_bits", poisoned)
+    validation_bits = loop.validation_bits
+    monkeypatch.setattr(loop, "validation_bits", poisoned)
     with pytest.raises(DivergedError, match=r"validation.*\b3\b"):
         go(small(), corpus(), "m")
     assert not is_model(Path("m"))
@@ -484,7 +483,7 @@ def test_files_of_the_user_are_not_lost():
             go({}, text, "here", resume=True)
         assert _files("here") == before
         Path("here", name).unlink()
-    for name in (".tmp-20251231-2", ".tmp-xlcli-0123456789abcdef", ".replacement"):
+    for name in (".tmp-20251231-2", ".replacement"):
         folder = Path("here", name)
         folder.mkdir()
         (folder / "thesis.txt").write_text("mine")
@@ -516,32 +515,20 @@ def test_a_damaged_model_can_be_replaced():
     load(Path("m"))
 
 
-def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
-    def killed(folder, settings, encoding):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(workflow.layout, "write_config", killed)
-        with pytest.raises(KeyboardInterrupt):
-            go(small(), corpus(), "m")
-    assert Path("m/.replacement/valid.txt").exists()
-    assert go(small(), corpus(), "m")[-1].step == 6
-    assert not Path("m/.replacement").exists()
-
-
-def test_a_folder_left_before_its_first_checkpoint_can_be_resumed(monkeypatch):
-    from xlcli.training import checkpoint
-
+@pytest.mark.parametrize("call", ["layout.write_config", "save"])
+def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(call, monkeypatch):
     def killed(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "commit", killed)
+        patch.setattr(f"xlcli.training.workflow.{call}", killed)
         with pytest.raises(KeyboardInterrupt):
             go(small(), corpus(), "m")
-    events = go({}, corpus(), "m", resume=True)
-    assert any("again" in notice.text for notice in of_kind(events, Notice))
-    assert events[-1].step == 6
+    assert Path("m/.replacement/tokenizer.json").exists()
+    with pytest.raises(XLError):
+        go({}, corpus(), "m", resume=True)
+    assert go(small(), corpus(), "m")[-1].step == 6
+    assert not Path("m/.replacement").exists()
 
 
 def test_a_model_without_checkpoints_is_not_begun_anew():
@@ -665,8 +652,8 @@ def test_validation_takes_at_most_a_tenth_of_a_time_budget_unless_its_interval_i
         clock.now += 1.0
         return validation_bits(run, valid, stop)
 
-    validation_bits = training_run.validation_bits
-    monkeypatch.setattr(training_run, "validation_bits", slow)
+    validation_bits = loop.validation_bits
+    monkeypatch.setattr(loop, "validation_bits", slow)
     unset = dict.fromkeys(("max_steps", "max_tokens", "eval_every", "save_every"))
     events = go(small(train=unset | budget), corpus(), "m")
     assert least <= len(of_kind(events, Validation)) <= most

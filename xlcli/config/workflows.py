@@ -169,13 +169,11 @@ class TrainConfig(BaseConfig):
     save_every: Interval | None = Field(
         default=None, description="Steps (such as 100) or time (such as 60s) between checkpoints. Default: 60s."
     )
-    keep_checkpoints: Count = Field(
-        default=2, description="Number of checkpoints to keep, besides the one that a roll-back restores."
-    )
+    keep_checkpoints: Count = Field(default=2, description="Number of checkpoints to keep.")
     on_divergence: Literal["rollback", "stop"] = Field(
         default="rollback",
         description="If the loss is no longer finite: continue from the last checkpoint, behind the text that was read "
-        "since, at a third of the learning rates, at most three times in a run (rollback), or stop.",
+        "since, at a third of the learning rates, once in a run (rollback), or stop.",
     )
     weights: WeightEncoding = Field(
         default="float32",

@@ -96,6 +96,10 @@ class TrainLoader:
         self.drawn: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 0), np.int64)
         """The latest pass, and the positions in the text at which its pieces begin, in their order (b piece)."""
 
+    def seek(self, n_read: int) -> None:
+        """Continues after `n_read` tokens of each sequence."""
+        self.n_read = n_read
+
     def next(self, segment_len: int) -> TrainBatch:
         """The batch of the next step, with segments of this many tokens."""
         read = self.n_read + np.arange(segment_len)

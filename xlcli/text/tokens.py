@@ -2,23 +2,18 @@
 
 A token file has a header, one little-endian record per token (its id as uint16 or uint32, and its size in bytes as
 uint16 if it does not follow from the id), and, if documents are separated, the first token of each as uint64. The name
-is a hash of text, documents and tokenizer. Files are written under a temporary name and renamed when complete.
-
-A process that uses or writes a token file holds a shared lock on it (`hold`), which ends with the last mapping of the
-file. A file without such a lock may be removed. Each use sets the time of the last change of a file. Files
-that do not begin as token files do are not ours, and stay.
+is a hash of text, documents and tokenizer. Files are written under a temporary name and renamed when complete. Each use
+sets the time of the last change of a file; those that were used least recently are removed, which does not disturb a
+process that has mapped one.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 import shutil
 import struct
 import time
-import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
@@ -33,7 +28,7 @@ from numpy.typing import NDArray
 
 from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import TEMPORARY_NAME, cache_folder, temporary_path
+from xlcli.files import TEMPORARY, TEMPORARY_NAME, cache_folder, temporary_path
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Part
 from xlcli.text.pretokenize import whole_words
@@ -43,62 +38,35 @@ HEADER = 64
 MAX_BYTES = 10 * 10**9
 """Maximum total size of the token files; less if a tenth of the disk that they could use is less."""
 
-_MAGIC = b"xltoken4"
-"""First bytes of a token file, finished or not, and part of the hash that names it; to be changed with its content."""
-_LAYOUT = struct.Struct("<8sIQQIQ")
-"""Magic, size of a record, tokens, bytes of text, CRC-32 of the data, documents (0 if they are not separated)."""
-_FILE = re.compile(r"[0-9a-f]{40}\.tokens")
-_UNFINISHED = re.compile(TEMPORARY_NAME.pattern + r"\.tokens")
-_BUSY = (errno.EWOULDBLOCK, errno.EACCES)
-_RECENT_SECONDS = 86400
-"""Time for which a file counts as used where the file system has no locks."""
-
-
-def hold(file: BinaryIO) -> bool:
-    """Marks an open file as used until its descriptor and the mappings made from it are closed.
-
-    Returns False if another process is removing it.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in _BUSY  # the file system may have no locks
-    return True
+_MAGIC = b"xltoken5"
+"""First bytes of a token file, and part of the hash that names it; to be changed with its content."""
+_LAYOUT = struct.Struct("<8sIQQQ")
+"""Magic, size of a record, tokens, bytes of text, documents (0 if they are not separated)."""
+_FILE = re.compile(rf"([0-9a-f]{{40}}|{TEMPORARY_NAME.pattern})\.tokens")
+_ABANDONED_SECONDS = 86400
+"""Time without a write after which an unfinished file is that of a process that was killed."""
 
 
 def prune(folder: Path) -> None:
-    """Removes what killed processes left unfinished, then the least recently used files beyond the limit."""
-    found = []
+    """Removes what killed processes left unfinished, then the least recently used files beyond the limit but one."""
+    finished, total = [], 0
     for path in folder.iterdir():
-        unfinished = bool(_UNFINISHED.fullmatch(path.name))
-        if unfinished or _FILE.fullmatch(path.name):
-            with suppress(OSError):  # removed meanwhile
-                status = path.lstat()
-                found.append((not unfinished, status.st_mtime, status.st_size, path))
-    total = sum(size for _, _, size, _ in found)
+        if not _FILE.fullmatch(path.name):
+            continue
+        with suppress(OSError):  # removed meanwhile
+            status = path.lstat()
+            if path.name.startswith(TEMPORARY):
+                if time.time() - status.st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+                continue
+            finished.append((status.st_mtime, status.st_size, path))
+            total += status.st_size
     limit = min(MAX_BYTES, (shutil.disk_usage(folder).free + total) // 10)
-    for finished, used, size, path in sorted(found):
-        if (total > limit or not finished) and _remove(path, used):
-            total -= size
-
-
-def _remove(path: Path, used: float) -> bool:
-    """Removes a token file that was last used at this time, unless a process uses it or has replaced it."""
-    try:
-        with path.open("r+b") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                return False
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in _BUSY or time.time() - used < _RECENT_SECONDS:
-                    return False
-            if not os.path.samestat(os.fstat(file.fileno()), path.lstat()):
-                return False
-            path.unlink()  # under the exclusive lock, so that no process can take the shared lock
-    except OSError:
-        return False
-    return True
+    for _, size, path in sorted(finished)[:-1]:
+        if total > limit:
+            with suppress(OSError):
+                path.unlink()
+                total -= size
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +132,6 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
     temporary = temporary_path(folder).with_suffix(".tokens")
     try:
         with temporary.open("xb") as file:
-            hold(file)
             yield from _build(part, tokenizer, file, documents)
             temporary.replace(path)
             built = _open(path, part.n_bytes, tokenizer, len(documents))
@@ -202,9 +169,8 @@ def _build(
     record = _record(tokenizer)
     first_tokens = array("Q")
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
-    n_bytes = n_tokens = crc = 0
-    file.write(_MAGIC.ljust(HEADER, b"\0"))  # marks it as an unfinished token file
-    file.flush()
+    n_bytes = n_tokens = 0
+    file.write(bytes(HEADER))
     for text in whole_words(part.read(), documents=documents, splitter=tokenizer.splitter):
         ids, sizes = tokenizer.tokens(text, n_bytes)
         tokens = np.empty(len(ids), record)
@@ -214,49 +180,39 @@ def _build(
         if begun := documents[bisect_left(documents, n_bytes) : bisect_left(documents, n_bytes + len(text))]:
             places = np.searchsorted(np.cumsum(sizes), np.array(begun, np.int64) - n_bytes, side="right")
             first_tokens.extend((n_tokens + places).tolist())
-        data = tokens.tobytes()
-        file.write(data)
-        crc = zlib.crc32(data, crc)
+        file.write(tokens.tobytes())
         n_bytes += len(text)
         n_tokens += len(ids)
         yield from meter.report(n_bytes)
     if (n_bytes and not n_tokens) or len({*first_tokens, n_tokens}) <= len(first_tokens):
         raise DataError(f"{part.corpus.name} has an empty line or document.", "Leave it out.")
-    data = np.array(first_tokens, "<u8").tobytes()
-    file.write(data)
-    crc = zlib.crc32(data, crc)
+    file.write(np.array(first_tokens, "<u8").tobytes())
     file.seek(0)
-    file.write(_LAYOUT.pack(_MAGIC, record.itemsize, n_tokens, n_bytes, crc, len(first_tokens)))
+    file.write(_LAYOUT.pack(_MAGIC, record.itemsize, n_tokens, n_bytes, len(first_tokens)))
     file.flush()
     os.fsync(file.fileno())
 
 
 def _open(path: Path, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> TokenFile | None:
-    """The token file; None if it is missing, damaged or being removed."""
+    """The token file; None if it is missing or not as long as its header says."""
     record = _record(tokenizer)
     try:
         with path.open("rb") as file:
-            data = file.read(HEADER)
-            if len(data) < HEADER or not hold(file):
-                return None
-            magic, item_size, n_tokens, n_text, crc, n_starts = _LAYOUT.unpack_from(data)
+            magic, item_size, n_tokens, n_text, n_starts = _LAYOUT.unpack_from(file.read(HEADER))
             places = HEADER + n_tokens * item_size
-            is_whole = os.fstat(file.fileno()).st_size == places + 8 * n_starts
-            if not is_whole or (magic, item_size, n_text, n_starts) != (_MAGIC, record.itemsize, n_bytes, n_documents):
+            if (magic, item_size, n_text, n_starts) != (_MAGIC, record.itemsize, n_bytes, n_documents):
                 return None
-            found = 0
-            while block := file.read(2**20):
-                found = zlib.crc32(block, found)
-            if found != crc:
+            if os.fstat(file.fileno()).st_size != places + 8 * n_starts:
                 return None
             os.utime(path)
-            file.seek(places)
-            documents = np.fromfile(file, "<u8").astype(np.int64) if n_documents else None
-            # The map is made from the open file, since its copy of the descriptor keeps the lock of `hold`.
-            tokens: NDArray[Any] = (
-                np.memmap(file, record, mode="r", offset=HEADER, shape=(n_tokens,)) if n_tokens else np.empty(0, record)
-            )
-    except OSError:
+            tokens: NDArray[Any] = np.empty(0, record)
+            if n_tokens:
+                tokens = np.memmap(file, record, mode="r", offset=HEADER, shape=(n_tokens,))
+            documents = None
+            if n_documents:
+                file.seek(places)
+                documents = np.fromfile(file, "<u8").astype(np.int64)
+    except (OSError, struct.error):
         return None
-    text_sizes = tokens["size"] if tokenizer.id_sizes is None else None
+    text_sizes = None if tokenizer.id_sizes is not None else tokens["size"]
     return TokenFile(tokens["id"], n_bytes, tokenizer.id_sizes, text_sizes, path, documents)

@@ -136,13 +136,14 @@ def budget_in_words(config: Config, n_tokens: int) -> str:
     train = config.train
     words = []
     if train.max_steps is not None:
-        words.append(f"{train.max_steps:,} step{'' if train.max_steps == 1 else 's'}")
+        words.append(f"{train.max_steps:,} step{'s' * (train.max_steps != 1)}")
     if train.max_tokens is not None:
         n_passes = train.max_tokens / max(n_tokens, 1)
-        passes = f" ({n_passes:,.{1 if n_passes < 100 else 0}f} passes)" if n_passes >= 1 else ""
-        words.append(f"{train.max_tokens:,} token{'' if train.max_tokens == 1 else 's'}{passes}")
+        words.append(f"{train.max_tokens:,} token{'s' * (train.max_tokens != 1)}")
+        if n_passes >= 1:
+            words[-1] += f" ({n_passes:,.{int(n_passes < 100)}f} passes)"
     if train.max_time is not None:
-        minutes = train.max_time / 60
-        seconds = f"{train.max_time:g} second{'' if train.max_time == 1 else 's'}"
-        words.append(f"{minutes:g} minutes" if minutes >= 2 else seconds)
+        words.append(f"{train.max_time:g} second{'s' * (train.max_time != 1)}")
+        if train.max_time >= 120:
+            words[-1] = f"{train.max_time / 60:g} minutes"
     return " or ".join(words)

@@ -105,7 +105,7 @@ def prepare_new(
     preset, config = next(iter(configs.items()))
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
-            f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
+            f"{n_bytes:,} byte{'s' * (n_bytes != 1)} of training text: the model will repeat this text and "
             "learn nothing general; 100 kB is a useful minimum, less with --init"
         )
     if len(configs) > 1:
@@ -292,9 +292,10 @@ def _require_utf8(parts: Split, origin: Tree | None) -> None:
     for part in (parts.train, parts.valid, parts.test):
         if part.corpus.facts.bad_byte is not None:
             error = not_utf8(*part.corpus.facts.bad_byte)
-            if origin is not None:
-                error.remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
-            raise error
+            if origin is None:
+                raise error
+            remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
+            raise DataError(error.message, remedy)
 
 
 MISFIT = 0.4

@@ -1,54 +1,64 @@
-"""A training run: model, optimizers, loader, memory states and counters; its steps, and the folder that it keeps."""
+"""A model in training: its optimizers, loader, memory states and counters; its steps."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
+from torch import Tensor
 
-from xlcli.config import Config, RandomAttentionConfig, UniversalStackConfig
-from xlcli.errors import CheckpointError, DivergedError
-from xlcli.events import Event, Notice, Saved, Score, ScoredText, Step, Trained, Validation
-from xlcli.files import sync_file
+from xlcli.config import BaseConfig, Config, RandomAttentionConfig, Tree, UniversalStackConfig, validate
+from xlcli.errors import CheckpointError, DivergedError, StateError
+from xlcli.files.tensors import TensorInfo, type_name, with_prefix
 from xlcli.model.build import build_model
 from xlcli.ops.linear import has_bfloat16_units
 from xlcli.ops.span import Span
 from xlcli.optim import BUDGET_SCHEDULES, Optimizers, lr_factor
-from xlcli.ranks import local
+from xlcli.ranks import divided, local
 from xlcli.runtime import Runtime, compile_stack
 from xlcli.state import State
-from xlcli.store import folder as store
-from xlcli.store import layout
-from xlcli.store.commit import latest, settle, step_name, verify
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
-from xlcli.training import checkpoint
+from xlcli.training.checkpoint import Checkpoint, gathered, generator_states
+from xlcli.training.defaults import BUDGETS
 from xlcli.training.parallel import own_rows, parallel
-from xlcli.training.prepare import Prepared
-from xlcli.training.schedule import Clock, Counters, Patience, drawn_span, with_span
-from xlcli.training.validation import describe_run, validation_bits
+from xlcli.training.schedule import Counters, Patience, Steps, drawn_span, with_span
 
 LR_DIVISOR = 3.0
-"""Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""
+"""Divisor of the learning rates after a roll-back, and in the remedy for a run that diverged."""
 LEAST_SCALE = 1.0
 """Loss scale in float16 below which a run counts as diverged."""
-MAX_ROLLBACKS = 3
-"""Maximum number of roll-backs of a run that diverges."""
-VALIDATION_SHARE = 0.1
-"""Maximum share of a time budget for validation at the default interval."""
+
+Microbatch = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs, targets and document positions (b t; on the CPU)."""
+
+
+class LossScale(BaseConfig):
+    """`loss_scale` of `state.json`: the scale, and the number of steps since it changed."""
+
+    scale: Annotated[float, Field(ge=1.0, le=2.0**127)]
+    steps: Steps
+
+
+class Update(NamedTuple):
+    """Figures of one step; see `events.Step`. `grad_norm` is None if the update was skipped."""
+
+    nats: float
+    lr: float
+    grad_norm: float | None
+    mean_steps: float | None
+    loss_scale: float | None
 
 
 class TrainingRun:
-    """A training run, new or restored by `checkpoint.load`.
+    """A model in training.
 
-    Each of several ranks has the loader and memory of its sequences; the rest of the run is equal on all of them.
+    Each of several ranks has the loader and memory of its sequences; the rest is equal on all of them.
 
     Args:
         config: Complete settings; see `defaults.fill_in`.
@@ -62,15 +72,7 @@ class TrainingRun:
         score: Call of the model in training.
         states: Memory of each microbatch.
         bytes_per_token: Mean over the training text.
-        data: Inputs of a run that is kept in a folder.
-        model_folder: Model folder, from `start` on.
-        began: Seconds, step and tokens at the first step of this process, or after a roll-back.
-        folder: Folder of this run: the model folder, or a staged one in it until the run has weights.
     """
-
-    data: Prepared
-    model_folder: Path
-    folder: Path
 
     def __init__(
         self,
@@ -78,22 +80,20 @@ class TrainingRun:
         runtime: Runtime,
         train_ids: TokenFile,
         start_id: int,
-        weights: Mapping[str, torch.Tensor] | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        train = config.train
+        train, ranks, seed = config.train, runtime.ranks, config.runtime.seed or 0
         assert train.lr is not None
-        self.config, self.runtime, self.ranks = config, runtime, runtime.ranks
-        torch.manual_seed(config.runtime.seed or 0)
+        self.config, self.runtime = config, runtime
+        torch.manual_seed(seed)
         self.model = build_model(config.model).to(runtime.device)
         if weights is not None:
             with torch.no_grad():
                 for name, tensor in weights_of(self.model).items():
                     tensor.copy_(weights[name])
-        stack = config.model.stack
-        self.ponder_weight = stack.ponder_weight if isinstance(stack, UniversalStackConfig) else 0.0
         self.score, self.delayed = parallel(self.model, config, runtime)
-        native = all(self.ranks.gather(has_bfloat16_units(runtime.device)))  # one number type of Muon on all ranks
-        self.optimizers = Optimizers(self.model, train, lr=train.lr, native_bfloat16=native, ranks=self.ranks)
+        native = all(ranks.gather(has_bfloat16_units(runtime.device)))  # one number type of Muon on all ranks
+        self.optimizers = Optimizers(self.model, train, lr=train.lr, native_bfloat16=native, ranks=ranks)
         self.model.stack.recompute_activations = train.recompute_activations
         if config.runtime.compile:
             compile_stack(self.model.stack)
@@ -102,42 +102,22 @@ class TrainingRun:
             batch_size=train.batch_size,
             start_id=start_id,
             documents=train_ids.documents,
-            rows=own_rows(config, self.ranks),
-            seed=config.runtime.seed or 0 if train.shuffle else None,
+            rows=own_rows(config, ranks),
+            seed=seed if train.shuffle else None,
             pieces_apart=config.model.can_hide_documents and not config.model.position.is_absolute,
         )
         self.skip_to(0)
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
         self.counters = Counters(validation_due=weights is not None)
-        self.clock = Clock(self.ranks, 0.0, time.monotonic)
-        self.began = self.clock.now(), 0, 0
 
-    def start(self, folder: Path, running: Callable[[], float], stop: Callable[[], bool]) -> Clock:
-        """Prepares for steps from a checkpoint of the present state; returns the clock of the run.
+    def count(self, **changes: object) -> None:
+        """Changes these counters."""
+        self.counters = self.counters.model_copy(update=changes)
 
-        Args:
-            folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
-            running: Seconds since the start of the time budget in this process.
-            stop: Asked between steps.
-        """
-        self.model_folder = folder
-        self.folder = settle(folder) if self.ranks.is_first else folder
-        self.clock = Clock(self.ranks, self.counters.seconds, running, stop)
-        self.saved_at = self.progress_key
-        return self.clock
+    # Steps
 
-    @property
-    def progress_key(self) -> tuple[int, int | None]:
-        """Step, and step of the last validation."""
-        return self.counters.step, self.counters.validated_step
-
-    @property
-    def is_validated(self) -> bool:
-        """True if a validation followed the last step."""
-        return self.counters.validated_step == self.counters.step
-
-    def train_step(self, fraction: float) -> Step:
+    def train_step(self, fraction: float) -> Update:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
         In float16 the loss is multiplied by a scale before the backward pass and gradients are divided by it. If they
@@ -149,106 +129,89 @@ class TrainingRun:
         Raises:
             DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
         """
-        train = self.config.train
+        train, ranks, counters = self.config.train, self.runtime.ranks, self.counters
         self._redraw_features()
         span, microbatches = self.next_batch()
-        count = len(self.loader.starts) * span.segment_len
-        self.model.train()
-        torch._foreach_zero_(self._gradients())
-        nats, steps = torch.zeros((2,), device=self.runtime.device)
-        for i, (x, y, documents) in enumerate(microbatches):
-            with self.delayed() if i + 1 < len(microbatches) else nullcontext():
-                with self.runtime.autocast():
-                    state = with_span(self.states[i], span) if train.random_lengths else self.states[i]
-                    nll, state, ponder, _ = self.score(x, y, state, documents)
-                loss = nll.sum() / count
-                nats += loss.detach()
-                if ponder is not None:
-                    loss = loss + self.ponder_weight * ponder.cost.sum() / count
-                    steps += ponder.steps.sum() / count
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-                if train.random_lengths:
-                    state = with_span(state, self.states[i].span)
-                self.states[i] = state.overwrite_earlier()
+        nats, steps = self._add_gradients(span, microbatches)
         scales = self._unscale()
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.ranks.size > 1:  # means over all ranks, and the norm of the whole gradient
-            sums = self.ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
-            nats, steps = (sums[:2] / self.ranks.size).unbind()
-            norm = sums[2].sqrt() if self.config.runtime.shard else norm.double()
+        if ranks.size > 1:  # means over all ranks, and the norm of the whole gradient
+            sums = ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
+            nats, steps = (sums[:2] / ranks.size).unbind()
+            norm = norm.double()
+            if self.config.runtime.shard:
+                norm = sums[2].sqrt()
         # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
         # Scaled gradients overflowed if the next loss scale is below the present one, and not below the least.
         overflow = math.isfinite(loss_now) and len(scales_now) == 2 and LEAST_SCALE <= scales_now[1] < scales_now[0]
         if not overflow and not (math.isfinite(loss_now) and math.isfinite(norm_now)):
-            raise DivergedError(f"the loss or its gradient is not finite at step {self.counters.step + 1}.")
-        if train.grad_clip and norm_now > train.grad_clip and not overflow:
-            torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
-        factor = lr_factor(train, fraction, self.counters.step) / LR_DIVISOR**self.counters.rollbacks
-        if overflow:
-            self.counters.skipped += 1
-        else:
-            self.optimizers.step(factor, self.counters.step)
-        self.counters.step += 1
-        self.counters.tokens += train.batch_size * span.segment_len
-        seconds = self.clock.now()
-        tokens_per_second, eta_seconds = self._pace(seconds)
-        return Step(
-            step=self.counters.step,
-            tokens=self.counters.tokens,
-            seconds=seconds,
-            nats=loss_now,
-            bits_per_byte=loss_now / math.log(2) / self.bytes_per_token,
+            raise DivergedError(f"the loss or its gradient is not finite at step {counters.step + 1}.")
+        factor = lr_factor(train, fraction, counters.step) / LR_DIVISOR**counters.rollbacks
+        if not overflow:
+            if train.grad_clip and norm_now > train.grad_clip:
+                torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
+            self.optimizers.step(factor, counters.step)
+        self.count(
+            step=counters.step + 1,
+            tokens=counters.tokens + train.batch_size * span.segment_len,
+            skipped=counters.skipped + overflow,
+        )
+        return Update(
+            loss_now,
             lr=(train.lr or 0.0) * factor,
             grad_norm=None if overflow else norm_now,
-            tokens_per_second=tokens_per_second,
-            fraction=self.fraction(seconds),
-            eta_seconds=eta_seconds,
             mean_steps=steps_now or None,
             loss_scale=scales_now[-1] if scales_now else None,
-            skipped=self.counters.skipped if scales_now else None,
         )
 
-    def _gradients(self) -> list[torch.Tensor]:
+    def _gradients(self) -> list[Tensor]:
         """Gradients of the parameters, of divided ones the part of this rank."""
         return [local(p.grad) for p in self.model.parameters() if p.grad is not None]
 
-    def fraction(self, seconds: float) -> float:
-        """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""
-        return self.patience.fraction(self.spent(seconds))
+    def _add_gradients(self, span: Span, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
+        """Gradients of a step, and the new memory; returns the mean loss in nats and steps per token of this rank."""
+        count, stack = len(self.loader.starts) * span.segment_len, self.config.model.stack
+        is_drawn = self.config.train.random_lengths
+        self.model.train()
+        torch._foreach_zero_(self._gradients())
+        nats, steps = torch.zeros((2,), device=self.runtime.device)
+        for i, (x, y, documents) in enumerate(microbatches):
+            context = nullcontext if i + 1 == len(microbatches) else self.delayed
+            with context():
+                with self.runtime.autocast():
+                    state = self.states[i]
+                    if is_drawn:
+                        state = with_span(state, span)
+                    nll, state, ponder, _ = self.score(x, y, state, documents)
+                loss = nll.sum() / count
+                nats += loss.detach()
+                if ponder is not None and isinstance(stack, UniversalStackConfig):
+                    loss = loss + stack.ponder_weight * ponder.cost.sum() / count
+                    steps += ponder.steps.sum() / count
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                if is_drawn:
+                    state = with_span(state, self.states[i].span)
+                self.states[i] = state.overwrite_earlier()
+        return nats, steps
 
-    def spent(self, seconds: float) -> float:
-        """Share of the budget spent, 0 to 1, after `seconds` of training."""
-        return min(1.0, max((used / budget for used, budget in self.budgets(seconds).values()), default=0.0))
-
-    def budgets(self, seconds: float) -> dict[str, tuple[float, float]]:
-        """What is used up of each given budget after `seconds` of training, and the budget, by its key."""
-        used = {"max_steps": self.counters.step, "max_tokens": self.counters.tokens, "max_time": seconds}
-        given = {key: getattr(self.config.train, key) for key in used}
-        return {key: (used[key], budget) for key, budget in given.items() if budget is not None}
-
-    @property
-    def patience(self) -> Patience:
-        """Early stopping, by the present counters."""
-        train = self.config.train
-        decay = train.decay_fraction if train.lr_schedule in BUDGET_SCHEDULES else 0.0
-        return Patience(train.patience, decay, self.counters)
-
-    def next_batch(self) -> tuple[Span, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]]:
-        """Span of the next step; inputs, targets and document positions (b t; on the CPU) of its microbatches."""
+    def next_batch(self) -> tuple[Span, list[Microbatch]]:
+        """Span of the next step, and its microbatches."""
         span, n = self.states[0].span, self.config.train.grad_accum
         if self.config.train.random_lengths:
             span = drawn_span(span, self.config.runtime.seed or 0, self.counters.step)
         batch = self.loader.next(span.segment_len)
         x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
-        documents = None if batch.documents is None else torch.from_numpy(batch.documents).tensor_split(n)
-        return span, list(zip(x, y, documents or [None] * n, strict=True))
+        documents: list[Tensor | None] = [None] * n
+        if batch.documents is not None:
+            documents = [*torch.from_numpy(batch.documents).tensor_split(n)]
+        return span, list(zip(x, y, documents, strict=True))
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
         train = self.config.train
-        self.loader.n_read = n_read
+        self.loader.seek(n_read)
         self.states: list[State] = [
             self.model.init_state(
                 len(starts), memory=train.memory, offsets=(starts + n_read).tolist(), **train.reading.state
@@ -256,7 +219,7 @@ class TrainingRun:
             for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum)
         ]
 
-    def _unscale(self) -> tuple[torch.Tensor, ...]:
+    def _unscale(self) -> tuple[Tensor, ...]:
         """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""
         if not self.scaler.is_enabled():
             return ()
@@ -276,152 +239,80 @@ class TrainingRun:
             self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
-    def _pace(self, seconds: float) -> tuple[float, float]:
-        """Tokens per second, and seconds until the first budget, if any, is spent after `seconds`."""
-        counters, (began, first_step, first_token) = self.counters, self.began
-        elapsed = max(seconds - began, 1e-9)
-        n_steps, n_tokens = counters.step - first_step, counters.tokens - first_token
-        pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
-        end = self.patience.end
-        left = [(end * budget - used) * pace[key] for key, (used, budget) in self.budgets(seconds).items()]
-        return n_tokens / elapsed, max(0.0, min(left, default=math.inf))
-
-    def log_step(self, step: Step) -> Step:
-        """Appends a step to the metrics, and returns it."""
-        row = {key: value for key, value in asdict(step).items() if value is not None or key == "grad_norm"}
-        row |= {"seconds": round(step.seconds, 3), "tokens_per_second": round(step.tokens_per_second, 1)}
-        del row["fraction"], row["eta_seconds"]
-        self._log(row | ({"rollbacks": self.counters.rollbacks} if self.counters.rollbacks else {}))
-        return step
-
-    def _log(self, row: Mapping[str, Any]) -> None:
-        """Appends a row to the metrics."""
-        if self.ranks.is_first:
-            layout.append_metrics(self.folder, row)
+    # Budget
 
     @property
-    def exceeds_share(self) -> bool:
-        """True if validation takes too much of a time budget.
+    def patience(self) -> Patience:
+        """Early stopping, by the present counters."""
+        train = self.config.train
+        decay = train.decay_fraction * (train.lr_schedule in BUDGET_SCHEDULES)
+        return Patience(train.patience, decay, self.counters)
 
-        A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
-        """
-        seconds = self.clock.seconds
-        if self.config.train.eval_every is not None or self.fraction(seconds) == self.fraction(0.0):
-            return False
-        return self.clock.validation > VALIDATION_SHARE * seconds
+    def fraction(self, seconds: float) -> float:
+        """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""
+        return self.patience.fraction(self.spent(seconds))
 
-    def validate(self) -> Iterator[Event]:
-        """Validates the weights, which are finite; keeps them if they are the best so far, or without validation text.
+    def spent(self, seconds: float) -> float:
+        """Share of the budget spent, 0 to 1, after `seconds` of training."""
+        return min(1.0, max((used / budget for used, budget in self.budgets(seconds).values()), default=0.0))
 
-        With `average_share` these are their averages. If the run is to be stopped, validation stays due.
-        """
-        counters, bits, began = self.counters, None, self.clock.now()
-        with self.optimizers.averaged():
-            if len(self.data.valid_ids):
-                bits = validation_bits(self, self.data.valid_ids, self.clock.stop)
-                if bits is None:
-                    self.clock.meet()
-                    return
-            best = bits is None or counters.best_bits is None or bits < counters.best_bits
-            if best:
-                self.keep_weights(bits)
-                counters.best_bits, counters.best_step = bits, counters.step
-        self.clock.meet(self.clock.now() - began)
-        counters.validated_step, counters.validation_due = counters.step, False
-        spent = self.spent(self.clock.seconds)
-        impatient = bits is not None and spent < 1.0 and self.patience.observe(spent, best=best)
-        if bits is not None:
-            row = {"step": counters.step, "tokens": counters.tokens, "validation_bits_per_byte": bits, "best": best}
-            self._log(row)
-            yield Validation(counters.step, counters.tokens, self.clock.seconds, bits, best)
-        if impatient:
-            yield Notice(self.patience.describe())
+    def budgets(self, seconds: float) -> dict[str, tuple[float, float]]:
+        """What is used up of each given budget after `seconds` of training, and the budget, by its key."""
+        used = dict(zip(BUDGETS, (self.counters.step, self.counters.tokens, seconds), strict=True))
+        given = {key: getattr(self.config.train, key) for key in BUDGETS}
+        return {key: (used[key], budget) for key, budget in given.items() if budget is not None}
 
-    def keep_weights(self, bits: float | None) -> None:
-        """Writes the present weights, which are finite, as the weights of the model."""
-        weights = checkpoint.gathered(weights_of(self.model), self.ranks)
-        if not self.ranks.is_first:
-            return
-        metadata = {
-            "step": str(self.counters.step),
-            "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}",
+    # Checkpoints
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Tensors of a checkpoint by its files, whole on the first rank; all ranks must call it."""
+        ranks, states = self.runtime.ranks, self.states
+        if ranks.size > 1:  # in RAM, of which the first rank needs as much as all devices have memory of sequences
+            states = [state.map(Tensor.cpu).map(ranks.gather_rows) for state in states]
+        return {
+            "weights": gathered(weights_of(self.model), ranks),
+            "optimizer": gathered(self.optimizers.tensors(), ranks),
+            "memory": {f"{i}.{key}": t for i, state in enumerate(states) for key, t in state.tensors().items()},
+            "random": generator_states(),
         }
-        encoding = self.config.train.weights
-        store.save_model(self.folder, self.config, weights, self.data.tokenizer, metadata, encoding=encoding)
-        self.folder = settle(self.model_folder)
 
-    def save(self) -> Saved:
-        """Writes a checkpoint of the present state, which is finite."""
-        if self.ranks.is_first:
-            sync_file(self.folder / layout.METRICS)
-        self.counters.seconds = self.clock.seconds
-        path = checkpoint.save(self, self.folder)
-        self.saved_at = self.progress_key
-        return Saved(self.counters.step, path)
+    def describe(self) -> Tree:
+        """Entries of `state.json` that belong to the tensors: counters, loss scale and metadata of the states."""
+        scaler = self.scaler.state_dict()  # empty unless training is in float16
+        scale = {"scale": scaler["scale"], "steps": scaler["_growth_tracker"]} if scaler else None
+        states = [state.describe() for state in self.states]
+        counters = self.counters.model_copy(update={"n_read": self.loader.n_read})
+        return {**counters.model_dump(), "loss_scale": scale, "states": states}
 
-    def roll_back(self, error: DivergedError) -> Generator[Notice, None, bool]:
-        """Restores the latest checkpoint that was due, with lower learning rates and at the present place in the text.
+    def restore(self, saved: Checkpoint) -> None:
+        """Continues from a checkpoint of a run with the same configuration; random numbers go on as before.
 
-        False if the run is not to be rolled back, or was too often.
-
-        The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
-        diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
+        Raises:
+            StateError: The memory does not fit the model.
+            CheckpointError: It was taken with another `train.grad_accum`, or a tensor is damaged.
+            KeyError, TypeError, ValueError, RuntimeError: An entry is missing or malformed.
         """
-        found = self.ranks.broadcast(str(self._anchor() or "") if self.ranks.is_first else None)
-        n_rollbacks, n_read = self.counters.rollbacks + 1, self.loader.n_read
-        if self.config.train.on_divergence == "stop" or n_rollbacks > MAX_ROLLBACKS or not found:
-            return False
-        warnings = checkpoint.load(self, Path(found), allow_data_change=True)
-        counters = self.counters
-        counters.rollbacks, counters.seconds = n_rollbacks, self.clock.seconds
-        self.skip_to(n_read)
-        if self.ranks.is_first:
-            layout.trim_metrics(self.folder, counters.step, validated=self.is_validated)
-        self.saved_at = self.progress_key
-        rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
-        yield from warnings
-        yield Notice(
-            f"{error.message.rstrip('.')}; back to step {counters.step}, {rates} (roll-back {n_rollbacks} of "
-            f"{MAX_ROLLBACKS}).",
-            "warning",
+        ranks, own, facts = self.runtime.ranks, weights_of(self.model), saved.facts
+        weights = saved.tensors(
+            "weights", {name: TensorInfo(type_name(t.dtype), (*t.shape,)) for name, t in own.items()}
         )
-        return True
-
-    def _anchor(self) -> Path | None:
-        """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
-        folder = self.folder / layout.CHECKPOINTS
-        with suppress(CheckpointError):
-            verify(folder / step_name(self.counters.anchor))
-            return folder / step_name(self.counters.anchor)
-        return latest(folder).path
-
-    def finish(self, score: Score | None = None, *, stopped: bool = False) -> Trained:
-        """Completes the record of a run that is saved, was `stopped` or not, and may have a score."""
-        counters = self.counters
-        bits = score.bits_per_byte if score else None
-        scored = ScoredText(score.bytes, self.data.parts.valid.n_bytes, score.mem_len) if score else None
-        record = describe_run(self) | {
-            "steps": counters.step,
-            "tokens": counters.tokens,
-            "seconds": round(counters.seconds, 1),
-            "bits_per_byte": bits,
-            "scored": asdict(scored) if scored else None,
-            "best_step": counters.best_step,
-            "finished": not stopped,
-        }
-        if counters.rollbacks:
-            record["rollbacks"] = counters.rollbacks
-        if self.patience.end < 1.0:
-            record["stopped_early"] = True
-        layout.write_record(self.folder, record)
-        return Trained(
-            folder=self.model_folder,
-            step=counters.step,
-            tokens=counters.tokens,
-            seconds=counters.seconds,
-            bits_per_byte=bits,
-            best_step=counters.best_step,
-            stopped=stopped,
-            sample="",
-            scored=scored,
-        )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                local(tensor).copy_(local(divided(weights[name].to(tensor.device), tensor)))
+        self.optimizers.load(saved.tensors("optimizer"))
+        memory = saved.tensors("memory")
+        if len(facts["states"]) != len(self.states):
+            problem = f"{saved.path} was taken with another train.grad_accum."
+            raise CheckpointError(problem, "Resume with the same one.")
+        states = [State.restore(with_prefix(f"{i}.", memory), entries) for i, entries in enumerate(facts["states"])]
+        if ranks.size > 1:
+            states = [state.map(lambda t: t[ranks.rows(len(t))].clone()) for state in states]
+        self.states = [state.map(lambda t: t.to(self.runtime.device)) for state in states]
+        if not all(self.model.is_compatible(state) for state in self.states):
+            raise StateError("the memory does not fit the model.", "Train anew with --overwrite.")
+        self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
+        self.loader.seek(self.counters.n_read)
+        if facts["loss_scale"] is not None and self.scaler.is_enabled():  # run and checkpoint are in float16
+            scale = validate(LossScale, facts["loss_scale"])
+            entries = {"scale": scale.scale, "_growth_tracker": scale.steps}
+            self.scaler.load_state_dict(self.scaler.state_dict() | entries)

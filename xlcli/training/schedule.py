@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from xlcli.config import BaseConfig
 from xlcli.ops.span import Span
@@ -36,14 +36,10 @@ class Counters(BaseConfig):
         validated_step: Step of the last validation.
         validation_due: Whether a validation is due that has not been completed.
         rollbacks: Number of roll-backs, each of which divides the learning rates.
-        anchor: Step of the checkpoint that a roll-back restores: the latest that was due, whether the run was stopped
-            since or not.
         stale: Validations since the best one.
         plateau: Share of the budget that was spent when patience ran out; None before that.
         skipped: Number of steps that were skipped because a scaled gradient overflowed in float16.
     """
-
-    model_config = ConfigDict(frozen=False)
 
     step: Steps = 0
     tokens: Annotated[int, Field(ge=0, lt=10**18)] = 0
@@ -54,10 +50,19 @@ class Counters(BaseConfig):
     validated_step: Steps | None = None
     validation_due: bool = False
     rollbacks: Annotated[int, Field(ge=0, le=100)] = 0
-    anchor: Steps = 0
     stale: Steps = 0
     plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     skipped: Steps = 0
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """Step, and step of the last validation."""
+        return self.step, self.validated_step
+
+    @property
+    def is_validated(self) -> bool:
+        """True if a validation followed the last step."""
+        return self.validated_step == self.step
 
 
 class Clock:
@@ -75,9 +80,7 @@ class Clock:
         stops: True if the run is to be stopped.
     """
 
-    def __init__(
-        self, ranks: Ranks, before: float, running: Callable[[], float], stop: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, ranks: Ranks, before: float, running: Callable[[], float], stop: Callable[[], bool]) -> None:
         self.ranks, self.stop = ranks, stop
         self._before, self._running = before, running
         self.seconds, self.validation, self.stops = before, 0.0, False
@@ -88,12 +91,11 @@ class Clock:
 
     def meet(self, validation: float = 0.0) -> None:
         """Agrees with the other ranks, after as many seconds of validation."""
-        times = (self.now(), validation) if self.ranks.is_first else (0.0, 0.0)
-        sums = [*times, float(self.stop())]
-        if self.ranks.size > 1:
-            sums = self.ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        self.seconds, self.stops = sums[0], sums[2] > 0.0
-        self.validation += sums[1]
+        of_first = float(self.ranks.is_first)
+        own = [of_first * self.now(), of_first * validation, float(self.stop())]
+        self.seconds, validation, stops = self.ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+        self.stops = stops > 0.0
+        self.validation += validation
 
 
 @dataclass
@@ -145,18 +147,18 @@ class Patience:
             return 1.0
         return min(1.0, self.counters.plateau / (1.0 - self.decay))
 
-    def observe(self, spent: float, *, best: bool) -> bool:
-        """Counts a validation after a share `spent` of the budget; true if patience ran out with it."""
-        self.counters.stale = 0 if best else self.counters.stale + 1
-        if self.limit is None or self.counters.plateau is not None or self.counters.stale < self.limit:
-            return False
-        self.counters.plateau = spent
-        return True
+    def observe(self, spent: float, *, best: bool) -> dict[str, Any]:
+        """Counters that a validation changes when a share `spent` of the budget is spent, which has not run out yet."""
+        stale = (self.counters.stale + 1) * (not best)
+        plateau = self.counters.plateau
+        if self.limit is not None and plateau is None and stale >= self.limit:
+            plateau = spent
+        return {"stale": stale, "plateau": plateau}
 
     def describe(self) -> str:
         """Message that patience ran out after this step."""
         n_stale = self.counters.stale
-        reason = f"the last {n_stale} validation{'s' if n_stale > 1 else ''} brought no improvement"
+        reason = f"the last {n_stale} validation{'s' * (n_stale > 1)} brought no improvement"
         if self.end == 1.0:
             return f"{reason}: the run is in its last part and ends with its budget"
         if not self.decay:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,19 +16,20 @@ from xlcli import __version__
 from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig
 from xlcli.errors import DivergedError
 from xlcli.evaluation import evaluate
-from xlcli.events import VALIDATION_TOKENS, Generated, Notice, Progress, Score, Trained
+from xlcli.events import VALIDATION_TOKENS, Generated, Notice, Progress, Score, ScoredText, Trained
 from xlcli.generation import generate
 from xlcli.ranks import local
 from xlcli.runtime import make_runtime
 from xlcli.store import folder as store
+from xlcli.store import layout
+from xlcli.store.commit import place_of_run
 from xlcli.store.origin import INIT
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.defaults import RATES
+from xlcli.training.prepare import Prepared
+from xlcli.training.run import TrainingRun
 from xlcli.training.schedule import with_span
-
-if TYPE_CHECKING:
-    from xlcli.training.run import TrainingRun
 
 ABSURD_NATS = 100.0
 """Loss in nats per token above which a run counts as diverged."""
@@ -50,7 +51,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     Raises:
         DivergedError: The loss is not finite.
     """
-    reading, ranks = EvalConfig().reading(run.config.model, run.config.train), run.ranks
+    reading, ranks = EvalConfig().reading(run.config.model, run.config.train), run.runtime.ranks
     ids = valid.ids[:VALIDATION_TOKENS]
     settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
     n_sequences = MAX_SEQUENCES
@@ -90,21 +91,21 @@ def check_finite(run: TrainingRun) -> None:
             loss of the next batch without dropout exceeds `ABSURD_NATS`: weights can diverge one step before the loss
             shows it.
     """
-    problems = run.ranks.gather(_problem(run))
+    problems = run.runtime.ranks.gather(_problem(run))
     if problem := next(filter(None, problems), None):
         raise DivergedError(f"{problem} after step {run.counters.step}.")
     if not run.counters.step:
         return
     train, n_read = run.config.train, run.loader.n_read
     span, microbatches = run.next_batch()
-    run.loader.n_read = n_read
+    run.loader.seek(n_read)
     run.model.eval()
     nats = torch.zeros((), device=run.runtime.device)
     with torch.no_grad(), run.runtime.autocast():  # kernels of training: others may overflow later
         for (x, y, documents), state in zip(microbatches, run.states, strict=True):
             state = with_span(state, span) if train.random_lengths else state
             nats += run.model.score(x, y, state, documents).nll.sum()
-    mean = run.ranks.sum(nats).item() / (train.batch_size * span.segment_len)
+    mean = run.runtime.ranks.sum(nats).item() / (train.batch_size * span.segment_len)
     if not mean < ABSURD_NATS:
         raise DivergedError(f"the loss has risen to {mean:.3g} nats per token after step {run.counters.step}.")
 
@@ -136,13 +137,50 @@ UNUSUAL_FACTOR = 10.0
 """Factor between a learning rate and its default from which the rate may be the reason of a bad score."""
 
 
-def final_evaluation(run: TrainingRun, stop: Callable[[], bool]) -> Generator[Progress | Notice, None, Trained]:
+def finish(
+    run: TrainingRun, data: Prepared, folder: Path, score: Score | None = None, *, stopped: bool = False
+) -> Trained:
+    """Completes the record of a run in `folder` that is saved, was `stopped` or not, and may have a score."""
+    counters, bits, scored = run.counters, None, None
+    if score:
+        bits = score.bits_per_byte
+        scored = ScoredText(score.bytes, data.parts.valid.n_bytes, score.mem_len)
+    record = describe_run(run, data) | {
+        "steps": counters.step,
+        "tokens": counters.tokens,
+        "seconds": round(counters.seconds, 1),
+        "bits_per_byte": bits,
+        "scored": scored and asdict(scored),
+        "best_step": counters.best_step,
+        "finished": not stopped,
+    }
+    if counters.rollbacks:
+        record["rollbacks"] = counters.rollbacks
+    if run.patience.end < 1.0:
+        record["stopped_early"] = True
+    layout.write_record(place_of_run(folder), record)
+    return Trained(
+        folder=folder,
+        step=counters.step,
+        tokens=counters.tokens,
+        seconds=counters.seconds,
+        bits_per_byte=bits,
+        best_step=counters.best_step,
+        stopped=stopped,
+        sample="",
+        scored=scored,
+    )
+
+
+def final_evaluation(
+    run: TrainingRun, data: Prepared, folder: Path, stop: Callable[[], bool]
+) -> Generator[Progress | Notice, None, Trained]:
     """End of a run whose budget is spent, with a score, if there is validation text, and a sample of its model.
 
     The score is recorded before the sample is drawn.
     """
     device, seed = run.runtime.device, run.config.runtime.seed or 0
-    model = store.load(run.folder, device=device)
+    model = store.load(folder, device=device)
     inference = make_runtime(RuntimeConfig(device=str(device), threads=run.runtime.threads))
     score, prompt = None, b""
     if path := model.held_out("valid"):
@@ -154,7 +192,7 @@ def final_evaluation(run: TrainingRun, stop: Callable[[], bool]) -> Generator[Pr
             elif isinstance(event, Score) and not event.partial:
                 score = event
                 yield from _compare_with_frequencies(model, path, event)
-    end = run.finish(score)
+    end = finish(run, data, folder, score)
     for made in generate(model, prompt, GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Notice):
             yield made
@@ -182,9 +220,8 @@ def _compare_with_frequencies(model: store.LoadedModel, path: Path, score: Score
     )
 
 
-def describe_run(run: TrainingRun) -> dict[str, Any]:
+def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
     """Data, size, machine and versions of a run, for `record.json`."""
-    data = run.data
     parts, runtime = data.parts, data.runtime
     corpus = parts.train.corpus
     return {

@@ -14,33 +14,33 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from xlcli.config import Config, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping, until
-from xlcli.files import write_atomic
 from xlcli.machine import available_bytes
 from xlcli.model.build import build_on_meta
 from xlcli.optim import ADAM_RATE
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.store import commit, layout
 from xlcli.store import folder as store
-from xlcli.store.discover import find
-from xlcli.store.layout import CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
-from xlcli.training import checkpoint, defaults, memory
+from xlcli.training import defaults, memory
+from xlcli.training.folder import restore, save, write_held_out
+from xlcli.training.loop import Loop
 from xlcli.training.parallel import announce_start, wait_for_start
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun
-from xlcli.training.schedule import IntervalTrigger
-from xlcli.training.validation import check_finite, describe_run, final_evaluation
+from xlcli.training.schedule import Clock
+from xlcli.training.validation import describe_run, final_evaluation, finish
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
-Setup = Generator[Event, None, TrainingRun | None]
+Run = tuple[TrainingRun, Prepared]
+Setup = Generator[Event, None, Run | None]
 """Preparation of a run; None if none is to be trained."""
 
 
@@ -82,7 +82,9 @@ def train(
 
     def set_up(contexts: ExitStack) -> Setup:
         load = partial(_load_origin, folder=folder)
-        model = None if init is None else load(init)
+        model = None
+        if init is not None:
+            model = load(init)
         if not dry_run:
             _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
@@ -92,7 +94,7 @@ def train(
         yield from _plan(folder, data, 0)
         if dry_run:
             return None
-        return (yield from _make_run(data, commit.stage(folder), None, data.weights))
+        return (yield from _make_run(data, commit.stage(folder), None))
 
     return _run(set_up, paths, folder, {}, stop, paused, ranks)
 
@@ -139,15 +141,13 @@ def resume(
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
         preparation = prepare_resumed(paths, place, changes or {}, preset, init, dry_run=dry_run, ranks=ranks)
         data = yield from until(stop, preparation)
-        checkpoint_folder, notices = _newest_checkpoint(place)
-        yield from notices
-        yield from _plan(folder, data, commit.step_of(checkpoint_folder) if checkpoint_folder else 0)
+        checkpoint_folder = yield from _newest_checkpoint(place)
+        yield from _plan(folder, data, commit.step_of(checkpoint_folder))
         if dry_run:
             return None
-        weights = _origin_again(data.origin) if checkpoint_folder is None and data.origin else None
         may_differ = make({"runtime": (changes or {}).get("runtime", {})}).runtime.allow_data_change
-        run = yield from _make_run(data, place, checkpoint_folder, weights, allow_data_change=may_differ)
-        yield from _spent_budgets(run)
+        run = yield from _make_run(data, place, checkpoint_folder, allow_data_change=may_differ)
+        yield from _spent_budgets(run[0])
         return run
 
     return _run(set_up, paths, folder, changes or {}, stop, paused, ranks)
@@ -169,61 +169,32 @@ def _run(
         if ranks.is_first:
             contexts.enter_context(announce_start(ranks))
         try:
-            run = yield from (set_up(contexts) if ranks.is_first else _join_run(paths, changes, stop, ranks))
+            begun = yield from (set_up(contexts) if ranks.is_first else _join_run(paths, changes, stop, ranks))
         except StoppedEarlyError:
             if ranks.is_first:
                 yield Notice(
                     "stopped before the next step; nothing has changed, so run the same command again.", "warning"
                 )
             return
-        if run is None:
+        if begun is None:
             return
-        train = run.config.train
-        if train.max_time is not None:  # the budget begins later if preparation took too large a share
-            started = max(started, time.monotonic() - paused() - PREPARATION_SHARE * train.max_time)
-        clock = run.start(folder, lambda: time.monotonic() - paused() - started, stop)
-        validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
-        save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
-        first_round = True  # intervals are counted from here, also after a roll-back
-        while True:
-            try:
-                clock.meet()
-                fraction, step = run.fraction(clock.seconds), run.counters.step
-                is_spent, had_patience = fraction == 1.0, run.counters.plateau is None
-                if validate.due(step, clock.seconds, fraction) and not (first_round or is_spent or run.exceeds_share):
-                    run.counters.validation_due = True
-                is_checked = run.counters.validation_due or (is_spent and not run.is_validated)
-                if is_checked:
-                    check_finite(run)
-                    yield from run.validate()
-                    fraction = run.fraction(clock.seconds)
-                    if first_round or (had_patience and run.counters.plateau is not None):  # another part of the run
-                        validate.due(step, clock.seconds, fraction)
-                is_over = fraction == 1.0 or clock.stops
-                is_due = save.due(step, clock.seconds, fraction) and not (first_round or is_spent)
-                if is_due:
-                    run.counters.anchor = step
-                if (is_due or is_over) and run.saved_at != run.progress_key:
-                    if not is_checked:
-                        check_finite(run)
-                    yield run.save()
-                if is_over:
-                    break
-                if first_round:
-                    run.began, first_round = (clock.now(), step, run.counters.tokens), False
-                yield run.log_step(run.train_step(fraction))
-            except DivergedError as error:
-                if not (yield from run.roll_back(error)):
-                    raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
-                first_round = True
-        if run.counters.best_step is None and run.counters.step:  # it ends without a validation
-            with run.optimizers.averaged():
-                run.keep_weights(None)
+        run, data = begun
+        if (limit := run.config.train.max_time) is not None:
+            # The budget begins later if preparation took too large a share.
+            started = max(started, time.monotonic() - paused() - PREPARATION_SHARE * limit)
+        clock = Clock(ranks, run.counters.seconds, lambda: time.monotonic() - paused() - started, stop)
+        if ranks.is_first:
+            commit.settle(folder)
+        try:
+            yield from Loop(run, data, folder, clock).events()
+        except DivergedError as error:
+            raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
         if ranks.size > 1 and clock.stops:
             yield Stopping()
         if ranks.is_first:
-            end = run.finish(stopped=fraction < 1.0 or not run.is_validated)
-            yield end if end.stopped else (yield from final_evaluation(run, clock.stop))
+            stopped = run.fraction(clock.seconds) < 1.0 or not run.counters.is_validated
+            end = finish(run, data, folder, stopped=stopped)
+            yield end if stopped else (yield from final_evaluation(run, data, folder, clock.stop))
 
 
 def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Setup:
@@ -234,44 +205,43 @@ def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ran
     place = checkpoint_folder.parent.parent
     # A signal from here on stops all ranks after the same step.
     data = yield from prepare_resumed(paths, place, changes, None, None, ranks=ranks)
-    return (yield from _make_run(data, place, checkpoint_folder, None, allow_data_change=True))
+    return (yield from _make_run(data, place, checkpoint_folder, allow_data_change=True))
 
 
 def _make_run(
     data: Prepared,
     place: Path,
     checkpoint_folder: Path | None,
-    weights: Mapping[str, Tensor] | None,
     *,
     allow_data_change: bool = False,
-) -> Generator[Event, None, TrainingRun]:
+) -> Generator[Event, None, Run]:
     """The run of all ranks, restored from a checkpoint; without one the first rank writes a new run in `place`.
 
-    A new run can be resumed as soon as `config.json` exists.
+    A new run can be resumed as soon as `config.json` exists, which is written last.
     """
     ranks, inputs = data.runtime.ranks, (data.train_ids, data.tokenizer.start_id)
-    encoding = data.config.train.weights
     if checkpoint_folder is None:
-        run = TrainingRun(data.config, replace(data.runtime, ranks=SINGLE), *inputs, weights)
-        run.data = data
+        run = TrainingRun(data.config, replace(data.runtime, ranks=SINGLE), *inputs, data.weights)
         data.tokenizer.save(place)
-        _write_held_out(place, data)
-        layout.trim_metrics(place, -1, validated=False)
-        layout.write_record(place, describe_run(run) | {"finished": False})
-        layout.write_config(place, data.config, encoding=encoding)
-        checkpoint_folder = checkpoint.save(run, place)
+        layout.write_record(place, describe_run(run, data) | {"finished": False})
+        checkpoint_folder = save(run, data, place)
+        _write_texts(place, data, run)
         if ranks.size == 1:
-            return run
+            return run, data
     if ranks.is_first:
         ranks.publish("run", {"checkpoint": str(checkpoint_folder.absolute())})
     run = TrainingRun(data.config, data.runtime, *inputs)
-    run.data = data
-    yield from checkpoint.load(run, checkpoint_folder, allow_data_change=allow_data_change)
+    yield from restore(run, data, checkpoint_folder, allow_data_change=allow_data_change)
     if ranks.is_first:
-        _write_held_out(place, data)
-        layout.trim_metrics(place, run.counters.step, validated=run.is_validated)
-        layout.write_config(place, data.config, encoding=encoding)
-    return run
+        _write_texts(place, data, run)
+    return run, data
+
+
+def _write_texts(place: Path, data: Prepared, run: TrainingRun) -> None:
+    """Writes held-out texts, metrics up to the present step, and the configuration."""
+    write_held_out(place, data)
+    layout.trim_metrics(place, run.counters.step, validated=run.counters.is_validated)
+    layout.write_config(place, data.config, encoding=data.config.train.weights)
 
 
 def _load_origin(init: Path, folder: Path) -> store.LoadedModel:
@@ -285,16 +255,6 @@ def _load_origin(init: Path, folder: Path) -> store.LoadedModel:
     if bad:
         raise CheckpointError(f"weights of {init} hold NaN or infinity, first in '{bad[0]}'.", "Use another model.")
     return model
-
-
-def _origin_again(origin: Tree) -> dict[str, Tensor]:
-    """Weights that a run starts from which was killed before its first checkpoint."""
-    model = store.load(find(origin["model"]))
-    if model.fingerprints["weights"] != origin["weights"]:
-        raise CheckpointError(
-            f"the run had taken no step, and model {model.name} has changed since.", "Train anew with --overwrite."
-        )
-    return weights_of(model.network)
 
 
 def _check_new(folder: Path, *, overwrite: bool) -> None:
@@ -324,32 +284,19 @@ def _check_texts(folder: Path, data: Prepared) -> None:
                 )
 
 
-def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
-    """The newest undamaged checkpoint of the run in `folder`, None if it has taken no step, and remarks."""
+def _newest_checkpoint(folder: Path) -> Generator[Notice, None, Path]:
+    """The newest undamaged checkpoint of the run in `folder`."""
     found = commit.latest(folder / CHECKPOINTS)
-    notices = [Notice(f"{path} is damaged and was skipped: {why}", "warning") for path, why in found.rejected.items()]
     if found.path is None:
         if found.rejected:
             raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train anew with --overwrite.")
-        if (folder / WEIGHTS).exists():
-            raise CheckpointError(
-                f"{folder} holds a model but no checkpoint to resume from.",
-                "Train anew with --overwrite, or into another folder with -o NAME.",
-            )
-        notices.append(Notice("the run had taken no step yet and starts again"))
-    return found.path, notices
-
-
-def _write_held_out(folder: Path, data: Prepared) -> None:
-    for name, part in (("valid", data.parts.valid), ("test", data.parts.test)):
-        if part.n_bytes:
-            write_atomic(folder / HELD_OUT[name], part.read())
-        else:
-            (folder / HELD_OUT[name]).unlink(missing_ok=True)
-        if part.n_bytes and data.config.train.reset_on_document:
-            write_atomic(folder / DOCUMENTS[name], (b"%d\n" % start for start in part.documents))
-        else:
-            (folder / DOCUMENTS[name]).unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{folder} holds a model but no checkpoint to resume from.",
+            "Train anew with --overwrite, or into another folder with -o NAME.",
+        )
+    for path, reason in found.rejected.items():
+        yield Notice(f"{path} is damaged and was skipped: {reason}", "warning")
+    return found.path
 
 
 def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:

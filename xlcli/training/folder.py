@@ -1,0 +1,145 @@
+"""What a run keeps in its folder: held-out texts, the best weights, checkpoints; and a run continued from one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from xlcli.config import validate
+from xlcli.errors import CheckpointError
+from xlcli.events import Notice
+from xlcli.files import sha256, sync_file, write_atomic
+from xlcli.files.tensors import read_header
+from xlcli.optim import AVERAGE
+from xlcli.store import folder as store
+from xlcli.store.commit import checkpoints, manifest, place_of_run, settle, step_name
+from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, ENCODINGS, HELD_OUT, METRICS, WEIGHTS
+from xlcli.store.weights import read_weights
+from xlcli.store.weights import weights as weights_of
+from xlcli.training import checkpoint
+from xlcli.training.checkpoint import Checkpoint, gathered
+from xlcli.training.prepare import Prepared
+from xlcli.training.run import TrainingRun
+from xlcli.training.schedule import Counters
+
+_SCORES = {"best_bits", "best_step", "validated_step", "validation_due", "stale", "plateau"}
+"""Counters that belong to the validation text."""
+
+
+def write_held_out(place: Path, data: Prepared) -> None:
+    """Writes the held-out texts, and the places of their documents if these are separate."""
+    for name, part in (("valid", data.parts.valid), ("test", data.parts.test)):
+        starts = part.documents if part.n_bytes and data.config.train.reset_on_document else ()
+        lines = (b"%d\n" % start for start in starts)
+        for file, is_kept, content in ((HELD_OUT[name], part.n_bytes, part.read()), (DOCUMENTS[name], starts, lines)):
+            if is_kept:
+                write_atomic(place / file, content)
+            else:
+                (place / file).unlink(missing_ok=True)
+
+
+def keep_weights(run: TrainingRun, data: Prepared, folder: Path, bits: float | None) -> None:
+    """Writes the present weights, which are finite, as the model in `folder`, in which a staged run is put in place.
+
+    All ranks must call it. `bits` is their score in bits per byte, if there is one.
+    """
+    weights = gathered(weights_of(run.model), run.runtime.ranks)
+    if not run.runtime.ranks.is_first:
+        return
+    score = "" if bits is None else f"{bits:.6f}"
+    metadata = {"step": str(run.counters.step), "validation_bits_per_byte": score}
+    encoding = run.config.train.weights
+    store.save_model(place_of_run(folder), run.config, weights, data.tokenizer, metadata, encoding=encoding)
+    settle(folder)
+
+
+def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
+    """Writes a checkpoint of the present state, which is finite; all ranks must call it. Returns its folder."""
+    tensors = run.tensors()
+    if not run.runtime.ranks.is_first:
+        return place / CHECKPOINTS / step_name(run.counters.step)
+    sync_file(place / METRICS)
+    facts = checkpoint.facts_of(run.config, run.runtime, data.identity) | run.describe()
+    return checkpoint.save(place, tensors, facts, run.config.train.keep_checkpoints)
+
+
+def restore(run: TrainingRun, data: Prepared, path: Path, *, allow_data_change: bool) -> list[Notice]:
+    """Continues from a verified checkpoint, with the best weights up to it in the folder; all ranks must call it.
+
+    Args:
+        run: A run just built from the same configuration, or one that goes back.
+        data: Its texts.
+        path: The checkpoint.
+        allow_data_change: Accept other texts.
+
+    Returns:
+        Warnings about losses and differences that make the run deviate from the uninterrupted one.
+
+    Raises:
+        CheckpointError: The checkpoint is of another run, another text or another format.
+    """
+    before, ranks, warnings = run.counters, run.runtime.ranks, []
+    here = checkpoint.facts_of(run.config, run.runtime, data.identity)
+    with checkpoint.opened(path) as saved:
+        facts = saved.facts
+        if facts["seed"] != here["seed"]:
+            problem = f"{path} is of a run with the seed {facts['seed']}."
+            raise CheckpointError(problem, "Train anew with --overwrite.")
+        changed = checkpoint.changed_texts(facts["corpus"], here["corpus"], allow_change=allow_data_change)
+        run.restore(saved)
+        if facts["lr"] != here["lr"]:  # a new rate is as given
+            run.count(rollbacks=0)
+        if "valid" in changed:
+            run.count(**before.model_dump(include=_SCORES))
+        elif facts["limits"] != here["limits"]:  # another budget or patience is a new chance
+            run.count(stale=0, plateau=None)
+        if ranks.is_first:
+            warnings += _restore_best(run, data, saved)
+        warnings += [
+            f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
+            for name, now in checkpoint.environment(run.runtime).items()
+            if facts[name] != now and (run.counters.step or name != "processes")  # the first rank alone writes step 0
+        ]
+        checkpoint.restore_generators(saved)
+    if changed:
+        warnings.append("the text is not the one this run began with; the run continues as far into it")
+    # The first rank alone reads and restores the best weights.
+    run.count(**dict(validate(Counters, ranks.broadcast(run.counters.model_dump()))))
+    return [Notice(warning, "warning") for warning in warnings]
+
+
+def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[str]:
+    """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
+
+    Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
+    checkpoint is damaged, the model and other checkpoints may hold the same weights.
+    """
+    folder, step, encoding = saved.path.parents[1], run.counters.best_step, run.config.train.weights
+    present = folder / WEIGHTS
+    with suppress(CheckpointError):
+        same = step is None or sha256(present) == manifest(saved.path).get(BEST, (0, ""))[1]
+        if same and read_header(present)[1].get("encoding") == encoding:
+            return []
+    copies = [present]
+    if step is not None:
+        others = [path for path in checkpoints(folder / CHECKPOINTS) if path != saved.path]
+        copies = [saved.path / BEST, present, *(path / BEST for path in others)]
+    for path in copies:
+        with suppress(CheckpointError):
+            if path != present and BEST not in manifest(path.parent):
+                continue
+            metadata = read_header(path)[1]
+            if metadata.get("encoding") in ENCODINGS and (step is None or metadata.get("step") == str(step)):
+                best, metadata = read_weights(path, run.model, metadata["encoding"])
+                store.save_model(folder, run.config, best, data.tokenizer, metadata, encoding=encoding)
+                return []
+    run.count(best_bits=None, best_step=None)
+    if step is None and not present.exists():
+        return []
+    run.count(validated_step=None, validation_due=True)
+    metadata = {"step": str(run.counters.step), "validation_bits_per_byte": ""}
+    best, of_optimizers = saved.tensors("weights"), saved.tensors("optimizer")
+    best |= {name: of_optimizers[key] for name in best if (key := f"{name}:{AVERAGE}") in of_optimizers}
+    store.save_model(folder, run.config, best, data.tokenizer, metadata, encoding=encoding)
+    lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
+    return [f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"]

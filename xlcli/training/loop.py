@@ -1,0 +1,202 @@
+"""The loop of a run: steps, validations and checkpoints until its budget is spent, and the way back if it diverges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xlcli.errors import DivergedError
+from xlcli.events import Event, Notice, Saved, Step, Validation
+from xlcli.store import layout
+from xlcli.store.commit import latest, place_of_run
+from xlcli.training import defaults
+from xlcli.training.folder import keep_weights, restore, save
+from xlcli.training.prepare import Prepared
+from xlcli.training.run import LR_DIVISOR, TrainingRun, Update
+from xlcli.training.schedule import Clock, IntervalTrigger
+from xlcli.training.validation import check_finite, validation_bits
+
+VALIDATION_SHARE = 0.1
+"""Maximum share of a time budget for validation at the default interval."""
+
+
+class Beginning(NamedTuple):
+    """Seconds, step and tokens before the first step of this process, or after a roll-back."""
+
+    seconds: float
+    step: int
+    tokens: int
+
+
+class Loop:
+    """Trains until the budget is spent or the run is to be stopped, and saves it.
+
+    Args:
+        run: The model in training, from a checkpoint of its present state.
+        data: Its texts.
+        folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
+        clock: Clock of the run.
+    """
+
+    def __init__(self, run: TrainingRun, data: Prepared, folder: Path, clock: Clock) -> None:
+        self.run, self.data, self.folder, self.clock = run, data, folder, clock
+        self.saved = run.counters.progress
+        every = run.config.train.save_every
+        self.validations = IntervalTrigger(run.config.train.eval_every, parts=defaults.VALIDATIONS)
+        self.checkpoints = IntervalTrigger(defaults.SAVE_SECONDS if every is None else every)
+
+    def events(self) -> Iterator[Event]:
+        """Trains.
+
+        Raises:
+            DivergedError: The run has diverged, and may not or cannot go back to its latest checkpoint.
+        """
+        while True:
+            try:
+                yield from self._train()
+                break
+            except DivergedError as error:
+                yield from self._roll_back(error)
+        counters = self.run.counters
+        if counters.best_step is None and counters.step:  # it ends without a validation
+            with self.run.optimizers.averaged():
+                keep_weights(self.run, self.data, self.folder, None)
+
+    def _train(self) -> Iterator[Event]:
+        self.clock.meet()
+        for trigger in (self.validations, self.checkpoints):  # intervals are counted from here
+            self._is_due(trigger)
+        is_over = yield from self._check()
+        beginning = Beginning(self.clock.now(), self.run.counters.step, self.run.counters.tokens)
+        while not is_over:
+            update = self.run.train_step(self.run.fraction(self.clock.seconds))
+            yield self._log_step(update, beginning)
+            is_over = yield from self._check()
+
+    def _check(self) -> Generator[Event, None, bool]:
+        """Between two steps: validates and saves if this is due. Returns True if the run is over."""
+        run, clock = self.run, self.clock
+        clock.meet()
+        is_spent = run.fraction(clock.seconds) == 1.0
+        if self._is_due(self.validations) and not (is_spent or self._exceeds_share()):
+            run.count(validation_due=True)
+        is_checked = run.counters.validation_due or (is_spent and not run.counters.is_validated)
+        if is_checked:
+            check_finite(run)
+            yield from self._validate()
+            self._is_due(self.validations)  # the time and the end of the run have changed
+        is_over = run.fraction(clock.seconds) == 1.0 or clock.stops
+        is_due = self._is_due(self.checkpoints) and not is_spent
+        if (is_due or is_over) and self.saved != run.counters.progress:
+            if not is_checked:
+                check_finite(run)
+            run.count(seconds=clock.seconds)
+            yield Saved(run.counters.step, save(run, self.data, place_of_run(self.folder)))
+            self.saved = run.counters.progress
+        return is_over
+
+    def _is_due(self, trigger: IntervalTrigger) -> bool:
+        """True if an interval has ended since the last call."""
+        seconds = self.clock.seconds
+        return trigger.due(self.run.counters.step, seconds, self.run.fraction(seconds))
+
+    def _exceeds_share(self) -> bool:
+        """True if validation takes too much of a time budget.
+
+        A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
+        """
+        run, seconds = self.run, self.clock.seconds
+        if run.config.train.eval_every is not None or run.fraction(seconds) == run.fraction(0.0):
+            return False
+        return self.clock.validation > VALIDATION_SHARE * seconds
+
+    def _validate(self) -> Iterator[Event]:
+        """Validates the weights, which are finite; keeps them if they are the best so far, or without validation text.
+
+        With `average_share` these are their averages. If the run is to be stopped, validation stays due.
+        """
+        run, clock, before = self.run, self.clock, self.run.counters
+        began, bits, ids = clock.now(), None, self.data.valid_ids
+        with run.optimizers.averaged():
+            if len(ids):
+                bits = validation_bits(run, ids, clock.stop)
+                if bits is None:
+                    clock.meet()
+                    return
+            best = bits is None or before.best_bits is None or bits < before.best_bits
+            if best:
+                keep_weights(run, self.data, self.folder, bits)
+                run.count(best_bits=bits, best_step=before.step)
+        clock.meet(clock.now() - began)
+        run.count(validated_step=before.step, validation_due=False)
+        if bits is None:
+            return
+        spent = run.spent(clock.seconds)
+        if spent < 1.0:
+            run.count(**run.patience.observe(spent, best=best))
+        row = {"step": before.step, "tokens": before.tokens, "validation_bits_per_byte": bits, "best": best}
+        self._log(row)
+        yield Validation(before.step, before.tokens, clock.seconds, bits, best)
+        if run.counters.plateau != before.plateau:
+            yield Notice(run.patience.describe())
+
+    def _log_step(self, update: Update, beginning: Beginning) -> Step:
+        """Appends a step to the metrics; returns it."""
+        run, counters, seconds = self.run, self.run.counters, self.clock.now()
+        elapsed = max(seconds - beginning.seconds, 1e-9)
+        n_steps, n_tokens = counters.step - beginning.step, counters.tokens - beginning.tokens
+        pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
+        end = run.patience.end
+        left = [(end * budget - used) * pace[key] for key, (used, budget) in run.budgets(seconds).items()]
+        step = Step(
+            step=counters.step,
+            tokens=counters.tokens,
+            seconds=seconds,
+            bits_per_byte=update.nats / math.log(2) / run.bytes_per_token,
+            tokens_per_second=n_tokens / elapsed,
+            fraction=run.fraction(seconds),
+            eta_seconds=max(0.0, min(left, default=math.inf)),
+            skipped=None if update.loss_scale is None else counters.skipped,
+            **update._asdict(),
+        )
+        row = {key: value for key, value in asdict(step).items() if value is not None or key == "grad_norm"}
+        row |= {"seconds": round(seconds, 3), "tokens_per_second": round(step.tokens_per_second, 1)}
+        del row["fraction"], row["eta_seconds"]
+        if counters.rollbacks:
+            row["rollbacks"] = counters.rollbacks
+        self._log(row)
+        return step
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        """Appends a row to the metrics."""
+        if self.run.runtime.ranks.is_first:
+            layout.append_metrics(place_of_run(self.folder), row)
+
+    def _roll_back(self, error: DivergedError) -> Iterator[Notice]:
+        """Restores the latest checkpoint, with lower learning rates and at the present place in the text.
+
+        The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
+        diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
+
+        Raises:
+            DivergedError: The run is not to be rolled back, or was before.
+        """
+        run, ranks, place = self.run, self.run.runtime.ranks, place_of_run(self.folder)
+        if run.config.train.on_divergence == "stop" or run.counters.rollbacks:
+            raise error
+        found = ranks.broadcast(str(latest(place / layout.CHECKPOINTS).path or "") if ranks.is_first else None)
+        if not found:
+            raise error
+        n_read = run.loader.n_read
+        yield from restore(run, self.data, Path(found), allow_data_change=True)
+        run.count(rollbacks=1, seconds=self.clock.seconds)
+        run.skip_to(n_read)
+        step = run.counters.step
+        if ranks.is_first:
+            layout.trim_metrics(place, step, validated=run.counters.is_validated)
+        self.saved = run.counters.progress
+        problem = error.message.rstrip(".")
+        yield Notice(f"{problem}; back to step {step}, the learning rates are divided by {LR_DIVISOR:g}.", "warning")

@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from xlcli.ops import attend_blocks
-from xlcli.ops import attend_training as module
+from xlcli.ops import attend_blocks as module
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band, ScoreTerm
-from xlcli.ops.attend_training import BandAttention
+from xlcli.ops.attend_blocks import Band, BandAttention, ScoreTerm, Scoring
 from xlcli.ops.context import Mask
 from xlcli.ops.positions import Positions
 
@@ -91,7 +90,7 @@ def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch):
     calls = []
     apply = BandAttention.apply
     monkeypatch.setattr(BandAttention, "apply", lambda *given: calls.append(given) or apply(*given))
-    found = attend(q, k, v, visible=Mask(positions, 9), scale=0.3, term=ScoreTerm(query, key))
-    expected = attend(q, k, v, visible=visible(4 + 5, 4, 9), scale=0.3, term=ScoreTerm(query, key))
+    found = attend(q, k, v, Mask(positions, 9), Scoring(0.3, term=ScoreTerm(query, key)))
+    expected = attend(q, k, v, visible(4 + 5, 4, 9), Scoring(0.3, term=ScoreTerm(query, key)))
     assert len(calls) == 1
     assert close(found, expected, (q, k, v, query), 1e-12)

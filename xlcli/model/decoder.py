@@ -28,14 +28,13 @@ from xlcli.model.attention.local import LocalAttention
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
 from xlcli.model.position import Position, ScoreRule
-from xlcli.model.position.alibi import AlibiPosition
+from xlcli.model.position.distance import AlibiPosition, T5Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
 from xlcli.model.residual import Residual
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.quantize import quantize
+from xlcli.ops.layers import quantize
 from xlcli.ops.span import Span
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from xlcli.ops.dropout import Dropout
+from xlcli.ops.layers import Dropout
 
 
 class TokenEmbedding(nn.Module):

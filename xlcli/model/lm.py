@@ -20,8 +20,7 @@ from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
-from xlcli.ops.chunks import Rows
-from xlcli.ops.context import AttentionContext
+from xlcli.ops.context import AttentionContext, Rows
 from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
 from xlcli.state import State

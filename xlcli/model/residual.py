@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from xlcli.ops.dropout import Dropout
+from xlcli.ops.layers import Dropout
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -15,10 +15,8 @@ from xlcli.config.model import GATED
 from xlcli.memory import Memory
 from xlcli.model.attention import Attention
 from xlcli.model.residual import Residual
-from xlcli.ops.chunks import map_chunks
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.dropout import Dropout
-from xlcli.ops.linear import Linear, cast_for_products
+from xlcli.ops.layers import Dropout, Linear, cast_for_products, map_chunks
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu_,

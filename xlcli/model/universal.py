@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.memory import Memory
-from xlcli.model.position.sinusoidal import sinusoids
+from xlcli.model.position.absolute import sinusoids
 from xlcli.model.stack import Block, Ponder, Stack, StackOutput
-from xlcli.ops.chunks import Rows
-from xlcli.ops.context import AttentionContext
+from xlcli.ops.context import AttentionContext, Rows
 
 
 class UniversalStack(Stack):

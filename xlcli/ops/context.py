@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
+from einops import rearrange
 from torch import Tensor
+from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import Band, FarBias
-from xlcli.ops.chunks import Rows
 from xlcli.ops.positions import DocumentPositions, Positions
 from xlcli.ops.span import Span
 
@@ -49,6 +50,36 @@ class Mask:
         if limit is not None:
             seen = seen & (distance <= limit)
         return seen if self.reach is None else seen & (distance <= self.reach[:, None, :, None])
+
+
+GROUP = 128
+"""Largest number of positions in one call of a function."""
+
+
+class Rows:
+    """Positions of a call where the boolean mask `needed` (b t) is true.
+
+    They are packed into groups of equal size in the order of time, the last one padded, and each group is one call. The
+    arithmetic of a position depends on no later position, so results before a change keep every bit.
+    """
+
+    def __init__(self, needed: Tensor) -> None:
+        self.needed = needed
+        self.batch, self.length = needed.shape
+        self.index = rearrange(needed, "b t -> (t b)").nonzero().squeeze(-1)
+
+    def apply(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """function(*inputs) for inputs (b t ...) and a result (b t d); zero at the other positions.
+
+        `function` computes each position independently, on tensors (1 n ...).
+        """
+        group = min(GROUP, self.batch * self.length)
+        tail = -len(self.index) % group
+        packed = [F.pad(rearrange(x, "b t d -> (t b) d")[self.index], (0, 0, 0, tail)) for x in inputs]
+        groups = zip(*(torch.split(part[None], group, dim=1) for part in packed), strict=True)
+        out = torch.cat([function(*group) for group in groups], dim=1)[0, : len(self.index)]
+        full = out.new_zeros(self.length * self.batch, out.shape[-1]).index_copy(0, self.index, out)
+        return rearrange(full, "(t b) d -> b t d", b=self.batch)
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.universal import AdaptiveStack
-from xlcli.ops.dropout import Dropout, Share
+from xlcli.ops.layers import Dropout, Share
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime
 

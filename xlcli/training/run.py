@@ -17,7 +17,7 @@ from xlcli.errors import CheckpointError, DivergedError
 from xlcli.events import Event, Notice, Saved, Score, ScoredText, Step, Trained, Validation
 from xlcli.files import sync_file
 from xlcli.model.build import build_model
-from xlcli.ops.linear import has_bfloat16_units
+from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ops.span import Span
 from xlcli.optim import BUDGET_SCHEDULES, Optimizers, lr_factor
 from xlcli.ranks import local

@@ -16,7 +16,7 @@ from xlcli.memory import Memory
 from xlcli.model.position import Position
 from xlcli.model.residual import HeadNorm
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.linear import Linear, cast_for_products
+from xlcli.ops.layers import Linear, cast_for_products
 from xlcli.ops.span import Span
 
 

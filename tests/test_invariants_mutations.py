@@ -23,8 +23,7 @@ from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.residual import Residual
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend_blocks import Band, Far
-from xlcli.ops.context import AttentionContext, Mask
-from xlcli.ops.positions import Positions
+from xlcli.ops.context import AttentionContext, Mask, Positions
 from xlcli.ops.span import Span
 from xlcli.state import State
 

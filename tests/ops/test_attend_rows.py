@@ -6,8 +6,7 @@ import torch
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend import attend, attend_plain
 from xlcli.ops.attend_blocks import Band, Scoring
-from xlcli.ops.context import Mask
-from xlcli.ops.positions import Positions
+from xlcli.ops.context import Mask, Positions
 
 CPU = torch.device("cpu")
 

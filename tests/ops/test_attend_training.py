@@ -5,8 +5,7 @@ from xlcli.ops import attend_blocks
 from xlcli.ops import attend_blocks as module
 from xlcli.ops.attend import attend, attend_plain
 from xlcli.ops.attend_blocks import Band, BandAttention, ScoreTerm, Scoring
-from xlcli.ops.context import Mask
-from xlcli.ops.positions import Positions
+from xlcli.ops.context import Mask, Positions
 
 CALLS = [(1, 0, None), (9, 0, None), (13, 20, None), (2, 7, 7), (13, 20, 20), (13, 5, 20), (13, 20, 3), (13, 2, 0)]
 SIZES = [(4, 2**20, 2**25), (4, 1, 2**25), (4, 480, 0), (256, 2**20, 2**25), (256, 2**20, 0)]

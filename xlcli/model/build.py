@@ -25,8 +25,7 @@ from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position, absolute, distance, rope, xl
 from xlcli.model.residual import LayerNorm, Residual, RMSNorm
 from xlcli.model.reversible import ReversibleStack
-from xlcli.model.stack import Block, FeedForward, Stack
-from xlcli.model.universal import AdaptiveStack, UniversalStack
+from xlcli.model.stack import AdaptiveStack, Block, FeedForward, Stack, UniversalStack
 from xlcli.ops.layers import Dropout
 
 

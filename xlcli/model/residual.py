@@ -79,10 +79,14 @@ class Residual(nn.Module):
         super().__init__()
         self.placement = placement
         self.dropout = Dropout(dropout)
-        self.norm = nn.Identity() if placement == "rezero" else make_norm()
-        self.last_norm = make_norm() if placement == "sandwich" else nn.Identity()
-        self.alpha = nn.Parameter(torch.empty(())) if placement == "rezero" else None
-        self.initial_constants = {} if self.alpha is None else {"alpha": 0.0}
+        self.norm = make_norm()
+        self.last_norm: nn.Module = nn.Identity()
+        self.alpha: nn.Parameter | None = None
+        if placement == "sandwich":
+            self.last_norm = make_norm()
+        elif placement == "rezero":
+            self.norm, self.alpha = nn.Identity(), nn.Parameter(torch.empty(()))
+            self.initial_constants = {"alpha": 0.0}
 
     def pre(self, x: Tensor) -> Tensor:
         """Input of the branch (b t d)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.positions import Positions
+if TYPE_CHECKING:
+    from xlcli.ops.context import Positions
 
 
 def share(x: Tensor, keys: Tensor) -> Tensor:
@@ -97,16 +98,10 @@ class Sinks(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """Scores of queries (b h t e) and keys (b g s e), and what weights add to the output.
+    """Scores of queries (b h t e) and keys (b g s e): products times `scale`, and additions that are None if absent.
 
-    Attributes:
-        scale: Factor on the inner products.
-        term: Second score term, or None.
-        far: Keys with other products, or None; not together with a term.
-        far_bias: Addition to the scores of far keys, or None.
-        sinks: Further keys and values with queries of their own, or None; not together with a value bias.
-        bias: Added to the scores, (b h t s) or (h t s), or None.
-        value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
+    `bias` is (b h t s) or (h t s). `value_bias` gives an addition (b h t w) to the output for weights (b h t s). `far`
+    is not together with a term, nor are sinks with a value bias.
     """
 
     scale: float

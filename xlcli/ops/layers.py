@@ -154,11 +154,7 @@ def _discard(n: int) -> None:
 
 
 class Dropout(nn.Dropout):
-    """Dropout of inputs of any shape in training.
-
-    Attributes:
-        share: This rank's part of the rows of the batch.
-    """
+    """Dropout of inputs of any shape in training; `share` is this rank's part of the rows of the batch."""
 
     share = ALL_ROWS
 

@@ -83,7 +83,6 @@ class PreTokenizer:
     """Turns a text in portions of any size into portions of whole words, or parts of another splitter.
 
     Args:
-        splitter: Its parts.
         by_line: Lines are texts of their own: a part ends with every line end.
 
     Attributes:

@@ -76,8 +76,8 @@ class ProjectedAttention(Attention):
         self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads or n_heads
         self.head_dim = head_dim
-        self.query_norm = HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity()
-        self.key_norm = HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity()
+        norms = (HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity() for _ in range(2))
+        self.query_norm, self.key_norm = norms
         self.query = Linear(dim, n_heads * head_dim, bias=bias != "none")
         self.key = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")
         self.value = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")

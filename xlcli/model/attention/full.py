@@ -23,9 +23,7 @@ from xlcli.ops.span import Span
 class FullAttention(ProjectedAttention):
     """Multi-head attention; scores are multiplied by `scale`.
 
-    Attributes:
-        n_sinks: Number of the first tokens of a text that are kept besides the memory, but not as layer inputs.
-        share: This rank's part of the rows of the batch, for dropout.
+    `n_sinks` first tokens of a text are kept besides the memory, but not as layer inputs. `share` is as in `Dropout`.
     """
 
     share = ALL_ROWS
@@ -68,8 +66,12 @@ class FullAttention(ProjectedAttention):
         if memory.n_sinks and not self.training and (seen := context.visible_sinks(memory.n_sinks)) is not None:
             keys, values = memory.sinks
             sinks = Sinks(self.position.at_clamp(q, context), keys, values, seen)
-        y = self.attend(q, k, v, context.mask, context, sinks)
+        y = self.attend(q, k, v, self.visible(context), context, sinks)
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
+
+    def visible(self, context: AttentionContext) -> Tensor | Mask:
+        """Keys that the queries may attend to, as `attend` takes them: a mask (t s) of a kind with gaps."""
+        return context.mask
 
     def attend(
         self,

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from xlcli.errors import DataError
 from xlcli.model.position import Position
-from xlcli.ops.context import AttentionContext
-from xlcli.ops.positions import frequencies
+from xlcli.ops.context import AttentionContext, frequencies
 
 
 class AddedPosition(Position):

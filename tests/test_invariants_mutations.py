@@ -20,7 +20,7 @@ from xlcli.model.position.distance import (
     T5Position,
 )
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
-from xlcli.model.residual import Residual
+from xlcli.model.stack import Residual
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend_blocks import Band, Far
 from xlcli.ops.context import AttentionContext, Mask, Positions

@@ -23,10 +23,9 @@ from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbed
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position, absolute, distance, rope, xl
-from xlcli.model.residual import LayerNorm, Residual, RMSNorm
 from xlcli.model.reversible import ReversibleStack
-from xlcli.model.stack import AdaptiveStack, Block, FeedForward, Stack, UniversalStack
-from xlcli.ops.layers import Dropout
+from xlcli.model.stack import AdaptiveStack, Block, FeedForward, Residual, Stack, UniversalStack
+from xlcli.ops.layers import Dropout, LayerNorm, RMSNorm
 
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:

@@ -31,8 +31,7 @@ from xlcli.model.position import Position, ScoreRule
 from xlcli.model.position.distance import AlibiPosition, T5Position
 from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.residual import Residual
-from xlcli.model.stack import Block, FeedForward, Stack
+from xlcli.model.stack import Block, FeedForward, Residual, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import quantize
 from xlcli.ops.span import Span

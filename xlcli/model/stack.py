@@ -1,4 +1,4 @@
-"""Feed-forward branches, blocks, and stacks of blocks.
+"""Feed-forward branches, residual connections, blocks, and stacks of blocks.
 
 Universal Transformer (Dehghani et al. 2019): blocks applied in several steps, with a memory for each step.
 
@@ -23,7 +23,6 @@ from xlcli.config.model import GATED
 from xlcli.memory import Memory
 from xlcli.model.attention import Attention
 from xlcli.model.position.absolute import sinusoids
-from xlcli.model.residual import Residual
 from xlcli.ops.context import AttentionContext, Rows
 from xlcli.ops.layers import Dropout, Linear, cast_for_products, map_chunks
 
@@ -69,6 +68,44 @@ class FeedForward(nn.Module):
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         out: Tensor = self.down(self.dropout(inner))
         return out
+
+
+class Residual(nn.Module):
+    """A branch joined to the stream x, by the formula of its placement.
+
+    pre        x + branch(norm(x))              Xiong et al. 2020
+    post       norm(x + branch(x))              Vaswani et al. 2017, and the published Transformer-XL
+    sandwich   x + norm(branch(norm(x)))        Ding et al. 2021
+    rezero     x + alpha branch(x)              Bachlechner et al. 2021; alpha is learned and starts at 0
+    parallel   x + attention(norm(x)) + feedforward(norm(x)), with a norm for each (Black et al. 2022, GPT-NeoX)
+    """
+
+    def __init__(self, placement: str, make_norm: Callable[[], nn.Module], dropout: float) -> None:
+        super().__init__()
+        self.placement = placement
+        self.dropout = Dropout(dropout)
+        self.norm = make_norm()
+        self.last_norm: nn.Module = nn.Identity()
+        self.alpha: nn.Parameter | None = None
+        if placement == "sandwich":
+            self.last_norm = make_norm()
+        elif placement == "rezero":
+            self.norm, self.alpha = nn.Identity(), nn.Parameter(torch.empty(()))
+            self.initial_constants = {"alpha": 0.0}
+
+    def pre(self, x: Tensor) -> Tensor:
+        """Input of the branch (b t d)."""
+        return x if self.placement == "post" else self.norm(x)
+
+    def post(self, y: Tensor) -> Tensor:
+        """Addition to the stream (b t d), from the output of the branch."""
+        y = self.last_norm(y)
+        return self.dropout(y if self.alpha is None else self.alpha * y)  # type: ignore[no-any-return]
+
+    def merge(self, x: Tensor, y: Tensor) -> Tensor:
+        """Stream (b t d) after the branch."""
+        x = x + self.post(y)
+        return self.norm(x) if self.placement == "post" else x
 
 
 class Ponder(NamedTuple):

@@ -81,10 +81,7 @@ class Positions:
     @property
     def absolute_keys(self) -> Tensor:
         """Positions (b s) of the keys in their texts or documents, or (1 s) if all sequences agree."""
-        if self.documents is not None:
-            return self.latest(self.n_memory + self.n_new)
-        place = self.keys + self.first
-        return place[None] if self.offsets is None else self.offsets[:, None] + place
+        return self.latest(self.n_memory + self.n_new)
 
     def angles(self, n_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Sine and cosine (s f/2) of key positions times the frequencies 10000^(-2f/n_features) (Vaswani et al. 2017).

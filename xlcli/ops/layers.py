@@ -1,4 +1,4 @@
-"""Functions of each token alone: linear layers, dropout, chunks of tokens, and rounding to int8."""
+"""Functions of each token alone: linear layers, norms, dropout, chunks of tokens, and rounding to int8."""
 
 from __future__ import annotations
 
@@ -90,6 +90,58 @@ def cast_for_products(x: Tensor) -> Tensor:
     if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
         return x.to(torch.get_autocast_dtype(kind))
     return x
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, scale = torch.ops.aten._fused_rms_norm(x, weight.shape, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        # The kernel of LayerNorm, with a mean of zero. It subtracts the mean of grad · weight, which is added again.
+        d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x, weight.shape, torch.zeros_like(scale), scale, weight, None, [True, True, False]
+        )
+        return d_x.add_(scale * (grad @ weight)[..., None] / len(weight)), d_weight, None
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the last axis (Ba et al. 2016). 16-bit parameters are widened: a rank may have such ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalized input (... d)."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(wide), bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x²) + epsilon) · weight over the last axis (Zhang and Sennrich 2019).
+
+    On a CPU the backward pass takes few operators; PyTorch takes ten. A weight of 16 bits is widened: a rank may
+    have gathered it so.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalized input (... d)."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        trains = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == weight.dtype
+        if trains and not torch.compiler.is_compiling():
+            return _RMSNorm.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
+        return F.rms_norm(x, weight.shape, weight, self.eps)
+
+
+class HeadNorm(RMSNorm):
+    """RMSNorm of queries or keys (... e), computed in float32 or wider: under autocast the input is 16-bit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalized input, in the type of the input."""
+        return super().forward(x.to(torch.promote_types(self.weight.dtype, torch.float32))).to(x.dtype)
 
 
 LEVELS = 2**16

@@ -72,8 +72,8 @@ def whole_characters(data: bytes) -> int:
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:
-            need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4 if byte < 0xF8 else 1
-            return len(data) - back if need > back else len(data)
+            n_ones = 8 - (byte ^ 0xFF).bit_length()  # length of the character
+            return len(data) - back if back < n_ones <= 4 else len(data)
         if byte < 0x80:
             break
     return len(data)

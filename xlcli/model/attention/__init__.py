@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from xlcli.config import MemoryDtype
 from xlcli.memory import Memory
 from xlcli.model.position import Position
-from xlcli.model.residual import HeadNorm
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.layers import Linear, cast_for_products
+from xlcli.ops.layers import HeadNorm, Linear, cast_for_products
 from xlcli.ops.span import Span
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from xlcli import config, presets
-from xlcli.ops.linear import has_bfloat16_units
+from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ranks import Ranks, join
 from xlcli.runtime import make_runtime
 from xlcli.text.tokens import TokenFile

@@ -28,7 +28,7 @@ from xlcli.config import Config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
-from xlcli.ops.linear import has_bfloat16_units
+from xlcli.ops.layers import has_bfloat16_units
 from xlcli.optim import MUON_BATCH, POLYNOMIALS, hidden_matrices
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.text.tokens import TokenFile

@@ -10,8 +10,8 @@ from variants import (
     ROUNDED,
     VOCAB,
     adaptive,
+    has_gaps,
     has_sinks,
-    hashed,
     is_rounded,
     make,
     order_matters,
@@ -103,7 +103,7 @@ def test_cutting_in_float32(name):
 
 def unchanged(name, before, after):
     """Equal to the bit; for LSH attention, whose chunks depend on buckets, equal up to the order of sums."""
-    return torch.allclose(before, after, rtol=0, atol=1e-12) if hashed(name, 1) else torch.equal(before, after)
+    return torch.allclose(before, after, rtol=0, atol=1e-12) if has_gaps(name, 1) else torch.equal(before, after)
 
 
 @every_memory
@@ -122,7 +122,7 @@ def test_span(name):
                 changed = text.clone()
                 changed[:, at - distance] = (changed[:, at - distance] + 1) % VOCAB
                 same = unchanged(name, before, last(changed))
-                assert same != seen or (seen and hashed(name, 1)), (mem_len, distance)
+                assert same != seen or (seen and has_gaps(name, 1)), (mem_len, distance)
 
 
 @pytest.mark.parametrize("name", [name for name in IN_TURN if not unbounded(name) and not has_sinks(name)])
@@ -138,7 +138,7 @@ def test_receptive_field(name):
     difference = (late - whole[:, place:]).abs()
     assert difference[:, field:].max() < 1e-10
     assert difference[:, : field - 1].max() > 1e-3
-    assert adaptive(name) or hashed(name) or difference[:, field - 1] > 1e-8, "the receptive field is smaller"
+    assert adaptive(name) or has_gaps(name) or difference[:, field - 1] > 1e-8, "the receptive field is smaller"
 
 
 @in_turn
@@ -173,7 +173,7 @@ def test_growing_span_is_the_papers_training(name):
             changed[:, i] = (changed[:, i] + 1) % VOCAB
             seen = i >= first
             same = unchanged(name, before, last_of_third_segment(changed))
-            assert same != seen or (seen and hashed(name, 1))
+            assert same != seen or (seen and has_gaps(name, 1))
 
 
 @every_memory_in_part
@@ -320,4 +320,4 @@ def test_positions_matter(name):
     with torch.inference_mode():
         a, b = (model.logits(t, model.init_state(1, mem_len=20, segment_len=13))[0] for t in (text, swapped))
     same = torch.allclose(a, b, rtol=0, atol=1e-10)
-    assert same != order_matters(name) or (same and hashed(name, 1))
+    assert same != order_matters(name) or (same and has_gaps(name, 1))

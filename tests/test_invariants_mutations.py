@@ -11,19 +11,19 @@ from variants import COMBINATIONS, IN_TURN, pairs
 
 from xlcli.memory import Hidden, Sums
 from xlcli.model.attention import linear, local
-from xlcli.model.position import AddedPosition
-from xlcli.model.position.alibi import AlibiPosition
-from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
-from xlcli.model.position.learned import AxialPosition
+from xlcli.model.position.absolute import AddedPosition, AxialPosition, SinusoidalPosition
+from xlcli.model.position.distance import (
+    AlibiPosition,
+    Contextual1Position,
+    Contextual2Position,
+    ShawPosition,
+    T5Position,
+)
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
-from xlcli.model.position.shaw import ShawPosition
-from xlcli.model.position.sinusoidal import SinusoidalPosition
-from xlcli.model.position.t5 import T5Position
-from xlcli.model.residual import Residual
+from xlcli.model.stack import Residual
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend_blocks import Band, Far
-from xlcli.ops.context import AttentionContext, Mask
-from xlcli.ops.positions import Positions
+from xlcli.ops.context import AttentionContext, Mask, Positions
 from xlcli.ops.span import Span
 from xlcli.state import State
 

@@ -14,7 +14,7 @@ from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, Score, TokenScore
 from xlcli.generation import generate
-from xlcli.ops.quantize import dequantize, quantize
+from xlcli.ops.layers import dequantize, quantize
 from xlcli.store import folder as store
 from xlcli.store.folder import copy_model
 from xlcli.store.state_files import load_state, save_state

@@ -416,7 +416,7 @@ def test_sequences_at_different_places_are_joined_and_split(name, mem_len):
     groups = {}
     for i, state in enumerate(states):
         groups.setdefault(state.join_keys[0], []).append(i)
-    counted = variants.hashed(name, variants.table(name).get("n_layers", 2)) or name.startswith("lsh")
+    counted = variants.has_gaps(name, variants.table(name).get("n_layers", 2)) or name.startswith("lsh")
     assert sorted(map(len, groups.values())) == (
         [5] if mem_len and not counted else [1, 1, 1, 2] if counted else [2, 3]
     )

@@ -210,8 +210,8 @@ def pairs(name):
     return int("n_bigrams" in table(name).get("embedding", {}))
 
 
-def hashed(name, n_layers=2):
-    """Whether a layer attends only to tokens of the same hash bucket, so that a given token may be invisible."""
+def has_gaps(name, n_layers=2):
+    """Whether a given token may be invisible within the reach of a layer, as one of another hash bucket is."""
     return any(getattr(layer, "n_buckets", 1) != 1 for layer in attentions(name, n_layers))
 
 
@@ -221,7 +221,7 @@ def adaptive(name):
 
 
 def order_matters(name):
-    """Whether the combination has a position encoding, or vectors of pairs of successive tokens."""
+    """Whether the combination has a position encoding, vectors of pairs of successive tokens, or gaps by distance."""
     return table(name)["position"]["kind"] != "none" or pairs(name) > 0
 
 

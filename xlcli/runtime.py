@@ -23,7 +23,7 @@ from xlcli.memory import Memory
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.stack import Stack, StackOutput
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.linear import has_bfloat16_units
+from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ranks import SINGLE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

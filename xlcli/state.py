@@ -28,12 +28,9 @@ class State:
     Attributes:
         layers: One memory for each block, in the order of use; a universal stack has one for each block and step.
         seen: Number of tokens read since the start, the same for every sequence of the batch.
-        span: Rule for which tokens a token attends to.
         offsets: Position (b) in its text at which each sequence began.
         last: Latest tokens (b n) of each sequence, -1 before the first: one for a bigram embedding, as many as
             overlapping windows share; None if there are no such.
-        adaptation: Weights that were adapted to the text, if any.
-        cache: Cache of the text, if any.
         lag: Largest number of tokens by which a sequence is behind `seen`; only joined states have any.
     """
 

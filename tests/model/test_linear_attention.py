@@ -8,8 +8,7 @@ from xlcli.memory import Sums
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.ops.chunks import Rows
-from xlcli.ops.context import AttentionContext
+from xlcli.ops.context import AttentionContext, Rows
 from xlcli.ops.span import Span
 
 DIM, HEADS, WIDTH, FEATURES = 10, 3, 4, 7

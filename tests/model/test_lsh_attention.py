@@ -14,8 +14,7 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.ops.chunks import Rows
-from xlcli.ops.context import AttentionContext
+from xlcli.ops.context import AttentionContext, Rows
 from xlcli.ops.span import Span
 from xlcli.state import State
 

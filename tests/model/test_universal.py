@@ -7,7 +7,7 @@ import torch
 from oracles import universal
 
 from xlcli import config
-from xlcli.model import universal as stacks
+from xlcli.model import stack as stacks
 from xlcli.model.build import build_model
 
 VOCAB = 23

@@ -2,9 +2,15 @@ import pytest
 import torch
 
 from xlcli.ops.attend import attend, attend_fused, attend_plain
-from xlcli.ops.attend_blocks import ScoreTerm
+from xlcli.ops.attend_blocks import ScoreTerm, Scoring
 
-KERNELS = [attend, attend_plain, attend_fused]
+
+def chosen(q, k, v, *, visible, scale, bias=None, dropout=0.0):
+    """`attend`, with the arguments of the kernels."""
+    return attend(q, k, v, visible, Scoring(scale, bias=bias), dropout=dropout)
+
+
+KERNELS = [chosen, attend_plain, attend_fused]
 
 
 def tensors(t, m, e=8, w=8, dtype=torch.float64):
@@ -76,7 +82,7 @@ def test_a_second_term_is_added_to_the_scores(t, masked, with_bias, n_kv_heads):
     bias = random(2, 3, t, t + 9) if with_bias else None
     second = torch.einsum("bhtf,sf->bhts", query, key) * 0.3
     expected = by_definition(q, k, v, visible, 0.3, second if bias is None else second + bias)
-    out = attend(q, k, v, visible=visible, scale=0.3, term=ScoreTerm(query, key), bias=bias)
+    out = attend(q, k, v, visible, Scoring(0.3, term=ScoreTerm(query, key), bias=bias))
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
     weights = random(*out.shape)
     for a, b in zip(
@@ -87,7 +93,7 @@ def test_a_second_term_is_added_to_the_scores(t, masked, with_bias, n_kv_heads):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
-def weights_of(q, k, **settings):
+def weights_of(q, k, visible, dropout=0.0, **scores):
     """Attention weights, as a value bias is given them."""
     found = []
 
@@ -95,7 +101,8 @@ def weights_of(q, k, **settings):
         found.append(weights)
         return torch.zeros_like(q[..., :1])
 
-    out = attend(q, k, torch.zeros_like(k[..., :1]), value_bias=value_bias, scale=0.3, **settings)
+    scoring = Scoring(0.3, value_bias=value_bias, **scores)
+    out = attend(q, k, torch.zeros_like(k[..., :1]), visible, scoring, dropout=dropout)
     assert not out.any()
     return found[0]
 
@@ -105,8 +112,8 @@ def test_a_value_bias_is_added_to_the_output():
     visible = causal(5, 4)
     visible[3] = False
     vectors = random(9, 8)
-    out = attend(q, k, v, visible=visible, scale=0.3, value_bias=lambda weights: weights @ vectors)
-    assert torch.allclose(out, attend(q, k, v + vectors, visible=visible, scale=0.3), rtol=0, atol=1e-12)
+    out = attend(q, k, v, visible, Scoring(0.3, value_bias=lambda weights: weights @ vectors))
+    assert torch.allclose(out, attend(q, k, v + vectors, visible, Scoring(0.3)), rtol=0, atol=1e-12)
     assert (out[:, :, 3] == 0).all()
 
 
@@ -235,7 +242,7 @@ def test_weights_are_probabilities_of_what_is_visible(bias):
     bias = BIASES[bias](5, 9, torch.float64)
     visible = causal(5, 4) & (torch.arange(9) != 2)
     visible[3] = False
-    weights = weights_of(q, k, visible=visible, bias=bias)
+    weights = weights_of(q, k, visible, bias=bias)
     seeing = [0, 1, 2, 4]
     assert (weights[:, :, seeing] > 0).eq(visible[seeing]).all()
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -247,14 +254,14 @@ def test_weights_are_probabilities_of_what_is_visible(bias):
 
 def test_without_a_mask_all_keys_are_visible():
     q, k, _ = tensors(2, 3)
-    assert (weights_of(q, k, visible=None) > 0).all()
+    assert (weights_of(q, k, None) > 0).all()
 
 
 def test_dropout_of_weights():
     torch.manual_seed(0)
     q, k, _ = tensors(32, 32)
-    kept = weights_of(q, k, visible=None)
-    dropped = weights_of(q, k, visible=None, dropout=0.25)
+    kept = weights_of(q, k, None)
+    dropped = weights_of(q, k, None, dropout=0.25)
     survived = dropped > 0
     assert 0.72 < survived.double().mean() < 0.78
     assert torch.allclose(dropped[survived] * 0.75, kept[survived], rtol=1e-12, atol=0)

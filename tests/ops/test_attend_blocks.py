@@ -3,9 +3,8 @@ import torch
 
 from xlcli.ops import attend_blocks as module
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band, Clamp, FarBias, FarKeys, ScoreTerm, attend_blocks
-from xlcli.ops.context import AttentionContext, Mask
-from xlcli.ops.positions import Positions
+from xlcli.ops.attend_blocks import Band, Clamp, FarBias, FarKeys, ScoreTerm, Scoring, attend_blocks
+from xlcli.ops.context import AttentionContext, Mask, Positions
 from xlcli.ops.span import Span
 
 CPU = torch.device("cpu")
@@ -43,7 +42,7 @@ def test_blocks_equal_the_plain_kernel(t, m, max_distance, with_term, n_kv_heads
     bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 if with_term else None
     visible = mask(t, m, max_distance).visible
     expected = attend_plain(q, k, v, visible=visible, scale=0.3, bias=bias)
-    out = attend_blocks(q, k, v, Band(m, max_distance), scale=0.3, term=term)
+    out = attend_blocks(q, k, v, Band(m, max_distance), Scoring(0.3, term=term))
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
 
 
@@ -60,9 +59,9 @@ def test_far_keys_have_one_score_of_the_term(t, m, max_distance, clamp_len):
     term = term._replace(clamp=clamp)
     with torch.inference_mode():
         for out in (
-            attend_blocks(q, k, v, Band(m, max_distance), scale=0.3, term=term),
-            attend(q, k, v, visible=keys, scale=0.3, term=term),
-            attend(q, k, v, visible=keys.visible, scale=0.3, term=term),
+            attend_blocks(q, k, v, Band(m, max_distance), Scoring(0.3, term=term)),
+            attend(q, k, v, keys, Scoring(0.3, term=term)),
+            attend(q, k, v, keys.visible, Scoring(0.3, term=term)),
         ):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)
 
@@ -77,12 +76,12 @@ def test_far_keys_have_other_products(t, m, max_distance, clamp_len, n_kv_heads)
     expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=difference * 0.3)
     with torch.inference_mode():
         for out in (
-            attend_blocks(q, k, v, Band(m, max_distance), scale=0.3, far=far),
-            attend(q, k, v, visible=keys, scale=0.3, far=far),
-            attend(q, k, v, visible=keys.visible, scale=0.3, far=far),
+            attend_blocks(q, k, v, Band(m, max_distance), Scoring(0.3, far=far)),
+            attend(q, k, v, keys, Scoring(0.3, far=far)),
+            attend(q, k, v, keys.visible, Scoring(0.3, far=far)),
         ):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)
-    assert torch.allclose(attend(q, k, v, visible=keys, scale=0.3, far=far), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(attend(q, k, v, keys, Scoring(0.3, far=far)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("full_len", [1, 11, 40])
@@ -92,26 +91,26 @@ def test_far_keys_have_lower_scores(t, m, max_distance, full_len):
     addition = -1.5 * (keys.positions.distance > full_len)
     bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 + addition
     expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
-    given = {"scale": 0.3, "term": term, "far_bias": FarBias(-1.5, full_len, keys.positions)}
+    scoring = Scoring(0.3, term=term, far_bias=FarBias(-1.5, full_len, keys.positions))
     with torch.inference_mode():
         for out in (
-            attend_blocks(q, k, v, Band(m, max_distance), **given),
-            attend(q, k, v, visible=keys, **given),
-            attend(q, k, v, visible=keys.visible, **given),
+            attend_blocks(q, k, v, Band(m, max_distance), scoring),
+            attend(q, k, v, keys, scoring),
+            attend(q, k, v, keys.visible, scoring),
         ):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)
-    assert torch.allclose(attend(q, k, v, visible=keys, **given), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(attend(q, k, v, keys, scoring), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("max_distance", [None, 3])
 def test_later_tokens_do_not_change_a_bit(max_distance):
     q, k, v, term = tensors(13, 20, dtype=torch.float32)
-    before = attend_blocks(q, k, v, Band(20, max_distance), scale=0.3, term=term)
+    before = attend_blocks(q, k, v, Band(20, max_distance), Scoring(0.3, term=term))
     for i in range(12):
         others = [x.clone() for x in (q, k, v)]
         for x, first in zip(others, (i + 1, i + 21, i + 21), strict=True):
             x[:, :, first:] = 1e3
-        after = attend_blocks(*others, Band(20, max_distance), scale=0.3, term=term)
+        after = attend_blocks(*others, Band(20, max_distance), Scoring(0.3, term=term))
         assert torch.equal(before[:, :, : i + 1], after[:, :, : i + 1])
 
 
@@ -119,9 +118,9 @@ def test_later_tokens_do_not_change_a_bit(max_distance):
 def test_keys_may_have_another_type(dtype):
     q, k, v, _ = tensors(13, 20, dtype=torch.float32)
     k, v = k.to(dtype), v.to(dtype)
-    out = attend_blocks(q, k, v, Band(20, None), scale=0.3)
+    out = attend_blocks(q, k, v, Band(20, None), Scoring(0.3))
     assert out.dtype == torch.float32
-    assert torch.allclose(out, attend_blocks(q, k.float(), v.float(), Band(20, None), scale=0.3), rtol=0, atol=0)
+    assert torch.allclose(out, attend_blocks(q, k.float(), v.float(), Band(20, None), Scoring(0.3)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "growing", "segment"])
@@ -132,8 +131,8 @@ def test_attention_of_a_call_equals_that_with_its_mask(kind):
     context = AttentionContext(Span(kind, 6, 15), n_memory=m, n_new=t, keep=6, device=CPU, start=m)
     bias, vectors = torch.randn(3, t, t + m, dtype=torch.float64), torch.randn(t + m, 8, dtype=torch.float64)
     for given in ({}, {"term": term}, {"bias": bias}, {"term": term, "value_bias": lambda weights: weights @ vectors}):
-        expected = attend(q, k, v, visible=context.mask.visible, scale=0.3, **given)
+        expected = attend(q, k, v, context.mask.visible, Scoring(0.3, **given))
         with torch.inference_mode():
-            inference = attend(q, k, v, visible=context.mask, scale=0.3, **given)
-        for out in (inference, attend(q, k, v, visible=context.mask, scale=0.3, **given)):
+            inference = attend(q, k, v, context.mask, Scoring(0.3, **given))
+        for out in (inference, attend(q, k, v, context.mask, Scoring(0.3, **given))):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)

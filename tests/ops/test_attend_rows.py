@@ -5,9 +5,8 @@ import torch
 
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band
-from xlcli.ops.context import Mask
-from xlcli.ops.positions import Positions
+from xlcli.ops.attend_blocks import Band, Scoring
+from xlcli.ops.context import Mask, Positions
 
 CPU = torch.device("cpu")
 
@@ -40,7 +39,7 @@ def test_needed_queries_and_gradients_equal_the_plain_kernel(t, m, max_distance,
     mask = Mask(Positions(n_memory=m, n_new=t, first=m, offsets=None, device=CPU), max_distance)
     made = []
     for y in (
-        attend(*given, visible=mask, scale=0.3, needed=needed),
+        attend(*given, mask, Scoring(0.3), needed=needed),
         attend_plain(*given, visible=mask.visible, scale=0.3),
     ):
         chosen = y.transpose(1, 2)[needed]

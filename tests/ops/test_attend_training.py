@@ -2,12 +2,9 @@ import pytest
 import torch
 
 from xlcli.ops import attend_blocks
-from xlcli.ops import attend_training as module
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band, ScoreTerm
-from xlcli.ops.attend_training import BandAttention
-from xlcli.ops.context import Mask
-from xlcli.ops.positions import Positions
+from xlcli.ops.attend_blocks import Band, BandAttention, ScoreTerm, Scoring
+from xlcli.ops.context import Mask, Positions
 
 CALLS = [(1, 0, None), (9, 0, None), (13, 20, None), (2, 7, 7), (13, 20, 20), (13, 5, 20), (13, 20, 3), (13, 2, 0)]
 SIZES = [(4, 2**20, 2**25), (4, 1, 2**25), (4, 480, 0), (256, 2**20, 2**25), (256, 2**20, 0)]
@@ -16,10 +13,8 @@ SIZES = [(4, 2**20, 2**25), (4, 1, 2**25), (4, 480, 0), (256, 2**20, 2**25), (25
 @pytest.fixture(autouse=True, params=SIZES)
 def sizes(request, monkeypatch):
     """Queries of a block, scores at once, and saved bytes: weights of several parts and of one, saved and not."""
-    for owner, name, size in zip(
-        (attend_blocks, module, module), ("BLOCK", "PART_BYTES", "SAVED_BYTES"), request.param, strict=True
-    ):
-        monkeypatch.setattr(owner, name, size)
+    for name, size in zip(("BLOCK", "PART_BYTES", "SAVED_BYTES"), request.param, strict=True):
+        monkeypatch.setattr(attend_blocks, name, size)
 
 
 def tensors(t, m, dtype=torch.float64, n_kv_heads=3):
@@ -39,7 +34,7 @@ def visible(t, m, max_distance):
 def test_queries_are_divided_into_blocks():
     """The sizes of the fixture take effect."""
     (q, k, *_), band = tensors(13, 20), Band(20, None)
-    parts = list(attend_blocks.parts(q, k, band, module.PART_BYTES // q.element_size()))
+    parts = list(attend_blocks.parts(q, k, band, attend_blocks.PART_BYTES // q.element_size()))
     assert {part.new.stop - part.new.start for part in parts} == ({4, 1} if attend_blocks.BLOCK == 4 else {13})
 
 
@@ -91,7 +86,7 @@ def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch):
     calls = []
     apply = BandAttention.apply
     monkeypatch.setattr(BandAttention, "apply", lambda *given: calls.append(given) or apply(*given))
-    found = attend(q, k, v, visible=Mask(positions, 9), scale=0.3, term=ScoreTerm(query, key))
-    expected = attend(q, k, v, visible=visible(4 + 5, 4, 9), scale=0.3, term=ScoreTerm(query, key))
+    found = attend(q, k, v, Mask(positions, 9), Scoring(0.3, term=ScoreTerm(query, key)))
+    expected = attend(q, k, v, visible(4 + 5, 4, 9), Scoring(0.3, term=ScoreTerm(query, key)))
     assert len(calls) == 1
     assert close(found, expected, (q, k, v, query), 1e-12)

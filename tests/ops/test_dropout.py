@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from xlcli.ops import dropout as module
-from xlcli.ops.dropout import Share, dropout
+from xlcli.ops import layers as module
+from xlcli.ops.layers import Share, dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from xlcli.ops.linear import SMALLEST, Linear
+from xlcli.ops.layers import SMALLEST, Linear
 
 
 @pytest.fixture

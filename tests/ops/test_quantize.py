@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from xlcli.ops.quantize import dequantize, quantize
+from xlcli.ops.layers import dequantize, quantize
 
 TINY, LARGE = 2.0**-126, 2.0**121
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import positions
 
-from xlcli.model.position.t5 import relative_bucket
+from xlcli.model.position.distance import relative_bucket
 
 SIZES = [(32, 128), (8, 16), (2, 4), (5, 40), (16, 64), (7, 9), (12, 96), (64, 1024), (32, 4096)]
 sizes = pytest.mark.parametrize(("n", "farthest"), SIZES)

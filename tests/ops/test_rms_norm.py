@@ -3,7 +3,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from xlcli.model.residual import RMSNorm
+from xlcli.ops.layers import RMSNorm
 
 EPSILON = 1e-3
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xlcli.ops.chunks import GROUP, Rows
+from xlcli.ops.context import GROUP, Rows
 
 
 @pytest.mark.parametrize("n", [1, 7, 3 * GROUP])

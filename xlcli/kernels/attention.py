@@ -10,7 +10,7 @@ from xlcli.kernels.compiler import numba, overload, register_jitable
 from xlcli.kernels.linear import add_rows, dots, exp, normalize, widen
 from xlcli.kernels.records import HALF, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
-from xlcli.ops.quantize import MAX_INT, MAX_SCALE, MIN_SCALE
+from xlcli.ops.layers import MAX_INT, MAX_SCALE, MIN_SCALE
 
 CHUNK = 512
 """Typical number of scores whose softmax is computed at once by one thread; chunks are then merged."""

@@ -39,7 +39,6 @@ class KernelFiles:
         constants: Other Python files whose constants the kernel contains.
 
     Attributes:
-        cache_path: Folder of the files.
         problem: Reason for which a kernel that was compiled could not be saved, if any.
 
     Raises:
@@ -97,6 +96,11 @@ class KernelFiles:
             finally:
                 process.kill()
                 process.wait()
+
+    def take_problem(self) -> str | None:
+        """`problem`, once."""
+        problem, self.problem = self.problem, None
+        return problem
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The kernel for arguments of these types; None if no file has it: then this process compiles it."""

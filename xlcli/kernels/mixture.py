@@ -151,12 +151,8 @@ def hash_contexts(index: Index, out: Array) -> None:
             key = hashed(key, token_at(index, at - n))
             n += 1
         out[i] = key
-    last, second, third, fourth = (
-        index.inputs[at],
-        token_at(index, at - 1),
-        token_at(index, at - 2),
-        token_at(index, at - 3),
-    )
+    last, second = index.inputs[at], token_at(index, at - 1)
+    third, fourth = token_at(index, at - 2), token_at(index, at - 3)
     line = index.lines[at]
     before = index.lines[line - 1] if line > 0 else -1
     column, above, first, next_ = at - line, -1, -1, -1
@@ -239,9 +235,7 @@ def sum_tree(log_p: Array, leaf_of: Array, sums: Array) -> None:
 @inner()
 def level(n: int) -> int:
     """Class of a number of followers, 0 to 8."""
-    if n < 4:
-        return n
-    return 4 if n < 6 else 5 if n < 9 else 6 if n < 16 else 7 if n < 32 else 8
+    return n if n < 4 else 4 + (n >= 6) + (n >= 9) + (n >= 16) + (n >= 32)
 
 
 @inner()

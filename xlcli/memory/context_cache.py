@@ -137,7 +137,6 @@ class ContextCache(OnlineMemory):
     """The latest tokens, and what a mixture of their contexts with a model has learned.
 
     Attributes:
-        mixer: What it has learned.
         index: The latest tokens, of which tables are made again when they are used first.
         predicted: Log-probabilities (v) of the token after the last one read, if it is not known yet; else empty.
         unread: Tokens and their followers (2 n) of a restored value that are not in `index` yet.

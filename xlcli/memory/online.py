@@ -59,9 +59,7 @@ class Adaptation(OnlineMemory):
     """Adapted weights, state of their optimizer, and the unfinished block of text.
 
     Attributes:
-        weights: Adapted weights by name.
         moments: Mean squared gradients and learned rates, by name (`online/adaptation.py`).
-        n_steps: Number of optimizer steps.
         inputs: Tokens (n) of the unfinished block.
         targets: Tokens (n) that follow them, `UNKNOWN` where nothing is to be learned.
         start: Memories of all layers before the block; empty if the block is.

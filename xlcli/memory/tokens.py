@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from xlcli.memory.base import Memory
-from xlcli.ops.quantize import dequantize, quantize
+from xlcli.ops.layers import dequantize, quantize
 
 MAX_SLACK = 1024
 """Maximum number of unused rows in a buffer. A larger number wastes memory, a smaller one moves rows more often."""

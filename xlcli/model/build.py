@@ -1,7 +1,4 @@
-"""Construction of a `LanguageModel` from a `ModelConfig`.
-
-Position encodings are built in `build_position.py`, everything else here.
-"""
+"""Construction of a `LanguageModel` from a `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -16,33 +13,31 @@ from torch.overrides import TorchFunctionMode
 from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
 from xlcli.config import model as stacks
+from xlcli.config import position as encodings
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.attention.lsh import LSHAttention
-from xlcli.model.build_position import build_positions
 from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.lm import LanguageModel
-from xlcli.model.position import Position
-from xlcli.model.residual import LayerNorm, Residual, RMSNorm
+from xlcli.model.position import Position, absolute, distance, rope, xl
 from xlcli.model.reversible import ReversibleStack
-from xlcli.model.stack import Block, FeedForward, Stack
-from xlcli.model.universal import AdaptiveStack, UniversalStack
-from xlcli.ops.dropout import Dropout
+from xlcli.model.stack import AdaptiveStack, Block, FeedForward, Residual, Stack, UniversalStack
+from xlcli.ops.layers import Dropout, LayerNorm, RMSNorm
 
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
     """Newly initialized model on the current default device; a model on the meta device stays uninitialized."""
-    absolute, positions = build_positions(config)
+    at_embedding, positions = build_positions(config)
     embedding = _embedding(config)
     model = LanguageModel(
         config=config,
         embedding=embedding,
         embedding_norm=_norm(config) if config.embedding.norm else nn.Identity(),
         bigrams=BigramEmbedding(config.embedding.n_bigrams, config.dim) if config.embedding.n_bigrams else None,
-        position=absolute,
+        position=at_embedding,
         stack=_stack(config, [_block(config, *layer) for layer in zip(config.attentions, positions, strict=True)]),
         head=_head(config, embedding),
     )
@@ -148,6 +143,61 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
     if isinstance(attention, kinds.LSHAttentionConfig):
         settings |= {"factors": attention.factors, "dropout": config.dropout.attention}
     return ATTENTIONS[type(attention)](**settings)
+
+
+def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
+    """Encoding at the embedding, and encoding of each layer, which is the same one for all if it is `shared`."""
+    kind, n = config.position, config.n_layers
+    if getattr(kind, "placement", None) == "embedding":
+        return _position(config, config.attention), [Position() for _ in range(n)]
+    if getattr(kind, "shared", False):
+        return Position(), [_position(config, config.attention)] * n
+    biases = xl.XLBiases(config.attention.n_heads, config.head_dim) if getattr(kind, "tied", False) else None
+    return Position(), [_position(config, attention, biases) for attention in config.attentions]
+
+
+def _position(config: ModelConfig, attention: AttentionConfig, biases: xl.XLBiases | None = None) -> Position:
+    """The encoding of a layer with this attention; `biases` of Transformer-XL are given if layers share them."""
+    heads, width = config.attention.n_heads, config.head_dim
+    wraps = getattr(config.position, "overflow", None) == "wrap"
+    match kind := config.position:
+        case encodings.NoPositionConfig():
+            return Position()
+        case encodings.SinusoidalPositionConfig():
+            rms = {"qk": 1.0, "embedding": config.embedding_rms, "layers": config.stream_rms}[kind.placement]
+            return absolute.SinusoidalPosition(amplitude=kind.amplitude or rms, in_heads=kind.placement == "qk")
+        case encodings.LearnedPositionConfig():
+            in_heads = kind.placement == "qk"
+            dim = heads * width if in_heads else config.dim
+            return absolute.AxialPosition(shape=(kind.max_len,), dims=(dim,), wraps=wraps, in_heads=in_heads)
+        case encodings.AxialPositionConfig():
+            return absolute.AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), wraps=wraps)
+        case encodings.RopePositionConfig():
+            encoding = rope.RopeEmbedding if kind.placement == "embedding" else rope.RopePosition
+            settings = {
+                name: value for name, value in kind if name not in ("kind", "placement", "n_sinks", "local_base")
+            }
+            if kind.local_base is not None and isinstance(attention, kinds.LocalAttentionConfig):
+                settings |= {"base": kind.local_base, "scaling": encodings.RopeScalingConfig()}
+            return encoding(**settings)
+        case encodings.AlibiPositionConfig():
+            return distance.AlibiPosition()
+        case encodings.T5PositionConfig():
+            return distance.T5Position(table=nn.Embedding(kind.n_buckets, heads), max_distance=kind.max_distance)
+        case encodings.Contextual1PositionConfig():
+            table = nn.Embedding(kind.n_buckets, config.dim)
+            return distance.Contextual1Position(
+                table=table, max_distance=kind.max_distance, n_heads=heads, head_dim=width
+            )
+        case encodings.Contextual2PositionConfig():
+            table = nn.Embedding(kind.n_buckets, config.dim)
+            return distance.Contextual2Position(table=table, max_distance=kind.max_distance)
+        case encodings.ShawPositionConfig():
+            return distance.ShawPosition(head_dim=width, max_distance=kind.max_distance)
+        case encodings.XLPositionConfig():
+            n_features = kind.n_features or config.dim + config.dim % 2
+            return xl.XLPosition(n_features=n_features, biases=biases or xl.XLBiases(heads, width))
+    raise NotImplementedError(f"no encoding for {type(kind).__name__}")
 
 
 def _norm(config: ModelConfig) -> nn.Module:

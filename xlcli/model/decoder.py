@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,12 @@ from xlcli.model.attention.local import LocalAttention
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
 from xlcli.model.position import Position, ScoreRule
-from xlcli.model.position.alibi import AlibiPosition
+from xlcli.model.position.distance import AlibiPosition, T5Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.residual import Residual
-from xlcli.model.stack import Block, FeedForward, Stack
+from xlcli.model.stack import Block, FeedForward, Residual, Stack
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.quantize import quantize
+from xlcli.ops.layers import quantize
 from xlcli.ops.span import Span
 
 if TYPE_CHECKING:
@@ -53,6 +51,8 @@ Packed = tuple[Any, ...]
 """Fields of a record of `kernels/records.py`; arrays are given by their addresses."""
 NO_HEAD = (0,) * 4, (0,) * 5, 0
 """Fields of a head of size 0."""
+ABSENT = torch.empty(0, 0)
+"""In place of an array that a kernel does not read; its address is 0."""
 
 
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
@@ -109,16 +109,10 @@ class Decoder:
         self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
         with torch.inference_mode():
-            self.parts: list[Part] = []
-            for with_kernel, group in itertools.groupby(
-                enumerate(network.stack.blocks), lambda one: has_kernel(one[1])
-            ):
-                blocks = list(group)
-                packed = [self._packer.block(i, block) for i, block in blocks] if with_kernel else []
-                self.parts.append(Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK)))
+            groups = itertools.groupby(enumerate(network.stack.blocks), lambda one: has_kernel(one[1]))
+            self.parts = [self._packer.part(list(group), with_kernel=with_kernel) for with_kernel, group in groups]
             if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
-                weight, norm = network.head.weight, self._packer.norm(network.stack.final)
-                self.parts[-1].head = norm, self._packer.matrix(weight, network.head.bias), len(weight)
+                self.parts[-1] = replace(self.parts[-1], head=self._packer.head(network.head))
 
     def missing(self, state: State, weight_type: torch.dtype) -> list[tuple[Array, Array]]:
         """Types for `kernels.compile_kernel`, before a call with weights of a type and this memory takes no seconds."""
@@ -130,7 +124,7 @@ class Decoder:
 
     def take_problem(self) -> str | None:
         """Reason for which kernels that were compiled are not kept, if any, once."""
-        problem, self.kernels.FILES.problem = self.kernels.FILES.problem, None
+        problem = self.kernels.FILES.take_problem()
         return problem and f"the compiled kernels of generation cannot be kept: {problem}"
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
@@ -187,50 +181,45 @@ class Decoder:
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
         caches, after = [], []
-        tables: list[Tensor | None] = []  # kept during the call: another block or thread may replace them
+        tables: list[Tensor] = []  # kept during the call: another block or thread may replace them
         for block, memory in zip(part.blocks, memories, strict=True):
             assert isinstance(memory, TokenBuffers)
             attention = block.attention
             own = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
             memory = memory.reserve(1, own.keep)
             buffers = memory.buffers
-            addresses = [buffer.data_ptr() for buffer in buffers] + [0] * (4 - len(buffers))
-            row = buffers[0].stride(2)
+            _, _, capacity, row = buffers[0].shape[:3] + buffers[0].stride()[2:3]
             limits = own.span.clamp_len or memory.length, own.span.full_len or memory.length
             own_tables = self._tables.of(block, memory.length, own)
-            tables += own_tables
-            n_distances = max(0 if table is None else table.shape[1] for table in own_tables[:2])
-            addresses += [buffers[0].shape[2], row, memory.start, memory.stop, n_distances, *limits]
-            addresses += [0 if table is None else table.data_ptr() for table in own_tables]
-            own_sinks = sink_arrays(attention, memory, own)
-            tables += own_sinks
-            addresses += [memory.n_sinks, *(t.data_ptr() for t in own_sinks)] if own_sinks else [0] * 6
-            caches.append((*addresses, own.span.far_bias))
+            n_distances = max(table.shape[1] for table in own_tables[:2])
+            n_sinks, own_sinks = sink_arrays(attention, memory, own)
+            tables += [*own_tables, *own_sinks]
+            caches.append(
+                (
+                    *map(Tensor.data_ptr, (*buffers, *[ABSENT] * (4 - len(buffers)))),
+                    *(capacity, row, memory.start, memory.stop, n_distances, *limits),
+                    *map(Tensor.data_ptr, own_tables),
+                    *(n_sinks, *map(Tensor.data_ptr, own_sinks)),
+                    own.span.far_bias,
+                )
+            )
             after.append(memory.keep(own.keep))
         packed = np.array(caches, CACHE)
         assert context.tokens is not None
         inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
-        reach = None if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
-        call = (
-            part.head or NO_HEAD,
-            len(caches),
-            *(part.packed.ctypes.data, packed.ctypes.data),
-            *(t.data_ptr() for t in inputs),
-            0 if reach is None else reach.data_ptr(),
-            *(len(x), x.shape[2]),
-        )
+        inputs.append(ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous())
+        arrays = part.packed.ctypes.data, packed.ctypes.data, *map(Tensor.data_ptr, inputs)
+        call = part.head or NO_HEAD, len(caches), *arrays, len(x), x.shape[2]
         memory_type = buffers[0].dtype
         out = self.kernels.decode(call, torch.get_num_threads(), TYPES[self.weight_type], TYPES[memory_type])
         return torch.from_numpy(out)[:, None], tuple(after)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Part:
-    """Successive blocks that are computed together.
+    """Successive blocks, from number `first` on, that are computed together.
 
     Attributes:
-        first: Number of the first block.
-        blocks: The blocks.
         packed: `BLOCK` of each block; empty: there is no kernel.
         head: Fields of `HEAD`, if logits follow.
     """
@@ -264,7 +253,16 @@ class Packer:
         self.kept: list[Tensor] = []
         self.n_weights = 0
 
-    def block(self, i: int, block: Block) -> Packed:
+    def part(self, blocks: Sequence[tuple[int, Block]], *, with_kernel: bool) -> Part:
+        """Numbered successive blocks."""
+        packed = [self._block(i, block) for i, block in blocks if with_kernel]
+        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK))
+
+    def head(self, head: SoftmaxHead) -> Packed:
+        """Fields of `HEAD`."""
+        return self._norm(self.network.stack.final), self._matrix(head.weight, head.bias), len(head.weight)
+
+    def _block(self, i: int, block: Block) -> Packed:
         """Fields of `BLOCK`."""
         stack = self.network.stack
         scales = (stack.stream_scale[i].item(), stack.input_scale[i].item()) if stack.input_residual else (1.0, 0.0)
@@ -295,9 +293,9 @@ class Packer:
         joined = attention.query, attention.key, attention.value
         bias = None if attention.query.bias is None else torch.cat([part.bias for part in joined])
         return (
-            self.matrix(torch.cat([part.weight for part in joined]), bias),
-            self.matrix(attention.output.weight, attention.output.bias),
-            *map(self.norm, (attention.query_norm, attention.key_norm)),
+            self._matrix(torch.cat([part.weight for part in joined]), bias),
+            self._matrix(attention.output.weight, attention.output.bias),
+            *map(self._norm, (attention.query_norm, attention.key_norm)),
             h,
             attention.n_kv_heads,
             e,
@@ -316,16 +314,16 @@ class Packer:
             weight = torch.cat([weight, network.gate.weight])
             bias = None if bias is None else torch.cat([bias, network.gate.bias])
         activation = ACTIVATIONS[self.network.config.feedforward.kind]
-        up = self.matrix(weight, bias, activation, is_gated=network.gate is not None)
-        return up, self.matrix(network.down.weight, network.down.bias)
+        up = self._matrix(weight, bias, activation, is_gated=network.gate is not None)
+        return up, self._matrix(network.down.weight, network.down.bias)
 
     def _residual(self, residual: Residual) -> Packed:
         """Fields of `RESIDUAL`."""
         before, stream = (None, residual.norm) if residual.placement == "post" else (residual.norm, None)
         alpha = 1.0 if residual.alpha is None else float(residual.alpha)
-        return *map(self.norm, (before, residual.last_norm, stream)), alpha
+        return *map(self._norm, (before, residual.last_norm, stream)), alpha
 
-    def norm(self, norm: nn.Module | None) -> Packed:
+    def _norm(self, norm: nn.Module | None) -> Packed:
         """Fields of `NORM`."""
         if isinstance(norm, nn.RMSNorm):
             return RMS, self._address(norm.weight), 0, norm.eps
@@ -333,7 +331,7 @@ class Packer:
             return LAYER, self._address(norm.weight), self._address(norm.bias), norm.eps
         return NONE, 0, 0, 0.0
 
-    def matrix(
+    def _matrix(
         self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False
     ) -> Packed:
         """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
@@ -362,22 +360,22 @@ class DistanceTables:
         """Size in bytes of the tables that a call with at most `longest` keys reads."""
         return sum(t[..., :longest].nbytes for t in self.tables.values())
 
-    def of(self, block: Block, length: int, context: AttentionContext) -> tuple[Tensor | None, ...]:
+    def of(self, block: Block, length: int, context: AttentionContext) -> tuple[Tensor, ...]:
         """Last arrays of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
         attention = block.attention
         assert isinstance(attention, FullAttention)
         position, e = attention.position, attention.head_dim
         farthest = context.mask.max_distance
-        longest = 1 + farthest if farthest is not None else context.span.segment_len
-        keys = bias = sin = cos = turns = None
+        longest = context.span.segment_len if farthest is None else 1 + farthest
+        keys = bias = sin = cos = turns = ABSENT
         if isinstance(position, XLPosition):
             length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
             shared = position.n_features <= e  # inner products with projected keys are shorter
             source: Hashable = ("xl", position.n_features) if shared else position.relative
             keys = self._table(source, length, longest, lambda n: _position_keys(position, n, e))
         elif isinstance(position, (AlibiPosition, T5Position)):
-            source = position.table if isinstance(position, T5Position) else "alibi"
-            bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
+            source = *position.parameters(), attention.n_heads
+            bias = self._table(source, length, longest, lambda n: _bias(attention, n, e))
         elif isinstance(position, RopePosition):
 
             def angles() -> list[Tensor]:
@@ -409,13 +407,12 @@ class DistanceTables:
         return table
 
 
-def sink_arrays(attention: Attention, memory: Memory, context: AttentionContext) -> list[Tensor]:
-    """Arrays of `CACHE` for sinks; none if no token sees any."""
+def sink_arrays(attention: Attention, memory: Memory, context: AttentionContext) -> tuple[int, list[Tensor]]:
+    """Number of sinks, 0 if no token sees any, and their arrays of `CACHE`."""
     seen = context.visible_sinks(memory.n_sinks) if memory.n_sinks else None
     position = attention.position
     if seen is None or not isinstance(position, RopePosition):
-        return []
-
+        return 0, [ABSENT] * 5
     keys, values = (t.float().contiguous() for t in memory.sinks)
 
     def of_sequences() -> list[Tensor]:
@@ -423,7 +420,8 @@ def sink_arrays(attention: Attention, memory: Memory, context: AttentionContext)
         rows = seen.sum(-1)[:, 0], *(part[:, 0, 0].float() for part in position.clamp_angles(keys.shape[-1], context))
         return [row.expand(len(keys), -1).contiguous() for row in rows]
 
-    return [keys, values, *context.constant(("sink arrays", *keys.shape, position.series), of_sequences)]
+    arrays = context.constant(("sink arrays", *keys.shape, position.series), of_sequences)
+    return memory.n_sinks, [keys, values, *arrays]
 
 
 def _context(n: int) -> AttentionContext:
@@ -463,16 +461,17 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
 
 def table_bytes(network: LanguageModel, n_memory: int) -> int:
     """Size in bytes of the tables by distance with `n_memory` tokens in memory; 0 if there is no decoder."""
-    tables: dict[Hashable, int] = {}
+    tables: dict[tuple[Hashable, ...], int] = {}
     for attention, _ in _decoded(network):
         position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
         n = 1 + (attention.receptive_field(n_memory) or 0)
         if isinstance(position, XLPosition):
-            is_shared = position.n_features * h <= width  # else the position keys of each layer are projected
-            key: Hashable = "xl" if is_shared else position.relative
-            rows = position.n_features if is_shared else width
+            key: tuple[Hashable, ...] = ()
+            rows = position.n_features
+            if rows * h > width:  # the position keys of each layer are projected
+                key, rows = (position.relative,), width
         elif isinstance(position, (AlibiPosition, T5Position)):
-            key, rows = (position.table if isinstance(position, T5Position) else "alibi", h), h
+            key, rows = (*position.parameters(), h), h
         else:
             continue
         tables[key] = max(tables.get(key, 0), 4 * rows * n)

@@ -9,11 +9,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from xlcli.ops.dropout import Dropout
+from xlcli.ops.layers import Dropout
 
 
-class TokenEmbedding(nn.Module):
-    """Table of vectors, multiplied by sqrt(dim) if `scaled` (Vaswani et al. 2017, section 3.4).
+class Embedding(nn.Module):
+    """Base of token embeddings: vectors, multiplied by sqrt(dim) if `scaled` (Vaswani et al. 2017, section 3.4)."""
+
+    def __init__(self, dim: int, dropout: float, *, scaled: bool) -> None:
+        super().__init__()
+        self.scale = dim**0.5 if scaled else 1.0
+        self.dropout = Dropout(dropout)
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Vectors (b t d) of tokens (b t), not scaled."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Vectors (b t d) of tokens (b t)."""
+        x = self.vectors(tokens)
+        return self.dropout(x * self.scale if self.scale != 1.0 else x)  # type: ignore[no-any-return]
+
+
+class TokenEmbedding(Embedding):
+    """One table of vectors.
 
     With `inner_dim` the vectors have that width and the matrix `up` projects them to `dim` (Lan et al. 2020, sec. 3.1).
     """
@@ -21,21 +39,17 @@ class TokenEmbedding(nn.Module):
     def __init__(
         self, *, vocab_size: int, dim: int, inner_dim: int | None = None, scaled: bool = False, dropout: float = 0.0
     ) -> None:
-        super().__init__()
+        super().__init__(dim, dropout, scaled=scaled)
         self.table = nn.Embedding(vocab_size, inner_dim or dim)
         self.up = nn.Linear(inner_dim, dim, bias=False) if inner_dim else None
-        self.scale = dim**0.5 if scaled else 1.0
-        self.dropout = Dropout(dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (b t d) of tokens (b t)."""
-        x = self.table(tokens)
-        if self.up is not None:
-            x = self.up(x)
-        return self.dropout(x * self.scale if self.scale != 1.0 else x)  # type: ignore[no-any-return]
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Rows of the table, projected."""
+        x: Tensor = self.table(tokens)
+        return x if self.up is None else self.up(x)
 
 
-class AdaptiveEmbedding(nn.Module):
+class AdaptiveEmbedding(Embedding):
     """Adaptive input embedding (Baevski and Auli 2019, section 3), as in the code of Transformer-XL.
 
     Words are sorted by frequency; `cutoffs` are the first words of all clusters except the first. Cluster i has vectors
@@ -54,29 +68,24 @@ class AdaptiveEmbedding(nn.Module):
         scaled: bool,
         dropout: float,
     ) -> None:
-        super().__init__()
+        super().__init__(dim, dropout, scaled=scaled)
         self.cutoffs = tuple(cutoffs)
-        borders = (0, *cutoffs, vocab_size)
         width = dim if inner_dim is None and div_val > 1 else inner_dim
         self.clusters: Sequence[TokenEmbedding] = nn.ModuleList(  # type: ignore[assignment]
             TokenEmbedding(vocab_size=stop - start, dim=dim, inner_dim=width and width // div_val**i)
-            for i, (start, stop) in enumerate(pairwise(borders))
+            for i, (start, stop) in enumerate(pairwise((0, *cutoffs, vocab_size)))
         )
-        self.scale = dim**0.5 if scaled else 1.0
-        self.dropout = Dropout(dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (b t d) of tokens (b t)."""
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Vectors of all clusters, each where it has the token."""
         # Every cluster embeds every token; tokens of other clusters become word 0. With indexing, the vector of a token
         # could depend on the other tokens of the call in its last bits.
         cluster = cluster_of(tokens, self.cutoffs)
-        x: Tensor | None = None
-        for i, (start, table) in enumerate(zip((0, *self.cutoffs), self.clusters, strict=True)):
+        x: Tensor = self.clusters[0](torch.where(cluster == 0, tokens, 0))
+        for i, (start, table) in enumerate(zip(self.cutoffs, self.clusters[1:], strict=True), start=1):
             own = cluster == i
-            vectors = table(torch.where(own, tokens - start, 0))
-            x = vectors if x is None else torch.where(own[..., None], vectors, x)
-        assert x is not None
-        return self.dropout(x * self.scale if self.scale != 1.0 else x)  # type: ignore[no-any-return]
+            x = torch.where(own[..., None], table(torch.where(own, tokens - start, 0)), x)
+        return x
 
 
 class BigramEmbedding(nn.Module):

@@ -18,8 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from xlcli.model.embedding import cluster_of
-from xlcli.ops.chunks import map_chunks
-from xlcli.ops.linear import linear
+from xlcli.ops.layers import linear, map_chunks
 
 MAX_LOGITS = {"cpu": 2**23, "cuda": 2**27}
 """Number of logits by device type above which the loss is computed in chunks of about this size.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,8 @@ from xlcli.memory import Buckets, Memory
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
 from xlcli.model.position import Position
-from xlcli.model.stack import Ponder, Stack
-from xlcli.ops.chunks import Rows
-from xlcli.ops.context import AttentionContext
-from xlcli.ops.positions import DocumentPositions
+from xlcli.model.stack import Ponder, Stack, joined
+from xlcli.ops.context import AttentionContext, DocumentPositions, Rows
 from xlcli.ops.span import Span
 from xlcli.state import State
 
@@ -44,13 +42,13 @@ class ScoreOutput(NamedTuple):
     @staticmethod
     def join(outs: Iterable[ScoreOutput]) -> ScoreOutput:
         """Result of successive calls as that of one. Of the states only the last is kept."""
-        nll, ponders, kept = [], [], []
+        nll, ponders, kept = list[Tensor](), list[Ponder | None](), list[Tensor]()
         for out in outs:
             nll.append(out.nll)
-            ponders += [] if out.ponder is None else [out.ponder]
-            kept += [] if out.readout is None else [out.readout]
-        ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
-        return ScoreOutput(_joined(nll), out.state, ponder, _joined(kept) if kept else None)
+            ponders.append(out.ponder)
+            if out.readout is not None:
+                kept.append(out.readout)
+        return ScoreOutput(joined(nll), out.state, Ponder.join(ponders), joined(kept) if kept else None)
 
 
 class LanguageModel(nn.Module):
@@ -128,8 +126,8 @@ class LanguageModel(nn.Module):
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
-        rule = Span(span, mem_len, segment_len, stride=stride, zero_memory=self.config.zero_memory)
-        rule = replace(rule, clamp_len=self.clamp_len, full_len=self.full_len)
+        limits: dict[str, Any] = {"clamp_len": self.clamp_len, "full_len": self.full_len}
+        rule = Span(span, mem_len, segment_len, stride=stride, zero_memory=self.config.zero_memory, **limits)
         n_last = self._n_last(rule)
         last = torch.full((batch, n_last), -1, device=device) if n_last else None
         return self._with_zeros(State(layers, 0, rule, starts.to(device), last))
@@ -201,13 +199,23 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Last hidden states (b t d) of tokens (b t), and the new state."""
-        hidden = []
-        for part in self._split_at_resets(tokens, state):
-            embedded, context = self.embed(part, state)
-            x, layers, _ = self.stack(embedded, state.layers, context)
+        x, state, _ = self._read(tokens, state)
+        return x, state
+
+    def _read(
+        self, tokens: Tensor, state: State, documents: Tensor | None = None
+    ) -> tuple[Tensor, State, Ponder | None]:
+        """Last hidden states (b t d) of tokens (b t), the new state, and the ponder cost; `documents` as in `embed`."""
+        hidden, ponders, places = list[Tensor](), list[Ponder | None](), list[Tensor | None]()
+        parts = self._split_at_resets(tokens, state)
+        places += [None] * len(parts) if documents is None else self._split_at_resets(documents, state)
+        for part, place in zip(parts, places, strict=True):
+            embedded, context = self.embed(part, state, place)
+            x, layers, ponder = self.stack(embedded, state.layers, context)
             state = self.advance(state, part, layers)
             hidden.append(self.stack.final(x))
-        return _joined(hidden), state
+            ponders.append(ponder)
+        return joined(hidden), state, Ponder.join(ponders)
 
     def score(
         self,
@@ -228,20 +236,9 @@ class LanguageModel(nn.Module):
                 document, and absolute positions are these. Full and local attention only. None: one document.
             readout: What to keep of the prediction of each target.
         """
-        hidden, ponders, done = [], [], 0
-        for part in self._split_at_resets(tokens, state):
-            own = None if documents is None else documents[:, done : done + part.shape[1]]
-            done += part.shape[1]
-            embedded, context = self.embed(part, state, own)
-            x, layers, ponder = self.stack(embedded, state.layers, context)
-            state = self.advance(state, part, layers)
-            hidden.append(self.stack.final(x))
-            if ponder is not None:
-                ponders.append(ponder)
-        x = _joined(hidden)
+        x, state, ponder = self._read(tokens, state, documents)
         if targets.shape[1] < x.shape[1]:
             x = x[:, -targets.shape[1] :]
-        ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
         kept = None if readout is None else self.head.read_out(x, readout)
         return ScoreOutput(self.head.nll(x, targets), state, ponder, kept)
 
@@ -309,7 +306,7 @@ class LanguageModel(nn.Module):
 
     @staticmethod
     def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:
-        """Tokens split at the ends of independent segments, where memory is reset."""
+        """Tokens, or others (b t), split at the ends of independent segments, where memory is reset."""
         first = state.span.n_until_reset(state.seen)
         if first is None or tokens.shape[1] <= first:
             return [tokens]
@@ -320,8 +317,3 @@ def parameter_bytes(modules: Iterable[nn.Module]) -> int:
     """Size in bytes of the parameters of these modules, without tables of vectors that are looked up."""
     parts = [part for module in modules for part in module.modules()]
     return sum(p.nbytes for part in parts if not isinstance(part, nn.Embedding) for p in part.parameters(recurse=False))
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Successive parts as one tensor (b t ...)."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)

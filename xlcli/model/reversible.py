@@ -91,7 +91,7 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         kept: tuple[Tensor, ...] = ctx.saved_tensors
-        *_, y1, y2 = *kept, *(() if ctx.place == call.n_layers else call.inputs)
+        *_, y1, y2 = *kept, *call.recomputed(ctx.place)
         gradients: dict[int, Tensor] = {}
 
         def differentiate(
@@ -115,7 +115,7 @@ class _Recomputed(torch.autograd.Function):
             _restore(*before_f)
             y, d = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
             x1, d2 = y1 - y, d2 + d
-        call.inputs = (x1, x2) if ctx.place > 1 else ()
+        call.pass_on(x1, x2, ctx.place)
         return d1, d2, None, None, None, None, *(gradients.get(id(p)) for p in ctx.used)
 
 
@@ -128,7 +128,15 @@ class _Call:
         self.dtype = x.dtype
         self.autocast = torch.get_autocast_dtype(x.device.type)
         self.enabled = torch.is_autocast_enabled(x.device.type)
-        self.inputs: tuple[Tensor, ...] = ()
+        self._inputs: tuple[Tensor, ...] = ()
+
+    def recomputed(self, place: int) -> tuple[Tensor, ...]:
+        """Outputs of a layer, which are the inputs of the next one; none of the last layer, which saved them."""
+        return () if place == self.n_layers else self._inputs
+
+    def pass_on(self, x1: Tensor, x2: Tensor, place: int) -> None:
+        """Keeps the inputs of a layer for the one before it."""
+        self._inputs = (x1, x2) if place > 1 else ()
 
     def branch(self, branch: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Tensor, Tensor]:
         """Input and output of a branch, with the graph between them.

@@ -35,7 +35,7 @@ from xlcli.model.decoder import Decoder, make_decoder
 from xlcli.model.head import Readout, SoftmaxHead
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.stack import FeedForward, Ponder
-from xlcli.ops.linear import Linear, has_bfloat16_units
+from xlcli.ops.layers import Linear, has_bfloat16_units
 from xlcli.state import State
 
 Tensors = Mapping[str, Tensor]

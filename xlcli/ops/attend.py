@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.ops.attend_blocks import FarBias, FarKeys, ScoreTerm, Sinks, attend_blocks, attend_rows, clamped_scores
-from xlcli.ops.attend_training import BandAttention
+from xlcli.ops.attend_blocks import (
+    Band,
+    BandAttention,
+    ScoreTerm,
+    Scoring,
+    Sinks,
+    attend_blocks,
+    attend_rows,
+    product,
+)
 from xlcli.ops.context import Mask
-from xlcli.ops.dropout import ALL_ROWS, Share
-from xlcli.ops.dropout import dropout as drop
-from xlcli.ops.heads import product
+from xlcli.ops.layers import ALL_ROWS, Share
+from xlcli.ops.layers import dropout as drop
 
 
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
     visible: Tensor | Mask | None,
-    scale: float,
-    term: ScoreTerm | None = None,
-    far: FarKeys | None = None,
-    far_bias: FarBias | None = None,
-    sinks: Sinks | None = None,
-    bias: Tensor | None = None,
-    value_bias: Callable[[Tensor], Tensor] | None = None,
+    scoring: Scoring,
+    *,
     dropout: float = 0.0,
     share: Share = ALL_ROWS,
     needed: Tensor | None = None,
 ) -> Tensor:
-    """softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, with q' and k' of `term`.
+    """softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, with q' and k' of the term of `scoring`.
 
     Args:
         q: Queries (b h t e).
@@ -42,13 +44,7 @@ def attend(
         v: Values (b g s w), any width.
         visible: Boolean mask, (t s) or with further axes before them, or None if all keys are visible, or the mask of
             a context, whose tensor is made only where it is read. A query without visible keys gets zeros.
-        scale: Factor on the inner products.
-        term: Second score term, or None.
-        far: Keys with other products, or None; not together with a term.
-        far_bias: Addition to the scores of far keys, or None.
-        sinks: Further keys and values with queries of their own, or None; not together with a value bias.
-        bias: Added to the scores, (b h t s) or (h t s), or None.
-        value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
+        scoring: Everything else that scores and output depend on.
         dropout: Dropout rate of the weights.
         share: This part of the rows of the batch.
         needed: Boolean mask (b t) of the queries whose output is needed; None: all. Others may be left out.
@@ -56,47 +52,43 @@ def attend(
     Returns:
         (b h t w)
     """
-    products_only = bias is None and value_bias is None and not dropout
+    scoring = scoring.joined()
+    products_only = scoring.bias is None and scoring.value_bias is None and not dropout
     on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
-    clamp = term and term.clamp
-    if term is not None and clamp and far_bias and clamp.max_distance == far_bias.max_distance:
-        term = term._replace(clamp=clamp._replace(scores=clamp.scores + far_bias.bias / scale))
-        far_bias = None
     if isinstance(visible, Mask):
         band = visible.band
         if products_only and on_cpu and n_new > 1 and band is not None and not torch.compiler.is_compiling():
-            if needed is not None and far is None and far_bias is None and sinks is None and not clamp:
-                q, k = (q, k) if term is None else _append_term(q, k, term[:2])
-                return attend_rows(q, k, v, needed, band, scale=scale)
-            if torch.is_inference_mode_enabled():
-                return attend_blocks(q, k, v, band, scale=scale, term=term, far=far, far_bias=far_bias, sinks=sinks)
-            if far is None and far_bias is None and sinks is None:
-                inputs = (q, k.to(q.dtype), v.to(q.dtype), *(term[:2] if term else ()))
-                return BandAttention.apply(scale, band, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+            y = _attend_band(q, k, v, band, scoring, needed)
+            if y is not None:
+                return y
         visible = visible.visible
-    if far is not None:
-        difference = (product(far.queries, far.keys.mT) - product(q, k.mT)) * scale
-        difference = torch.where(far.positions.distance > far.max_distance, difference, 0.0)
-        bias = difference if bias is None else bias + difference
-    if far_bias is not None:
-        addition = (far_bias.positions.distance > far_bias.max_distance) * q.new_tensor(far_bias.bias)
-        bias = addition if bias is None else bias + addition
-    if term is not None and term.clamp is not None:
-        of_term = clamped_scores(term.queries * scale, term.keys, term.clamp, scale)
-        term, bias = None, of_term if bias is None else bias + of_term
-    if term is not None:
+    bias, term = scoring.additions(q, k), scoring.term
+    if term is not None and term.clamp is None:
         if n_new == 1 and visible is None and products_only and bias is None:
             query = rearrange(term.queries, "b h 1 f -> (b h) f")  # without a copy of the keys
             scores = product(q, k.mT) + rearrange(query @ term.keys.mT, "(b h) s -> b h 1 s", h=q.shape[1])
-            return product((scores * scale).softmax(-1).to(v.dtype), v)
-        q, k = _append_term(q, k, term[:2])
+            return product((scores * scoring.scale).softmax(-1).to(v.dtype), v)
+        q, k = _append_term(q, k, term)
+    given: dict[str, Any] = {"visible": visible, "scale": scoring.scale, "bias": bias, "dropout": dropout}
     plain_is_faster = on_cpu and (q.dtype == torch.bfloat16 or n_new == 1 or dropout > 0)  # measured
-    plain_is_faster |= sinks is not None or (n_new == 1 and k.shape[1] < q.shape[1])  # without a copy of the keys
-    if value_bias is None and not plain_is_faster and not (dropout and share.parts > 1):
-        return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
-    return attend_plain(
-        q, k, v, sinks, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout, share=share
-    )
+    plain_is_faster |= scoring.sinks is not None or (n_new == 1 and k.shape[1] < q.shape[1])  # no copy of the keys
+    if scoring.value_bias is None and not plain_is_faster and not (dropout and share.parts > 1):
+        return attend_fused(q, k, v, **given)
+    return attend_plain(q, k, v, scoring.sinks, value_bias=scoring.value_bias, share=share, **given)
+
+
+def _attend_band(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring, needed: Tensor | None) -> Tensor | None:
+    """`attend` on a CPU, where the visible keys are a band and scores are products; None: no kernel of blocks can."""
+    if needed is not None and not scoring.has_far:
+        if scoring.term is not None:
+            q, k = _append_term(q, k, scoring.term)
+        return attend_rows(q, k, v, needed, band, scale=scoring.scale)
+    if torch.is_inference_mode_enabled():
+        return attend_blocks(q, k, v, band, scoring)
+    if scoring.has_far:
+        return None
+    inputs = (q, k.to(q.dtype), v.to(q.dtype), *(scoring.term or ())[:2])
+    return BandAttention.apply(scoring.scale, band, *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def attend_plain(
@@ -160,11 +152,10 @@ def attend_fused(
     return out if without_keys is None else out.masked_fill(without_keys, 0.0)
 
 
-def _append_term(q: Tensor, k: Tensor, term: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:
     """Queries and keys with the second term appended to each, so that one inner product is the sum of both."""
-    query, key = term
-    keys = repeat(key, "s f -> b g s f", b=k.shape[0], g=k.shape[1])
-    return torch.cat((q, query), dim=-1), torch.cat((k, keys), dim=-1)
+    keys = repeat(term.keys, "s f -> b g s f", b=k.shape[0], g=k.shape[1])
+    return torch.cat((q, term.queries), dim=-1), torch.cat((k, keys), dim=-1)
 
 
 def _without_keys(visible: Tensor | None) -> Tensor | None:

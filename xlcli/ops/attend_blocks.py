@@ -1,22 +1,43 @@
-"""Softmax attention over a band of keys, in blocks of queries whose scores stay in the cache of a CPU. Inference only.
+"""Softmax attention over a band of keys, in blocks of queries whose scores stay in the cache of a CPU.
 
 A block reads the keys that its queries see and no others, so a band costs its own area, and no mask of the whole call
 exists. Within a block only the first and last columns of the scores, as many as it has queries, can be hidden.
+
+`attend_blocks` is for inference, `BandAttention` and `attend_rows` have gradients. Heads of keys and values may serve
+several successive heads of queries each (grouped-query attention, Ainslie et al. 2023).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.heads import product, share
-from xlcli.ops.positions import Positions
+if TYPE_CHECKING:
+    from xlcli.ops.context import Positions
+
+
+def share(x: Tensor, keys: Tensor) -> Tensor:
+    """Rows of the heads of x (... h t e) joined to those of the g heads of keys (... g s e): (... g h/g·t e).
+
+    A view if x is contiguous or every head has its own keys.
+    """
+    *rows, h, t, e = x.shape
+    g = keys.shape[-3]
+    return x if h == g else x.reshape(*rows, g, h // g * t, e)
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """Product (... h t s) of each head of x (... h t e) with its head of y (... g e s)."""
+    return (share(x, y) @ y).view(*x.shape[:-1], y.shape[-1])
+
 
 BLOCK = 256
 """Number of queries of a block (measured)."""
@@ -74,6 +95,54 @@ class Sinks(NamedTuple):
         """Scores (b h t n), -inf where hidden."""
         scores = product(self.queries * scale, self.keys.to(self.queries.dtype).mT)
         return scores.masked_fill(~self.visible, float("-inf"))
+
+
+class Scoring(NamedTuple):
+    """Scores of queries (b h t e) and keys (b g s e): products times `scale`, and additions that are None if absent.
+
+    `bias` is (b h t s) or (h t s). `value_bias` gives an addition (b h t w) to the output for weights (b h t s). `far`
+    is not together with a term, nor are sinks with a value bias.
+    """
+
+    scale: float
+    term: ScoreTerm | None = None
+    far: FarKeys | None = None
+    far_bias: FarBias | None = None
+    sinks: Sinks | None = None
+    bias: Tensor | None = None
+    value_bias: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def clamp(self) -> Clamp | None:
+        """Scores of the term for far keys."""
+        return self.term and self.term.clamp
+
+    @property
+    def has_far(self) -> bool:
+        """True if some keys have scores of their own."""
+        return any(part is not None for part in (self.far, self.far_bias, self.sinks, self.clamp))
+
+    def joined(self) -> Scoring:
+        """The same scores, with the addition for far keys in those of the term if both begin at one distance."""
+        far_bias, clamp = self.far_bias, self.clamp
+        if not (self.term and clamp and far_bias and clamp.max_distance == far_bias.max_distance):
+            return self
+        clamp = clamp._replace(scores=clamp.scores + far_bias.bias / self.scale)
+        return self._replace(term=self.term._replace(clamp=clamp), far_bias=None)
+
+    def additions(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """Sum of all additions to the scaled products of queries and keys, a term with far keys among them, or None."""
+        parts = [self.bias]
+        if self.far is not None:
+            difference = (product(self.far.queries, self.far.keys.mT) - product(q, k.mT)) * self.scale
+            parts.append(torch.where(self.far.positions.distance > self.far.max_distance, difference, 0.0))
+        if self.far_bias is not None:
+            is_far = self.far_bias.positions.distance > self.far_bias.max_distance
+            parts.append(is_far * q.new_tensor(self.far_bias.bias))
+        if self.term is not None and self.clamp is not None:
+            parts.append(clamped_scores(self.term.queries * self.scale, self.term.keys, self.clamp, self.scale))
+        given = [part for part in parts if part is not None]
+        return functools.reduce(torch.add, given) if given else None
 
 
 class Far(NamedTuple):
@@ -219,24 +288,14 @@ def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
         scores[..., : first.shape[-1]] += first
 
 
-def attend_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    *,
-    scale: float,
-    term: ScoreTerm | None = None,
-    far: FarKeys | None = None,
-    far_bias: FarBias | None = None,
-    sinks: Sinks | None = None,
-) -> Tensor:
-    """`attend` over the keys in the band. Keys and values may have any floating-point type."""
+def attend_blocks(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring) -> Tensor:
+    """`attend` over the keys in the band, without biases. Keys and values may have any floating-point type."""
+    scale, term, far, far_bias, sinks, *_ = scoring
     n_rows, n_heads, n_new, _ = q.shape
     # In memory the heads of a token are neighbors, as the projection of the output reads them.
     out = q.new_empty(n_rows, n_new, n_heads, v.shape[-1]).transpose(1, 2)
     q = q * scale
-    clamp = term and term.clamp
+    clamp = scoring.clamp
     if clamp is not None:
         clamp = clamp._replace(scores=clamp.scores * scale)
     if term is not None:
@@ -244,7 +303,7 @@ def attend_blocks(
     if far is not None:
         far = far._replace(queries=far.queries * scale)
     limit = clamp or far
-    of_sinks = None if sinks is None else sinks.scores(scale)
+    of_sinks = sinks and sinks.scores(scale)
     divided = list(parts(q, k, band, SCORES))
     buffer = q.new_empty(max(part.size for part in divided))
     new = None
@@ -321,3 +380,78 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None)
     with torch.no_grad():  # the gradient of an addition of constants is the identity
         add_edges(scores, last, first)
     return product(scores.softmax(-1), v)
+
+
+PART_BYTES = 2**22
+"""Maximum size in bytes of the scores of a part, unless one head and block of queries has more (measured)."""
+SAVED_BYTES = 2**25
+"""Maximum size in bytes of the weights of a call that are saved for the backward pass."""
+
+QUERIES = (0, 3)
+"""Places of the queries in queries, keys, values, and queries and keys of the second term."""
+
+
+def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Tensor:
+    """Attention weights (n t s) of a part, from queries, keys, values and term; in `saved` unless it is empty."""
+    q, k, _, *term = tensors
+    queries, keys = part.queries(q), part.keys(k)
+    scores = part.scores(saved[part.place] if len(saved) else q.new_empty(part.size))
+    if term:
+        torch.mm(part.queries(term[0]).flatten(0, 1), term[1][part.seen].T, out=scores.flatten(0, 1))
+        share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
+    else:
+        torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
+    add_edges(scores, *band.edges(part.new.start, queries))
+    return torch.softmax(scores, -1, out=scores)
+
+
+class BandAttention(torch.autograd.Function):
+    """`attend` over the keys in a band.
+
+    `apply` takes the factor on the inner products, the band, queries (b h t e), keys (b g s e) and values (b g s w) of
+    one type, and queries (b h t f) and keys (s f) of a second score term, if any. Keys of a term get no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, band: Band, *given: Tensor) -> Tensor:
+        """Output (b h t w)."""
+        # Scaled and contiguous queries: every part of them is then a view.
+        tensors = [torch.mul(x, scale, out=x.new_empty(x.shape)) if i in QUERIES else x for i, x in enumerate(given)]
+        q, k, v, *_ = tensors
+        divided = list(parts(q, k, band, PART_BYTES // q.element_size()))
+        n_saved = divided[-1].place.stop
+        saved = q.new_empty(n_saved if n_saved * q.element_size() <= SAVED_BYTES else 0)
+        # In memory (b t h w), as the next projection reads it.
+        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+        for part in divided:
+            weights = _weights(part, tensors, saved, band)
+            values = part.keys(v)
+            part.write(out, torch.bmm(share(weights, values), values))
+        ctx.save_for_backward(*tensors, saved)
+        ctx.scale, ctx.band, ctx.parts = scale, band, divided
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of all arguments."""
+        *tensors, saved = ctx.saved_tensors
+        q, k, v, *term = tensors
+        one_block = ctx.parts[-1].new.start == ctx.parts[0].seen.start == 0  # of queries, which sees every key
+        once = one_block and ctx.parts[0].heads.stop % (q.shape[1] // k.shape[1]) == 0
+        gradients = [x.new_empty(x.shape) if once else x.new_zeros(x.shape) for x in tensors[:4]]
+        d_q, d_k, d_v, *d_query = gradients
+        for part in ctx.parts:
+            weights = part.scores(saved[part.place]) if len(saved) else _weights(part, tensors, saved, ctx.band)
+            keys, values = part.keys(k), part.keys(v)
+            weights, of_output = share(weights, keys), share(part.queries(grad), keys)
+            part.write_keys(d_v, torch.bmm(weights.mT, of_output), add=not once)
+            of_scores = torch.bmm(of_output, values.mT)
+            torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
+            part.write_keys(d_k, torch.bmm(of_scores.mT, share(part.queries(q), keys)), add=not once)
+            part.write(d_q, torch.bmm(of_scores, keys))
+            for d in d_query:
+                part.write(d, of_scores.flatten(0, 1) @ term[1][part.seen])
+        for d in (d_q, *d_query):
+            d *= ctx.scale
+        return None, None, *gradients, *[None] * (len(tensors) - len(gradients))

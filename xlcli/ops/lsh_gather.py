@@ -1,7 +1,7 @@
 """LSH attention of a call with few tokens in each bucket: every query gathers the keys that it sees in each round.
 
 A query costs as much as `n_rounds` times `bucket_size` keys, whatever the number of buckets. Tiles
-(`ops/lsh_tiles.py`) are padded, and would hold one query each.
+(`ops/lsh_attention.py`) are padded, and would hold one query each.
 
 Axes: p query, of all sequences and heads; r round; c key of a round, earliest first; s key of any round; m key that is
 a token of the call.

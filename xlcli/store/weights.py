@@ -20,7 +20,7 @@ from xlcli.files.tensors import TYPES, TensorInfo, read_header, read_tensors, ty
 from xlcli.machine import require_memory
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
-from xlcli.ops.quantize import dequantize, quantize
+from xlcli.ops.layers import dequantize, quantize
 from xlcli.store.layout import CONFIG, ENCODINGS, SCALE, WEIGHTS
 
 

@@ -35,7 +35,6 @@ class Facts:
     """Result of scanning a corpus.
 
     Attributes:
-        n_bytes: Length of the text.
         n_chars: Number of characters; None if the text is not UTF-8.
         has_nul: True if it contains NUL bytes, a sign of binary data.
         sha256: Hash of the text.
@@ -59,7 +58,6 @@ class Corpus:
     """One text made of files in order. Made by `open_corpus` and `gather`.
 
     Args:
-        sources: The files.
         skipped: Files of folders that are not text, each with the reason.
         documents: Offsets at which documents begin, ascending from 0; None: as the files say.
     """

@@ -18,8 +18,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from xlcli.errors import DataError, named, shortened
 from xlcli.files import as_utf8
@@ -51,7 +50,12 @@ class Document(bytes):
         fields: The fields of its row that are not texts: strings of a table, values of a JSON object.
     """
 
-    fields: Mapping[str, Any] = MappingProxyType({})
+    def __new__(cls, text: bytes, fields: Mapping[str, Any]) -> Self:
+        """The text; `fields` are for `__init__`."""
+        return super().__new__(cls, text)
+
+    def __init__(self, text: bytes, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
 
 
 def begins_json(head: bytes | bytearray) -> bool:
@@ -319,10 +323,7 @@ def _texts(row: Any, text_fields: Sequence[str]) -> list[Document] | None:
     texts = [take(field, None) for field in text_fields]
     if not all(isinstance(text, str) for text in texts) or (len(texts) > 1 and not all(texts)):
         return None
-    found = [Document((text if text.endswith("\n") else text + "\n").encode()) for text in texts if text]
-    for document in found:
-        document.fields = row
-    return found
+    return [Document((text.removesuffix("\n") + "\n").encode(), row) for text in texts if text]
 
 
 def plain(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,8 +53,6 @@ class FilePosition:
     """Place in a file of a log, behind all text that was taken from it.
 
     Attributes:
-        device: Number of the device that holds the file.
-        inode: Number of the file on that device.
         offset: Offset of the place in bytes.
         tail: Bytes before the place, by which the file is recognized.
         head: First bytes of the file, read or not.
@@ -95,7 +93,7 @@ class _Text:
     def __init__(self, descriptor: int, place: FilePosition, *, is_copy: bool = False) -> None:
         self.descriptor, self.is_copy = descriptor, is_copy
         self.identity, self.offset, self.tail, self.head = place.identity, place.offset, place.tail, place.head
-        self.last_growth = time.monotonic()
+        self.wait()
         weakref.finalize(self, os.close, descriptor)
 
     @property
@@ -113,9 +111,25 @@ class _Text:
 
     def advance(self, data: bytes) -> bytes:
         """Moves behind bytes that were read."""
-        self.offset, self.tail = self.offset + len(data), (self.tail + data)[-TAIL:]
-        self.last_growth = time.monotonic()
+        self.move_to(self.offset + len(data), (self.tail + data)[-TAIL:])
+        self.wait()
         return data
+
+    def move_to(self, offset: int, tail: bytes) -> None:
+        """Moves to a place behind these bytes."""
+        self.offset, self.tail = offset, tail
+
+    def move_to_end(self) -> None:
+        """Moves to the end, or to the start of the unfinished line there."""
+        size = os.fstat(self.descriptor).st_size
+        start = max(0, size - PORTION)
+        data = os.pread(self.descriptor, size - start, start)
+        self.move_to(start, b"")
+        self.advance(data[: data.rfind(b"\n") + 1] or data)
+
+    def wait(self) -> None:
+        """Waits for `QUIET_SECONDS` from now on."""
+        self.last_growth = time.monotonic()
 
 
 class FollowedFile:
@@ -257,19 +271,17 @@ class FollowedFile:
     def _resume(self, position: LogPosition, named: Entry | None) -> None:
         """Opens the files of a saved place."""
         self._saved, listing = None, self._neighbors.look()
-        devices = {place.device for place in position.files}
-        # A file system may get another number when it is mounted again.
-        is_other = named is not None and len(devices) == 1 and named.identity[0] not in devices
-        device = named.identity[0] if named and is_other else None
-        if device is not None:
-            self._neighbors.known = {(device, key[1]): each for key, each in self._neighbors.known.items()}
-        for saved in position.files:
-            place = saved if device is None else replace(saved, device=device)
+        places = position.files
+        devices = {place.device for place in places}
+        if named is not None and len(devices) == 1 and named.identity[0] not in devices:
+            # A file system may get another number when it is mounted again.
+            places = tuple(replace(place, device=named.identity[0]) for place in places)
+            self._neighbors.change_device(named.identity[0])
+        for place in places:
             entry = named if named and named.identity == place.identity else listing.get(place.identity)
             if entry not in (None, named) and not place.head and self._neighbors.belongs(entry) is False:
                 entry = None  # it was seen empty, and another file may have its inode by now
-            text = None if entry is None else self._open(entry, _LOST, place)
-            if text is not None:
+            if entry is not None and (text := self._open(entry, _LOST, place)) is not None:
                 self._texts.append(text)
             elif entry is not None and self._is_told(entry):
                 self._neighbors.known[place.identity] = Known(place.head, place.offset)
@@ -284,15 +296,15 @@ class FollowedFile:
             self._replace(last.place, listing, is_gone=False)
         elif last is not None and _is_replaced(last, text):
             self._texts.remove(last)
-            text.offset, text.tail = last.offset, last.tail
+            text.move_to(last.offset, last.tail)
         elif last is not None:
-            last.last_growth = time.monotonic()
+            last.wait()
             listing = self._place(last, listing)
         if self._is_begun:
             is_copy = bool(self._texts) and self._texts[-1].is_copy
             self._texts += self._between(text, listing, is_copy=is_copy)
         elif self._from_end:
-            _go_to_end(text)
+            text.move_to_end()
         self._texts.append(text)
         self._is_begun = True
         return listing
@@ -321,15 +333,16 @@ class FollowedFile:
         for entry in listing.values() if place.head else ():
             is_it = entry.identity != place.identity and head_of(entry).startswith(place.head)
             there = replace(place, device=entry.identity[0], inode=entry.identity[1])
-            if is_it and (is_long or entry.identity in new) and (text := self._open(entry, _LOST, there)) is not None:
-                copies.append((os.fstat(text.descriptor).st_size, entry, text))
+            if is_it and (is_long or entry.identity in new):
+                text = self._open(entry, _LOST, there, is_copy=not is_gone)
+                if text is not None:
+                    copies.append((os.fstat(text.descriptor).st_size, entry, text))
         if not copies:
             self._lose(place)
             return
         size, entry, text = max(copies, key=lambda copy: (copy[0], copy[1].identity in new))
         for _, each, _ in copies:
             self._neighbors.learn(each.path, each.changed)
-        text.is_copy = not is_gone
         self._texts.append(text)
         if not entry.is_packed and (is_gone or entry.identity not in new):  # the file may have grown since
             self._lose(replace(place, offset=size))
@@ -346,7 +359,7 @@ class FollowedFile:
             is_binary = b"\0" in head.lstrip(b"\0")  # a hole at the beginning is left by a writer that does not append
             if is_binary or (entry.is_packed and entry.path.with_suffix("").exists()):
                 continue
-            found = self._open(entry, _LOST)
+            found = self._open(entry, _LOST, is_copy=is_copy)
             if found is None:
                 continue
             size = os.fstat(found.descriptor).st_size
@@ -355,16 +368,17 @@ class FollowedFile:
             is_known = any((known.size, known.tail) == (size, tail) for known in alike)
             is_new = not is_known and not any(is_beginning(found.descriptor, each.descriptor) for each in chain)
             if is_new and belongs and not alike:
-                found.is_copy = is_copy
                 chain.insert(-1, found)
             elif is_new:
                 self._tell(entry.identity, f"{entry.path} is not read; if it is a part of {self.path}, {_LOST}")
         return chain[n_before:-1]
 
-    def _open(self, entry: Entry, consequence: str, place: FilePosition | None = None) -> _Text | None:
+    def _open(
+        self, entry: Entry, consequence: str, place: FilePosition | None = None, *, is_copy: bool = False
+    ) -> _Text | None:
         """Opens a file at a place; None if it cannot be opened or has other text there."""
         try:
-            text = _Text(open_text(entry), place or FilePosition(*entry.identity))
+            text = _Text(open_text(entry), place or FilePosition(*entry.identity), is_copy=is_copy)
         except MovedError:
             raise
         except (OSError, XLError) as error:
@@ -393,12 +407,3 @@ def _is_replaced(text: _Text, other: _Text) -> bool:
     status = os.fstat(text.descriptor)
     is_long = status.st_size >= SHORTEST_TAIL
     return is_long and not status.st_nlink and is_beginning(text.descriptor, other.descriptor)
-
-
-def _go_to_end(text: _Text) -> None:
-    """Moves to the end, or to the start of the unfinished line there."""
-    size = os.fstat(text.descriptor).st_size
-    start = max(0, size - PORTION)
-    data = os.pread(text.descriptor, size - start, start)
-    text.offset = start
-    text.advance(data[: data.rfind(b"\n") + 1] or data)

@@ -238,7 +238,6 @@ class Utf8:
     """Counts the characters of a text and finds bytes that are not text.
 
     Attributes:
-        n_bytes: Number of bytes so far.
         n_chars: Number of characters so far; None if the text is not UTF-8.
         bad: Offset of the first byte that is not UTF-8.
         is_cut: True if `bad` begins a character that the end of the text cuts off.

@@ -53,7 +53,6 @@ class TrainLoader:
 
     Args:
         ids: Tokens of the text, at least one.
-        batch_size: Number of sequences.
         start_id: Input at the beginning of the text, and of each document.
         documents: First token of each document, ascending from 0; None if the text is one document.
         rows: Numbers of the sequences that this loader reads; None: all.
@@ -153,9 +152,7 @@ class EvalLoader:
 
     Attributes:
         ids: Tokens of the text; may be empty.
-        starts: Position in the text at which each sequence starts (b).
-        ends: Position at which it ends (b).
-        segment_len: Tokens per segment.
+        starts: Position in the text at which each sequence starts (b), and `ends`, at which it ends.
         start_id: Input at the beginning of a text.
         offsets: Position of each start in its text (b), from which absolute positions count; 0: it begins there.
         warmup_len: Number of tokens that are not scored of each sequence that does not begin its text.

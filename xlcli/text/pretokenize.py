@@ -70,8 +70,8 @@ def whole_characters(data: bytes) -> int:
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:
-            need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4 if byte < 0xF8 else 1
-            return len(data) - back if need > back else len(data)
+            n_ones = 8 - (byte ^ 0xFF).bit_length()  # length of the character
+            return len(data) - back if back < n_ones <= 4 else len(data)
         if byte < 0x80:
             break
     return len(data)
@@ -81,7 +81,6 @@ class PreTokenizer:
     """Turns a text in portions of any size into portions of whole words, or parts of another splitter.
 
     Args:
-        splitter: Its parts.
         by_line: Lines are texts of their own: a part ends with every line end.
 
     Attributes:

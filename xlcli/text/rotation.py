@@ -138,11 +138,7 @@ def _text_of(entry: Entry, file: BinaryIO) -> Iterator[bytes | None]:
 class Neighbors:
     """Files in the folder of a log, in that of the file that a link leads to, and where its files were moved to.
 
-    Args:
-        path: The log.
-        known: As the attribute, of an earlier process.
-        schemes: As the attribute, of an earlier process.
-        warn: Called with the folder and a remark if it cannot be listed.
+    `warn` is called with the folder and a remark if it cannot be listed.
 
     Attributes:
         known: First bytes and size of the files with content that were there at the last look.
@@ -206,6 +202,10 @@ class Neighbors:
                     if entry is not None and (entry.identity not in found or self.belongs(entry)):
                         found[entry.identity] = entry
         return found
+
+    def change_device(self, device: int) -> None:
+        """Gives the known files another device."""
+        self.known = {(device, inode): each for (_, inode), each in self.known.items()}
 
     def remember(self, listing: Mapping[Identity, Entry]) -> None:
         """Takes the files of a listing for known: what comes later is not among them."""

@@ -25,8 +25,8 @@ from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.reversible import ReversibleStack
-from xlcli.model.universal import AdaptiveStack
-from xlcli.ops.dropout import Dropout, Share
+from xlcli.model.stack import AdaptiveStack
+from xlcli.ops.layers import Dropout, Share
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime
 

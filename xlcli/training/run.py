@@ -15,7 +15,7 @@ from xlcli.config import BaseConfig, Config, RandomAttentionConfig, Tree, Univer
 from xlcli.errors import CheckpointError, DivergedError, StateError
 from xlcli.files.tensors import TensorInfo, type_name, with_prefix
 from xlcli.model.build import build_model
-from xlcli.ops.linear import has_bfloat16_units
+from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ops.span import Span
 from xlcli.optim import BUDGET_SCHEDULES, Optimizers, lr_factor
 from xlcli.ranks import divided, local

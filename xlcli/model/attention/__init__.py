@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from xlcli.config import MemoryDtype
 from xlcli.memory import Memory
 from xlcli.model.position import Position
-from xlcli.model.residual import HeadNorm
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.linear import Linear, cast_for_products
+from xlcli.ops.layers import HeadNorm, Linear, cast_for_products
 from xlcli.ops.span import Span
 
 
@@ -76,8 +75,8 @@ class ProjectedAttention(Attention):
         self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads or n_heads
         self.head_dim = head_dim
-        self.query_norm = HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity()
-        self.key_norm = HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity()
+        norms = (HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity() for _ in range(2))
+        self.query_norm, self.key_norm = norms
         self.query = Linear(dim, n_heads * head_dim, bias=bias != "none")
         self.key = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")
         self.value = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")

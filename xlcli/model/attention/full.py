@@ -14,18 +14,16 @@ from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenBuffers, T
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import ScoreRule
 from xlcli.ops.attend import attend
-from xlcli.ops.attend_blocks import Sinks
-from xlcli.ops.context import AttentionContext
-from xlcli.ops.dropout import ALL_ROWS
+from xlcli.ops.attend_blocks import Scoring, Sinks
+from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.layers import ALL_ROWS
 from xlcli.ops.span import Span
 
 
 class FullAttention(ProjectedAttention):
     """Multi-head attention; scores are multiplied by `scale`.
 
-    Attributes:
-        n_sinks: Number of the first tokens of a text that are kept besides the memory, but not as layer inputs.
-        share: This rank's part of the rows of the batch, for dropout.
+    `n_sinks` first tokens of a text are kept besides the memory, but not as layer inputs. `share` is as in `Dropout`.
     """
 
     share = ALL_ROWS
@@ -68,26 +66,31 @@ class FullAttention(ProjectedAttention):
         if memory.n_sinks and not self.training and (seen := context.visible_sinks(memory.n_sinks)) is not None:
             keys, values = memory.sinks
             sinks = Sinks(self.position.at_clamp(q, context), keys, values, seen)
-        y = attend(k=k, v=v, visible=context.mask, sinks=sinks, **self.terms(q, k, context))
+        y = self.attend(q, k, v, self.visible(context), context, sinks)
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 
-    def terms(self, q: Tensor, k: Tensor, context: AttentionContext) -> dict[str, Any]:
-        """Arguments of `attend` for queries (b h t e) and keys (b g s e), with all position terms."""
+    def visible(self, context: AttentionContext) -> Tensor | Mask:
+        """Keys that the queries may attend to, as `attend` takes them: a mask (t s) of a kind with gaps."""
+        return context.mask
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Tensor | Mask,
+        context: AttentionContext,
+        sinks: Sinks | None = None,
+    ) -> Tensor:
+        """Output (b h t w) for queries (b h t e), keys (b g s e) and values (b g s w), with all position terms."""
         bias = self.position.bias(q, k, context, ScoreRule(self.scale, self._project_vectors))
         far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
-        return {
-            "q": q,
-            "scale": self.scale,
-            "term": term,
-            "far": far,
-            "far_bias": context.far_bias,
-            "bias": bias,
-            "value_bias": self.position.value_bias(context),
-            "dropout": self.dropout if self.training else 0.0,
-            "share": self.share,
-            "needed": None if context.rows is None else context.rows.needed,
-        }
+        value_bias = self.position.value_bias(context)
+        scoring = Scoring(self.scale, term, far, context.far_bias, sinks, bias, value_bias)
+        dropout = self.dropout if self.training else 0.0
+        needed = None if context.rows is None else context.rows.needed
+        return attend(q, k, v, visible, scoring, dropout=dropout, share=self.share, needed=needed)
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (h n e) of vectors x (n d)."""

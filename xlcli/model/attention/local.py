@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from xlcli.memory import Memory, TokenMemory
 from xlcli.model.attention.full import FullAttention
-from xlcli.ops.attend import attend
 from xlcli.ops.context import AttentionContext
 
 
@@ -63,7 +62,7 @@ class LocalAttention(FullAttention):
 
         in_blocks = context.constant("block mask", visible_in_blocks)
         in_blocks = in_blocks.repeat(b, 1, 1, 1) if reach is None else in_blocks
-        y = attend(k=keys, v=values, visible=in_blocks, **self.terms(queries, keys, block))
+        y = self.attend(queries, keys, values, in_blocks, block)
         y = rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 

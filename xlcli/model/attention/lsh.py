@@ -18,7 +18,7 @@ from xlcli.memory.buckets import Unwritten
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.linear import Linear
+from xlcli.ops.layers import Linear
 from xlcli.ops.lsh_attention import attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_gather import KeyWindow
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, rank_in_buckets

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.ops.attend_blocks import FarKeys, ScoreTerm
@@ -56,27 +55,3 @@ class Position(nn.Module):
     def value_bias(self, context: AttentionContext) -> Callable[[Tensor], Tensor] | None:
         """Function from the attention weights (b h t s) to an addition (b h t e) to the output, or None."""
         return None
-
-
-class AddedPosition(Position):
-    """Base of vectors that are added to inputs or, with `in_heads`, to the queries and keys of a layer."""
-
-    def __init__(self, *, in_heads: bool) -> None:
-        super().__init__()
-        self.in_heads = in_heads
-
-    def vectors(self, n: int, width: int, context: AttentionContext) -> Tensor:
-        """Vectors (b n d) of the n latest tokens, or (1 n d) for all sequences; d is `width` or that of all heads."""
-        raise NotImplementedError
-
-    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Inputs plus vectors, unless these are for heads."""
-        return x if self.in_heads else x + self.vectors(x.shape[1], x.shape[2], context).to(x.dtype)
-
-    def place(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Queries or keys plus vectors, of all heads alike or a part for each head."""
-        if not self.in_heads:
-            return x
-        n, e = x.shape[2:]
-        vectors = context.learned((self, n, e), lambda: self.vectors(n, e, context))
-        return x + rearrange(vectors, "b n (h e) -> b h n e", e=e).to(x.dtype)

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 
 from xlcli.model.position import Position, ScoreRule
 from xlcli.ops.attend_blocks import Clamp, ScoreTerm
-from xlcli.ops.context import AttentionContext
-from xlcli.ops.positions import frequencies
+from xlcli.ops.context import AttentionContext, frequencies
 
 
 class XLBiases(nn.Module):

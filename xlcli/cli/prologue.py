@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from xlcli.cli import report
 from xlcli.cli.outputs import check_outputs
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
-from xlcli.cli.usage import nearest, source
+from xlcli.cli.usage import nearest, source, spelling
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig, make
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
 from xlcli.files import cache_folder
@@ -37,15 +37,60 @@ _PROGRAM_BYTES = 300 * 2**20
 """RAM in bytes of the interpreter with torch imported."""
 
 
-def begin(context: typer.Context) -> tuple[Config, Screen]:
-    """The configuration of a command that uses a model, and the screen. `--print-config` ends here."""
+Rules = Mapping[str, Sequence[str]]
+"""Parameters and settings by the name of the one that needs or excludes them. One with an only value is `emit=tokens`,
+alternatives are `state|state_out`."""
+
+
+def begin(context: typer.Context, needs: Rules = {}, excludes: Rules = {}) -> tuple[Config, Screen]:  # noqa: B006
+    """The configuration of a command that uses a model, checked by `check_together`, and the screen.
+
+    `--print-config` ends here.
+    """
     with name_option_in_errors(context):
         config = make(user_settings(context))
     screen = open_screen(context)
     if context.params["print_config"]:
         screen.print(print_config(config, context, as_json=screen.json))
         raise typer.Exit
+    check_together(context, getattr(config, str(context.info_name), None), needs, excludes)
     return config, screen
+
+
+def check_together(
+    context: typer.Context,
+    settings: InferenceConfig | None,
+    needs: Rules = {},  # noqa: B006
+    excludes: Rules = {},  # noqa: B006
+) -> None:
+    """`ConfigError` for an option without one that it needs, or beside one that it excludes."""
+    params = {param.name: param for param in context.command.params}
+    values = context.params | dict(settings or ())
+    defaults = {name: field.default for name, field in type(settings).model_fields.items()} if settings else {}
+
+    def is_given(rule: str) -> bool:
+        name, _, only = rule.partition("=")
+        value = values[name]
+        if only or value is None or value is False:
+            return bool(only and value == only)
+        return value not in ((), [], defaults.get(name))
+
+    def typed(rule: str, *, with_value: bool = False) -> str:
+        name, _, only = rule.partition("|")[0].partition("=")
+        if name not in params:
+            return f"{context.info_name}.{name}"
+        if params[name].param_type_name == "argument":
+            return str(params[name].metavar).partition("|")[0].strip("[]")
+        return f"{spelling(context, params[name])} {(only or params[name].metavar or '') if with_value else ''}".strip()
+
+    for name, rules in needs.items():
+        is_alone = not all(any(map(is_given, rule.split("|"))) for rule in rules)
+        if is_alone and source(context, name) == "COMMANDLINE":
+            wanted = " ".join(typed(rule, with_value=True) for rule in rules)
+            raise ConfigError(f"{typed(name)} needs {wanted}.", f"Add {wanted}.")
+    for name, others in excludes.items():
+        if is_given(name) and (other := next(filter(is_given, others), None)):
+            raise ConfigError(f"{typed(name)} and {typed(other)} exclude each other.", "Give one of them.")
 
 
 def open_screen(context: typer.Context) -> Screen:
@@ -201,13 +246,10 @@ def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
     """Files of the state to continue and of the state to save, if any; `--state` is both if it exists and has content.
 
     Raises:
-        ConfigError: `--state` and another option are given.
         StateError: There is no state to continue.
     """
-    names = {name: context.params.get(name) for name in ("state", "state_in", "state_out")}
-    state, before, after = (None if name is None else Path(name) for name in names.values())
-    if state is not None and (before or after):
-        raise ConfigError("--state both continues a state and saves it.", "Leave out --state-in and --state-out.")
+    names = map(context.params.get, ("state", "state_in", "state_out"))
+    state, before, after = (None if name is None else Path(name) for name in names)
     if state is not None:
         before, after = state if state.exists() and state.stat().st_size else None, state
     if before is not None and not is_state_file(before):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
+from xlcli.cli.outputs import Sink, output_file
+from xlcli.cli.render import Screen
 from xlcli.cli.report import fields, text_object, to_json
 from xlcli.errors import named
-from xlcli.events import Row, Scored, TokenScore
+from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
 
 DIGITS = 4
 """Decimals of bits in a table."""
@@ -65,6 +70,43 @@ class Table:
             csv.writer(line, self._dialect).writerow(row)  # quotes a CR only because it ends lines with CR LF
             lines += line.getvalue().removesuffix("\r\n") + "\n"
         return lines
+
+
+class Listing(Sink):
+    """Prints the lines of events of some classes, or writes them; a regular file only once the list is whole.
+
+    `path` is a file, or `-` or None for standard output.
+    """
+
+    def __init__(self, table: Table, path: str | None, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
+        self._table, self._path, self._screen, self._kinds = table, path, screen, kinds
+        self._file = ExitStack()
+        self._is_open = path not in (None, "-")
+        if self._is_open:
+            self._write = self._file.enter_context(output_file(Path(str(path))))
+
+    def add(self, event: Any) -> None:
+        """Adds a line; `Done` puts the file in its place."""
+        if isinstance(event, Done):
+            self._file.close()
+            self._is_open = False
+        elif isinstance(event, self._kinds):
+            line = self._table.line(event)
+            if self._is_open:
+                self._write(line.encode())
+            else:
+                self._screen.print(line, json=self._table.json)
+
+    def close(self) -> None:
+        """Warns that a regular file was not written."""
+        if self._is_open:
+            with suppress(StoppedEarlyError), self._file:
+                raise StoppedEarlyError
+            self._screen.not_written(str(self._path))
+
+    def discard(self) -> None:
+        """Removes what was written."""
+        self._file.__exit__(*sys.exc_info())
 
 
 def _cell(value: Any) -> str:

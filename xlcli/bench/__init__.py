@@ -46,7 +46,7 @@ FIGURES = {"decode": 3, "eval": 2, "train": 1}
 LEAST_FOR_P99 = 100
 """Minimum number of calls for their 99th percentile."""
 Measurement = Generator[Progress | Notice, None, Speed]
-"""One task with one memory length. Its first event comes as soon as it is known that its memory fits the machine."""
+"""One task with one memory length. Its first event comes once its memory is known to fit; else a `ResourceError`."""
 
 
 def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
@@ -92,10 +92,10 @@ def bench(
     options = config.bench
     watch = Stopwatch(runtime, options.seconds, stop)
     if model is None:
-        measurements = [training(name, config, each, watch) for each in options.sweep]
+        measurements = [_train(name, config, each, watch) for each in options.sweep]
     else:
         model.check_settings(options)
-        start = decoding if task == "decode" else evaluation
+        start = _decode if task == "decode" else _evaluate
         measurements = [start(model, each, watch) for each in options.sweep]
     for measurement in measurements:
         next(measurement)
@@ -114,12 +114,8 @@ def bench(
         yield Notice("stopped before all figures were measured.", "warning")
 
 
-def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
-    """Speed of a session that samples with full memory, as `generate` does.
-
-    Raises:
-        ResourceError: The memory does not fit the machine.
-    """
+def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of a session that samples with full memory, as `generate` does."""
     rows, config = options.batch_size or 1, model.config
     reading = options.reading(config.model, config.train)
     mem_len, stage = reading.mem_len, f"memory {reading.mem_len:,}"
@@ -127,7 +123,7 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
     sizes: dict[str, Any] = {"batch_size": rows, "segment_len": 1, "memory_dtype": reading.memory_dtype}
     check_memory(model, watch.runtime, reading.longest, **sizes)
     yield Progress(stage, 0, None, "calls")
-    prompt = random_tokens(config.model.vocab_size, max(mem_len, config.train.segment_len))
+    prompt = _random_tokens(config.model.vocab_size, max(mem_len, config.train.segment_len))
     yield from session.compile(2, watch.stop)
     if watch.stop():
         raise StoppedEarlyError
@@ -164,12 +160,8 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
     return _speed(watch, times, read, operations, recomputed, **figures)
 
 
-def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
-    """Speed of calls of an evaluation with full memory.
-
-    Raises:
-        ResourceError: The memory does not fit the machine.
-    """
+def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of calls of an evaluation with full memory."""
     given = EvalConfig(**options.model_dump(include={"mem_len", "segment_len", "batch_size", "memory_dtype"}))
     ids = np.broadcast_to(np.zeros(1, np.uint16), (2**40,))  # one document, longer than any measurement
     text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), TextCounts(len(ids)))
@@ -178,7 +170,7 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
     sizes: dict[str, Any] = {"batch_size": rows, "segment_len": segment_len, "memory_dtype": lengths.memory_dtype}
     check_memory(model, watch.runtime, lengths.longest, **sizes)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
-    tokens = random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
+    tokens = _random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
     whole = torch.from_numpy(tokens).to(watch.runtime.device)
     x, y = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
     state = lengths.init_state(model.network, np.zeros(rows, np.int64))
@@ -196,13 +188,8 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
     return _speed(watch, times, read, operations, (yield from _recompute(model, mem_len, watch)), **figures)
 
 
-def training(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
-    """Speed of training steps with full memory and full lengths.
-
-    Raises:
-        ConfigError: A setting is illegal.
-        ResourceError: The run does not fit the machine.
-    """
+def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of training steps with full memory and full lengths."""
     given = options.model_dump(include={"mem_len", "segment_len", "batch_size"}, exclude_none=True)
     config = settings.change(config, {"train": {**given, "random_lengths": False}})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
@@ -211,7 +198,7 @@ def training(name: str, config: Config, options: BenchConfig, watch: Stopwatch) 
     memory.require([config], watch.runtime, build_on_meta(config.model).n_parameters)
     shape, stage = config.train, f"memory {config.train.mem_len:,}"
     yield Progress(stage, 0, None, "calls")
-    ids = random_tokens(vocab_size, shape.batch_size * (shape.mem_len + 64 * shape.segment_len))
+    ids = _random_tokens(vocab_size, shape.batch_size * (shape.mem_len + 64 * shape.segment_len))
     run = TrainingRun(config, watch.runtime, TokenFile(ids, len(ids)), 0)
     step = partial(run.train_step, 0.5)
     fill = -(-shape.mem_len // shape.segment_len)
@@ -235,7 +222,7 @@ def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[
     except ResourceError as error:
         yield Notice(f"{stage} was not measured: {error.message}")
         return None
-    tokens = torch.from_numpy(random_tokens(model.config.model.vocab_size, window)[None]).to(watch.runtime.device)
+    tokens = torch.from_numpy(_random_tokens(model.config.model.vocab_size, window)[None]).to(watch.runtime.device)
 
     def call() -> None:
         with torch.inference_mode(), watch.runtime.autocast():
@@ -244,7 +231,7 @@ def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[
     return float(np.median((yield from watch.repeat(call, stage, warmup=1))))
 
 
-def random_tokens(vocab_size: int, count: int) -> NDArray[np.int64]:
+def _random_tokens(vocab_size: int, count: int) -> NDArray[np.int64]:
     """Random token ids whose frequencies follow Zipf's law."""
     uniforms = np.random.default_rng(0).random(count)
     return np.minimum(vocab_size**uniforms - 1, vocab_size - 1).astype(np.int64)

@@ -13,7 +13,7 @@ from xlcli.cli.help import App
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import Kept
 from xlcli.cli.plot import draw_speed
-from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
+from xlcli.cli.settings import name_option_in_errors, user_settings
 from xlcli.cli.terminal import table, wrapped
 from xlcli.cli.usage import source
 from xlcli.config import Config, Tree
@@ -27,17 +27,12 @@ VOCAB_SIZE = 2048
 COLUMN = 12
 """Maximum width of a column of figures with the gap before it."""
 MEANING = (
-    ("first token", "after a prompt as long as the memory"),
-    ("bandwidth", "share of the bandwidth of the machine, for weights and memory; - if a cache has them"),
-    ("arithmetic", "share of the arithmetic of the machine, for the matrix products of the call or step"),
-    (
-        "recomputed, ms per token",
-        "the same model without memory: for each token a call over it and as many tokens before it as the memory "
-        "holds, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times "
-        "faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.",
-    ),
+    "first token: after a prompt as long as the memory. bandwidth, arithmetic: share of what the machine can read and "
+    "multiply; - if a cache has the data. recomputed: the same model without memory reads the window anew for each "
+    "token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times "
+    "faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.\n"
 )
-"""Names of figures and their meaning."""
+"""Meaning of the figures."""
 app = App()
 
 
@@ -64,12 +59,10 @@ def bench(
         if preset is None:
             folder = prologue.find_model(context, config.bench, screen)
             config = settings.make(read_config(folder).model_dump(mode="json"), given)
-        if context.params["print_config"]:
-            screen.print(print_config(config, context, as_json=screen.json))
-            return 0
+        prologue.show_config(context, config, screen)
         if folder is None:
             prologue.check_settings("bench", config.bench, config, f"preset {preset}")
-    prologue.check_files(context, [folder] if folder else [], ["plot"])
+    prologue.check_files(context, filter(None, [folder]), ["plot"])
 
     def show(speeds: list[Speed]) -> None:
         if speeds and plot is not None:
@@ -130,7 +123,7 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
     parts = [columns[at : at + n] for at in range(0, len(columns), n)]
     texts = [table([[name, *(column[name] for column in part)] for name in names]) for part in parts]
     if with_meaning:
-        texts.append(table([row for row in MEANING if row[0] in names], width, left=(0, 1)))
+        texts.append(wrapped(MEANING, width))
     return "\n".join([wrapped(about, width), *texts])
 
 

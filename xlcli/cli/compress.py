@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -15,8 +13,8 @@ import typer
 from xlcli.cli import options, prologue, report
 from xlcli.cli.help import App
 from xlcli.cli.options import option
-from xlcli.cli.outputs import Sink, check_standard_output, output_file
-from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.outputs import FileSink, check_standard_output
+from xlcli.cli.pipe import label, open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.coding import FileReader, Header
@@ -46,10 +44,11 @@ def compress(
     config, screen = prologue.begin(context)
     settings = config.compress
     target = out or ("-" if is_pipe(file) else file + SUFFIX)
-    texts = [] if file == "-" else [file]
-    prologue.check_texts(texts, "xlcli compress -m {} FILE")
+    texts = prologue.check_texts([file], "xlcli compress -m {} FILE")
     folder = prologue.find_model(context, settings, screen)
-    context.params["out"] = check_target(target, screen)
+    if target == "-" and os.isatty(1):
+        raise ConfigError("the result is not text for a terminal.", "Add -o FILE, or redirect standard output.")
+    check_target(context, target, screen)
     prologue.check_files(context, [folder, *texts], ["out"])
     source = open_source(file)
     check_standard_output(file)
@@ -65,7 +64,7 @@ def compress(
         data = portions(source, stop, None)
         results = workflow.compress(loaded, data, settings, runtime, size=size, crlf=crlf, stop=stop)
         with ending(stop):
-            screen.drive(results, Result(context, target, screen, loaded.name))
+            screen.drive(results, _Result(context, target, screen, loaded.name))
     return 0
 
 
@@ -83,17 +82,16 @@ def decompress(
 ) -> int:
     """Restores a text."""
     config, screen = prologue.begin(context)
-    texts = [] if file == "-" else [file]
-    prologue.check_texts(texts, "xlcli decompress -m {} FILE.xl")
+    texts = prologue.check_texts([file], "xlcli decompress -m {} FILE.xl")
     if out is None and file != "-" and not file.endswith(SUFFIX):
         raise ConfigError(f"{file} has no suffix {SUFFIX} to leave out.", "Add -o FILE.")
     target = out or ("-" if file == "-" else file.removesuffix(SUFFIX))
-    context.params["out"] = check_target(target, screen) if screen.json else target
+    check_target(context, target, screen)
     source = open_source(file)
     check_standard_output(file)
     with screen.stop() as stop:
         screen.expect_pipes([file])
-        reader = FileReader(portions(source, stop, None), "standard input" if file == "-" else file)
+        reader = FileReader(portions(source, stop, None), label(file))
         with ending(stop):
             header = reader.header()
         context.params["model"] = model or [str(find_maker(header.model, reader.name))]
@@ -112,7 +110,7 @@ def decompress(
 
         results = workflow.decompress(loaded, header, reader, runtime, stop=stop)
         with ending(stop):
-            screen.drive(results, Result(context, target, screen, loaded.name))
+            screen.drive(results, _Result(context, target, screen, loaded.name))
     return 0
 
 
@@ -133,40 +131,26 @@ def machine_of(header: Header, name: str, given: RuntimeConfig) -> RuntimeConfig
     return given.model_copy(update=made)
 
 
-def check_target(target: str, screen: Screen) -> str:
-    """The name of the output, if something can be written there.
-
-    Raises:
-        ConfigError: It is a terminal, or standard output that `--json` uses.
-    """
+def check_target(context: typer.Context, target: str, screen: Screen) -> None:
+    """Sets the parameter `out`; `ConfigError` if that is standard output, which `--json` uses."""
     if target == "-" and screen.json:
         raise ConfigError("--json prints on standard output, as the result does.", "Add -o FILE.")
-    if target == "-" and os.isatty(1):
-        raise ConfigError("the result is not text for a terminal.", "Add -o FILE, or redirect standard output.")
-    return target
+    context.params["out"] = target
 
 
-class Result(Sink):
-    """Writes the bytes of a workflow, to a file all or nothing, and reports its end.
-
-    Raises:
-        ConfigError: Another process has written the file, or is writing it, and there is no `--force`.
-    """
+class _Result(FileSink):
+    """Writes the bytes of a workflow, to a file all or nothing, and reports its end."""
 
     def __init__(self, context: typer.Context, target: str, screen: Screen, model: str) -> None:
+        super().__init__(target, screen.write, is_new=not context.params["force"])
         self._names = {"model": model, "file": context.params["file"], "out": target}
         self._screen = screen
-        self._file = contextlib.ExitStack()
-        self._write: Callable[[bytes], object] = screen.write
-        if target != "-":
-            self._write = self._file.enter_context(output_file(Path(target), is_new=not context.params["force"]))
 
     def add(self, event: bytes | Coded) -> None:
-        """Writes bytes; after the last ones puts the file in its place."""
         if isinstance(event, bytes):
-            self._write(event)
+            self.write(event)
             return
-        self._file.close()
+        self.save()
         self._screen.clear()
         n_bytes = max(1, event.bytes)
         bits_per_byte = 8 * event.compressed_bytes / n_bytes * (event.bytes > 0)
@@ -177,10 +161,6 @@ class Result(Sink):
         surprisal = f"{event.bits / n_bytes:.3f} by the model"
         speed = f"{event.seconds:.0f} s, {report.size(event.bytes / max(event.seconds, 1e-9))}/s"
         self._screen.say(f"{sizes}: {bits_per_byte:.3f} bits per byte, {surprisal}; {speed}")
-
-    def discard(self) -> None:
-        """Removes the file."""
-        self._file.__exit__(*sys.exc_info())
 
 
 @contextlib.contextmanager

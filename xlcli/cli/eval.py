@@ -127,7 +127,7 @@ def outputs(
         table = Table(partial(screen.say, level="warning"), path, json=screen.json or per_token is not None)
         sinks.append(Listing(table, path, screen, (TokenScore,) if per_token else (Row, WordScore, PairScore)))
     if html is not None:
-        sinks.append(ScorePage(Path(html), shape, screen))
+        sinks.append(_ScorePage(Path(html), shape, screen))
 
     def draw(scores: list[Score]) -> None:
         if stop():
@@ -140,10 +140,12 @@ def outputs(
         if scores := [score for score in scores if not score.partial] or scores[:1]:
             show_scores(scores, screen, shape, n_rows=n_rows, to_stderr=path == "-")
 
-    return [*sinks, *([Kept(Score, draw)] if plot else ()), Kept(Score, show)]
+    if plot is not None:
+        sinks.append(Kept(Score, draw))
+    return [*sinks, Kept(Score, show)]
 
 
-class ScorePage(Sink):
+class _ScorePage(Sink):
     """The page of a text that a model of this shape scores."""
 
     def __init__(self, path: Path, shape: ModelConfig, screen: Screen) -> None:
@@ -152,14 +154,13 @@ class ScorePage(Sink):
         self._is_whole = False
 
     def add(self, event: Event) -> None:
-        """Adds a token."""
         if isinstance(event, TokenScore):
             self._page.add(event)
+        elif isinstance(event, Score):
+            self._score = event
         self._is_whole = self._is_whole or isinstance(event, Done)
-        self._score = event if isinstance(event, Score) else self._score
 
     def close(self) -> None:
-        """Writes the page."""
         score = self._score
         if score is None or not self._is_whole:
             self._screen.not_written(str(self._page.path))

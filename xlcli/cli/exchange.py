@@ -43,11 +43,8 @@ def import_(
     name = Path(os.path.realpath(path))
     found = path.stem if path.suffix == ".gguf" else name.name if name.is_dir() else name.parent.name
     target = Path(out) if out else Path(LOCAL) / found
-    screen.wait("importing")
-    try:
+    with screen.waiting("importing"):
         about = import_model(path, target, name=model_format, encoding=encoding)
-    finally:
-        screen.clear()
     for notice in about["notices"]:
         screen.say(notice, "warning")
     made, config = summarize(target), read_config(target)
@@ -96,12 +93,9 @@ def export(
     if out is None:
         raise ConfigError("export needs a path to write.", "Add -o FOLDER, or -o FILE with --format gguf.")
     screen, folder = open_screen(context), find(name)
-    screen.wait("exporting")
-    try:
+    with screen.waiting("exporting"):
         written = export_model(folder, Path(out), name=model_format)
         notices = FORMATS[written].export_notices(load_tokenizer(folder))
-    finally:
-        screen.clear()
     if screen.json:
         screen.object({"model": folder.name, "out": out, "format": written})
     screen.say(f"{out} written in the format {written}")

@@ -11,35 +11,45 @@ from xlcli.cli import options, prologue
 from xlcli.cli.help import App
 from xlcli.cli.interactive import Conversation
 from xlcli.cli.options import option
+from xlcli.cli.pipe import label
 from xlcli.cli.prompts import Results, Samples, read_prompt, read_prompts
 from xlcli.errors import ConfigError
 
 app = App()
 
 
+Prompts = Annotated[
+    str | None,
+    option(
+        "Sampling",
+        "--prompts FILE.jsonl|-",
+        'Continue many prompts in batches: lines {"prompt": TEXT}, with an "id" if wanted, which are all read '
+        "first. Prints a line of JSON for each, in their order; with --seed each as the prompt alone.",
+    ),
+]
+Interactive = Annotated[
+    bool,
+    option(
+        "Memory",
+        "-i, --interactive",
+        "Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
+        allow_from_autoenv=False,
+    ),
+]
+EXCLUDES = {
+    "prompts": ["words", "interactive", "state", "state_out"],
+    "num_samples": ["state", "state_out", "interactive"],
+    "state": ["state_in", "state_out"],
+}
+
+
 @app.command("generate", 'xlcli generate "Once upon a"', 'xlcli generate "ROMEO:" -n 500 -t 0.7 --top-p 0.95 --seed 1')
 def generate(
     context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT|-]")] = None,
-    prompts: Annotated[
-        str | None,
-        option(
-            "Sampling",
-            "--prompts FILE.jsonl|-",
-            'Continue many prompts in batches: lines {"prompt": TEXT}, with an "id" if wanted, which are all read '
-            "first. Prints a line of JSON for each, in their order; with --seed each as the prompt alone.",
-        ),
-    ] = None,
+    prompts: Prompts = None,
     model: options.Model = None,
-    interactive: Annotated[
-        bool,
-        option(
-            "Memory",
-            "-i, --interactive",
-            "Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
-            allow_from_autoenv=False,
-        ),
-    ] = False,
+    interactive: Interactive = False,
     state: options.State = None,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
@@ -48,23 +58,14 @@ def generate(
     **_: Any,
 ) -> int:
     """Continues a text."""
-    config, screen = prologue.begin(
-        context,
-        needs={"logprobs": ["json|prompts"]},
-        excludes={
-            "prompts": ["words", "interactive", "state", "state_out"],
-            "num_samples": ["state", "state_out", "interactive"],
-            "state": ["state_in", "state_out"],
-        },
-    )
+    config, screen = prologue.begin(context, needs={"logprobs": ["json|prompts"]}, excludes=EXCLUDES)
     settings, seed = config.generate, config.runtime.seed
     if words and len(words) > 1:
         raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
     if interactive and words == ["-"]:
         raise ConfigError("--interactive reads standard input itself.", "Leave out -.")
     folder = prologue.find_model(context, settings, screen)
-    texts = [prompts] if prompts not in (None, "-") else []
-    prologue.check_texts(texts, "xlcli generate -m {}")
+    texts = prologue.check_texts([prompts or "-"], "xlcli generate -m {}")
     prologue.check_files(context, [folder, *texts], ["state", "state_out"])
     if dry_run:
         action = f"generates {settings.num_samples} x {settings.max_new_tokens} tokens"
@@ -81,7 +82,7 @@ def generate(
         screen.expect_pipes([*(words or ()), prompts or ""])
         given = read_prompts(prompts, stop, screen) if prompts else [(read_prompt(words, stop, screen), {})]
         if not given:
-            screen.say(f"{'standard input' if prompts == '-' else prompts} has no prompts", "warning")
+            screen.say(f"{label(str(prompts))} has no prompts", "warning")
             return 0
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import generation, inference
@@ -92,9 +93,9 @@ def generate(
             results = generation.generate_prompts(loaded, all_texts, settings, runtime, **how)
             screen.drive(results, Results(given, screen, n_samples=settings.num_samples, without_prompt=no_prompt))
             return stop.exit_code
-        prompt = given[0][0]
+        [(prompt, _)] = given
         events = generation.generate(loaded, prompt, settings, runtime, save=save, **how)
-        screen.drive(events, Samples(screen, b"" if no_prompt else prompt, several=settings.num_samples > 1))
+        screen.drive(events, Samples(screen, prompt * (not no_prompt), several=settings.num_samples > 1))
         if screen.verbose:
             screen.shows(inference.describe_decoding(loaded, runtime))
         return stop.exit_code

@@ -14,19 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from xlcli.cli.options import COMMANDS, SECTIONS, choices, parameters
 from xlcli.cli.usage import explain
 
-PANELS = (
-    "Run",
-    "Text",
-    "Model",
-    "Sampling",
-    "Memory",
-    "Training",
-    "Results",
-    "Machine",
-    "Settings",
-    "Output",
-    "Options",
-)
+PANELS = ("Run", "Text", "Model", "Sampling", "Memory", "Training", "Results", "Machine", "Settings", "Output")
 """Headings of options in the order of the help."""
 CONTEXT: dict[str, Any] = {
     "auto_envvar_prefix": "XLCLI",
@@ -129,7 +117,7 @@ class App(typer.Typer):
 def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
     """Options by the heading of their panel; `default` is the heading of those without one."""
     kinds = {} if function is None else inspect.signature(function, eval_str=True).parameters
-    panels: dict[str, list[tuple[str, str]]] = {heading: [] for heading in PANELS}
+    panels: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*PANELS, default)}
     for param in params:
         if param.param_type_name == "option" and not param.hidden:
             kind = get_args(kinds[param.name].annotation)[0] if param.name in kinds else None

@@ -115,7 +115,9 @@ def _read_line(screen: Screen) -> bytes | None:
                 f"a line of standard input has more than {LONGEST_LINE >> 20} MiB.",
                 "Divide it, or give all of it as one prompt: xlcli generate - < FILE",
             )
-        return data.rstrip(b"\r\n") if data else None
+        if not data:
+            return None
+        return data.rstrip(b"\r\n")
     with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):
         while True:
             try:

@@ -125,7 +125,8 @@ def show(
         preset = presets.get(name)
         if preset is None:
             near = nearest(name, presets)
-            raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
+            remedy = near and f"Did you mean the preset {near}?"
+            raise CheckpointError(error.message, remedy or error.remedy) from None
         if screen.json:
             screen.object({**report.fields(preset), "config": read_preset(name)})
         else:
@@ -193,13 +194,10 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         is_preset = any(preset.name == name for preset in list_presets())
         remedy = f"Copy the preset into a file: xlcli models copy {name} FILE.toml." if is_preset else error.remedy
         raise CheckpointError(error.message, remedy) from None
-    screen.wait("copying")
-    from xlcli.store.folder import copy_model
+    with screen.waiting("copying"):
+        from xlcli.store.folder import copy_model
 
-    try:
         copy_model(folder, Path(target), encoding)
-    finally:
-        screen.clear()
     made = summarize(Path(target))
     if screen.json:
         screen.object(made)
@@ -215,15 +213,13 @@ def _is_partial(model: ModelSummary) -> bool:
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
-    unscored = "-" if model.finished else "unfinished"
+    score = report.optional(model.bits_per_byte, ".3f") + "*" * _is_partial(model)
     return (
         model.name,
         model.position or "?",
         model.attention or "?",
         report.amount(model.parameters) if model.parameters is not None else "?",
-        f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}"
-        if model.bits_per_byte is not None
-        else unscored,
+        score or {True: "-"}.get(model.finished, "unfinished"),
         "-" if model.bundled else report.age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )

@@ -7,9 +7,10 @@ import importlib.util
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -147,6 +148,27 @@ class Kept(Sink, Generic[E]):
         """Calls `finish`."""
         if self.events:
             self._finish(self.events)
+
+
+class FileSink(Sink):
+    """A sink whose bytes go to the file of this name, or to standard output by `write` if that is `-`.
+
+    `is_new` replaces only an empty file. A regular file is in its place only after `save`.
+    """
+
+    def __init__(self, name: str, write: Callable[[bytes], object], *, is_new: bool = False) -> None:
+        self.name, self.is_saved = name, name == "-"
+        self._file = ExitStack()
+        self.write = write if name == "-" else self._file.enter_context(output_file(Path(name), is_new=is_new))
+
+    def save(self) -> None:
+        """Puts the file in its place."""
+        self._file.close()
+        self.is_saved = True
+
+    def discard(self) -> None:
+        """Removes what was written."""
+        self._file.__exit__(*sys.exc_info())
 
 
 def check_standard_output(name: str) -> None:

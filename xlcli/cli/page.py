@@ -95,8 +95,8 @@ class _Blocks:
             raise cannot_write(path, error) from None
 
     def add(self, row: _Row, words: Sequence[Shown], byte: int) -> None:
-        """Adds a row at this offset."""
-        self._start = self._start if self._rows else byte
+        if not self._rows:
+            self._start = byte
         is_colored = self.n_bytes < COLORED_BYTES
         content = _colored(words) if is_colored else escape("".join(word.text for word in words), quote=False)
         name = f" id=L{row.line}" * (row.line > self.last_line)
@@ -108,7 +108,6 @@ class _Blocks:
             self.end()
 
     def end(self) -> None:
-        """Ends the block."""
         if self._rows:
             scores, rows = "".join(self._scores), "".join(self._rows)
             html = f'<pre data-o={self._start} data-t="{scores}">{rows}</pre>\n'
@@ -127,7 +126,6 @@ class _MostSurprising:
         self._n_rows = 0
 
     def add(self, row: _Row, words: Sequence[Shown], *, is_shown: bool) -> None:
-        """Adds a row if it is one of them."""
         self._n_rows += 1
         rank = (row.n_bytes >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf, -self._n_rows)
         if len(self._rows) == TABLE_ROWS and rank <= self._rows[0][:3]:
@@ -140,7 +138,6 @@ class _MostSurprising:
             heapq.heappop(self._rows)
 
     def section(self) -> str:
-        """The table."""
         longest = max((row[0] for row in self._rows), default=False)
         rows = [row[3] for row in sorted(self._rows, reverse=True) if row[0] == longest]
         if not rows:

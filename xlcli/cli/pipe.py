@@ -18,6 +18,11 @@ GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
 
+def label(name: str) -> str:
+    """A text in messages."""
+    return "standard input" if name == "-" else name
+
+
 def open_source(name: str) -> int:
     """File descriptor of a file, or of standard input for `-`; `DataError` if the file cannot be read."""
     if name == "-":
@@ -108,7 +113,8 @@ class Output:
         Raises:
             BrokenPipeError: The reader has closed the output.
         """
-        self.at_line_start = data.endswith(b"\n") if data else self.at_line_start
+        if data:
+            self.at_line_start = data.endswith(b"\n")
         self._stream.flush()
         if self._descriptor is None:
             self._stream.buffer.write(data)

@@ -50,43 +50,53 @@ def begin(context: typer.Context, needs: Rules = {}, excludes: Rules = {}) -> tu
     with name_option_in_errors(context):
         config = make(user_settings(context))
     screen = open_screen(context)
-    if context.params["print_config"]:
-        screen.print(print_config(config, context, as_json=screen.json))
-        raise typer.Exit
-    check_together(context, getattr(config, str(context.info_name), None), needs, excludes)
+    show_config(context, config, screen)
+    settings = getattr(config, str(context.info_name), RuntimeConfig())
+    check_together(context, dict.fromkeys(dict(settings)) | settings.model_dump(exclude_defaults=True), needs, excludes)
     return config, screen
+
+
+def show_config(context: typer.Context, config: Config, screen: Screen, note: str = "") -> None:
+    """Prints the configuration after a note and ends, if `--print-config` asks for it."""
+    if context.params["print_config"]:
+        text = print_config(config, context, as_json=screen.json)
+        screen.print(text if screen.json else note + text)
+        raise typer.Exit
 
 
 def check_together(
     context: typer.Context,
-    settings: InferenceConfig | None,
+    settings: Mapping[str, Any] = {},
     needs: Rules = {},  # noqa: B006
     excludes: Rules = {},  # noqa: B006
 ) -> None:
-    """`ConfigError` for an option without one that it needs, or beside one that it excludes."""
+    """`ConfigError` for an option without one that it needs, or beside one that it excludes.
+
+    `settings` come before parameters of the same name; those with default values are None.
+    """
     params = {param.name: param for param in context.command.params}
-    values = context.params | dict(settings or ())
-    defaults = {name: field.default for name, field in type(settings).model_fields.items()} if settings else {}
+    values = {**context.params, **settings}
 
     def is_given(rule: str) -> bool:
         name, _, only = rule.partition("=")
         value = values[name]
-        if only or value is None or value is False:
-            return bool(only and value == only)
-        return value not in ((), [], defaults.get(name))
+        return value == only or not (only or value is None or value is False or value in ((), []))
 
-    def typed(rule: str, *, with_value: bool = False) -> str:
-        name, _, only = rule.partition("|")[0].partition("=")
+    def typed(name: str) -> str:
         if name not in params:
             return f"{context.info_name}.{name}"
         if params[name].param_type_name == "argument":
             return str(params[name].metavar).partition("|")[0].strip("[]")
-        return f"{spelling(context, params[name])} {(only or params[name].metavar or '') if with_value else ''}".strip()
+        return spelling(context, params[name])
+
+    def example(rule: str) -> str:
+        name, _, only = rule.partition("|")[0].partition("=")
+        return f"{typed(name)} {only or params[name].metavar or ''}".strip()
 
     for name, rules in needs.items():
         is_alone = not all(any(map(is_given, rule.split("|"))) for rule in rules)
         if is_alone and source(context, name) == "COMMANDLINE":
-            wanted = " ".join(typed(rule, with_value=True) for rule in rules)
+            wanted = " ".join(map(example, rules))
             raise ConfigError(f"{typed(name)} needs {wanted}.", f"Add {wanted}.")
     for name, others in excludes.items():
         if is_given(name) and (other := next(filter(is_given, others), None)):
@@ -123,7 +133,7 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
         for notice in passed_over:
             screen.say(notice, "warning")
         if reason is not None:
-            screen.say(f"model {folder.name} ({reason})" + ("; -m NAME takes another" if state is None else ""))
+            screen.say(f"model {folder.name} ({reason})" + "; -m NAME takes another" * (state is None))
         with name_option_in_errors(context):
             check_settings(str(context.info_name), settings, read_config(folder), f"model {folder.name}")
         folders.append(folder)
@@ -176,7 +186,7 @@ def print_plan(
     if screen.json:
         screen.object(plan)
     else:
-        texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
+        texts = {1: "one text at a time"}.get(batch_size, f"{batch_size} texts at a time")
         whole, available = report.size(plan["needed_bytes"]), report.size(plan["available_bytes"])
         rows = [
             ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
@@ -194,13 +204,12 @@ def load_model(
 ) -> tuple[LoadedModel, Runtime]:
     """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
     cache_folder(screen.say)
-    screen.wait("loading the model")
-    from xlcli.runtime import make_runtime
-    from xlcli.store.folder import load
+    with screen.waiting("loading the model"):
+        from xlcli.runtime import make_runtime
+        from xlcli.store.folder import load
 
-    runtime = make_runtime(config, ranks=ranks)
-    model = load(folder, settings, device=runtime.device)
-    screen.clear()
+        runtime = make_runtime(config, ranks=ranks)
+        model = load(folder, settings, device=runtime.device)
     for warning in model.warnings:
         screen.say(warning, "warning")
     score = model.record.get("bits_per_byte")
@@ -216,23 +225,23 @@ def load_model(
     return model, runtime
 
 
-def check_texts(names: Iterable[str], command: str) -> None:
-    """Refuses a missing file or a model as a text, before torch is loaded; reading it makes all other checks.
+def check_texts(names: Iterable[str], command: str) -> list[str]:
+    """The files among these texts; refuses a missing one or a model, before torch is loaded.
 
-    `command` is a command that uses a model, with `{}` in place of its name.
+    Reading a text makes all other checks. `command` is a command that uses a model, with `{}` in place of its name.
     """
-    for name in names:
-        path, exists = Path(name), os.path.lexists(name)
+    files = [name for name in names if name != "-"]
+    for path, name in zip(map(Path, files), files, strict=True):
+        exists = os.path.lexists(name)
         with suppress(CheckpointError):
-            if name != "-" and (is_model(path) if exists else find(name)):
-                command = command.format(shlex.quote(name))
-                raise DataError(f"{name} is a model, not a text.", f"Type {command}.")
-        if name != "-" and not exists:
-            siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-            near = nearest(path.name, siblings)
-            raise DataError(
-                f"there is no file {name}.", f"Did you mean {path.parent / near}?" if near else "Check the path."
-            )
+            if (exists and is_model(path)) or (not exists and find(name)):
+                raise DataError(f"{name} is a model, not a text.", f"Type {command.format(shlex.quote(name))}.")
+        if not exists:
+            with suppress(OSError):
+                if near := nearest(path.name, [other.name for other in path.parent.iterdir()]):
+                    raise DataError(f"there is no file {name}.", f"Did you mean {path.parent / near}?")
+            raise DataError(f"there is no file {name}.", "Check the path.")
+    return files
 
 
 def note_unread_pipe(screen: Screen, argument: str) -> None:
@@ -264,7 +273,7 @@ def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: I
     `outputs` are parameters whose values are names of files; `inputs` are the files and folders that are read.
     """
     params = context.params
-    read = map(Path, [*inputs, *([params["config_file"]] if params["config_file"] else ())])
+    read = map(Path, [*inputs, *filter(None, [params["config_file"]])])
     check_outputs({f"--{name.replace('_', '-')}": params[name] for name in outputs}, read, force=params["force"])
 
 

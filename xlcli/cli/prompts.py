@@ -8,7 +8,7 @@ from typing import Any
 
 from xlcli.cli import report
 from xlcli.cli.outputs import Sink
-from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.pipe import label, open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
@@ -42,9 +42,9 @@ def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
     """
     from xlcli.text.formats import in_utf8, unpacked
 
-    label = "standard input" if name == "-" else name
-    data = _joined(portions(open_source(name), stop, None), stop, label)
-    found = list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), stop, label), label))
+    shown = label(name)
+    data = _joined(portions(open_source(name), stop, None), stop, shown)
+    found = list(_parsed(_joined(in_utf8(unpacked(iter([data]), shown), shown), stop, shown), shown))
     texts = _with_lf([text for text, _ in found], screen)
     return [(text, tree) for text, (_, tree) in zip(texts, found, strict=True)]
 
@@ -61,23 +61,23 @@ def _with_lf(texts: Iterable[bytes], screen: Screen) -> list[bytes]:
 
 
 def _joined(
-    parts: Iterable[bytes | None], stop: Stop, label: str, limit: int = MAX_BYTES, remedy: str = "Divide it."
+    parts: Iterable[bytes | None], stop: Stop, name: str, limit: int = MAX_BYTES, remedy: str = "Divide it."
 ) -> bytes:
     data = bytearray()
     for part in parts:
         data += part or b""
         if len(data) > limit:
-            raise DataError(f"{label} is longer than {limit >> 20} MiB.", remedy)
+            raise DataError(f"{name} is longer than {limit >> 20} MiB.", remedy)
     if stop():
         raise Stopped(stop.exit_code)
     return bytes(data)
 
 
-def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
+def _parsed(data: bytes, name: str) -> Iterator[Prompt]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
-        place = f"line {number} of {label}"
+        place = f"line {number} of {name}"
         try:
             value = parse_json(line)
         except ValueError:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xlcli.cli import report
 from xlcli.cli.outputs import Sink
@@ -23,9 +23,6 @@ from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
 
 REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
@@ -56,7 +53,7 @@ class _Pace:
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        self.losses: deque[float] = deque(maxlen=4096)
+        self.losses: deque[float] = deque(maxlen=4096 * live)
         self._next, self._stage = time.monotonic() + PLAIN_SECONDS / 10, ""
 
     def is_due(self, stage: str) -> bool:
@@ -176,7 +173,7 @@ class Screen:
         """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
         if level not in self._levels:
             return
-        text = wrapped(visible(f"warning: {text}" if level == "warning" else text), columns(sys.stderr))
+        text = wrapped(visible("warning: " * (level == "warning") + text), columns(sys.stderr))
         if level in self._styles:
             text = f"\x1b[{STYLES[level]}m{text}\x1b[m"
         with self._lock:
@@ -193,7 +190,7 @@ class Screen:
         if Path(path).is_file() or not Path(path).exists():
             self.say(f"{path} was not written: the evaluation was stopped", "warning")
 
-    def shows(self, event: object) -> TypeIs[Notice | Progress]:
+    def shows(self, event: object) -> bool:
         """Shows an event of a workflow if it is a notice, or a hint beside text, or progress; True if it is."""
         if isinstance(event, Notice):
             if event.level != "hint" or not self.json:
@@ -209,6 +206,15 @@ class Screen:
         if self._pace.live:
             self._show(f"{text} ...", text)
 
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Context in which the current activity is shown."""
+        self.wait(text)
+        try:
+            yield
+        finally:
+            self.clear()
+
     def progress(self, event: Progress) -> None:
         """Shows the progress of a stage."""
         self._types = self._types and event.stage == f"reading {STANDARD_INPUT}"
@@ -219,7 +225,7 @@ class Screen:
     def step(self, event: Step) -> None:
         """Shows the progress of training."""
         self._pace.losses.append(event.bits_per_byte)
-        self._show(report.step_line(event, tuple(self._pace.losses) if self._pace.live else ()), "training")
+        self._show(report.step_line(event, tuple(self._pace.losses)), "training")
 
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time."""
@@ -252,8 +258,9 @@ class Screen:
 
     def print(self, text: str, *, json: bool = False) -> None:
         """Prints text or lines of JSON to stdout, with control characters escaped on a terminal."""
-        shown = (visible_json if json else visible)(text) if self.on_terminal else text
-        self.write(shown.encode("utf-8", "surrogateescape"))
+        if self.on_terminal:
+            text = (visible_json if json else visible)(text)
+        self.write(text.encode("utf-8", "surrogateescape"))
 
     def report(self, text: str) -> None:
         """Prints text to stdout as `print`, with lines that fit a terminal."""
@@ -278,7 +285,7 @@ class Screen:
         text = self._visible.feed(data, final=final)
         with self._lock:
             at_line_start = text.endswith("\n") if text else self._out.at_line_start
-            self.write((text + "\n" if final and not at_line_start else text).encode())
+            self.write((text + "\n" * (final and not at_line_start)).encode())
 
     def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
         """Writes a label and tokens, given as (text, bits); words are colored by their bits if colors are on."""

@@ -16,7 +16,7 @@ from xlcli.cli.help import App
 from xlcli.cli.options import option
 from xlcli.cli.outputs import Sink, check_standard_output
 from xlcli.cli.page import Page
-from xlcli.cli.pipe import followed, open_source, portions
+from xlcli.cli.pipe import followed, label, open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.tables import Table
 from xlcli.config import StreamConfig
@@ -32,24 +32,33 @@ if TYPE_CHECKING:
 app = App()
 
 
+Follow = Annotated[
+    bool,
+    option(
+        "Text",
+        "--follow",
+        "Wait for text that is appended to FILE, also when it is rotated; go on where --state ended.",
+        allow_from_autoenv=False,
+    ),
+]
+FromEnd = Annotated[
+    bool, option("Text", "--from-end", "With --follow, begin at the end of FILE, unless there is a state of it.")
+]
+NEEDS = {
+    "logprobs": ["emit=tokens", "json"],
+    "split_punctuation": ["emit=words"],
+    "save_every": ["state|state_out"],
+    "from_end": ["follow"],
+}
+
+
 @app.command("stream", "cat book.txt | xlcli stream", "xlcli stream app.log --follow --state log.state --json")
 def stream(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
     model: options.Model = None,
-    follow: Annotated[
-        bool,
-        option(
-            "Text",
-            "--follow",
-            "Wait for text that is appended to FILE, also when it is rotated; go on where --state ended.",
-            allow_from_autoenv=False,
-        ),
-    ] = False,
-    from_end: Annotated[
-        bool,
-        option("Text", "--from-end", "With --follow, begin at the end of FILE, unless there is a state of it."),
-    ] = False,
+    follow: Follow = False,
+    from_end: FromEnd = False,
     state: options.State = None,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
@@ -58,16 +67,7 @@ def stream(
     **_: Any,
 ) -> int:
     """Scores text as it arrives."""
-    config, screen = prologue.begin(
-        context,
-        needs={
-            "logprobs": ["emit=tokens", "json"],
-            "split_punctuation": ["emit=words"],
-            "save_every": ["state|state_out"],
-            "from_end": ["follow"],
-        },
-        excludes={"state": ["state_in", "state_out"]},
-    )
+    config, screen = prologue.begin(context, NEEDS, excludes={"state": ["state_in", "state_out"]})
     settings, name = config.stream, (files or ["-"])[0]
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
@@ -75,9 +75,7 @@ def stream(
         settings = settings.model_copy(update={"save_every": 60.0})
     if follow and (name == "-" or (os.path.exists(name) and not os.path.isfile(name))):  # noqa: PTH110, PTH113
         raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
-    texts = [] if name == "-" else [name]
-    if not follow:  # which waits for the file
-        prologue.check_texts(texts, "xlcli stream -m {}")
+    texts = [name] if follow else prologue.check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     folder = prologue.find_model(context, settings, screen)
     prologue.check_files(context, [folder, *texts], ["state", "state_out", "html"])
     if dry_run:
@@ -99,12 +97,13 @@ def stream(
             by_line, unfinished = settings.text_field is not None, settings.flush_ms is not None
             data = followed(file.portions(by_line=by_line, unfinished=unfinished), stop)
             save = save and partial(save_with_place, save, file)
-        label = "standard input" if name == "-" else name
-        text = read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None)
-        page = None if html is None else StreamPage(Path(html), label, context_of(loaded, settings, resume), screen)
+        text = read_text(data, source, settings, loaded, screen, name=label(name), is_continued=resume is not None)
+        page = (
+            None if html is None else _StreamPage(Path(html), label(name), context_of(loaded, settings, resume), screen)
+        )
         how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop, "on_token": page and page.page.add}
         events = streaming.stream(loaded, text, settings, runtime, **how)
-        screen.drive(events, Scores(screen, settings.emit, loaded.name, resume), *([page] if page else ()))
+        screen.drive(events, _Scores(screen, settings.emit, loaded.name, resume), *filter(None, [page]))
         return stop.exit_code
 
 
@@ -147,7 +146,7 @@ def read_text(
     if settings.binary:
         return data
     any_bytes = model.tokenizer.kind == "bytes"
-    fields = () if settings.text_field is None else (settings.text_field,)
+    fields = tuple(filter(None, [settings.text_field]))
     warn = partial(screen.say, level="warning")
     if source is None:
         text = json_lines(data, name, fields, warn) if fields else data
@@ -158,14 +157,13 @@ def read_text(
     return text if any_bytes or is_continued or source is None else checked(text, name)
 
 
-class StreamPage(Sink):
+class _StreamPage(Sink):
     """The page of a stream, which is written also after an error. `about` are the model and the context of a token."""
 
     def __init__(self, path: Path, title: str, about: tuple[str, str], screen: Screen) -> None:
         self.page, self._title, self._about, self._screen = Page(path), title, about, screen
 
     def close(self) -> None:
-        """Writes the page."""
         if self.page.n_tokens:
             self.page.save(self._title, *self._about)
             self._screen.say(f"page written to {self.page.path}")
@@ -173,7 +171,7 @@ class StreamPage(Sink):
     discard = close
 
 
-class Scores(Sink):
+class _Scores(Sink):
     """Prints the scores and the totals of a stream of a model of this name."""
 
     def __init__(self, screen: Screen, emit: str, model: str, resume: SessionState | None) -> None:
@@ -182,7 +180,6 @@ class Scores(Sink):
         self._table = Table(partial(screen.say, level="warning"), "-", json=screen.json, continued=is_listed)
 
     def add(self, event: Event) -> None:
-        """Prints an event."""
         screen = self._screen
         match event:
             case Row() | WordScore():
@@ -197,7 +194,6 @@ class Scores(Sink):
                 self._add_stats(event)
 
     def _add_stats(self, stats: StreamStats) -> None:
-        """Prints totals, to stderr if they are the last ones and not on stdout."""
         from xlcli.metrics import misfit
 
         screen, emit = self._screen, self._emit
@@ -216,5 +212,4 @@ class Scores(Sink):
             screen.say(report.stats_line(stats))
 
     def close(self) -> None:
-        """Ends the last line."""
         self._screen.model_text(b"", final=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
-from xlcli.cli.outputs import Sink, output_file
+from xlcli.cli.outputs import FileSink
 from xlcli.cli.render import Screen
 from xlcli.cli.report import fields, text_object, to_json
 from xlcli.errors import named
@@ -72,41 +70,26 @@ class Table:
         return lines
 
 
-class Listing(Sink):
-    """Prints the lines of events of some classes, or writes them; a regular file only once the list is whole.
+class Listing(FileSink):
+    """Prints the lines of events of some classes, or writes them; a regular file only once the list is whole."""
 
-    `path` is a file, or `-` or None for standard output.
-    """
-
-    def __init__(self, table: Table, path: str | None, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
-        self._table, self._path, self._screen, self._kinds = table, path, screen, kinds
-        self._file = ExitStack()
-        self._is_open = path not in (None, "-")
-        if self._is_open:
-            self._write = self._file.enter_context(output_file(Path(str(path))))
+    def __init__(self, table: Table, path: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
+        super().__init__(path, lambda line: screen.print(line.decode("utf-8", "surrogateescape"), json=table.json))
+        self._table, self._screen, self._kinds = table, screen, kinds
 
     def add(self, event: Any) -> None:
         """Adds a line; `Done` puts the file in its place."""
         if isinstance(event, Done):
-            self._file.close()
-            self._is_open = False
+            self.save()
         elif isinstance(event, self._kinds):
-            line = self._table.line(event)
-            if self._is_open:
-                self._write(line.encode())
-            else:
-                self._screen.print(line, json=self._table.json)
+            self.write(self._table.line(event).encode("utf-8", "surrogateescape"))
 
     def close(self) -> None:
         """Warns that a regular file was not written."""
-        if self._is_open:
+        if not self.is_saved:
             with suppress(StoppedEarlyError), self._file:
                 raise StoppedEarlyError
-            self._screen.not_written(str(self._path))
-
-    def discard(self) -> None:
-        """Removes what was written."""
-        self._file.__exit__(*sys.exc_info())
+            self._screen.not_written(self.name)
 
 
 def _cell(value: Any) -> str:

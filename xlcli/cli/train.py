@@ -20,7 +20,7 @@ from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import Sink
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
-from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
+from xlcli.cli.settings import name_option_in_errors, user_settings
 from xlcli.cli.signals import Stop
 from xlcli.cli.tensorboard import EventFile
 from xlcli.config import Config, Tree, make
@@ -38,33 +38,38 @@ RESUME = "If there is a checkpoint, --resume continues from it."
 app = App()
 
 
+Init = Annotated[
+    str | None,
+    option(
+        "Run",
+        "--init NAME|FOLDER|none",
+        "Start from weights, vocabulary and shape of this model, or from new weights. Default: from the bundled "
+        "model if the text resembles its own.",
+    ),
+]
+Preset = Annotated[
+    str | None, option("Run", "--preset NAME", "Preset, see xlcli models presets. Default: by text and device.")
+]
+Resume = Annotated[bool, option("Run", "--resume", "Continue the run in that folder from its newest checkpoint.")]
+Tensorboard = Annotated[
+    bool, option("Run", "--tensorboard", "Write the training curve for TensorBoard into the model folder.")
+]
+
+
 @app.command(
-    "train", "xlcli train corpus.txt", "xlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine"
+    "train",
+    "xlcli train corpus.txt",
+    "xlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine",
 )
 def train(
     context: typer.Context,
     paths: Annotated[list[str] | None, typer.Argument(metavar="FILE|FOLDER|-...")] = None,
     out: Annotated[str | None, option("Run", "-o, --out FOLDER", "Model folder. Default: models/<corpus>.")] = None,
-    resume: Annotated[
-        bool, option("Run", "--resume", "Continue the run in that folder from its newest checkpoint.")
-    ] = False,
+    resume: Resume = False,
     overwrite: Annotated[bool, option("Run", "--overwrite", "Replace the model in that folder.")] = False,
-    preset: Annotated[
-        str | None,
-        option("Run", "--preset NAME", "Preset, see xlcli models presets. Default: by text and device."),
-    ] = None,
-    init: Annotated[
-        str | None,
-        option(
-            "Run",
-            "--init NAME|FOLDER|none",
-            "Start from weights, vocabulary and shape of this model, or from new weights. Default: from the bundled "
-            "model if the text resembles its own.",
-        ),
-    ] = None,
-    tensorboard: Annotated[
-        bool, option("Run", "--tensorboard", "Write the training curve for TensorBoard into the model folder.")
-    ] = False,
+    preset: Preset = None,
+    init: Init = None,
+    tensorboard: Tensorboard = False,
     plot: Annotated[str | None, plot_option("Output", "Plot the training curve at the end or when stopped")] = None,
     dry_run: options.DryRun = False,
     **_: Any,
@@ -79,11 +84,9 @@ def train(
         screen = prologue.open_screen(context)
         if asks:
             name, config = next(iter(configs.items()))
-            if preset is None and model is None and not screen.json:
-                screen.print(f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n")
-            screen.print(print_config(config, context, as_json=screen.json))
-            return 0
-        prologue.check_together(context, None, excludes={"resume": ["overwrite"]})
+            decided = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
+            prologue.show_config(context, config, screen, decided * (preset is None and model is None))
+        prologue.check_together(context, excludes={"resume": ["overwrite"]})
         texts = check_paths(context, settings)
         folder = Path(out or Path(LOCAL) / model_name(texts))
         cache_folder(screen.say)  # which all processes share
@@ -103,7 +106,7 @@ def train(
                 events = training.train(paths or (), folder, configs, init=model, overwrite=overwrite, **how)
             screen.wait("reading the text")
             sinks: list[Sink] = [EventFile(folder)] if tensorboard else []
-            sinks.append(Report(screen, folder, plot, dry_run=dry_run))
+            sinks.append(_Report(screen, folder, plot, dry_run=dry_run))
             screen.drive(agreed(events, ranks, stop), *(sinks if ranks.is_first else ()))
             return stop.exit_code
 
@@ -165,7 +168,7 @@ def model_name(paths: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 
-class Report(Sink):
+class _Report(Sink):
     """Shows the events of a run; nothing more on standard output after its reader has gone. Draws the plot at the end.
 
     The plot is drawn also of a run that has diverged.
@@ -176,7 +179,6 @@ class Report(Sink):
         self._has_plan = False  # without one, the folder may hold an earlier model
 
     def add(self, event: Event) -> None:
-        """Shows an event."""
         self._has_plan = self._has_plan or isinstance(event, Plan)
         try:
             self._show(event)
@@ -203,7 +205,6 @@ class Report(Sink):
                 screen.report(report.trained_text(event))
 
     def close(self) -> None:
-        """Draws the plot, if a step was taken."""
         if self._plot is None or not self._has_plan or self._dry_run:
             return
         if draw_training(self._plot, read_metrics(place_of_run(self._folder)), self._folder.name):
@@ -212,6 +213,5 @@ class Report(Sink):
             self._screen.say(f"no step was taken, so {self._plot} was not written", "warning")
 
     def discard(self) -> None:
-        """Draws the plot of a run that has diverged."""
         if isinstance(sys.exception(), DivergedError):
             self.close()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def explain(error: typer.TyperException, context: Any) -> ConfigError:
     """`ConfigError` with the sentence of a usage error of Typer, and a remedy."""
     text = one_line(error.format_message().replace("Value error, ", "").partition(" (Possible options")[0]).rstrip(".")
-    remedy = "See xlcli --help." if context is None else _remedy(error, context)
-    return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy)
+    remedy = context and _remedy(error, context)
+    return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy or "See xlcli --help.")
 
 
 def _remedy(error: Any, context: Any) -> str:
@@ -83,16 +83,16 @@ def variable(name: str, option: Option | None) -> str:
 def example(context: typer.Context, name: str, spelled: str) -> str:
     """Sentence with a valid value of an option or variable; empty without an example."""
     setting = settings_of(context.info_name).get(name)
-    found = setting.option.example if setting is not None and setting.option is not None else ""
-    found = found or next(iter(_choices(context, name)), "")
-    return f"Try {_typed(spelled, found)}." if found else ""
+    found = [setting.option.example] if setting is not None and setting.option is not None else []
+    values = filter(None, [*found, *_choices(context, name)])
+    return next((f"Try {_typed(spelled, value)}." for value in values), "")
 
 
 def _choices(context: typer.Context, name: str) -> tuple[str, ...]:
     """Values of an option whose type is a `Literal`; none for any other option."""
     function: Any = context.command.callback
-    parameter = inspect.signature(function, eval_str=True).parameters.get(name)
-    return () if parameter is None else choices(get_args(parameter.annotation)[0])
+    parameters = inspect.signature(function, eval_str=True).parameters
+    return choices(get_args(parameters[name].annotation)[0]) if name in parameters else ()
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -100,7 +100,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     stem, stems = word.lstrip("-"), {name.lstrip("-"): name for name in known}
     longer = [name for name in stems if len(stem) >= 4 and stem in name]
     found = difflib.get_close_matches(stem, longer or stems, n=1, cutoff=0.0 if longer else 0.75)
-    return stems[found[0]] if found else None
+    return next(map(stems.get, found), None)
 
 
 def _typed(spelled: str, value: str) -> str:

@@ -265,9 +265,10 @@ def _speed(
     if recomputed is not None:
         optional |= {"recompute_ms_per_token": 1e3 * recomputed, "recompute_ratio": recomputed * n_tokens / median}
     if read is not None:
-        share = read / (median * watch.bytes_per_second)
-        optional |= {"read_bytes_per_token": read / n_tokens, "read_share": share if share <= 1 else None}
-    share = operations / (median * watch.flops_per_second)
+        optional |= {
+            "read_bytes_per_token": read / n_tokens,
+            "read_share": _share(read, median * watch.bytes_per_second),
+        }
     return Speed(
         calls=len(times),
         tokens=n_tokens * len(times),
@@ -275,7 +276,7 @@ def _speed(
         ms_per_token=1e3 * median / n_tokens,
         ms_per_token_p90=1e3 * p90 / n_tokens,
         flops_per_token=operations / n_tokens,
-        flops_share=share if share <= 1 else None,  # above it, data come from a cache
+        flops_share=_share(operations, median * watch.flops_per_second),
         machine_read_bytes_per_second=watch.bytes_per_second,
         machine_flops_per_second=watch.flops_per_second,
         seconds=total,
@@ -284,3 +285,8 @@ def _speed(
         threads=watch.runtime.threads,
         **figures | optional,
     )
+
+
+def _share(amount: float, most: float) -> float | None:
+    """Share of the most that is possible; None above it, where data come from a cache."""
+    return amount / most if amount <= most else None

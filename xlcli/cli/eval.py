@@ -187,8 +187,9 @@ def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: 
     """Prints what the evaluation of this model would do."""
     trained = read_config(folder)
     text = ", ".join(texts) or f"the text {HELD_OUT[settings.split]} of the model"
-    unbounded = trained.model.effective_mem_len(1) is None
-    batch_size = 1 if unbounded or settings.online_option else settings.batch_size or 8
+    batch_size = settings.batch_size or 8
+    if trained.model.effective_mem_len(1) is None or settings.online_option:
+        batch_size = 1
     prologue.print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 

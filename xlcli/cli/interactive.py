@@ -85,7 +85,7 @@ class Conversation:
 
         screen = self.screen
         with screen.stop(announced=True) as stop:
-            prompt = line if self._at_line_start() or not line else b"\n" + line
+            prompt = b"\n" * (line != b"" and not self._at_line_start()) + line
             how: dict[str, Any] = {"seed": self.seed, "resume": self.session, "save": self._keep, "stop": stop}
             events = generate(self.model, prompt, self.settings, self.runtime, **how)
             screen.drive(events, Samples(screen, b"", several=False))

@@ -127,13 +127,16 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
         StateError: There is no such state.
     """
     folders, names = [], named_models(context)
-    state = None if names else state_files(context)[0]
     for name in names or (None,):
-        folder, reason, passed_over = choose(name) if state is None else (saved_model(state), f"of {state}", ())
-        for notice in passed_over:
-            screen.say(notice, "warning")
-        if reason is not None:
-            screen.say(f"model {folder.name} ({reason})" + "; -m NAME takes another" * (state is None))
+        if name is None and (state := state_files(context)[0]) is not None:
+            folder = saved_model(state)
+            screen.say(f"model {folder.name} (of {state})")
+        else:
+            folder, reason, passed_over = choose(name)
+            for notice in passed_over:
+                screen.say(notice, "warning")
+            if reason is not None:
+                screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
         with name_option_in_errors(context):
             check_settings(str(context.info_name), settings, read_config(folder), f"model {folder.name}")
         folders.append(folder)

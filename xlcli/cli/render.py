@@ -160,7 +160,9 @@ class Screen:
         if not sys.stderr.isatty():
             return ""
         self._lock.acquire(timeout=FAREWELL_SECONDS)  # and kept; fails if its holder waits for a stalled reader
-        return _ERASE if self._line else "\x1b[0m\n" if self.colored else "\n"
+        if self._line:
+            return _ERASE
+        return "\x1b[0m" * self.colored + "\n"
 
     def clear(self) -> None:
         """Removes the live line."""

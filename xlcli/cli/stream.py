@@ -83,8 +83,11 @@ def stream(
         prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
         return 0
     check_standard_output(name)
-    log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100
-    source = None if follow else open_source(name)
+    log, source = None, None
+    if follow:
+        log = Path(os.path.abspath(name))  # noqa: PTH100
+    else:
+        source = open_source(name)
     with screen.stop() as stop:
         screen.expect_pipes([name])
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen, log)

@@ -12,7 +12,8 @@ import pytest
 
 import xlcli
 from xlcli import config, presets
-from xlcli.cli.app import build
+from xlcli.cli import options
+from xlcli.cli.app import load
 from xlcli.cli.options import SECTIONS, settings_of
 from xlcli.cli.usage import variable
 
@@ -21,7 +22,7 @@ README = (SOURCE / "README.md").read_text()
 COMMANDS_PAGE = (SOURCE / "docs" / "commands.md").read_text()
 SPEED = (SOURCE / "docs" / "speed.md").read_text()
 CARD = (SOURCE / "models" / "README.md").read_text()
-COMMANDS = build().commands
+COMMANDS = {name: load(name) for name in options.COMMANDS}
 EVERY = [each for command in COMMANDS.values() for each in (command, *getattr(command, "commands", {}).values())]
 
 

@@ -20,11 +20,12 @@ import piped
 import pyte
 
 import xlcli
-from xlcli.cli.app import build
+from xlcli.cli import options as settings
+from xlcli.cli.app import load
 
 SOURCE = Path(xlcli.__file__).parents[1]
 TEXT = b"The quick brown fox jumps over the lazy dog.\n"
-COMMANDS = build().commands
+COMMANDS = {name: load(name) for name in settings.COMMANDS}
 """Name to command of Typer."""
 EVERY = COMMANDS | {
     f"{name} {action}": command

@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from xlcli.bench import measure, timing
+from xlcli import bench as measure
+from xlcli.bench import timing
 from xlcli.errors import ResourceError
 
 KEYS = {

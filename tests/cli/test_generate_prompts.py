@@ -7,7 +7,7 @@ import re
 import pytest
 from programs import standard_input
 
-from xlcli.cli.prompts import read_prompts, show_results
+from xlcli.cli.prompts import Results, read_prompts
 from xlcli.cli.render import Screen
 from xlcli.events import Generated
 
@@ -57,7 +57,7 @@ def test_prompts_may_be_compressed_or_in_other_encodings(tmp_path):
     for data in (written.encode("utf-16"), gzip.compress(written.encode()), written.encode("utf-8-sig")):
         (tmp_path / "p").write_bytes(data)
         with Screen().stop() as stop:
-            found = read_prompts(str(tmp_path / "p"), stop)
+            found = read_prompts(str(tmp_path / "p"), stop, Screen())
         assert found == [("Über".encode(), {"id": 1})]
 
 
@@ -78,7 +78,8 @@ def test_prompts_that_a_signal_left_without_a_token_are_not_printed(capsysbinary
         return (Generated(0, "", "", tokens, 1, reason, 1.0),)
 
     events = [result(9, "length"), result(0, "interrupted"), result(3, "interrupted"), result(0, "interrupted")]
-    show_results([(b"", {})] * 6, events, Screen(), n_samples=1, without_prompt=False)
+    screen = Screen()
+    screen.drive(events, Results([(b"", {})] * 6, screen, n_samples=1, without_prompt=False))
     out, err = capsysbinary.readouterr()
     assert [row["tokens"] for row in objects(out)] == [9, 0, 3]
     assert re.search(rb"\b1\b.*\b6\b", err)

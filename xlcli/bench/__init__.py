@@ -8,26 +8,45 @@ softmax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from xlcli.bench import measure
-from xlcli.bench.timing import PEAK_SECONDS, Stopwatch
-from xlcli.config import Config
+from xlcli import config as settings
+from xlcli.bench.timing import PEAK_SECONDS, Stopwatch, count_operations
+from xlcli.config import BenchConfig, Config, EvalConfig, Sampling
+from xlcli.errors import ResourceError
+from xlcli.evaluation.text import TokenizedText, choose_lengths
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
+from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.machine import require_memory
-from xlcli.model.build import build_model
-from xlcli.runtime import Runtime, forget_peak_rss
+from xlcli.metrics import TextCounts
+from xlcli.model.build import build_model, build_on_meta
+from xlcli.runtime import Runtime, forget_peak_rss, peak_rss_bytes
+from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.folder import LoadedModel
 from xlcli.store.weights import round_weights
+from xlcli.text.corpus import Corpus, Part
 from xlcli.text.tokenizers import BytesTokenizer
+from xlcli.text.tokens import TokenFile
+from xlcli.training import defaults, memory
+from xlcli.training.run import TrainingRun
 
 UNEVEN = 1.5
 """Ratio of the 90th percentile to the median above which the machine was not quiet."""
 FIGURES = {"decode": 3, "eval": 2, "train": 1}
 """Number of timed figures of a task."""
+LEAST_FOR_P99 = 100
+"""Minimum number of calls for their 99th percentile."""
+Measurement = Generator[Progress | Notice, None, Speed]
+"""One task with one memory length. Its first event comes once its memory is known to fit; else a `ResourceError`."""
 
 
 def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
@@ -73,10 +92,10 @@ def bench(
     options = config.bench
     watch = Stopwatch(runtime, options.seconds, stop)
     if model is None:
-        measurements = [measure.training(name, config, each, watch) for each in options.sweep]
+        measurements = [_train(name, config, each, watch) for each in options.sweep]
     else:
         model.check_settings(options)
-        start = measure.decoding if task == "decode" else measure.evaluation
+        start = _decode if task == "decode" else _evaluate
         measurements = [start(model, each, watch) for each in options.sweep]
     for measurement in measurements:
         next(measurement)
@@ -93,3 +112,181 @@ def bench(
             yield speed
     except StoppedEarlyError:
         yield Notice("stopped before all figures were measured.", "warning")
+
+
+def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of a session that samples with full memory, as `generate` does."""
+    rows, config = options.batch_size or 1, model.config
+    reading = options.reading(config.model, config.train)
+    mem_len, stage = reading.mem_len, f"memory {reading.mem_len:,}"
+    session = InferenceSession.open(model, watch.runtime, options, None)
+    sizes: dict[str, Any] = {"batch_size": rows, "segment_len": 1, "memory_dtype": reading.memory_dtype}
+    check_memory(model, watch.runtime, reading.longest, **sizes)
+    yield Progress(stage, 0, None, "calls")
+    prompt = _random_tokens(config.model.vocab_size, max(mem_len, config.train.segment_len))
+    yield from session.compile(2, watch.stop)
+    if watch.stop():
+        raise StoppedEarlyError
+    session.predict()
+    session.predict()
+    if session.decoder is None:
+        yield replace(describe_decoding(model, watch.runtime), level="info")
+
+    def first_token() -> None:
+        session.reset()
+        if session.read(prompt[: mem_len or 1], watch.stop) < (mem_len or 1):
+            raise StoppedEarlyError
+        session.predict()
+
+    def next_token() -> None:
+        branch.last_tokens = sample_tokens(branch.predict(), rngs, Sampling())
+
+    first = yield from watch.repeat(first_token, f"{stage}: first token", warmup=1)
+    branch, rngs = session.select([0] * rows), [SampleRNG(row) for row in range(rows)]
+    times = yield from watch.repeat(next_token, f"{stage}: decoding")
+    peak = peak_rss_bytes()
+    if not mem_len:  # memory of length 0 is emptied after each segment: half of one on average
+        session.reset()
+        session.read(prompt[: max((config.train.segment_len - 1) // 2 - 1, 0)], watch.stop)
+        branch = session.select([0] * rows)
+        branch.predict()
+    decoder, state = branch.decoder, branch.state
+    read, operations = model.network.read_bytes + state.bytes, count_operations(branch.predict)
+    if decoder is not None:
+        read, operations = decoder.read_bytes(state), operations + decoder.operations(state)
+    recomputed = (yield from _recompute(model, mem_len, watch)) if rows == 1 else None
+    figures = {"task": "decode", "first_token_seconds": float(np.median(first)), "prompt_tokens": mem_len or 1}
+    figures |= _of_model(model, mem_len) | sizes | {"peak_rss_bytes": peak, "kernels": decoder is not None}
+    return _speed(watch, times, read, operations, recomputed, **figures)
+
+
+def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of calls of an evaluation with full memory."""
+    given = EvalConfig(**options.model_dump(include={"mem_len", "segment_len", "batch_size", "memory_dtype"}))
+    ids = np.broadcast_to(np.zeros(1, np.uint16), (2**40,))  # one document, longer than any measurement
+    text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), TextCounts(len(ids)))
+    lengths = choose_lengths(model, watch.runtime, given, text)
+    mem_len, rows, segment_len = lengths.mem_len, lengths.batch_size, lengths.segment_len
+    sizes: dict[str, Any] = {"batch_size": rows, "segment_len": segment_len, "memory_dtype": lengths.memory_dtype}
+    check_memory(model, watch.runtime, lengths.longest, **sizes)
+    yield Progress(f"memory {mem_len:,}", 0, None, "calls")
+    tokens = _random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
+    whole = torch.from_numpy(tokens).to(watch.runtime.device)
+    x, y = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+    state = lengths.init_state(model.network, np.zeros(rows, np.int64))
+
+    def call() -> None:
+        nonlocal state
+        with torch.inference_mode(), watch.runtime.autocast():
+            nll, state, *_ = model.network.score(x, y, state)
+        nll.cpu()
+
+    fill = -(-mem_len // segment_len)
+    times = yield from watch.repeat(call, f"memory {mem_len:,}: evaluation", fill=fill)
+    figures = {"task": "eval", "peak_rss_bytes": peak_rss_bytes()} | _of_model(model, mem_len) | sizes
+    read, operations = model.network.read_bytes + state.bytes, count_operations(call)
+    return _speed(watch, times, read, operations, (yield from _recompute(model, mem_len, watch)), **figures)
+
+
+def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of training steps with full memory and full lengths."""
+    given = options.model_dump(include={"mem_len", "segment_len", "batch_size"}, exclude_none=True)
+    config = settings.change(config, {"train": {**given, "random_lengths": False}})
+    vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
+    config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
+    memory.require([config], watch.runtime)  # before the parameters of an impossible model are counted
+    memory.require([config], watch.runtime, build_on_meta(config.model).n_parameters)
+    shape, stage = config.train, f"memory {config.train.mem_len:,}"
+    yield Progress(stage, 0, None, "calls")
+    ids = _random_tokens(vocab_size, shape.batch_size * (shape.mem_len + 64 * shape.segment_len))
+    run = TrainingRun(config, watch.runtime, TokenFile(ids, len(ids)), 0)
+    step = partial(run.train_step, 0.5)
+    fill = -(-shape.mem_len // shape.segment_len)
+    times = yield from watch.repeat(step, f"{stage}: training", fill=fill)
+    figures = {"task": "train", "model": name, "parameters": run.model.n_parameters, "peak_rss_bytes": peak_rss_bytes()}
+    figures |= shape.model_dump(include={"mem_len", "segment_len", "batch_size"})
+    with torch.compiler.set_stance("force_eager") if config.runtime.compile else contextlib.nullcontext():
+        return _speed(watch, times, None, count_operations(step), None, **figures)
+
+
+def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[Progress | Notice, None, float | None]:
+    """Median seconds of one call over `mem_len` + 1 tokens of one sequence from empty memory.
+
+    None, with a notice, if they do not fit the machine; None for `mem_len` 0 and beyond 2**15 tokens.
+    """
+    if not 0 < mem_len <= 2**15:  # a longer window takes minutes
+        return None
+    window, network, stage = mem_len + 1, model.network, f"memory {mem_len:,}: recomputing the window"
+    try:
+        check_memory(model, watch.runtime, window, segment_len=window)
+    except ResourceError as error:
+        yield Notice(f"{stage} was not measured: {error.message}")
+        return None
+    tokens = torch.from_numpy(_random_tokens(model.config.model.vocab_size, window)[None]).to(watch.runtime.device)
+
+    def call() -> None:
+        with torch.inference_mode(), watch.runtime.autocast():
+            network.logits(tokens, network.init_state(1, mem_len=0, segment_len=window))
+
+    return float(np.median((yield from watch.repeat(call, stage, warmup=1))))
+
+
+def _random_tokens(vocab_size: int, count: int) -> NDArray[np.int64]:
+    """Random token ids whose frequencies follow Zipf's law."""
+    uniforms = np.random.default_rng(0).random(count)
+    return np.minimum(vocab_size**uniforms - 1, vocab_size - 1).astype(np.int64)
+
+
+def _of_model(model: LoadedModel, mem_len: int) -> dict[str, Any]:
+    parameters, weight_dtype = model.network.n_parameters, model.weight_dtype
+    return {"model": model.name, "parameters": parameters, "weight_dtype": weight_dtype, "mem_len": mem_len}
+
+
+def _speed(
+    watch: Stopwatch,
+    times: NDArray[np.float64],
+    read: int | None,
+    operations: int,
+    recomputed: float | None,
+    **figures: Any,
+) -> Speed:
+    """The figures of timed calls that make or read `segment_len` tokens of each sequence.
+
+    `read` is the number of bytes that a call reads, `operations` its floating-point operations, `recomputed` the
+    seconds of a token without memory, `figures` other fields of `Speed`.
+    """
+    n_tokens, total = figures["batch_size"] * figures["segment_len"], float(times.sum())
+    median, p90, p99 = (float(seconds) for seconds in np.quantile(times, (0.5, 0.9, 0.99)))
+    optional: dict[str, float | None] = dict.fromkeys(
+        ("ms_per_token_p99", "recompute_ms_per_token", "recompute_ratio", "read_bytes_per_token", "read_share")
+    )
+    if len(times) >= LEAST_FOR_P99:
+        optional["ms_per_token_p99"] = 1e3 * p99 / n_tokens
+    if recomputed is not None:
+        optional |= {"recompute_ms_per_token": 1e3 * recomputed, "recompute_ratio": recomputed * n_tokens / median}
+    if read is not None:
+        optional |= {
+            "read_bytes_per_token": read / n_tokens,
+            "read_share": _share(read, median * watch.bytes_per_second),
+        }
+    return Speed(
+        calls=len(times),
+        tokens=n_tokens * len(times),
+        tokens_per_second=n_tokens * len(times) / total,
+        ms_per_token=1e3 * median / n_tokens,
+        ms_per_token_p90=1e3 * p90 / n_tokens,
+        flops_per_token=operations / n_tokens,
+        flops_share=_share(operations, median * watch.flops_per_second),
+        machine_read_bytes_per_second=watch.bytes_per_second,
+        machine_flops_per_second=watch.flops_per_second,
+        seconds=total,
+        device=str(watch.runtime.device),
+        dtype=watch.runtime.dtype_name,
+        threads=watch.runtime.threads,
+        **figures | optional,
+    )
+
+
+def _share(amount: float, most: float) -> float | None:
+    """Share of the most that is possible; None above it, where data come from a cache."""
+    return amount / most if amount <= most else None

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from xlcli.events import Progress, ProgressMeter, StoppedEarlyError
 from xlcli.runtime import Runtime
 
-WARMUP = 3
-"""Number of calls before the timed ones."""
-LEAST = 3
-"""Minimum number of timed calls."""
+WARMUP = LEAST = 3
+"""Number of calls before the timed ones, and minimum number of timed calls."""
 PEAK_SECONDS = 1.0
 """Maximum time for each peak of the machine."""
 READ_BYTES = 2**28
@@ -52,13 +49,9 @@ class Stopwatch:
     def repeat(
         self, call: Callable[[], object], stage: str, *, fill: int = 0, warmup: int = WARMUP
     ) -> Generator[Progress, None, NDArray[np.float64]]:
-        """Durations of a call in seconds, ascending; yields progress.
+        """Durations of a call in seconds, ascending; yields progress of this stage.
 
-        Args:
-            call: The call.
-            stage: Name of the measurement in the events.
-            fill: Number of calls that fill the memory, before all others.
-            warmup: Number of calls before the timed ones, at least 1: the first call may compile or allocate.
+        The first `fill` calls fill the memory; `warmup` more are not timed, at least 1, which may compile or allocate.
 
         Raises:
             StoppedEarlyError: `stop` became true.
@@ -76,18 +69,13 @@ class Stopwatch:
                 durations.append(time.perf_counter() - started)
             yield from meter.report(n)
             timed = durations[warmup:]
-            if len(durations) > 1 and (
-                durations[1] >= self.seconds or (len(timed) >= LEAST and sum(timed) >= self.seconds)
-            ):
+            is_enough = len(timed) >= LEAST and sum(timed) >= self.seconds
+            if len(durations) > 1 and (durations[1] >= self.seconds or is_enough):
                 break
         return np.sort(timed or durations[1:])
 
     def measure_peaks(self) -> Generator[Progress, None, None]:
-        """Measures both peaks on the device; the shortest call counts.
-
-        Raises:
-            StoppedEarlyError: `stop` became true.
-        """
+        """Measures both peaks on the device; the shortest call counts. Raises `StoppedEarlyError` as `repeat`."""
         device, seconds = self.runtime.device, min(self.seconds, PEAK_SECONDS)
         array = torch.ones(READ_BYTES // 4, device=device)
         watch = Stopwatch(self.runtime, seconds, self.stop)
@@ -97,7 +85,7 @@ class Stopwatch:
         small = torch.ones(2, 8, 8, device=device, dtype=self.runtime.dtype)
         torch.matmul(*small)  # starts the library of matrix products
         widths = WIDTHS.get(device.type, WIDTHS["cuda"])
-        watch.seconds = seconds / len(widths)
+        watch = Stopwatch(self.runtime, seconds / len(widths), self.stop)
         for width in widths:
             a, b = torch.ones(2, width, width, device=device, dtype=self.runtime.dtype)
             times = yield from watch.repeat(partial(torch.matmul, a, b), "arithmetic of matrix products")
@@ -105,39 +93,25 @@ class Stopwatch:
 
 
 aten = torch.ops.aten
-OPERATIONS = flop_registry | {
+MORE_PRODUCTS = {
     aten.baddbmm_: flop_registry[aten.baddbmm],
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
 }
-"""Floating-point operations of each matrix product, a multiplication with its addition as two: as PyTorch's
-`FlopCounterMode`, and more."""
-
-
-class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Unlike `FlopCounterMode` it has no hooks on modules, which warn when activations are computed again."""
-
-    total: int = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Result of the operator."""
-        kwargs = kwargs or {}
-        formula = OPERATIONS.get(func._overloadpacket)
-        if formula is None:
-            with self:
-                parts = func.decompose(*args, **kwargs)  # in inference mode matmul, for example, is not yet split
-            return func(*args, **kwargs) if parts is NotImplemented else parts
-        out = func(*args, **kwargs)
-        self.total += formula(*args, **kwargs, out_val=out)
-        return out
+"""Floating-point operations of matrix products that PyTorch does not count."""
 
 
 def count_operations(call: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products of a call, forward and backward, without compiled kernels."""
-    with _OperationCounter() as counter:  # type: ignore[no-untyped-call]
-        call()
-    return int(counter.total)
+    """Floating-point operations of the matrix products of a call, forward and backward, without compiled kernels.
+
+    A multiplication with its addition counts as two.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hooks of modules whose activations are computed again
+        counter = FlopCounterMode(display=False)
+        counter.flop_registry.update(MORE_PRODUCTS)
+        with counter:
+            call()
+    return int(counter.get_total_flops())

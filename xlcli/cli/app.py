@@ -5,49 +5,63 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from keyword import iskeyword
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from xlcli import __version__
-from xlcli.cli.help import CONTEXT, Command, Program, description
-from xlcli.cli.options import add_options
+from xlcli.cli.help import CONTEXT, App, Group
+from xlcli.cli.options import COMMANDS
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "import", "export", "models", "bench")
-"""Commands in the order of the help; each is a module of this package with a Typer `app`."""
+MODULES: Mapping[str, str] = {"decompress": "compress", "import": "exchange", "export": "exchange"}
+"""Module of this package, with a Typer `app`, of a command that has not its own."""
 COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""
 
 
-def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True, with_completion: bool = True) -> TyperGroup:
-    """The program with these commands; without options it only lists them.
+class Program(Group):
+    """The program, which builds a command when it is used."""
 
-    The options that set up completion take 30 ms to parse, also where they are not given.
-    """
-    app = typer.Typer(
+    def abouts(self) -> dict[str, str]:
+        """What each command does."""
+        return dict(COMMANDS)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None if there is none."""
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+
+@cache
+def load(name: str) -> Any:
+    """The command of this name, with all its options."""
+    made = get_command(importlib.import_module(f"xlcli.cli.{MODULES.get(name, name)}").app)
+    return getattr(made, "commands", {}).get(name, made)
+
+
+def build(*, with_completion: bool = True) -> TyperGroup:
+    """The program; the options that set up completion take 30 ms to parse, also where they are not given."""
+    app = App(
         cls=Program,
         invoke_without_command=True,
-        rich_markup_mode=None,
-        suggest_commands=False,
         add_completion=with_completion,
         context_settings={name: CONTEXT[name] for name in ("help_option_names", "max_content_width")},
         epilog='xlcli train corpus.txt\nxlcli generate "Once upon a"',
+        help="Train Transformer-XL language models on your text; evaluate them, generate text, and score a pipe.\n\n"
+        "xlcli help COMMAND explains a command. Its options can also come from the environment: --mem-len is "
+        "XLCLI_MEM_LEN.",
     )
-    app.callback(help=description(program))(program)
-    for name in names:
-        commands = importlib.import_module(f"xlcli.cli.{name}{'_' * iskeyword(name)}").app
-        for each in commands.registered_commands:
-            each.cls, each.context_settings, each.help = Command, CONTEXT, description(each.callback)
-        if with_options:
-            add_options(commands)
-        app.add_typer(commands)
+    app.callback()(program)
     command = get_command(app)
     assert isinstance(command, TyperGroup)
     return command
@@ -57,10 +71,7 @@ def program(
     context: typer.Context,
     version: Annotated[bool, typer.Option("-V", "--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Train Transformer-XL language models on your text; evaluate them, generate text, and score a pipe.
-
-    xlcli help COMMAND explains a command. Its options can also come from the environment: --mem-len is XLCLI_MEM_LEN.
-    """
+    """Shows the version, or the help of the program if no command is given."""
     if version:
         typer.echo(f"xlcli {__version__}")
         raise typer.Exit
@@ -76,15 +87,11 @@ def run(arguments: Sequence[str]) -> int:
     """
     if arguments and arguments[0] in ("help", "version"):
         arguments = [*arguments[1:], f"--{arguments[0]}"]
-    word = next((word for word in arguments if not word.startswith("-")), None)
-    needed = () if arguments in (["--version"], ["-V"]) else (word,) if word in COMMANDS else COMMANDS
     if os.environ.get(COMPLETION):
-        command = build()
         with suppress(KeyError, ValueError, SystemExit):  # without the words of a shell there is nothing to complete
-            command.main(args=list(arguments), prog_name="xlcli")
+            build().main(args=list(arguments), prog_name="xlcli")
         return 0
-    runs = word in COMMANDS
-    command = build(needed, with_options=runs, with_completion=not runs)
+    command = build(with_completion=not any(word in COMMANDS for word in arguments))
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.
         with command.make_context("xlcli", list(arguments), obj=tuple(arguments)) as context:
@@ -96,4 +103,4 @@ def run(arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         return stopped.exit_code
     except typer.TyperException as error:
-        raise explain(error, arguments) from None
+        raise explain(error, getattr(error, "ctx", None)) from None

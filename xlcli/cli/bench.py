@@ -9,9 +9,11 @@ import typer
 
 from xlcli import config as settings
 from xlcli.cli import options, prologue, report
+from xlcli.cli.help import App
 from xlcli.cli.options import option, plot_option
+from xlcli.cli.outputs import Kept
 from xlcli.cli.plot import draw_speed
-from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
+from xlcli.cli.settings import name_option_in_errors, user_settings
 from xlcli.cli.terminal import table, wrapped
 from xlcli.cli.usage import source
 from xlcli.config import Config, Tree
@@ -25,21 +27,16 @@ VOCAB_SIZE = 2048
 COLUMN = 12
 """Maximum width of a column of figures with the gap before it."""
 MEANING = (
-    ("first token", "after a prompt as long as the memory"),
-    ("bandwidth", "share of the bandwidth of the machine, for weights and memory; - if a cache has them"),
-    ("arithmetic", "share of the arithmetic of the machine, for the matrix products of the call or step"),
-    (
-        "recomputed, ms per token",
-        "the same model without memory: for each token a call over it and as many tokens before it as the memory "
-        "holds, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times "
-        "faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.",
-    ),
+    "first token: after a prompt as long as the memory. bandwidth, arithmetic: share of what the machine can read and "
+    "multiply; - if a cache has the data. recomputed: the same model without memory reads the window anew for each "
+    "token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times "
+    "faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.\n"
 )
-"""Names of figures and their meaning."""
-app = typer.Typer()
+"""Meaning of the figures."""
+app = App()
 
 
-@app.command(epilog="xlcli bench decode --mem-len 512,3800\nxlcli bench train --preset small")
+@app.command("bench", "xlcli bench decode --mem-len 512,3800", "xlcli bench train --preset small")
 def bench(
     context: typer.Context,
     task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
@@ -50,46 +47,44 @@ def bench(
     plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
     **_: Any,
 ) -> int:
-    """Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine."""
+    """Measures speed."""
     if preset is not None and source(context, "model") == "COMMANDLINE":
         raise ConfigError("--preset and --model exclude each other.", "Give one of them.")
     if task == "decode" and source(context, "segment_len") == "COMMANDLINE":
         raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
-    screen = prologue.open_screen(context)
+    screen, folder = prologue.open_screen(context), None
     with name_option_in_errors(context):
         given = user_settings(context)
         config = configure(task, preset, given)
-        folder = prologue.find_model(context, config.bench, screen) if preset is None else None
-        if folder is not None:
+        if preset is None:
+            folder = prologue.find_model(context, config.bench, screen)
             config = settings.make(read_config(folder).model_dump(mode="json"), given)
-        if context.params["print_config"]:
-            screen.print(print_config(config, context, as_json=screen.json))
-            return 0
+        prologue.show_config(context, config, screen)
         if folder is None:
             prologue.check_settings("bench", config.bench, config, f"preset {preset}")
-    prologue.check_files(context, [] if folder is None else [folder], ["plot"])
+    prologue.check_files(context, filter(None, [folder]), ["plot"])
+
+    def show(speeds: list[Speed]) -> None:
+        if speeds and plot is not None:
+            draw_speed(plot, speeds)
+            screen.say(f"plot written to {plot}")
+        if speeds and screen.json:
+            screen.object({"sweep": speeds} if len(config.bench.mem_lens) > 1 else speeds[0])
+        elif speeds:
+            screen.print(speed_text(speeds, screen.columns or 80, with_meaning=screen.verbose))
+
     with screen.stop() as stop:
         screen.wait("loading the model")
         from xlcli import bench as benchmark
         from xlcli.runtime import make_runtime
 
-        name = preset or str(folder and folder.resolve().name)
-        if folder is None or task == "train":
-            runtime = make_runtime(config.runtime, training=task == "train")
-            loaded = None if task == "train" else benchmark.untrained(name, config, runtime)
-        else:
+        name, loaded = preset or str(folder and folder.resolve().name), None
+        if folder is not None and task != "train":
             loaded, runtime = prologue.load_model(folder, config.bench, config.runtime, screen)
-        events = benchmark.bench(task, name, loaded, config, runtime, stop=stop)
-        speeds = [event for event in events if not screen.shows(event)]
-        if not speeds:
-            return stop.exit_code
-        if plot is not None:
-            draw_speed(plot, speeds)
-            screen.say(f"plot written to {plot}")
-        if screen.json:
-            screen.object({"sweep": speeds} if len(config.bench.mem_lens) > 1 else speeds[0])
         else:
-            screen.print(speed_text(speeds, screen.columns or 80, with_meaning=screen.verbose))
+            runtime = make_runtime(config.runtime, training=task == "train")
+            loaded = benchmark.untrained(name, config, runtime) if task != "train" else None
+        screen.drive(benchmark.bench(task, name, loaded, config, runtime, stop=stop), Kept(Speed, show))
         return stop.exit_code
 
 
@@ -128,38 +123,41 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
     parts = [columns[at : at + n] for at in range(0, len(columns), n)]
     texts = [table([[name, *(column[name] for column in part)] for name in names]) for part in parts]
     if with_meaning:
-        texts.append(table([row for row in MEANING if row[0] in names], width, left=(0, 1)))
+        texts.append(wrapped(MEANING, width))
     return "\n".join([wrapped(about, width), *texts])
 
 
 def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
 
-    def percent(rate: float | None, share: float | None) -> str:
-        return "" if rate is None else "-" if share is None else f"{100 * share:.0f} %"
+    def text(value: float | None, style: str) -> str:
+        return "" if value is None else format(value, style)
 
     def ms(value: float | None) -> str:
-        return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+        return text(value, ".3g" if (value or 0) < 1000 else ",.0f")
 
-    def amount(value: float | None) -> str:
-        return "" if value is None else f"{value / 1e6:,.4g}"
+    def share(of: float | None, value: float | None) -> str:
+        return text(value, ".0%").replace("%", " %") or "-" * (of is not None)
 
-    decodes, seconds = speed.task == "decode", speed.first_token_seconds
+    def millions(value: float | None) -> str:
+        return text(value and value / 1e6, ",.4g")
+
+    is_decoding, first = speed.task == "decode", speed.first_token_seconds
     return {
         "memory": f"{speed.mem_len:,}",
-        "segment": "" if decodes else f"{speed.segment_len:,}",
-        "batch": "" if decodes and speed.batch_size == 1 else f"{speed.batch_size:,}",
+        "segment": f"{speed.segment_len:,}" * (not is_decoding),
+        "batch": f"{speed.batch_size:,}" * (not is_decoding or speed.batch_size > 1),
         "tokens/s, mean": report.amount(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
-        "first token": "" if seconds is None else f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s",
-        "bandwidth": percent(speed.read_bytes_per_token, speed.read_share),
-        "  MB per token": amount(speed.read_bytes_per_token),
-        "arithmetic": percent(speed.flops_per_token, speed.flops_share),
-        "  million operations": amount(speed.flops_per_token),
+        "first token": text(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
+        "bandwidth": share(speed.read_bytes_per_token, speed.read_share),
+        "  MB per token": millions(speed.read_bytes_per_token),
+        "arithmetic": share(speed.flops_per_token, speed.flops_share),
+        "  million operations": millions(speed.flops_per_token),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
-        "  times slower": "" if speed.recompute_ratio is None else f"{speed.recompute_ratio:,.1f}",
+        "  times slower": text(speed.recompute_ratio, ",.1f"),
         "peak RAM": report.size(speed.peak_rss_bytes),
     }

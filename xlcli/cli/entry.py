@@ -26,24 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
     try:
         _ensure_standard_streams()
-        for name in ("COLUMNS", "LINES"):
-            if len(os.environ.get(name, "")) > 5:  # rich takes any number of digits for a width
-                del os.environ[name]
-        if "XLCLI_LAUNCHER" in os.environ and "XLCLI_RANK_STORE" in os.environ:
-            from xlcli.cli.signals import end_with_launcher
-
-            end_with_launcher()
-        if not (debug or sys.warnoptions):
-            import warnings
-
-            warnings.simplefilter("ignore")
-        from xlcli.machine import is_contended
-
-        contended = is_contended()
+        _prepare(debug=debug)
         from xlcli.cli.app import run
 
-        if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():  # read when torch is loaded
-            os.environ["GOMP_SPINCOUNT"] = SPINS_BESIDE_OTHERS if contended and is_contended() else SPINS
         code = run(arguments)
         sys.stdout.flush()
         return code
@@ -64,23 +49,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        from xlcli.errors import LostRankError, RankError
-
-        if isinstance(error, LostRankError) and "XLCLI_LAUNCHER" in os.environ:
-            from xlcli.cli.launch import LOST
-
-            os._exit(LOST)  # the launcher reports it
-        code, message, remedy = _explain(error)
-        _silence_stdout()
-        if not getattr(error, "is_of_first_rank", False):
-            rank = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
-            _print_error(message if rank == "0" else f"rank {rank}: {message}", remedy)
-        if isinstance(error, RankError):
-            os._exit(code)  # threads that wait for the lost process may abort the interpreter at its end
-        return code
+        return _report(error)
     finally:
         if quits:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of the end of the interpreter
+
+
+def _prepare(*, debug: bool) -> None:
+    """Watches the launcher, hides warnings of libraries, and sets how long threads of OpenMP spin."""
+    for name in ("COLUMNS", "LINES"):
+        if len(os.environ.get(name, "")) > 5:  # rich takes any number of digits for a width
+            del os.environ[name]
+    if "XLCLI_LAUNCHER" in os.environ and "XLCLI_RANK_STORE" in os.environ:
+        from xlcli.cli.signals import end_with_launcher
+
+        end_with_launcher()
+    if not (debug or sys.warnoptions):
+        import warnings
+
+        warnings.simplefilter("ignore")
+    from xlcli.machine import is_contended
+
+    contended = is_contended()
+    import xlcli.cli.app  # noqa: F401 - takes time, after which a moment of contention is over
+
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():  # read when torch is loaded
+        os.environ["GOMP_SPINCOUNT"] = SPINS_BESIDE_OTHERS if contended and is_contended() else SPINS
+
+
+def _report(error: Exception) -> int:
+    """Prints an error and returns its exit code."""
+    from xlcli.errors import LostRankError, RankError
+
+    if isinstance(error, LostRankError) and "XLCLI_LAUNCHER" in os.environ:
+        from xlcli.cli.launch import LOST
+
+        os._exit(LOST)  # the launcher reports it
+    code, message, remedy = _explain(error)
+    _silence_stdout()
+    if not getattr(error, "is_of_first_rank", False):
+        rank = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
+        _print_error(message if rank == "0" else f"rank {rank}: {message}", remedy)
+    if isinstance(error, RankError):
+        os._exit(code)  # threads that wait for the lost process may abort the interpreter at its end
+    return code
 
 
 def _explain(error: Exception) -> tuple[int, str, str]:
@@ -90,11 +102,11 @@ def _explain(error: Exception) -> tuple[int, str, str]:
 
     if isinstance(error, XLError):
         return error.exit_code, error.message, error.remedy
+    detail = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")
     on_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, which is not imported for this
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     if on_gpu or on_cpu or isinstance(error, MemoryError):
-        detail = str(error).strip().partition("\n")[0]
-        message = f"out of {'GPU memory' if on_gpu else 'RAM'}{': ' + detail if detail else ''}."
+        message = f"out of {'GPU memory' if on_gpu else 'RAM'}: {detail}."
         return 4, message, "Use a smaller --batch-size, --segment-len, --mem-len or model."
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return 4, "no more threads can be started.", "Close other programs, or raise the limit: ulimit -u."
@@ -108,16 +120,11 @@ def _explain(error: Exception) -> tuple[int, str, str]:
         if error.errno == errno.ENOENT and not where:  # of os.getcwd
             return 3, "the working folder was removed.", "Change to another folder with cd."
         return 3, f"{where}{error.strerror}.", "Check that path."
-    entry = error.__traceback__
-    while entry is not None and entry.tb_next is not None:
-        entry = entry.tb_next
-    at = f" at {os.path.basename(entry.tb_frame.f_code.co_filename)}:{entry.tb_lineno}" if entry else ""  # noqa: PTH119
-    detail = str(error).strip().partition("\n")[0]
-    return (
-        1,
-        f"this is a bug: {type(error).__name__}{': ' + detail if detail else ''}{at}.",
-        "Add --debug and report its output.",
-    )
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    at = f"{os.path.basename(frame.filename)}:{frame.lineno}"  # noqa: PTH119
+    return 1, f"this is a bug: {detail} at {at}.", "Add --debug and report its output."
 
 
 def discard_stdout() -> None:

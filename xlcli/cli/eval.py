@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,24 +13,26 @@ from typing import Annotated, Any
 import typer
 
 from xlcli.cli import options, prologue, report
+from xlcli.cli.help import App
 from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
-from xlcli.cli.outputs import write_output
+from xlcli.cli.outputs import Kept, Sink
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
-from xlcli.cli.tables import Table
-from xlcli.config import EvalConfig, ModelConfig
+from xlcli.cli.signals import Stop
+from xlcli.cli.tables import Listing, Table
+from xlcli.config import Config, EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import Done, Score, StoppedEarlyError, TokenScore
+from xlcli.events import Done, Event, PairScore, Row, Score, TokenScore, WordScore
 from xlcli.files import cache_folder, is_pipe
-from xlcli.ranks import environment, join
+from xlcli.ranks import Ranks, join
 from xlcli.store.layout import HELD_OUT, read_config
 
-app = typer.Typer()
+app = App()
 
 
-@app.command("eval", epilog="xlcli eval --mem-len 512\nxlcli eval book.txt --sweep-mem-len 0,128,512 --json")
+@app.command("eval", "xlcli eval --mem-len 512", "xlcli eval book.txt --sweep-mem-len 0,128,512 --json")
 def evaluate(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE|-...]")] = None,
@@ -51,113 +52,124 @@ def evaluate(
     dry_run: options.DryRun = False,
     **_: Any,
 ) -> int:
-    """Score a text: bits per byte and more, every token once and in order."""
-    config, screen = prologue.begin(context)
-    settings, names = config.eval, prologue.named_models(context)
-    n_models = max(1, len(names))
-    if per_token is not None and words is not None:
-        raise ConfigError("--per-token and --words need a run each.", "Leave out one of them.")
-    path = words if per_token is None else per_token
-    if context.params["by"] and not settings.pairs:
-        raise ConfigError("--by needs --pairs.", "Add --pairs FIRST,SECOND.")
-    if context.params["logprobs"] and per_token is None:
-        raise ConfigError("--logprobs needs a list of tokens.", "Add --per-token FILE.jsonl.")
-    if context.params["split_punctuation"] and words is None:
-        raise ConfigError("--split-punctuation needs words.", "Add --words FILE.tsv.")
-    output = "--words" if words else "--per-token" if per_token else "--html" if html else None
-    if output is not None and settings.sweep_mem_len:
-        raise ConfigError(f"{output} needs one memory length, not a sweep.", "Use --mem-len M.")
-    if n_models > 1 and (output is not None or any(map(is_pipe, files or ()))):
-        raise ConfigError(
-            f"{output or 'standard input or a pipe'} needs one model, not {n_models}.", "Give one -m NAME."
-        )
-    unplotted = "a stride" if settings.stride is not None else settings.online_option
-    if unplotted is not None and plot is not None:
-        raise ConfigError(f"--plot shows the loss by context, which {unplotted} does not measure.", "Omit one of them.")
-    prologue.check_texts(files or (), "xlcli eval -m {}")
+    """Scores a text."""
+    config, screen = prologue.begin(
+        context,
+        needs={"by": ["pairs"], "logprobs": ["per_token"], "split_punctuation": ["words"]},
+        excludes={
+            "per_token": ["words"],
+            "sweep_mem_len": ["per_token", "words", "html"],
+            "plot": ["stride", "adapt", "context_cache"],
+        },
+    )
+    settings, names, texts = config.eval, prologue.named_models(context), files or []
+    pipe = next(filter(is_pipe, texts), None)
+    outputs_of_one = {"--per-token": per_token, "--words": words, "--html": html, "standard input or a pipe": pipe}
+    if len(names) > 1 and (output := next((name for name, value in outputs_of_one.items() if value), None)):
+        raise ConfigError(f"{output} needs one model, not {len(names)}.", "Give one -m NAME.")
+    prologue.check_texts(texts, "xlcli eval -m {}")
     folders = prologue.find_models(context, settings, screen)
-    if not files:
+    if not texts:
         prologue.note_unread_pipe(screen, "FILE")
         check_held_out(names, folders, settings.split)
-    prologue.check_files(context, [*folders, *(files or ())], ["per_token", "words", "plot", "html"])
+    prologue.check_files(context, [*folders, *texts], ["per_token", "words", "plot", "html"])
     if dry_run:
         for folder in folders:
-            show_plan(folder, files, settings, screen)
+            show_plan(folder, texts, settings, screen)
         return 0
     cache_folder(screen.say)  # which all processes share
-    nproc = config.runtime.nproc or 1
-    if is_to_launch(nproc):
+    if is_to_launch(nproc := config.runtime.nproc or 1):
         return launch(context.obj, nproc)
-    if not environment().is_first:
-        path = plot = html = None  # outputs of the first process
-    with (
-        join(config.runtime.timeout) as ranks,
-        screen.stop() as stop,
-        nullcontext() if html is None else Page(Path(html)) as page,
-    ):
-        screen.expect_pipes(files or ())
-        scores: list[Score] = []
-        missing: list[str] = []
-        is_listed = False
-        by_token = per_token is not None or page is not None
-        table = Table(partial(screen.say, level="warning"), words or "-", json=screen.json or per_token is not None)
+    with join(config.runtime.timeout) as ranks, screen.stop() as stop:
+        screen.expect_pipes(texts)
+        events = score_all(folders, texts, config, screen, ranks, stop, tokens=bool(per_token or html), words=words)
+        screen.drive(events, *(outputs(context, folders, settings, screen, stop) if ranks.is_first else ()))
+        return stop.exit_code
 
-        def run(folder: Path) -> Iterator[Any]:
-            loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen, ranks)
-            from xlcli import evaluation
 
-            asked = {"per_token": by_token, "words": words is not None}
-            return evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **asked)
+def score_all(
+    folders: Sequence[Path],
+    texts: Sequence[str],
+    config: Config,
+    screen: Screen,
+    ranks: Ranks,
+    stop: Stop,
+    *,
+    tokens: bool,
+    words: str | None,
+) -> Iterator[Event]:
+    """Events of the evaluation of each model, which leaves the RAM before the next one is loaded."""
+    names = [folder.name for folder in folders]
+    for folder in folders:
+        loaded, runtime = prologue.load_model(folder, config.eval, config.runtime, screen, ranks)
+        from xlcli import evaluation
 
-        def read(events: Iterator[Any]) -> Iterator[str]:
-            """Lines of the output, up to its end; tokens are added to the page, all other events are shown or kept."""
-            nonlocal is_listed
-            for event in events:
-                if isinstance(event, Done):
-                    is_listed = True
-                    return
-                if isinstance(event, Score):
-                    is_unique = [each.name for each in folders].count(folder.name) == 1
-                    scores.append(event if is_unique else replace(event, model=str(folder)))
-                elif not screen.shows(event):
-                    if isinstance(event, TokenScore) and page is not None:
-                        page.add(event)
-                    if per_token is not None or not isinstance(event, TokenScore):
-                        yield table.line(event)
+        asked = {"per_token": tokens, "words": words is not None}
+        events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=stop, **asked)
+        del loaded
+        for event in events:
+            if isinstance(event, Score) and names.count(folder.name) > 1:
+                event = replace(event, model=str(folder))
+            yield event
+        if ranks.broadcast(stop()):
+            break
 
-        for folder in folders:  # a model leaves the RAM before the next one is loaded
-            events = run(folder)
-            if path in (None, "-"):
-                for line in read(events):
-                    screen.print(line, json=table.json)
-            elif not write_lines(Path(path), read(events), lambda: is_listed):
-                missing.append(path)
-            list(read(events))  # what is measured when the output is in place
-            if ranks.broadcast(stop()):
-                break
-        scores = [score for score in scores if not score.partial] or scores[:1]
-        shape = settings.shape(read_config(folders[0]).model)
-        if page is not None and is_listed:
-            first = scores[0]
-            facts = [("perplexity per token", f"{first.perplexity:.5g}")]
-            if first.word_perplexity is not None:
-                facts.append(("perplexity per word", f"{first.word_perplexity:.5g}"))
-            kept = report.context(shape, first.mem_len, first.segment_len, first.stride)
-            page.save(first.file, first.model, kept, facts, first.by_context)
-            screen.say(f"page written to {html}")
-        elif html is not None:
-            missing.append(html)
-        if plot is not None and not stop():
+
+def outputs(
+    context: typer.Context, folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop
+) -> list[Sink]:
+    """Where tokens, words and scores go: the list, the page, the plot, and the report, in the order of their ends."""
+    per_token, words, plot, html = (context.params[name] for name in ("per_token", "words", "plot", "html"))
+    path, shape = words or per_token, settings.shape(read_config(folders[0]).model)
+    n_rows = len(folders) * len(settings.sweep) * (len(folders) > 1 or bool(settings.sweep_mem_len))
+    sinks: list[Sink] = []
+    if path is not None:
+        table = Table(partial(screen.say, level="warning"), path, json=screen.json or per_token is not None)
+        sinks.append(Listing(table, path, screen, (TokenScore,) if per_token else (Row, WordScore, PairScore)))
+    if html is not None:
+        sinks.append(_ScorePage(Path(html), shape, screen))
+
+    def draw(scores: list[Score]) -> None:
+        if stop():
+            screen.not_written(plot)
+        else:
             draw_by_context(plot, scores)
             screen.say(f"plot written to {plot}")
-        elif plot is not None:
-            missing.append(plot)
-        for name in missing:
-            screen.say(f"{name} was not written: the evaluation was stopped", "warning")
-        if scores:
-            n_rows = n_models * len(settings.sweep) if n_models > 1 or settings.sweep_mem_len else 0
+
+    def show(scores: list[Score]) -> None:
+        if scores := [score for score in scores if not score.partial] or scores[:1]:
             show_scores(scores, screen, shape, n_rows=n_rows, to_stderr=path == "-")
-        return stop.exit_code
+
+    if plot is not None:
+        sinks.append(Kept(Score, draw))
+    return [*sinks, Kept(Score, show)]
+
+
+class _ScorePage(Sink):
+    """The page of a text that a model of this shape scores."""
+
+    def __init__(self, path: Path, shape: ModelConfig, screen: Screen) -> None:
+        self._page, self._shape, self._screen = Page(path), shape, screen
+        self._score: Score | None = None
+        self._is_whole = False
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, TokenScore):
+            self._page.add(event)
+        elif isinstance(event, Score):
+            self._score = event
+        self._is_whole = self._is_whole or isinstance(event, Done)
+
+    def close(self) -> None:
+        score = self._score
+        if score is None or not self._is_whole:
+            self._screen.not_written(str(self._page.path))
+            return
+        figures = {"token": score.perplexity, "word": score.word_perplexity}
+        facts = [(f"perplexity per {name}", f"{value:.5g}") for name, value in figures.items() if value is not None]
+        kept = report.context(self._shape, score.mem_len, score.segment_len, score.stride)
+        self._page.save(score.file, score.model, kept, facts, score.by_context)
+        self._screen.say(f"page written to {self._page.path}")
 
 
 def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) -> None:
@@ -171,29 +183,14 @@ def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) ->
         )
 
 
-def show_plan(folder: Path, files: Sequence[str] | None, settings: EvalConfig, screen: Screen) -> None:
+def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: Screen) -> None:
     """Prints what the evaluation of this model would do."""
     trained = read_config(folder)
-    text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
-    unbounded = trained.model.effective_mem_len(1) is None
-    batch_size = 1 if unbounded or settings.online_option else settings.batch_size or 8
+    text = ", ".join(texts) or f"the text {HELD_OUT[settings.split]} of the model"
+    batch_size = settings.batch_size or 8
+    if trained.model.effective_mem_len(1) is None or settings.online_option:
+        batch_size = 1
     prologue.print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
-
-
-def write_lines(path: Path, lines: Iterable[str], is_whole: Callable[[], bool]) -> bool:
-    """Writes an output; False if a regular file was not written, because the lines are not whole at their end."""
-    is_file = path.is_file() or not path.exists()
-
-    def checked() -> Iterator[bytes]:
-        yield from map(str.encode, lines)
-        if is_file and not is_whole():
-            raise StoppedEarlyError
-
-    try:
-        write_output(path, checked())
-    except StoppedEarlyError:
-        return False
-    return True
 
 
 def show_scores(scores: list[Score], screen: Screen, shape: ModelConfig, *, n_rows: int, to_stderr: bool) -> None:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import inspect
 import os
+from collections.abc import Callable
 from typing import Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from xlcli.cli.options import SECTIONS, choices
+from xlcli.cli.options import COMMANDS, SECTIONS, choices, parameters
+from xlcli.cli.usage import explain
 
-PANELS = (
-    "Run",
-    "Text",
-    "Model",
-    "Sampling",
-    "Memory",
-    "Training",
-    "Results",
-    "Machine",
-    "Settings",
-    "Output",
-    "Options",
-)
+PANELS = ("Run", "Text", "Model", "Sampling", "Memory", "Training", "Results", "Machine", "Settings", "Output")
 """Headings of options in the order of the help."""
 CONTEXT: dict[str, Any] = {
     "auto_envvar_prefix": "XLCLI",
@@ -32,14 +22,6 @@ CONTEXT: dict[str, Any] = {
     "max_content_width": 100,
 }
 """Context settings of every command. The option `--mem-len` is also the environment variable `XLCLI_MEM_LEN`."""
-
-
-def description(function: Any) -> str:
-    """Docstring of a command; from its source if Python runs without docstrings (`-OO`)."""
-    if (text := inspect.getdoc(function)) is None:
-        definition: Any = ast.parse(inspect.getsource(function)).body[0]
-        text = ast.get_docstring(definition)
-    return text or ""
 
 
 class _Page:
@@ -51,12 +33,9 @@ class _Page:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses; errors have the context, which Typer omits where a value is missing or superfluous."""
         try:
-            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
-        except typer.TyperException as raised:
-            error: Any = raised
-            error.ctx = getattr(error, "ctx", None) or ctx
-            raise
-        return parsed
+            return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
+        except typer.TyperException as error:
+            raise explain(error, getattr(error, "ctx", None) or ctx) from None
 
     def get_help_option(self, ctx: Any) -> Any:
         """The option `--help`, false unless given: Typer would load pydantic's plugins to convert no value."""
@@ -94,21 +73,51 @@ class Command(_Page, TyperCommand):
             )
 
 
-class Program(_Page, TyperGroup):
-    """The program, whose help lists commands before options."""
+class Group(_Page, TyperGroup):
+    """Commands, whose help lists them before the options."""
+
+    def abouts(self) -> dict[str, str]:
+        """What each command does."""
+        return {name: command.help or "" for name, command in self.commands.items()}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes commands, then options."""
         with formatter.section("Commands"):
-            rows = [(name, (each.help or "").partition("\n\n")[0]) for name, each in self.commands.items()]
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, about.partition("\n\n")[0]) for name, about in self.abouts().items()])
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Options")
+
+
+class _Callback:
+    """The function of a command, with the options of its settings and the shared ones in its signature."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        signature = inspect.signature(function, eval_str=True)
+        self.__signature__ = signature.replace(parameters=parameters(name, signature.parameters))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+class App(typer.Typer):
+    """Commands with such help pages. Arguments are those of `typer.Typer`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"rich_markup_mode": None, "suggest_commands": False, "add_completion": False} | settings)
+
+    def command(  # type: ignore[override]
+        self, name: str, *examples: str, about: str | None = None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator: makes a function a command with these examples; `about` is its help, if not in `COMMANDS`."""
+        text, epilog = about or COMMANDS[name], "\n".join(examples)
+        register = super().command(name, cls=Command, context_settings=CONTEXT, help=text, epilog=epilog)
+        return lambda function: register(_Callback(name, function))
 
 
 def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
     """Options by the heading of their panel; `default` is the heading of those without one."""
     kinds = {} if function is None else inspect.signature(function, eval_str=True).parameters
-    panels: dict[str, list[tuple[str, str]]] = {heading: [] for heading in PANELS}
+    panels: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*PANELS, default)}
     for param in params:
         if param.param_type_name == "option" and not param.hidden:
             kind = get_args(kinds[param.name].annotation)[0] if param.name in kinds else None

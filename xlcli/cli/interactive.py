@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 from contextlib import redirect_stdout, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from xlcli.cli.prompts import show
+from xlcli.cli.prompts import Samples
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stopped, handling
 from xlcli.config import GenerateConfig
@@ -25,73 +25,85 @@ LONGEST_LINE = 2**20
 """Maximum number of bytes of a line of standard input."""
 
 
-def converse(
-    model: LoadedModel,
-    settings: GenerateConfig,
-    runtime: Runtime,
-    screen: Screen,
-    *,
-    first: bytes | None,
-    seed: int | None,
-    resume: SessionState | None,
-    save: SaveState | None,
-) -> int:
-    """Continues `first` and the lines of standard input until it ends; saves the session; returns the exit code.
+class Conversation:
+    """Continues lines, one after the other, each after all that was read and generated before.
 
-    A line that is no continuation of the last one begins a new line of the text; an empty line continues the text as it
-    is. On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
-    SIGTERM and SIGHUP always do.
-
-    `seed` is for the first answer; the others continue its generator. `save` is called at the end with the session, if
-    there is one.
-
-    Raises:
-        DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
+    `seed` is for the first answer; the others continue its generator.
     """
-    from xlcli.generation import generate
 
-    session = resume
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: GenerateConfig,
+        runtime: Runtime,
+        screen: Screen,
+        seed: int | None,
+        session: SessionState | None,
+    ) -> None:
+        self.model, self.settings, self.runtime, self.screen = model, settings, runtime, screen
+        self.seed, self.session = seed, session
 
-    def keep(made: SessionState) -> None:
-        nonlocal session
-        session = made
+    def run(self, first: bytes | None, save: SaveState | None) -> int:
+        """Continues `first` and the lines of standard input until it ends; returns the exit code.
 
-    def at_line_start() -> bool:
+        On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
+        SIGTERM and SIGHUP always do. `save` is called at the end with the session, if there is one.
+
+        Raises:
+            DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
+        """
+        if sys.stdin is None:
+            raise DataError("standard input is closed.", "Give the prompt as an argument, without -i.")
+        with suppress(ImportError):  # editing and history of lines, where Python has readline
+            import readline
+
+            readline.set_completer(lambda text, state: None)
+        if sys.stdin.isatty():
+            self.screen.say("Type text to continue; an empty line goes on. Ctrl-C stops, Ctrl-D ends.")
+        try:
+            with handling(_end, (signal.SIGTERM, signal.SIGHUP)):
+                line = _read_line(self.screen) if first is None else first
+                while line is not None:
+                    self.answer(line)
+                    line = _read_line(self.screen)
+        except Stopped as stopped:
+            return stopped.exit_code
+        except KeyboardInterrupt:  # between two turns
+            return 128 + signal.SIGINT
+        finally:
+            if save is not None and self.session is not None:
+                save(self.session)
+        return 0
+
+    def answer(self, line: bytes) -> None:
+        """Continues a line. One that is no continuation of the text begins a new line of it; an empty one goes on.
+
+        Raises:
+            Stopped: A signal ends the conversation.
+        """
+        from xlcli.generation import generate
+
+        screen = self.screen
+        with screen.stop(announced=True) as stop:
+            prompt = b"\n" * (line != b"" and not self._at_line_start()) + line
+            how: dict[str, Any] = {"seed": self.seed, "resume": self.session, "save": self._keep, "stop": stop}
+            events = generate(self.model, prompt, self.settings, self.runtime, **how)
+            screen.drive(events, Samples(screen, b"", several=False))
+            if not (screen.json or screen.on_terminal or self._at_line_start()):
+                screen.write(b"\n")
+        self.seed = None
+        if stop() and not (sys.stdin.isatty() and stop.signal == signal.SIGINT):
+            raise Stopped(stop.exit_code)
+
+    def _keep(self, session: SessionState) -> None:
+        self.session = session
+
+    def _at_line_start(self) -> bool:
         """True if the text so far is empty or ends with a line end."""
-        return session is None or (session.pending.data or model.tokenizer.decode([session.last_token])).endswith(b"\n")
-
-    if sys.stdin is None:
-        raise DataError("standard input is closed.", "Give the prompt as an argument, without -i.")
-    with suppress(ImportError):  # editing and history of lines, where Python has readline
-        import readline
-
-        readline.set_completer(lambda text, state: None)
-    on_keyboard = sys.stdin.isatty()
-    if on_keyboard:
-        screen.say("Type text to continue; an empty line goes on. Ctrl-C stops, Ctrl-D ends.")
-    exit_code = 0
-    try:
-        with handling(_end, (signal.SIGTERM, signal.SIGHUP)):
-            line = _read_line(screen) if first is None else first
-            while line is not None:
-                with screen.stop(announced=True) as stop:
-                    prompt = line if at_line_start() or not line else b"\n" + line
-                    events = generate(model, prompt, settings, runtime, seed=seed, resume=session, save=keep, stop=stop)
-                    show(events, screen, prompt=b"", several=False)
-                    if not (screen.json or screen.on_terminal or at_line_start()):
-                        screen.write(b"\n")
-                seed = None
-                if stop() and not (on_keyboard and stop.signal == signal.SIGINT):
-                    raise Stopped(stop.exit_code)
-                line = _read_line(screen)
-    except Stopped as stopped:
-        exit_code = stopped.exit_code
-    except KeyboardInterrupt:  # between two turns
-        exit_code = 128 + signal.SIGINT
-    finally:
-        if save is not None and session is not None:
-            save(session)
-    return exit_code
+        session = self.session
+        if session is None:
+            return True
+        return (session.pending.data or self.model.tokenizer.decode([session.last_token])).endswith(b"\n")
 
 
 def _read_line(screen: Screen) -> bytes | None:
@@ -103,7 +115,9 @@ def _read_line(screen: Screen) -> bytes | None:
                 f"a line of standard input has more than {LONGEST_LINE >> 20} MiB.",
                 "Divide it, or give all of it as one prompt: xlcli generate - < FILE",
             )
-        return data.rstrip(b"\r\n") if data else None
+        if not data:
+            return None
+        return data.rstrip(b"\r\n")
     with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):
         while True:
             try:

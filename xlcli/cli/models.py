@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from xlcli.cli import options, report
-from xlcli.cli.help import CONTEXT, Program
+from xlcli.cli.help import CONTEXT, App, Group
 from xlcli.cli.options import plot_option
 from xlcli.cli.outputs import check_outputs
 from xlcli.cli.plot import draw_training
@@ -29,7 +29,7 @@ from xlcli.store.layout import HELD_OUT, METRICS, read_config, read_metrics, rea
 _HEADING = ("name", "position", "attention", "params", "bits/byte", "age", "corpus")
 
 
-class _Models(Program):
+class _Models(Group):
     """The command, whose action is `list` if none is named. Options of an action may stand before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -43,18 +43,18 @@ class _Models(Program):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = App(
     name="models",
     cls=_Models,
     context_settings=CONTEXT,
-    help="List models (default) or presets; show or copy one.\n\nA model is a folder: rm, mv and rsync do the rest.",
+    help=options.COMMANDS["models"],
     epilog="xlcli models\nxlcli models copy small my.toml",
 )
 
 
-@app.command("list", epilog="xlcli models list\nxlcli models list --json")
+@app.command("list", "xlcli models list", "xlcli models list --json", about="List your models and the bundled ones.")
 def list_models(context: typer.Context, **_: Any) -> None:
-    """List your models and the bundled ones."""
+    """Lists models."""
     screen, local, bundled = open_screen(context), local_models(), bundled_models()
     if screen.json:
         screen.object({"local": local, "bundled": bundled, "presets": list_presets()})
@@ -72,9 +72,9 @@ def list_models(context: typer.Context, **_: Any) -> None:
     screen.print("Presets for training: xlcli models presets\n")
 
 
-@app.command(epilog="xlcli models presets\nxlcli models presets --json")
+@app.command("presets", "xlcli models presets", "xlcli models presets --json", about="List presets.")
 def presets(context: typer.Context, **_: Any) -> None:
-    """List presets."""
+    """Lists presets."""
     screen, every = open_screen(context), list_presets()
     if screen.json:
         screen.object({"presets": every})
@@ -95,7 +95,12 @@ def presets(context: typer.Context, **_: Any) -> None:
     screen.print("\n".join(tables))
 
 
-@app.command(epilog="xlcli models show books\nxlcli models show corpus --plot curve.png")
+@app.command(
+    "show",
+    "xlcli models show books",
+    "xlcli models show corpus --plot curve.png",
+    about="Show a model or preset.",
+)
 def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME")],
@@ -105,7 +110,7 @@ def show(
     force: options.Force = False,
     **_: Any,
 ) -> None:
-    """Show a model or preset."""
+    """Shows a model or preset."""
     screen = open_screen(context)
     if plot is not None:
         check_outputs({"--plot": plot}, [], force=force)
@@ -120,7 +125,8 @@ def show(
         preset = presets.get(name)
         if preset is None:
             near = nearest(name, presets)
-            raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
+            remedy = near and f"Did you mean the preset {near}?"
+            raise CheckpointError(error.message, remedy or error.remedy) from None
         if screen.json:
             screen.object({**report.fields(preset), "config": read_preset(name)})
         else:
@@ -150,7 +156,13 @@ def show(
     screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
 
 
-@app.command(epilog="xlcli models copy small my.toml\nxlcli models copy books models/books8 --weights int8")
+@app.command(
+    "copy",
+    "xlcli models copy small my.toml",
+    "xlcli models copy books models/books8 --weights int8",
+    about="Copy a preset to a file, or a model.\n\n"
+    "A preset is copied to a TOML file to edit, or to standard output (-); a model to a folder.",
+)
 def copy(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="PRESET|MODEL")],
@@ -158,10 +170,7 @@ def copy(
     encoding: options.Weights = None,
     **_: Any,
 ) -> None:
-    """Copy a preset to a file, or a model.
-
-    A preset is copied to a TOML file to edit, or to standard output (-); a model to a folder.
-    """
+    """Copies a preset or a model."""
     screen = open_screen(context)
     if not (target == "-" or target.endswith(".toml")):
         _copy_model(name, target, encoding, screen)
@@ -185,13 +194,10 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         is_preset = any(preset.name == name for preset in list_presets())
         remedy = f"Copy the preset into a file: xlcli models copy {name} FILE.toml." if is_preset else error.remedy
         raise CheckpointError(error.message, remedy) from None
-    screen.wait("copying")
-    from xlcli.store.folder import copy_model
+    with screen.waiting("copying"):
+        from xlcli.store.folder import copy_model
 
-    try:
         copy_model(folder, Path(target), encoding)
-    finally:
-        screen.clear()
     made = summarize(Path(target))
     if screen.json:
         screen.object(made)
@@ -207,15 +213,13 @@ def _is_partial(model: ModelSummary) -> bool:
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
-    unscored = "-" if model.finished else "unfinished"
+    score = report.optional(model.bits_per_byte, ".3f") + "*" * _is_partial(model)
     return (
         model.name,
         model.position or "?",
         model.attention or "?",
         report.amount(model.parameters) if model.parameters is not None else "?",
-        f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}"
-        if model.bits_per_byte is not None
-        else unscored,
+        score or {True: "-"}.get(model.finished, "unfinished"),
         "-" if model.bundled else report.age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )

@@ -13,6 +13,23 @@ if TYPE_CHECKING:
 
     from xlcli.config import Option
 
+COMMANDS: Mapping[str, str] = {
+    "train": "Train a model on a text and save it in models/. Everything has a default.",
+    "eval": "Score a text: bits per byte and more, every token once and in order.",
+    "generate": "Continue a text; print the prompt and its continuation as it is generated.",
+    "stream": "Score text line by line as it arrives, without end, in constant RAM.",
+    "compress": "Compress a text with the predictions of a model, to the size that eval reports.\n\n"
+    "To decompress it, the same model, versions and type of processor are needed.",
+    "decompress": "Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly.",
+    "import": "Import a model of another program, a folder or file that you have downloaded.\n\n"
+    "Nothing in it is executed. docs/import.md lists the formats, and what is exact.",
+    "export": "Write a model for transformers or llama.cpp, with the same predictions.\n\n"
+    "Refuses a model that the format cannot hold. Importing it again gives the same model.",
+    "models": "List models (default) or presets; show or copy one.\n\n"
+    "A model is a folder: rm, mv and rsync do the rest.",
+    "bench": "Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine.",
+}
+"""What each command does, in the order of the help."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "train": ("text", "train", "runtime", "model"),
     "eval": ("eval", "runtime"),
@@ -134,25 +151,18 @@ def settings_of(command: str | None) -> dict[str, Setting]:
     return found
 
 
-def add_options(app: typer.Typer) -> None:
-    """Adds the options of settings and the shared ones to the commands of `app`, whose functions ignore their values.
+def parameters(command: str, own: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    """Parameters of a command whose function has these: its own, then options of settings and shared ones.
 
-    They are in the parameters of the context, see `xlcli.cli.settings`. A parameter of the function itself comes first.
+    The function ignores the values of those that it does not name; they are in the parameters of the context.
     """
-    for command in app.registered_commands:
-        function: Any = command.callback
-        name = command.name or function.__name__
-        options = {key: _annotation(each) for key, each in settings_of(name).items() if each.option is not None}
-        options |= (SETTINGS_OPTIONS if name in SECTIONS else {}) | SHARED_OPTIONS
-        signature = inspect.signature(function, eval_str=True)
-        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        for key, annotation in options.items():
-            if key not in signature.parameters:
-                default = False if get_args(annotation)[0] is bool else None
-                parameters.append(
-                    inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-                )
-        function.__signature__ = signature.replace(parameters=parameters)
+    options = {key: _annotation(each) for key, each in settings_of(command).items() if each.option is not None}
+    options |= (SETTINGS_OPTIONS if command in SECTIONS else {}) | SHARED_OPTIONS
+    found = {name: each for name, each in own.items() if each.kind is not each.VAR_KEYWORD}
+    for key, kind in options.items():
+        default = False if get_args(kind)[0] is bool else None
+        found.setdefault(key, inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return list(found.values())
 
 
 def _annotation(setting: Setting) -> Any:

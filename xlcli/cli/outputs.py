@@ -1,4 +1,4 @@
-"""Output files of a command, checked before its work: writable, no input of the command, nothing of another kind."""
+"""Outputs of a command: sinks of events, and files, checked before its work: writable, no input, of no other kind."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import importlib.util
 import os
 import re
 import stat
+import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from xlcli.errors import ConfigError, ResourceError
-from xlcli.files import check_writable, linked, write_atomic
+from xlcli.files import check_writable, linked, replacing
 from xlcli.store.discover import is_state_file
 
+E = TypeVar("E")
 READER_SECONDS = 5.0
 """Time to wait for the reader of a named pipe."""
 _OTHER = "Choose another file"
@@ -76,29 +79,96 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
         used[_identity(status)] = f"the file of {option}"
 
 
-def write_output(path: Path, pieces: Iterable[bytes]) -> None:
-    """Writes an output of a command, atomically if it is a regular file.
+@contextmanager
+def output_file(path: Path, *, is_new: bool = False) -> Iterator[Callable[[bytes], object]]:
+    """Function that writes pieces of an output of a command; a regular file is replaced at the end, or not at all.
+
+    `is_new` replaces only an empty file.
 
     Raises:
         ResourceError: It is a pipe that nobody reads.
     """
     if path.exists() and not path.is_file():  # a device or a pipe
-        until = time.monotonic() + READER_SECONDS
-        descriptor = None
-        while descriptor is None:
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                if time.monotonic() > until:
-                    raise ResourceError(f"nobody reads {path}; nothing was written.", "Start its reader.") from None
-                time.sleep(0.05)
-        os.set_blocking(descriptor, True)
-        with os.fdopen(descriptor, "wb") as out:
-            out.writelines(pieces)
+        with os.fdopen(_open_pipe(path), "wb") as out:
+            yield out.write
     else:
-        write_atomic(linked(path), pieces)
+        with replacing(linked(path), is_new=is_new) as (write, _):
+            yield write
+
+
+def _open_pipe(path: Path) -> int:
+    until = time.monotonic() + READER_SECONDS
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > until:
+                raise ResourceError(f"nobody reads {path}; nothing was written.", "Start its reader.") from None
+            time.sleep(0.05)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
+
+
+def write_output(path: Path, pieces: Iterable[bytes]) -> None:
+    """Writes an output of a command, as `output_file`."""
+    with output_file(path) as write:
+        for piece in pieces:
+            write(piece)
+
+
+class Sink:
+    """Takes the events of a workflow but notices and progress. It ends by `close`, or by `discard` after an error."""
+
+    def add(self, event: Any) -> None:
+        """Takes an event."""
+
+    def close(self) -> None:
+        """Writes what is due at the end of the workflow, which may have been stopped."""
+
+    def discard(self) -> None:
+        """Ends the output of a workflow that has failed."""
+
+
+class Kept(Sink, Generic[E]):
+    """Keeps the events of one class for `finish`, which gets them at the end of the workflow, unless there are none."""
+
+    def __init__(self, kind: type[E], finish: Callable[[list[E]], object]) -> None:
+        self.events: list[E] = []
+        self._kind, self._finish = kind, finish
+
+    def add(self, event: Any) -> None:
+        """Keeps the event."""
+        if isinstance(event, self._kind):
+            self.events.append(event)
+
+    def close(self) -> None:
+        """Calls `finish`."""
+        if self.events:
+            self._finish(self.events)
+
+
+class FileSink(Sink):
+    """A sink whose bytes go to the file of this name, or to standard output by `write` if that is `-`.
+
+    `is_new` replaces only an empty file. A regular file is in its place only after `save`.
+    """
+
+    def __init__(self, name: str, write: Callable[[bytes], object], *, is_new: bool = False) -> None:
+        self.name, self.is_saved = name, name == "-"
+        self._file = ExitStack()
+        self.write = write if name == "-" else self._file.enter_context(output_file(Path(name), is_new=is_new))
+
+    def save(self) -> None:
+        """Puts the file in its place."""
+        self._file.close()
+        self.is_saved = True
+
+    def discard(self) -> None:
+        """Removes what was written."""
+        self._file.__exit__(*sys.exc_info())
 
 
 def check_standard_output(name: str) -> None:

@@ -68,12 +68,90 @@ class _Row:
     def bits_per_byte(self) -> float:
         return self.bits / self.n_bytes
 
+    def add(self, token: Shown) -> None:
+        self.tokens.append(token)
+        self.n_bytes += token.n_bytes
+        self.bits += token.bits
+
+
+class _Blocks:
+    """HTML of the text in blocks of rows, in an unnamed temporary file: RAM is constant.
+
+    Attributes:
+        file: The file.
+        n_bytes: Size of the text shown.
+        last_line: Number of the last line shown.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.n_bytes = self.last_line = 0
+        self._path, self._start = path, 0
+        self._rows: list[str] = []
+        self._scores: list[str] = []
+        try:
+            folder = path.parent if not path.exists() or path.is_file() else None
+            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        except OSError as error:
+            raise cannot_write(path, error) from None
+
+    def add(self, row: _Row, words: Sequence[Shown], byte: int) -> None:
+        if not self._rows:
+            self._start = byte
+        is_colored = self.n_bytes < COLORED_BYTES
+        content = _colored(words) if is_colored else escape("".join(word.text for word in words), quote=False)
+        name = f" id=L{row.line}" * (row.line > self.last_line)
+        self._rows.append(f"<b{name} data-b={row.bits_per_byte:.2f}>{content}</b>")
+        self._scores += map(_encoded, words)
+        self.n_bytes += row.n_bytes
+        self.last_line = row.line
+        if byte + row.n_bytes - self._start >= BLOCK_BYTES or len(self._rows) >= BLOCK_ROWS:
+            self.end()
+
+    def end(self) -> None:
+        if self._rows:
+            scores, rows = "".join(self._scores), "".join(self._rows)
+            html = f'<pre data-o={self._start} data-t="{scores}">{rows}</pre>\n'
+            self._rows, self._scores = [], []
+            try:
+                self.file.write(html.encode())
+            except OSError as error:
+                raise cannot_write(self._path, error) from None
+
+
+class _MostSurprising:
+    """Table of the most surprising lines; short ones only if there are no others."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[bool, float, int, str]] = []
+        self._n_rows = 0
+
+    def add(self, row: _Row, words: Sequence[Shown], *, is_shown: bool) -> None:
+        self._n_rows += 1
+        rank = (row.n_bytes >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf, -self._n_rows)
+        if len(self._rows) == TABLE_ROWS and rank <= self._rows[0][:3]:
+            return
+        line = f'<a href="#L{row.line}">{row.line:,}</a>' if is_shown else f"{row.line:,}"
+        length = len("".join(word.text for word in words).rstrip("\n"))
+        text = _colored(words, min(length, PREVIEW)) + "..." * (length > PREVIEW)
+        heapq.heappush(self._rows, (*rank, f"<tr><td>{row.bits_per_byte:.2f}<td>{line}<td>{text}</tr>"))
+        if len(self._rows) > TABLE_ROWS:
+            heapq.heappop(self._rows)
+
+    def section(self) -> str:
+        longest = max((row[0] for row in self._rows), default=False)
+        rows = [row[3] for row in sorted(self._rows, reverse=True) if row[0] == longest]
+        if not rows:
+            return ""
+        about = f"Lines of at least {LONG_LINE} bytes by bits per byte." if longest else "Lines by bits per byte."
+        heading = "<tr><th>bits per byte<th>line<th>text</tr>"
+        return (
+            f"<details id=lines open><summary><h2>Most surprising lines</h2></summary><p class=note>{about}</p>"
+            f"<table class=lines>{heading}{''.join(rows)}</table></details>"
+        )
+
 
 class Page(AbstractContextManager["Page"]):
-    """Page of a text whose tokens are added in order; a context manager.
-
-    RAM is constant: rows go to an unnamed temporary file, and `save` writes the page.
-    """
+    """Page of a text whose tokens are added in order; a context manager. `save` writes the page."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,21 +160,11 @@ class Page(AbstractContextManager["Page"]):
         self._first = 0
         self._visible = Visible()
         self._row = _Row(1)
-        self._block: list[str] = []
-        self._scores: list[str] = []
         self._bins = [0] * BINS
-        self._block_bytes = self._shown_bytes = self._shown_lines = 0
-        self._curve = Curve()
-        self._top: list[tuple[bool, float, int, str]] = []
-        self._n_rows = 0
-        try:
-            folder = path.parent if not path.exists() or path.is_file() else None
-            self._text = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        except OSError as error:
-            raise cannot_write(path, error) from None
+        self._curve, self._most_surprising, self._blocks = Curve(), _MostSurprising(), _Blocks(path)
 
     def __exit__(self, *error: object) -> None:
-        self._text.close()
+        self._blocks.file.close()
 
     def add(self, token: TokenScore) -> None:
         """Adds the next token. Offsets count from the first one, which may continue another text."""
@@ -107,9 +175,7 @@ class Page(AbstractContextManager["Page"]):
         self.n_tokens += 1
         self.bits += bits
         self._curve.add(len(text), bits, self._row.line)
-        self._row.tokens.append(Shown(self._visible.feed(text), len(text), bits))
-        self._row.n_bytes += len(text)
-        self._row.bits += bits
+        self._row.add(Shown(self._visible.feed(text), len(text), bits))
         n_ended = text.count(b"\n")
         self.n_lines += n_ended
         if n_ended or self._row.n_bytes >= ROW_BYTES:
@@ -127,7 +193,7 @@ class Page(AbstractContextManager["Page"]):
 
         `facts` are names and values shown at the top, before the model and the context of a token in words.
         """
-        lines = f"{report.counted(self.n_lines, 'line')}, " if self.n_lines else ""
+        lines = f"{report.counted(self.n_lines, 'line')}, " * (self.n_lines > 0)
         text = f"{report.size(self.n_bytes)}, {lines}{report.counted(self.n_tokens, 'token')}"
         shown = [*facts, ("model", model), ("context", context), ("text", text)]
         write_output(self.path, self._pieces(title, shown, by_context))
@@ -139,96 +205,53 @@ class Page(AbstractContextManager["Page"]):
         words = list(by_word(row.tokens))
         for word in words:
             self._bins[_bin(word.bits)] += not word.text.isspace()
-        is_shown = self._shown_bytes < TEXT_BYTES
-        self._n_rows += 1
-        rank = (row.n_bytes >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf, -self._n_rows)
-        if len(self._top) < TABLE_ROWS or rank > self._top[0][:3]:
-            line = f'<a href="#L{row.line}">{row.line:,}</a>' if is_shown else f"{row.line:,}"
-            length = len("".join(word.text for word in words).rstrip("\n"))
-            text = _colored(words, min(length, PREVIEW)) + ("..." if length > PREVIEW else "")
-            entry = (*rank, f"<tr><td>{row.bits_per_byte:.2f}<td>{line}<td>{text}</tr>")
-            (heapq.heappush if len(self._top) < TABLE_ROWS else heapq.heapreplace)(self._top, entry)
-        if not is_shown:
-            return
-        colored = self._shown_bytes < COLORED_BYTES
-        content = _colored(words) if colored else escape("".join(word.text for word in words), quote=False)
-        name = f" id=L{row.line}" if row.line > self._shown_lines else ""
-        self._block.append(f"<b{name} data-b={row.bits_per_byte:.2f}>{content}</b>")
-        self._scores += map(_encoded, words)
-        self._block_bytes += row.n_bytes
-        self._shown_bytes += row.n_bytes
-        self._shown_lines = row.line
-        if self._block_bytes >= BLOCK_BYTES or len(self._block) >= BLOCK_ROWS:
-            self._end_block()
-
-    def _end_block(self) -> None:
-        if self._block:
-            byte = self._first + self._shown_bytes - self._block_bytes
-            html = f'<pre data-o={byte} data-t="{"".join(self._scores)}">{"".join(self._block)}</pre>\n'
-            self._block, self._scores, self._block_bytes = [], [], 0
-            try:
-                self._text.write(html.encode())
-            except OSError as error:
-                raise cannot_write(self.path, error) from None
+        is_shown = self._blocks.n_bytes < TEXT_BYTES
+        self._most_surprising.add(row, words, is_shown=is_shown)
+        if is_shown:
+            self._blocks.add(row, words, self._first + self.n_bytes - row.n_bytes)
 
     def _pieces(
         self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin]
     ) -> Iterator[bytes]:
         if rest := self._visible.feed(b"", final=True):
-            self._row.tokens.append(Shown(rest, 0, 0.0))
+            self._row.add(Shown(rest, 0, 0.0))
         self._end_row()
-        self._end_block()
+        self._blocks.end()
         files = resources.files("xlcli.cli")
         style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
         colors = self._colors()
         style += "".join(f".w{n} {{ background: var(--c{color}); }}\n" for n, (color, _) in colors.items() if color)
         firsts = {color: (n, share) for n, (color, share) in reversed(colors.items()) if color}
-        hidden = self.n_bytes - self._shown_bytes
-        head, tail = (
-            Template(part).substitute(
-                version=xlcli.__version__,
-                title=escape(visible(title)),
-                style=style,
-                style_hash=_hash(style),
-                script=script,
-                script_hash=_hash(script),
-                bits_per_byte=f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
-                facts="".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
-                legend="".join(
-                    f"<i class=w{n}>{2 ** (n / BINS_PER_OCTAVE) - 1:.1f} ({share:.0%})</i>"
-                    for n, share in reversed(firsts.values())
-                ),
-                curve=self._curve.figure(self._first, self._shown_lines),
-                by_context=context_section(by_context),
-                lines=self._lines_section(),
-                cut=f"<p class=note>The text after its first {report.size(self._shown_bytes)} is not shown.</p>"
-                if hidden
-                else "",
-            )
-            for part in files.joinpath("page.html").read_text("utf-8").split("<!-- text -->")
-        )
-        yield head.encode()
-        self._text.seek(0)
-        yield from iter(lambda: self._text.read(2**20), b"")
-        yield tail.encode()
+        shown, blocks = report.size(self._blocks.n_bytes), self._blocks
+        values = {
+            "version": xlcli.__version__,
+            "title": escape(visible(title)),
+            "style": style,
+            "style_hash": _hash(style),
+            "script": script,
+            "script_hash": _hash(script),
+            "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
+            "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
+            "legend": "".join(
+                f"<i class=w{n}>{2 ** (n / BINS_PER_OCTAVE) - 1:.1f} ({share:.0%})</i>"
+                for n, share in reversed(firsts.values())
+            ),
+            "curve": self._curve.figure(self._first, blocks.last_line),
+            "by_context": context_section(by_context),
+            "lines": self._most_surprising.section(),
+            "cut": f"<p class=note>The text after its first {shown} is not shown.</p>"
+            * (blocks.n_bytes < self.n_bytes),
+        }
+        head, tail = files.joinpath("page.html").read_text("utf-8").split("<!-- text -->")
+        yield Template(head).substitute(values).encode()
+        blocks.file.seek(0)
+        yield from iter(lambda: blocks.file.read(2**20), b"")
+        yield Template(tail).substitute(values).encode()
 
     def _colors(self) -> dict[int, tuple[int, float]]:
         """Color, from 0 on, of each bin that has words, and the share of the words in this bin and later ones."""
         shares = {n: sum(self._bins[n:]) / sum(self._bins) for n in range(BINS) if self._bins[n]}
         return {n: (sum(share <= most for most in SHARES), share) for n, share in shares.items()}
-
-    def _lines_section(self) -> str:
-        """Table of the most surprising lines; short ones only if there are no others."""
-        longest = max((row[0] for row in self._top), default=False)
-        rows = [row[3] for row in sorted(self._top, reverse=True) if row[0] == longest]
-        if not rows:
-            return ""
-        about = f"Lines of at least {LONG_LINE} bytes by bits per byte." if longest else "Lines by bits per byte."
-        heading = "<tr><th>bits per byte<th>line<th>text</tr>"
-        return (
-            f"<details id=lines open><summary><h2>Most surprising lines</h2></summary><p class=note>{about}</p>"
-            f"<table class=lines>{heading}{''.join(rows)}</table></details>"
-        )
 
 
 def _bits_steps(bits: float) -> int:

@@ -18,6 +18,11 @@ GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
 
+def label(name: str) -> str:
+    """A text in messages."""
+    return "standard input" if name == "-" else name
+
+
 def open_source(name: str) -> int:
     """File descriptor of a file, or of standard input for `-`; `DataError` if the file cannot be read."""
     if name == "-":
@@ -74,18 +79,24 @@ class Output:
     the reader has not taken by then.
 
     Attributes:
-        stop: Stop request that ends a wait, or None.
+        at_line_start: True if the last byte ended a line.
         discarded: Number of bytes discarded.
+        stop: Stop request that ends a wait, or None.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.stop: Stop | None = None
+        self.at_line_start = True
         self.discarded = 0
+        self.stop: Stop | None = None
         self._stream = stream
         try:
             self._descriptor: int | None = stream.fileno()
         except (OSError, ValueError):  # an object of Python that stands for the stream, as in tests
             self._descriptor = None
+
+    def heed(self, stop: Stop | None) -> None:
+        """Sets `stop`."""
+        self.stop = stop
 
     def shares_file(self, other: Output) -> bool:
         """True if both are the same terminal, pipe or file."""
@@ -102,6 +113,8 @@ class Output:
         Raises:
             BrokenPipeError: The reader has closed the output.
         """
+        if data:
+            self.at_line_start = data.endswith(b"\n")
         self._stream.flush()
         if self._descriptor is None:
             self._stream.buffer.write(data)

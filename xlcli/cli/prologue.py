@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from xlcli.cli import report
 from xlcli.cli.outputs import check_outputs
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
-from xlcli.cli.usage import nearest, source
+from xlcli.cli.usage import nearest, source, spelling
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig, make
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
 from xlcli.files import cache_folder
@@ -37,15 +37,70 @@ _PROGRAM_BYTES = 300 * 2**20
 """RAM in bytes of the interpreter with torch imported."""
 
 
-def begin(context: typer.Context) -> tuple[Config, Screen]:
-    """The configuration of a command that uses a model, and the screen. `--print-config` ends here."""
+Rules = Mapping[str, Sequence[str]]
+"""Parameters and settings by the name of the one that needs or excludes them. One with an only value is `emit=tokens`,
+alternatives are `state|state_out`."""
+
+
+def begin(context: typer.Context, needs: Rules = {}, excludes: Rules = {}) -> tuple[Config, Screen]:  # noqa: B006
+    """The configuration of a command that uses a model, checked by `check_together`, and the screen.
+
+    `--print-config` ends here.
+    """
     with name_option_in_errors(context):
         config = make(user_settings(context))
     screen = open_screen(context)
-    if context.params["print_config"]:
-        screen.print(print_config(config, context, as_json=screen.json))
-        raise typer.Exit
+    show_config(context, config, screen)
+    settings = getattr(config, str(context.info_name), RuntimeConfig())
+    check_together(context, dict.fromkeys(dict(settings)) | settings.model_dump(exclude_defaults=True), needs, excludes)
     return config, screen
+
+
+def show_config(context: typer.Context, config: Config, screen: Screen, note: str = "") -> None:
+    """Prints the configuration after a note and ends, if `--print-config` asks for it."""
+    if context.params["print_config"]:
+        text = print_config(config, context, as_json=screen.json)
+        screen.print(text if screen.json else note + text)
+        raise typer.Exit
+
+
+def check_together(
+    context: typer.Context,
+    settings: Mapping[str, Any] = {},
+    needs: Rules = {},  # noqa: B006
+    excludes: Rules = {},  # noqa: B006
+) -> None:
+    """`ConfigError` for an option without one that it needs, or beside one that it excludes.
+
+    `settings` come before parameters of the same name; those with default values are None.
+    """
+    params = {param.name: param for param in context.command.params}
+    values = {**context.params, **settings}
+
+    def is_given(rule: str) -> bool:
+        name, _, only = rule.partition("=")
+        value = values[name]
+        return value == only or not (only or value is None or value is False or value in ((), []))
+
+    def typed(name: str) -> str:
+        if name not in params:
+            return f"{context.info_name}.{name}"
+        if params[name].param_type_name == "argument":
+            return str(params[name].metavar).partition("|")[0].strip("[]")
+        return spelling(context, params[name])
+
+    def example(rule: str) -> str:
+        name, _, only = rule.partition("|")[0].partition("=")
+        return f"{typed(name)} {only or params[name].metavar or ''}".strip()
+
+    for name, rules in needs.items():
+        is_alone = not all(any(map(is_given, rule.split("|"))) for rule in rules)
+        if is_alone and source(context, name) == "COMMANDLINE":
+            wanted = " ".join(map(example, rules))
+            raise ConfigError(f"{typed(name)} needs {wanted}.", f"Add {wanted}.")
+    for name, others in excludes.items():
+        if is_given(name) and (other := next(filter(is_given, others), None)):
+            raise ConfigError(f"{typed(name)} and {typed(other)} exclude each other.", "Give one of them.")
 
 
 def open_screen(context: typer.Context) -> Screen:
@@ -72,13 +127,16 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
         StateError: There is no such state.
     """
     folders, names = [], named_models(context)
-    state = None if names else state_files(context)[0]
     for name in names or (None,):
-        folder, reason, passed_over = choose(name) if state is None else (saved_model(state), f"of {state}", ())
-        for notice in passed_over:
-            screen.say(notice, "warning")
-        if reason is not None:
-            screen.say(f"model {folder.name} ({reason})" + ("; -m NAME takes another" if state is None else ""))
+        if name is None and (state := state_files(context)[0]) is not None:
+            folder = saved_model(state)
+            screen.say(f"model {folder.name} (of {state})")
+        else:
+            folder, reason, passed_over = choose(name)
+            for notice in passed_over:
+                screen.say(notice, "warning")
+            if reason is not None:
+                screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
         with name_option_in_errors(context):
             check_settings(str(context.info_name), settings, read_config(folder), f"model {folder.name}")
         folders.append(folder)
@@ -131,7 +189,7 @@ def print_plan(
     if screen.json:
         screen.object(plan)
     else:
-        texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
+        texts = {1: "one text at a time"}.get(batch_size, f"{batch_size} texts at a time")
         whole, available = report.size(plan["needed_bytes"]), report.size(plan["available_bytes"])
         rows = [
             ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
@@ -149,13 +207,12 @@ def load_model(
 ) -> tuple[LoadedModel, Runtime]:
     """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
     cache_folder(screen.say)
-    screen.wait("loading the model")
-    from xlcli.runtime import make_runtime
-    from xlcli.store.folder import load
+    with screen.waiting("loading the model"):
+        from xlcli.runtime import make_runtime
+        from xlcli.store.folder import load
 
-    runtime = make_runtime(config, ranks=ranks)
-    model = load(folder, settings, device=runtime.device)
-    screen.clear()
+        runtime = make_runtime(config, ranks=ranks)
+        model = load(folder, settings, device=runtime.device)
     for warning in model.warnings:
         screen.say(warning, "warning")
     score = model.record.get("bits_per_byte")
@@ -171,23 +228,23 @@ def load_model(
     return model, runtime
 
 
-def check_texts(names: Iterable[str], command: str) -> None:
-    """Refuses a missing file or a model as a text, before torch is loaded; reading it makes all other checks.
+def check_texts(names: Iterable[str], command: str) -> list[str]:
+    """The files among these texts; refuses a missing one or a model, before torch is loaded.
 
-    `command` is a command that uses a model, with `{}` in place of its name.
+    Reading a text makes all other checks. `command` is a command that uses a model, with `{}` in place of its name.
     """
-    for name in names:
-        path, exists = Path(name), os.path.lexists(name)
+    files = [name for name in names if name != "-"]
+    for path, name in zip(map(Path, files), files, strict=True):
+        exists = os.path.lexists(name)
         with suppress(CheckpointError):
-            if name != "-" and (is_model(path) if exists else find(name)):
-                command = command.format(shlex.quote(name))
-                raise DataError(f"{name} is a model, not a text.", f"Type {command}.")
-        if name != "-" and not exists:
-            siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-            near = nearest(path.name, siblings)
-            raise DataError(
-                f"there is no file {name}.", f"Did you mean {path.parent / near}?" if near else "Check the path."
-            )
+            if (exists and is_model(path)) or (not exists and find(name)):
+                raise DataError(f"{name} is a model, not a text.", f"Type {command.format(shlex.quote(name))}.")
+        if not exists:
+            with suppress(OSError):
+                if near := nearest(path.name, [other.name for other in path.parent.iterdir()]):
+                    raise DataError(f"there is no file {name}.", f"Did you mean {path.parent / near}?")
+            raise DataError(f"there is no file {name}.", "Check the path.")
+    return files
 
 
 def note_unread_pipe(screen: Screen, argument: str) -> None:
@@ -201,13 +258,10 @@ def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
     """Files of the state to continue and of the state to save, if any; `--state` is both if it exists and has content.
 
     Raises:
-        ConfigError: `--state` and another option are given.
         StateError: There is no state to continue.
     """
-    names = {name: context.params.get(name) for name in ("state", "state_in", "state_out")}
-    state, before, after = (None if name is None else Path(name) for name in names.values())
-    if state is not None and (before or after):
-        raise ConfigError("--state both continues a state and saves it.", "Leave out --state-in and --state-out.")
+    names = map(context.params.get, ("state", "state_in", "state_out"))
+    state, before, after = (None if name is None else Path(name) for name in names)
     if state is not None:
         before, after = state if state.exists() and state.stat().st_size else None, state
     if before is not None and not is_state_file(before):
@@ -222,7 +276,7 @@ def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: I
     `outputs` are parameters whose values are names of files; `inputs` are the files and folders that are read.
     """
     params = context.params
-    read = map(Path, [*inputs, *([params["config_file"]] if params["config_file"] else ())])
+    read = map(Path, [*inputs, *filter(None, [params["config_file"]])])
     check_outputs({f"--{name.replace('_', '-')}": params[name] for name in outputs}, read, force=params["force"])
 
 

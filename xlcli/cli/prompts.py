@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from xlcli.cli import report
-from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.outputs import Sink
+from xlcli.cli.pipe import label, open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
-from xlcli.events import Generated, GeneratedText, Notice, ProgressMeter
+from xlcli.events import Generated, GeneratedText, ProgressMeter
 from xlcli.files import parse_json
 
 MAX_PROMPT = 2**26
@@ -24,17 +25,16 @@ Prompt = tuple[bytes, dict[str, Any]]
 """A line of the file: the text of the prompt, and the table with its `id`, empty without one."""
 
 
-def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
-    """The prompt as bytes: the argument, standard input for `-`, or no bytes."""
-    if not words:
-        return b""
-    if words[0] != "-":
-        return os.fsencode(words[0])
-    remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
-    return _joined(portions(0, stop, None), stop, "the prompt", MAX_PROMPT, remedy)
+def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> bytes:
+    """The prompt as bytes, with LF for CR LF: the argument, standard input for `-`, or no bytes."""
+    data = os.fsencode(words[0]) if words else b""
+    if data == b"-":
+        remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
+        data = _joined(portions(0, stop, None), stop, "the prompt", MAX_PROMPT, remedy)
+    return _with_lf([data], screen)[0]
 
 
-def read_prompts(name: str, stop: Stop) -> list[Prompt]:
+def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
     """The prompts of a file, which may be compressed or in UTF-16 or UTF-32, or of standard input for `-`.
 
     Raises:
@@ -42,29 +42,42 @@ def read_prompts(name: str, stop: Stop) -> list[Prompt]:
     """
     from xlcli.text.formats import in_utf8, unpacked
 
-    label = "standard input" if name == "-" else name
-    data = _joined(portions(open_source(name), stop, None), stop, label)
-    return list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), stop, label), label))
+    shown = label(name)
+    data = _joined(portions(open_source(name), stop, None), stop, shown)
+    found = list(_parsed(_joined(in_utf8(unpacked(iter([data]), shown), shown), stop, shown), shown))
+    texts = _with_lf([text for text, _ in found], screen)
+    return [(text, tree) for text, (_, tree) in zip(texts, found, strict=True)]
+
+
+def _with_lf(texts: Iterable[bytes], screen: Screen) -> list[bytes]:
+    """Texts with LF for CR LF."""
+    from xlcli.text.formats import CRLF_NOTICE, LineEnds
+
+    line_ends = LineEnds()
+    read = [line_ends.feed(text, final=True) for text in texts]
+    if line_ends.replaced:
+        screen.say(CRLF_NOTICE)
+    return read
 
 
 def _joined(
-    parts: Iterable[bytes | None], stop: Stop, label: str, limit: int = MAX_BYTES, remedy: str = "Divide it."
+    parts: Iterable[bytes | None], stop: Stop, name: str, limit: int = MAX_BYTES, remedy: str = "Divide it."
 ) -> bytes:
     data = bytearray()
     for part in parts:
         data += part or b""
         if len(data) > limit:
-            raise DataError(f"{label} is longer than {limit >> 20} MiB.", remedy)
+            raise DataError(f"{name} is longer than {limit >> 20} MiB.", remedy)
     if stop():
         raise Stopped(stop.exit_code)
     return bytes(data)
 
 
-def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
+def _parsed(data: bytes, name: str) -> Iterator[Prompt]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
-        place = f"line {number} of {label}"
+        place = f"line {number} of {name}"
         try:
             value = parse_json(line)
         except ValueError:
@@ -78,59 +91,69 @@ def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
         yield value["prompt"].encode(), {"id": value["id"]} if "id" in value else {}
 
 
-def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
-    """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
-    done: list[dict[str, object]] = []
-    current = -1
-    for event in events:
-        if screen.shows(event):
-            continue
-        if event.sample != current and not screen.json:
-            screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
-        current = event.sample
+class Samples(Sink):
+    """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end.
+
+    `prompt` is shown before each sample; there may be `several` samples.
+    """
+
+    def __init__(self, screen: Screen, prompt: bytes, *, several: bool) -> None:
+        self._screen, self._prompt, self._several = screen, prompt, several
+        self._done: list[dict[str, object]] = []
+        self._current = -1
+
+    def add(self, event: GeneratedText | Generated) -> None:
+        """Shows an event."""
+        screen = self._screen
+        if event.sample != self._current and not screen.json:
+            screen.model_text(b"\n---\n" * (self._current >= 0) + self._prompt)
+        self._current = event.sample
         if isinstance(event, Generated):
-            done.append(report.generated_object(event))
+            self._done.append(report.generated_object(event))
             rate = report.amount(event.tokens_per_second)
             tokens = report.counted(event.tokens, "token")
             screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
         elif not screen.json:
             screen.model_text(event.text)
-    if screen.json:
-        screen.object({"samples": done} if several else done[0] if done else {})
-    else:
-        screen.model_text(b"", final=True)
+
+    def close(self) -> None:
+        """Ends the last line, or prints the object."""
+        if not self._screen.json:
+            self._screen.model_text(b"", final=True)
+        elif self._several:
+            self._screen.object({"samples": self._done})
+        else:
+            self._screen.object(next(iter(self._done), {}))
 
 
-def show_results(
-    prompts: Sequence[Prompt],
-    events: Iterable[tuple[Generated, ...] | Notice],
-    screen: Screen,
-    *,
-    n_samples: int,
-    without_prompt: bool,
-) -> None:
+class Results(Sink):
     """Prints one JSON object for each prompt, as soon as it and all before it are complete.
 
     After a signal, prompts at the end without any token are not printed.
     """
-    meter, n_complete = ProgressMeter("generating", len(prompts), "prompts"), 0
-    held: list[dict[str, Any]] = []
-    names = (name for _, name in prompts)
-    for event in events:
-        if screen.shows(event):
-            continue
-        samples = [report.generated_object(result) for result in event]
-        if without_prompt:
-            samples = [{key: value for key, value in sample.items() if key != "prompt"} for sample in samples]
-        tree = samples[0] if n_samples == 1 else {"samples": samples}
-        held.append(next(names) | tree)
+
+    def __init__(self, prompts: Sequence[Prompt], screen: Screen, *, n_samples: int, without_prompt: bool) -> None:
+        self._screen, self._n_samples, self._left_out = screen, n_samples, {"prompt"} if without_prompt else set()
+        self._n, self._n_complete, self._names = len(prompts), 0, (name for _, name in prompts)
+        self._held: list[dict[str, Any]] = []
+        self._meter = ProgressMeter("generating", self._n, "prompts")
+
+    def add(self, event: tuple[Generated, ...]) -> None:
+        """Takes the samples of the next prompt."""
+        trees = [report.generated_object(result) for result in event]
+        samples = [{key: tree[key] for key in tree if key not in self._left_out} for tree in trees]
+        self._held.append(next(self._names) | (samples[0] if self._n_samples == 1 else {"samples": samples}))
         is_complete = all(result.stop_reason != "interrupted" for result in event)
         if is_complete or any(result.tokens for result in event):
-            for each in held:
-                screen.object(each)
-            held = []
-        n_complete += is_complete
-        for progress in meter.report(n_complete):
-            screen.progress(progress)
-    if n_complete < len(prompts):
-        screen.say(f"stopped: {n_complete} of {len(prompts)} prompts were continued to their end", "warning")
+            for each in self._held:
+                self._screen.object(each)
+            self._held = []
+        self._n_complete += is_complete
+        for progress in self._meter.report(self._n_complete):
+            self._screen.progress(progress)
+
+    def close(self) -> None:
+        """Says how many prompts were not continued to their end."""
+        if self._n_complete < self._n:
+            done = f"{self._n_complete} of {self._n} prompts were continued to their end"
+            self._screen.say(f"stopped: {done}", "warning")

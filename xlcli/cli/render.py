@@ -11,19 +11,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from xlcli.cli import report
+from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
 
 REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
@@ -44,6 +43,28 @@ _ERASE = "\r\x1b[J"
 """Erases the live line, all rows of it if the terminal has become narrower and has broken it."""
 
 
+class _Pace:
+    """Decides when a line of progress is due: on a live line often, else a plain line now and then.
+
+    Attributes:
+        live: There is a live line.
+        losses: Losses to draw on it.
+    """
+
+    def __init__(self, *, live: bool) -> None:
+        self.live = live
+        self.losses: deque[float] = deque(maxlen=4096 * live)
+        self._next, self._stage = time.monotonic() + PLAIN_SECONDS / 10, ""
+
+    def is_due(self, stage: str) -> bool:
+        """True if the line of this stage is to be shown now; the first one of a stage at once where it is live."""
+        now = time.monotonic()
+        if now < self._next and (stage == self._stage or not self.live):
+            return False
+        self._next, self._stage = now + (REFRESH_SECONDS if self.live else PLAIN_SECONDS), stage
+        return True
+
+
 class Screen:
     """stdout and stderr of a command, with its output options.
 
@@ -61,29 +82,21 @@ class Screen:
     ) -> None:
         without = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         plain = color == "never" or (color != "always" and without)
+        shown = {"warning": True, "info": not quiet, "hint": not quiet, "detail": verbose}
         self.json = json
         self.verbose = verbose
-        self.quiet = quiet
         self.on_terminal = sys.stdout.isatty() or color == "always"
         self.colored = self.on_terminal and not plain
-        self._hidden = hidden
-        self._shows_progress = not (quiet or hidden)
+        self._levels = {level for level, is_shown in shown.items() if is_shown and not hidden}
         self._out, self._err = Output(sys.stdout), Output(sys.stderr)
-        self._on_terminal = sys.stderr.isatty()
-        self._is_styled = self._on_terminal and not plain
-        self._is_live = self._on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._shares_file = self._out.shares_file(self._err)
+        self._styles = {} if plain or not sys.stderr.isatty() else STYLES
+        self._pace = _Pace(live=sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"))
         self._announced = False
         self._types = False
         self._line = ""
-        self._drawn = 0.0
-        self._stage = ""
         self._lock = threading.RLock()  # the thread that watches for signals prints, too
-        self._next_plain = time.monotonic() + PLAIN_SECONDS / 10
-        self._history: deque[float] = deque(maxlen=4096)
         self._visible = Visible()
-        self._legend_due = self._on_terminal and not quiet
-        self._at_line_start = True
+        self._legend_due = sys.stderr.isatty() and not quiet
 
     @contextmanager
     def stop(self, *, announced: bool = False) -> Iterator[Stop]:
@@ -93,14 +106,16 @@ class Screen:
         """
         self._announced = announced
         with Stop(self.interrupted, self.farewell) as stop:
-            self._out.stop = self._err.stop = stop
+            self._out.heed(stop)
+            self._err.heed(stop)
             try:
                 yield stop
             finally:
                 self.clear()
                 if lost := self._out.discarded:
                     self.say(f"standard output was not read; its last {lost:,} bytes are lost", "warning")
-        self._out.stop = self._err.stop = None
+        self._out.heed(None)
+        self._err.heed(None)
 
     def expect_pipes(self, names: Sequence[str]) -> None:
         """Names pipes that are waited for. Shows no progress while one is a keyboard."""
@@ -111,28 +126,43 @@ class Screen:
             if name != "-" and is_pipe(name):
                 self.say(f"reading the pipe {name} to its end")
 
+    def drive(self, events: Iterable[Any], *sinks: Sink) -> None:
+        """Shows notices and progress of a workflow, adds its other events to each sink, and ends the sinks."""
+        try:
+            for event in events:
+                if not self.shows(event):
+                    for sink in sinks:
+                        sink.add(event)
+        except BaseException:
+            for sink in sinks:
+                sink.discard()
+            raise
+        for sink in sinks:
+            sink.close()
+
     def interrupted(self) -> None:
         """Prints the message of a signal, once and before all other output, in a line after the ^C of a terminal."""
         stop = self._out.stop
         with self._lock:
             if stop is not None and stop() and not self._announced:
                 self._announced = True
-                if self._on_terminal and not self._line:
+                if sys.stderr.isatty() and not self._line:
                     self._end_line()
                 self.clear()
                 self.say(stop.message)
 
     def _end_line(self) -> None:
         """Puts the cursor of the terminal, or the end of a shared file, at the start of a line."""
-        self._err.write("\n")
-        self._at_line_start = self._at_line_start or self._shares_file
+        (self._out if self._out.shares_file(self._err) else self._err).write("\n")
 
     def farewell(self) -> str:
         """Text that leaves the terminal in order when the process ends at once; nothing is printed after it."""
-        if not self._on_terminal:
+        if not sys.stderr.isatty():
             return ""
         self._lock.acquire(timeout=FAREWELL_SECONDS)  # and kept; fails if its holder waits for a stalled reader
-        return _ERASE if self._line else "\x1b[0m\n" if self.colored else "\n"
+        if self._line:
+            return _ERASE
+        return "\x1b[0m" * self.colored + "\n"
 
     def clear(self) -> None:
         """Removes the live line."""
@@ -143,21 +173,26 @@ class Screen:
 
     def say(self, text: str, level: str = "info") -> None:
         """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
-        if self._hidden or not (level == "warning" or (self.verbose if level == "detail" else not self.quiet)):
+        if level not in self._levels:
             return
-        text = wrapped(visible(f"warning: {text}" if level == "warning" else text), columns(sys.stderr))
-        if self._is_styled and level in STYLES:
+        text = wrapped(visible("warning: " * (level == "warning") + text), columns(sys.stderr))
+        if level in self._styles:
             text = f"\x1b[{STYLES[level]}m{text}\x1b[m"
         with self._lock:
             self.interrupted()
             line = self._line
             self.clear()
-            if self._shares_file and not self._at_line_start:
+            if not self._is_free():
                 self._end_line()
             self._err.write(text + "\n")
             self._draw(line)
 
-    def shows(self, event: object) -> TypeIs[Notice | Progress]:
+    def not_written(self, path: str) -> None:
+        """Warns that a stop has prevented an output; a device or pipe has got what there was."""
+        if Path(path).is_file() or not Path(path).exists():
+            self.say(f"{path} was not written: the evaluation was stopped", "warning")
+
+    def shows(self, event: object) -> bool:
         """Shows an event of a workflow if it is a notice, or a hint beside text, or progress; True if it is."""
         if isinstance(event, Notice):
             if event.level != "hint" or not self.json:
@@ -170,8 +205,17 @@ class Screen:
 
     def wait(self, text: str) -> None:
         """Shows the current activity while there is no progress to count; on a terminal only."""
-        if self._is_live:
+        if self._pace.live:
             self._show(f"{text} ...", text)
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Context in which the current activity is shown."""
+        self.wait(text)
+        try:
+            yield
+        finally:
+            self.clear()
 
     def progress(self, event: Progress) -> None:
         """Shows the progress of a stage."""
@@ -182,27 +226,23 @@ class Screen:
 
     def step(self, event: Step) -> None:
         """Shows the progress of training."""
-        self._history.append(event.bits_per_byte)
-        self._show(report.step_line(event, tuple(self._history) if self._is_live else ()), "training")
+        self._pace.losses.append(event.bits_per_byte)
+        self._show(report.step_line(event, tuple(self._pace.losses)), "training")
 
     def _show(self, line: str, stage: str) -> None:
-        """Shows a line of progress at its time; the first one of a stage at once on a terminal."""
-        now = time.monotonic()
-        if not self._shows_progress or self._types:
-            return
-        if not self._is_live:
-            if now >= self._next_plain:
-                self._next_plain = now + PLAIN_SECONDS
-                self.say(line)
-        elif now - self._drawn >= REFRESH_SECONDS or stage != self._stage:
-            self._drawn, self._stage = now, stage
-            self._draw(line)
+        """Shows a line of progress at its time."""
+        if "info" in self._levels and not self._types and self._pace.is_due(stage):
+            (self._draw if self._pace.live else self.say)(line)
+
+    def _is_free(self) -> bool:
+        """True unless text on stdout stops within the line to which stderr would write."""
+        return self._out.at_line_start or not self._out.shares_file(self._err)
 
     def _draw(self, line: str) -> None:
         """Replaces the live line; not beside text that stops within a line."""
         with self._lock:
             self.clear()
-            if line and (self._at_line_start or not self._shares_file):
+            if line and self._is_free():
                 self._line = line
                 self._err.write(_UNWRAPPED.format(clipped(visible(line), (columns(sys.stderr) or 80) - 1)))
 
@@ -216,14 +256,13 @@ class Screen:
         with self._lock:
             self.interrupted()
             self.clear()
-            if data:
-                self._at_line_start = data.endswith(b"\n")
             self._out.write_bytes(data)
 
     def print(self, text: str, *, json: bool = False) -> None:
         """Prints text or lines of JSON to stdout, with control characters escaped on a terminal."""
-        shown = (visible_json if json else visible)(text) if self.on_terminal else text
-        self.write(shown.encode("utf-8", "surrogateescape"))
+        if self.on_terminal:
+            text = (visible_json if json else visible)(text)
+        self.write(text.encode("utf-8", "surrogateescape"))
 
     def report(self, text: str) -> None:
         """Prints text to stdout as `print`, with lines that fit a terminal."""
@@ -247,8 +286,8 @@ class Screen:
             return
         text = self._visible.feed(data, final=final)
         with self._lock:
-            at_line_start = text.endswith("\n") if text else self._at_line_start
-            self.write((text + "\n" if final and not at_line_start else text).encode())
+            at_line_start = text.endswith("\n") if text else self._out.at_line_start
+            self.write((text + "\n" * (final and not at_line_start)).encode())
 
     def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
         """Writes a label and tokens, given as (text, bits); words are colored by their bits if colors are on."""

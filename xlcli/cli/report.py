@@ -29,9 +29,14 @@ def amount(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
+def optional(value: float | None, style: str) -> str:
+    """A number in this style; nothing for None."""
+    return "" if value is None else format(value, style)
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things: `1 line`, `1.2k tokens`."""
-    return f"{amount(number)} {noun}{'' if number == 1 else 's'}"
+    return f"{amount(number)} {noun}" + "s" * (number != 1)
 
 
 def size(n_bytes: float) -> str:
@@ -39,7 +44,7 @@ def size(n_bytes: float) -> str:
     for scale, suffix in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if n_bytes >= scale:
             return f"{n_bytes / scale:.1f} {suffix}"
-    return f"{n_bytes:.0f} byte{'' if round(n_bytes) == 1 else 's'}"
+    return f"{n_bytes:.0f} byte" + "s" * (round(n_bytes) != 1)
 
 
 def time(seconds: float) -> str:
@@ -47,7 +52,7 @@ def time(seconds: float) -> str:
     if not math.isfinite(seconds) or seconds < 0:
         return "-"
     if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.{seconds < 10:d}f} s"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
@@ -76,7 +81,7 @@ def age(seconds: float) -> str:
     for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= length:
             number = int(seconds // length)
-            return f"{number} {unit}{'s' if number > 1 else ''}"
+            return f"{number} {unit}" + "s" * (number > 1)
     return "just now"
 
 
@@ -86,11 +91,11 @@ def progress_line(progress: events.Progress) -> str:
     def quantity(number: float) -> str:
         return size(number) if progress.unit == "B" else f"{amount(number)} {progress.unit}"
 
-    parts = [progress.stage]
+    parts = [progress.stage, quantity(progress.done)]
     if progress.total:
+        done = parts.pop().removesuffix(f" {progress.unit}")
         parts.append(f"{100 * progress.done / progress.total:.0f} %")
-    done = amount(progress.done) if progress.total and progress.unit != "B" else quantity(progress.done)
-    parts.append(done + (f" of {quantity(progress.total)}" if progress.total else ""))
+        parts.append(f"{done} of {quantity(progress.total)}")
     if progress.rate:
         parts.append(f"{quantity(progress.rate)}/s")
         if progress.total and progress.total > progress.done:
@@ -100,14 +105,13 @@ def progress_line(progress: events.Progress) -> str:
 
 def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
     """A training step in one line, the most important first; `history` is drawn at its end."""
-    steps = "" if step.mean_steps is None else f"{step.mean_steps:.2f} steps/token"
     parts = [
         f"step {step.step}",
         f"{100 * step.fraction:.0f} %",
         f"{time(step.eta_seconds)} left",
         f"{step.bits_per_byte:.3f} bits/byte",
         f"{amount(step.tokens_per_second)} tokens/s",
-        steps,
+        optional(step.mean_steps, ".2f") and f"{step.mean_steps:.2f} steps/token",
         sparkline(history),
     ]
     return "  ".join(filter(None, parts))
@@ -115,23 +119,27 @@ def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
 
 def plan_text(plan: events.Plan) -> str:
     """The plan of a training run."""
-    tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
-    place = "from its end: " if plan.valid_from_end else ""
-    parts = f"train {size(plan.train_bytes)}{tokens}; {place}"
+    parts = f"train {size(plan.train_bytes)}"
+    if plan.train_tokens:
+        parts += f" = {counted(plan.train_tokens, 'token')}"
+    parts += "; " + "from its end: " * plan.valid_from_end
     parts += f"valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
-    machine = f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}"
-    estimated = " (estimated from a sample)" if plan.estimated else ""
-    free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"
+    machine = (
+        f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}; needs about {size(plan.needed_bytes)} of "
+    )
+    machine += {"cpu": "RAM"}.get(plan.device, "GPU memory")
+    if plan.available_bytes is not None:
+        machine += f"; {size(plan.available_bytes)} available"
+    budget = plan.budget + f", resuming at step {plan.resumed_at}" * (plan.resumed_at > 0)
     source = f"preset {plan.preset}" if plan.init is None else f"from {plan.init}"
-    resource = "RAM" if plan.device == "cpu" else "GPU memory"
     rows = [
         ("model", f"{plan.folder} ({source}, {amount(plan.parameters)} parameters)"),
         ("weights", f"{size(plan.weights_bytes)} on disk in {plan.weights}"),
         ("corpus", plan.corpus),
-        ("text", parts + estimated),
+        ("text", parts + " (estimated from a sample)" * plan.estimated),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
-        ("machine", f"{machine}; needs about {size(plan.needed_bytes)} of {resource}{free}"),
-        ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
+        ("machine", machine),
+        ("budget", budget),
     ]
     if plan.n_ranks > 1:
         here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
@@ -141,7 +149,7 @@ def plan_text(plan: events.Plan) -> str:
 
 def scored(text: events.ScoredText) -> str:
     """Text and memory length of a score in words."""
-    part = f"first {amount(text.bytes)} of " if text.bytes < text.of_bytes else ""
+    part = f"first {amount(text.bytes)} of " * (text.bytes < text.of_bytes)
     return f"{part}{counted(text.of_bytes, 'byte')} of validation text, memory {text.mem_len}"
 
 
@@ -149,9 +157,8 @@ def trained_text(event: events.Trained) -> str:
     """The end of a run: score, sample, and the two commands to run next."""
     lines = [f"model     {event.folder}"]
     if event.bits_per_byte is not None:
-        best = f" (step {event.best_step})" if event.best_step is not None else ""
-        if event.best_step == 0:
-            best = " (the weights that the run started from: no step was better)"
+        start = {None: "", 0: " (the weights that the run started from: no step was better)"}
+        best = start.get(event.best_step, f" (step {event.best_step})")
         lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{best}")
         if event.scored:
             lines.append(f"          of the {scored(event.scored)}")
@@ -164,9 +171,9 @@ def trained_text(event: events.Trained) -> str:
     folder = shlex.quote(str(event.folder))
     generate = f"xlcli generate -m {folder}\n"
     if event.stopped:
-        own = f"To try it as it is: {generate}" if event.best_step is not None else ""
+        own = f"To try it as it is: {generate}" * (event.best_step is not None)
         return "\n".join(lines) + f"\n\nStopped and saved. To continue, run the same command with --resume.\n{own}"
-    text = "" if event.bits_per_byte is not None else "FILE "
+    text = "FILE " * (event.bits_per_byte is None)
     return "\n".join(lines) + f"\n\nNext:\n  xlcli eval {text}-m {folder}\n  {generate}"
 
 
@@ -181,16 +188,16 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
     }
     recurrence = context(model, score.mem_len, score.segment_len, score.stride)
     if score.mem_len:
-        span = "" if model.effective_mem_len(score.mem_len) is None else f", span {score.span}"
+        span = f", span {score.span}" * (model.effective_mem_len(score.mem_len) is not None)
         recurrence += ", full of zeros at first" * model.zero_memory + f"{span}, batch {score.batch_size}"
     if score.adapt:
         recurrence += ", weights adapted while reading"
     if score.context_cache:
         recurrence += f", cache of {score.context_cache:,} tokens"
     parts = "lines" if score.each_line else "documents"
-    documents = f" in {score.documents:,} {parts}, each scored alone" if score.documents > 1 else ""
+    documents = f" in {score.documents:,} {parts}, each scored alone" * (score.documents > 1)
     lines = [
-        f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),
+        f"{score.model} on {score.file}" + ", PARTIAL: stopped before the end" * score.partial,
         f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}{documents}; {recurrence}",
         "",
         *(f"  {name:22}{value:>10}" for name, value in rows.items() if value),
@@ -227,48 +234,43 @@ def context(model: ModelConfig, mem_len: int, segment_len: int, stride: int | No
 
 def _decimals(value: float | None, digits: int) -> str:
     """A number with that many decimals, a large one as a power of ten; nothing for None."""
-    return "" if value is None else f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
+    return optional(value, f".{digits}f" if (value or 0) < 1e6 else ".3g")
 
 
-def _percent(share: float | None) -> str:
-    """A share as `99.9 %`; nothing for None."""
-    return "" if share is None else f"{100 * share:.1f} %"
-
-
-def _signed(value: float) -> str:
-    """A difference with four decimals and its sign: `+0.0012`; zero is never negative."""
-    return f"{round(value, 4) + 0.0:+.4f}"
+def _signed(value: float | None) -> str:
+    """A difference with four decimals and its sign: `+0.0012`; zero is never negative. Nothing for None."""
+    return "" if value is None else f"{round(value, 4) + 0.0:+.4f}"
 
 
 def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
     """Tokens of context, as `1` or `2 to 3`, number of tokens, bits per byte and margin of a bin."""
     last = context.stop - 1
-    seen = str(last) if last == context.start else f"{context.start} to {last}"
-    margin = "-" if context.margin is None else f"{context.margin:.4f}"
-    return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", margin
+    seen = f"{context.start} to " * (last != context.start) + str(last)
+    return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", optional(context.margin, ".4f") or "-"
 
 
 def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None = None) -> str:
     """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for."""
     first = scores[0]
     n_models = len({score.model for score in scores})
-    columns = {
-        "model": [score.model + " (unfinished)" * (not score.finished) if n_models > 1 else "" for score in scores],
-        "position": [score.position if n_models > 1 else "" for score in scores],
-        "attention": [score.attention if n_models > 1 else "" for score in scores],
-        "params": [amount(score.parameters) if n_models > 1 else "" for score in scores],
-        "memory": [str(score.mem_len) for score in scores],
-        "bits/byte": [f"{score.bits_per_byte:.4f}" for score in scores],
-        "perplexity": ["" if n_models > 1 else f"{score.perplexity:.3f}" for score in scores],
-        "tokens/s": [amount(score.tokens_per_second) for score in scores],
-        "rounding": ["" if score.rounding_cost is None else _signed(score.rounding_cost) for score in scores],
-        "mean steps": [_decimals(score.mean_steps, 2) for score in scores],
-    }
+    title, columns = first.model, dict[str, list[str]]()
+    if n_models > 1:
+        title = f"{n_models} models"
+        columns["model"] = [score.model + " (unfinished)" * (not score.finished) for score in scores]
+        columns["position"] = [score.position for score in scores]
+        columns["attention"] = [score.attention for score in scores]
+        columns["params"] = [amount(score.parameters) for score in scores]
+    columns["memory"] = [str(score.mem_len) for score in scores]
+    columns["bits/byte"] = [f"{score.bits_per_byte:.4f}" for score in scores]
+    if n_models == 1:
+        columns["perplexity"] = [f"{score.perplexity:.3f}" for score in scores]
+    columns["tokens/s"] = [amount(score.tokens_per_second) for score in scores]
+    columns["rounding"] = [_signed(score.rounding_cost) for score in scores]
+    columns["mean steps"] = [_decimals(score.mean_steps, 2) for score in scores]
     names = [name for name, cells in columns.items() if any(cells)]
     rows = zip(*(columns[name] for name in names), strict=True)
-    stopped = f", PARTIAL: {len(scores)} of {n_scores} evaluations" if len(scores) < n_scores else ""
+    stopped = f", PARTIAL: {len(scores)} of {n_scores} evaluations" * (len(scores) < n_scores)
     dtypes = rounding(first.weight_dtype, first.memory_dtype)
-    title = f"{n_models} models" if n_models > 1 else first.model
     about = f"{title} on {first.file}, span {first.span}{dtypes}{stopped}\n\n"
     left = range(names.index("memory") or 1)
     return about + table([names, *rows], width, left=left)
@@ -278,16 +280,19 @@ def pairs_text(scores: Sequence[events.Score], shape: ModelConfig, width: int | 
     """Shares of pairs by group, of one model of this shape with intervals, or of several in columns."""
     first = scores[0]
     kept = context(shape, first.mem_len, first.segment_len, first.stride)
-    single, n_models = len(scores) == 1, len({score.model for score in scores})
-    names = [score.model if n_models == len(scores) else f"{score.model} {score.mem_len}" for score in scores]
-    heading = ["group", "pairs", *(("share", "95 %", "per token") if single else names)]
-    rows = []
-    for i, pair in enumerate(first.pairs):
-        range_ = f"{pair.low:.3f} to {pair.high:.3f}"
-        shares = [f"{score.pairs[i].share:.3f}" if score.pairs else "-" for score in scores]
-        cells = [shares[0], range_, f"{pair.share_per_token:.3f}"] if single else shares
-        rows.append(["all" if pair.group is None else pair.group, str(pair.pairs), *cells])
-    about = f"{first.model}; {kept}\n" if single else ""
+    rows = [["all" if pair.group is None else pair.group, str(pair.pairs)] for pair in first.pairs]
+    if len(scores) == 1:
+        heading, about = ["share", "95 %", "per token"], f"{first.model}; {kept}\n"
+        cells = [
+            [f"{pair.share:.3f}", f"{pair.low:.3f} to {pair.high:.3f}", f"{pair.share_per_token:.3f}"]
+            for pair in first.pairs
+        ]
+    else:
+        is_sweep, about = len({score.model for score in scores}) < len(scores), ""
+        heading = [score.model + f" {score.mem_len}" * is_sweep for score in scores]
+        columns = [[f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(rows) for score in scores]
+        cells = [list(row) for row in zip(*columns, strict=True)]
+    heading, rows = ["group", "pairs", *heading], [row + more for row, more in zip(rows, cells, strict=True)]
     meaning = f"Share of pairs whose first text is more probable, in {first.file}\n\n"
     return about + meaning + table([heading, *rows], width)
 

@@ -7,7 +7,6 @@ import json
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,10 @@ from xlcli.cli.usage import example, source, spelling, variable
 from xlcli.config import Config, Tree
 from xlcli.config.tree import UNIONS
 from xlcli.errors import ConfigError, InvalidSettingError
+from xlcli.files import as_utf8
 
-_LAYERS = "xlcli.settings"
-"""Key of the layers of settings in the `meta` of a context."""
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """Settings of one source; `explain` makes an error that names a key in the way in which the source gave it."""
-
-    tree: Tree
-    explain: Callable[[InvalidSettingError], ConfigError]
+_NAMES = "xlcli.names"
+"""Key of the names of settings in the `meta` of a context: of each dotted key that was set, how it was spelled."""
 
 
 def user_settings(context: typer.Context) -> Tree:
@@ -41,19 +33,24 @@ def user_settings(context: typer.Context) -> Tree:
     known = sorted(settings_of(context.info_name).items(), key=lambda item: item[1].option is not None)
     owners = {variable(name, each.option): name for name, each in known}  # of two settings, that with the option
     variables = {name: each for each, name in owners.items()}
-    given = {name: value for name in variables if (value := os.environ.get(variables[name]))}
-    layers = context.meta[_LAYERS] = [
-        _Layer(of_file, lambda error: ConfigError(f"{file}: {error.message}", error.remedy)),
-        _layer(context, variables, given),
-        _Layer(_read_overrides(context), lambda error: error),
-        _read_options(context),
+    in_environment = {name: value for name in variables if (value := os.environ.get(variables[name]))}
+    spelled = {param.name: spelling(context, param) for param in context.command.params}
+    layers: list[tuple[Tree, Callable[[str], str]]] = [
+        (of_file, lambda key: f"{file}: {key}"),
+        (_in_sections(context, in_environment, variables), lambda key: variables.get(key.partition(".")[2], key)),
+        (_read_overrides(context), str),
+        (
+            _in_sections(context, _read_options(context, spelled), spelled),
+            lambda key: spelled.get(key.partition(".")[2], key),
+        ),
     ]
-    tree: Tree = {}
-    for layer in layers:
+    tree, names = Tree(), context.meta.setdefault(_NAMES, {})
+    for layer, spell in layers:
         for section in SECTIONS[str(context.info_name)]:
-            if not isinstance(value := layer.tree.get(section, {}), Mapping):
+            if not isinstance(value := layer.get(section, {}), Mapping):
                 raise ConfigError(f"'{section}' is {value!r}, but should be a table.", "Set one of its keys.")
-        tree = config.merge(tree, layer.tree)
+        names |= {key: spell(key) for key in _keys(layer)}
+        tree = config.merge(tree, layer)
     return tree
 
 
@@ -63,9 +60,14 @@ def name_option_in_errors(context: typer.Context) -> Iterator[None]:
     try:
         yield
     except InvalidSettingError as error:
-        layer = next((layer for layer in reversed(context.meta[_LAYERS]) if _has(layer.tree, error.key)), None)
-        named = error if layer is None else layer.explain(error)
-        raise ConfigError(named.message, named.remedy or "Change that value.") from None
+        names, key = context.meta[_NAMES], error.key
+        if key.rpartition(".")[2].isdigit():  # an item of a list
+            key = key.rpartition(".")[0]
+        name = names.get(key, error.key)
+        remedy = error.remedy
+        if name.startswith(("-", "XLCLI_")):
+            remedy = remedy or example(context, error.key.split(".")[1], name)
+        raise ConfigError(f"{name} {error.reason}.", remedy or "Change that value.") from None
 
 
 def print_config(resolved: Config, context: typer.Context, *, as_json: bool) -> str:
@@ -120,41 +122,30 @@ def _read_overrides(context: typer.Context) -> Tree:
     return tree
 
 
-def _read_options(context: typer.Context) -> _Layer:
-    """Settings of the command line."""
+def _read_options(context: typer.Context, spelled: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the settings on the command line."""
     given = {name: value for name, value in context.params.items() if source(context, name) == "COMMANDLINE"}
-    names = {param.name: spelling(context, param) for param in context.command.params}
     for name, value in given.items():
         if value == "":
-            remedy = example(context, name, names[name]) or f"See xlcli {context.info_name} --help."
-            raise ConfigError(f"{names[name]} was given an empty value.", remedy)
-    known = settings_of(context.info_name)
-    return _layer(context, names, {name: value for name, value in given.items() if name in known})
+            remedy = example(context, name, spelled[name]) or f"See xlcli {context.info_name} --help."
+            raise ConfigError(f"{spelled[name]} was given an empty value.", remedy)
+    return {name: given[name] for name in settings_of(context.info_name) if name in given}
 
 
-def _layer(context: typer.Context, names: Mapping[str, str], values: Mapping[str, Any]) -> _Layer:
-    """The layer of these values of settings; `names` are the options or variables that gave them."""
+def _in_sections(context: typer.Context, values: Mapping[str, Any], spelled: Mapping[str, str]) -> Tree:
+    """The tree of these values of settings."""
     tree: Tree = {}
     for name, value in values.items():
-        texts = value if isinstance(value, list) else [value]
-        for text in texts:
-            if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
-                raise ConfigError(f"{names[name]} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and as_utf8(text) != text:
+                raise ConfigError(f"{spelled[name]} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
         tree.setdefault(settings_of(context.info_name)[name].section, {})[name] = value
-
-    def explain(error: InvalidSettingError) -> ConfigError:
-        name = error.key.split(".")[1]
-        return ConfigError(f"{names[name]} {error.reason}.", error.remedy or example(context, name, names[name]))
-
-    return _Layer(tree, explain)
+    return tree
 
 
-def _has(tree: Any, key: str) -> bool:
-    """True if a tree sets a dotted key, or a value in place of one of its tables."""
-    for part in key.split("."):
-        if not isinstance(tree, Mapping):
-            return True
-        if part not in tree:
-            return False
-        tree = tree[part]
-    return True
+def _keys(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a tree and of its tables."""
+    for key, value in tree.items():
+        yield prefix + key
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")

@@ -72,6 +72,10 @@ class Stop:
         """True once a signal has arrived."""
         return self.signal is not None
 
+    def take(self, number: int) -> None:
+        """Requests a stop by a signal that another process of the run has received; 0 is none."""
+        self.signal = number or self.signal
+
     @property
     def exit_code(self) -> int:
         """128 + signal number, as in shells; 0 without a signal."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xlcli.cli import options, prologue, report
+from xlcli.cli.help import App
 from xlcli.cli.options import option
-from xlcli.cli.outputs import check_standard_output
+from xlcli.cli.outputs import Sink, check_standard_output
 from xlcli.cli.page import Page
-from xlcli.cli.pipe import followed, open_source, portions
+from xlcli.cli.pipe import followed, label, open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.tables import Table
 from xlcli.config import StreamConfig
@@ -29,29 +29,36 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
     from xlcli.text.follow import FollowedFile
 
-app = typer.Typer()
+app = App()
 
 
-@app.command(
-    epilog="cat book.txt | xlcli stream\nxlcli stream app.log --follow --state log.state --json",
-)
+Follow = Annotated[
+    bool,
+    option(
+        "Text",
+        "--follow",
+        "Wait for text that is appended to FILE, also when it is rotated; go on where --state ended.",
+        allow_from_autoenv=False,
+    ),
+]
+FromEnd = Annotated[
+    bool, option("Text", "--from-end", "With --follow, begin at the end of FILE, unless there is a state of it.")
+]
+NEEDS = {
+    "logprobs": ["emit=tokens", "json"],
+    "split_punctuation": ["emit=words"],
+    "save_every": ["state|state_out"],
+    "from_end": ["follow"],
+}
+
+
+@app.command("stream", "cat book.txt | xlcli stream", "xlcli stream app.log --follow --state log.state --json")
 def stream(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
     model: options.Model = None,
-    follow: Annotated[
-        bool,
-        option(
-            "Text",
-            "--follow",
-            "Wait for text that is appended to FILE, also when it is rotated; go on where --state ended.",
-            allow_from_autoenv=False,
-        ),
-    ] = False,
-    from_end: Annotated[
-        bool,
-        option("Text", "--from-end", "With --follow, begin at the end of FILE, unless there is a state of it."),
-    ] = False,
+    follow: Follow = False,
+    from_end: FromEnd = False,
     state: options.State = None,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
@@ -59,27 +66,16 @@ def stream(
     dry_run: options.DryRun = False,
     **_: Any,
 ) -> int:
-    """Score text line by line as it arrives, without end, in constant RAM."""
-    config, screen = prologue.begin(context)
-    settings = config.stream
-    name = files[0] if files else "-"
+    """Scores text as it arrives."""
+    config, screen = prologue.begin(context, NEEDS, excludes={"state": ["state_in", "state_out"]})
+    settings, name = config.stream, (files or ["-"])[0]
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
-    if context.params["logprobs"] and not (settings.emit == "tokens" and screen.json):
-        raise ConfigError("--logprobs needs tokens as JSON.", "Add --emit tokens --json.")
-    if context.params["split_punctuation"] and settings.emit != "words":
-        raise ConfigError("--split-punctuation needs words.", "Add --emit words.")
-    if settings.save_every is not None and not (state or state_out):
-        raise ConfigError("--save-every needs a file to save in.", "Add --state memory.state.")
     if settings.save_every is None and state:
         settings = settings.model_copy(update={"save_every": 60.0})
     if follow and (name == "-" or (os.path.exists(name) and not os.path.isfile(name))):  # noqa: PTH110, PTH113
         raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
-    if from_end and not follow:
-        raise ConfigError("--from-end needs a file that is followed.", "Add --follow.")
-    texts = [] if name == "-" else [name]
-    if not follow:  # which waits for the file
-        prologue.check_texts(texts, "xlcli stream -m {}")
+    texts = [name] if follow else prologue.check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     folder = prologue.find_model(context, settings, screen)
     prologue.check_files(context, [folder, *texts], ["state", "state_out", "html"])
     if dry_run:
@@ -87,48 +83,48 @@ def stream(
         prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
         return 0
     check_standard_output(name)
-    source = None if follow else open_source(name)
-    label = "standard input" if name == "-" else name
-    with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
+    log, source = None, None
+    if follow:
+        log = Path(os.path.abspath(name))  # noqa: PTH100
+    else:
+        source = open_source(name)
+    with screen.stop() as stop:
         screen.expect_pipes([name])
-        log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen, log)
         from xlcli import streaming
-        from xlcli.text.follow import FollowedFile
 
-        if log is not None:
-            place = resume.source if resume and resume.source and resume.source.path == os.fsencode(log) else None
-            if resume is not None and place is None and not from_end:
-                screen.say(f"the state has no place in {name}, which is read from its beginning", "warning")
-            file = FollowedFile(log, place, partial(screen.say, level="warning"), from_end=from_end)
+        if log is None:
+            data = portions(source or 0, stop, settings.flush_ms, settings.save_every)
+        else:
+            file = open_log(log, resume, screen, from_end=from_end)
             by_line, unfinished = settings.text_field is not None, settings.flush_ms is not None
             data = followed(file.portions(by_line=by_line, unfinished=unfinished), stop)
-            save = None if save is None else partial(save_with_place, save, file)
-        else:
-            assert source is not None
-            data = portions(source, stop, settings.flush_ms, settings.save_every)
-        text = read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None)
-        on_token = None if page is None else page.add
-        events = streaming.stream(
-            loaded, text, settings, runtime, resume=resume, save=save, stop=stop, on_token=on_token
+            save = save and partial(save_with_place, save, file)
+        text = read_text(data, source, settings, loaded, screen, name=label(name), is_continued=resume is not None)
+        page = (
+            None if html is None else _StreamPage(Path(html), label(name), context_of(loaded, settings, resume), screen)
         )
-        try:
-            is_listed = resume is not None and resume.stream is not None and resume.stream.words is not None
-            table = Table(partial(screen.say, level="warning"), "-", json=screen.json, continued=is_listed)
-            for event in events:
-                if isinstance(event, Row | WordScore):
-                    screen.print(table.line(event), json=screen.json)
-                elif not screen.shows(event):
-                    show(event, screen, emit=settings.emit, model=loaded.name)
-            screen.model_text(b"", final=True)
-        finally:
-            if page is not None and page.n_tokens:
-                reading = settings.reading(loaded.config.model, loaded.config.train)
-                mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
-                kept = report.context(loaded.config.model, mem_len, loaded.config.train.segment_len)
-                page.save(label, loaded.name, kept)
-                screen.say(f"page written to {html}")
+        how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop, "on_token": page and page.page.add}
+        events = streaming.stream(loaded, text, settings, runtime, **how)
+        screen.drive(events, _Scores(screen, settings.emit, loaded.name, resume), *filter(None, [page]))
         return stop.exit_code
+
+
+def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end: bool) -> FollowedFile:
+    """The file that is followed, at the place of the saved session in it."""
+    from xlcli.text.follow import FollowedFile
+
+    place = resume.source if resume and resume.source and resume.source.path == os.fsencode(log) else None
+    if resume is not None and place is None and not from_end:
+        screen.say(f"the state has no place in {log}, which is read from its beginning", "warning")
+    return FollowedFile(log, place, partial(screen.say, level="warning"), from_end=from_end)
+
+
+def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> tuple[str, str]:
+    """Name of the model, and the context of a token in words."""
+    reading = settings.reading(model.config.model, model.config.train)
+    mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
+    return model.name, report.context(model.config.model, mem_len, model.config.train.segment_len)
 
 
 def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:
@@ -153,7 +149,7 @@ def read_text(
     if settings.binary:
         return data
     any_bytes = model.tokenizer.kind == "bytes"
-    fields = () if settings.text_field is None else (settings.text_field,)
+    fields = tuple(filter(None, [settings.text_field]))
     warn = partial(screen.say, level="warning")
     if source is None:
         text = json_lines(data, name, fields, warn) if fields else data
@@ -164,27 +160,59 @@ def read_text(
     return text if any_bytes or is_continued or source is None else checked(text, name)
 
 
-def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
-    """Shows one event of the workflow."""
-    from xlcli.metrics import misfit
+class _StreamPage(Sink):
+    """The page of a stream, which is written also after an error. `about` are the model and the context of a token."""
 
-    match event:
-        case LineScore() | TokenScore() if screen.json:
-            screen.object(report.text_object(event))
-        case LineScore():
-            screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
-        case TokenScore():
-            quoted = report.to_json(event.text)
-            screen.print(f"{event.byte}\t{event.bits:.3f}\t{quoted}\n")
-        case StreamStats():
-            if emit == "stats" and screen.json:
-                screen.object(event)
-            elif emit == "stats":
-                screen.report(f"{report.stats_line(event)}\n")
-            if event.final and (remark := misfit(model, event.bits_per_byte)):
-                screen.say(remark)
-            if event.final and event.shown is not None:
-                of_all = {"lines": f" of {event.lines:,}", "tokens": f" of {event.tokens:,}"}.get(emit, "")
-                screen.say(f"{event.shown:,}{of_all} {emit} shown")
-            if event.final and not (emit == "stats" and not screen.json):
-                screen.say(report.stats_line(event))
+    def __init__(self, path: Path, title: str, about: tuple[str, str], screen: Screen) -> None:
+        self.page, self._title, self._about, self._screen = Page(path), title, about, screen
+
+    def close(self) -> None:
+        if self.page.n_tokens:
+            self.page.save(self._title, *self._about)
+            self._screen.say(f"page written to {self.page.path}")
+
+    discard = close
+
+
+class _Scores(Sink):
+    """Prints the scores and the totals of a stream of a model of this name."""
+
+    def __init__(self, screen: Screen, emit: str, model: str, resume: SessionState | None) -> None:
+        self._screen, self._emit, self._model = screen, emit, model
+        is_listed = resume is not None and resume.stream is not None and resume.stream.words is not None
+        self._table = Table(partial(screen.say, level="warning"), "-", json=screen.json, continued=is_listed)
+
+    def add(self, event: Event) -> None:
+        screen = self._screen
+        match event:
+            case Row() | WordScore():
+                screen.print(self._table.line(event), json=screen.json)
+            case LineScore() | TokenScore() if screen.json:
+                screen.object(report.text_object(event))
+            case LineScore():
+                screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
+            case TokenScore():
+                screen.print(f"{event.byte}\t{event.bits:.3f}\t{report.to_json(event.text)}\n")
+            case StreamStats():
+                self._add_stats(event)
+
+    def _add_stats(self, stats: StreamStats) -> None:
+        from xlcli.metrics import misfit
+
+        screen, emit = self._screen, self._emit
+        if emit == "stats" and screen.json:
+            screen.object(stats)
+        elif emit == "stats":
+            screen.report(f"{report.stats_line(stats)}\n")
+        if not stats.final:
+            return
+        if remark := misfit(self._model, stats.bits_per_byte):
+            screen.say(remark)
+        if stats.shown is not None:
+            of_all = {"lines": f" of {stats.lines:,}", "tokens": f" of {stats.tokens:,}"}.get(emit, "")
+            screen.say(f"{stats.shown:,}{of_all} {emit} shown")
+        if emit != "stats" or screen.json:
+            screen.say(report.stats_line(stats))
+
+    def close(self) -> None:
+        self._screen.model_text(b"", final=True)

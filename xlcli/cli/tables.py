@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from xlcli.cli.outputs import FileSink
+from xlcli.cli.render import Screen
 from xlcli.cli.report import fields, text_object, to_json
 from xlcli.errors import named
-from xlcli.events import Row, Scored, TokenScore
+from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
 
 DIGITS = 4
 """Decimals of bits in a table."""
@@ -65,6 +68,28 @@ class Table:
             csv.writer(line, self._dialect).writerow(row)  # quotes a CR only because it ends lines with CR LF
             lines += line.getvalue().removesuffix("\r\n") + "\n"
         return lines
+
+
+class Listing(FileSink):
+    """Prints the lines of events of some classes, or writes them; a regular file only once the list is whole."""
+
+    def __init__(self, table: Table, path: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
+        super().__init__(path, lambda line: screen.print(line.decode("utf-8", "surrogateescape"), json=table.json))
+        self._table, self._screen, self._kinds = table, screen, kinds
+
+    def add(self, event: Any) -> None:
+        """Adds a line; `Done` puts the file in its place."""
+        if isinstance(event, Done):
+            self.save()
+        elif isinstance(event, self._kinds):
+            self.write(self._table.line(event).encode("utf-8", "surrogateescape"))
+
+    def close(self) -> None:
+        """Warns that a regular file was not written."""
+        if not self.is_saved:
+            with suppress(StoppedEarlyError), self._file:
+                raise StoppedEarlyError
+            self._screen.not_written(self.name)
 
 
 def _cell(value: Any) -> str:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from xlcli.cli.outputs import Sink
 from xlcli.errors import ResourceError
 from xlcli.events import Event, Step, Validation
 from xlcli.files import cannot_write
@@ -33,7 +34,7 @@ TAGS = {
 """Key of `metrics.jsonl` to TensorBoard tag."""
 
 
-class EventFile:
+class EventFile(Sink):
     """The event file of one process, made with its first event.
 
     Args:
@@ -69,6 +70,8 @@ class EventFile:
         """Closes the file."""
         if self._writer is not None:
             self._writer.close()
+
+    discard = close
 
     def _start_over(self, seconds: float) -> None:
         """Writes all rows of `metrics.jsonl`, which include the present event, after `seconds` of training."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +14,16 @@ import typer
 
 from xlcli.cli import options, prologue, report
 from xlcli.cli.entry import discard_stdout
+from xlcli.cli.help import App
 from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
+from xlcli.cli.outputs import Sink
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
-from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
+from xlcli.cli.settings import name_option_in_errors, user_settings
+from xlcli.cli.signals import Stop
 from xlcli.cli.tensorboard import EventFile
-from xlcli.config import Config, Tree, make
+from xlcli.config import Config, TextConfig, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Plan, Saved, Step, Stopping, Trained, Validation
 from xlcli.files import cache_folder, is_pipe
@@ -31,70 +35,63 @@ from xlcli.store.origin import NEW, configurations
 
 RESUME = "If there is a checkpoint, --resume continues from it."
 """Remedy if a process of a run is lost."""
-app = typer.Typer()
+app = App()
+
+
+Init = Annotated[
+    str | None,
+    option(
+        "Run",
+        "--init NAME|FOLDER|none",
+        "Start from weights, vocabulary and shape of this model, or from new weights. Default: from the bundled "
+        "model if the text resembles its own.",
+    ),
+]
+Preset = Annotated[
+    str | None, option("Run", "--preset NAME", "Preset, see xlcli models presets. Default: by text and device.")
+]
+Resume = Annotated[bool, option("Run", "--resume", "Continue the run in that folder from its newest checkpoint.")]
+Tensorboard = Annotated[
+    bool, option("Run", "--tensorboard", "Write the training curve for TensorBoard into the model folder.")
+]
 
 
 @app.command(
-    epilog="xlcli train corpus.txt\nxlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine",
+    "train",
+    "xlcli train corpus.txt",
+    "xlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine",
 )
 def train(
     context: typer.Context,
     paths: Annotated[list[str] | None, typer.Argument(metavar="FILE|FOLDER|-...")] = None,
     out: Annotated[str | None, option("Run", "-o, --out FOLDER", "Model folder. Default: models/<corpus>.")] = None,
-    resume: Annotated[
-        bool, option("Run", "--resume", "Continue the run in that folder from its newest checkpoint.")
-    ] = False,
+    resume: Resume = False,
     overwrite: Annotated[bool, option("Run", "--overwrite", "Replace the model in that folder.")] = False,
-    preset: Annotated[
-        str | None,
-        option("Run", "--preset NAME", "Preset, see xlcli models presets. Default: by text and device."),
-    ] = None,
-    init: Annotated[
-        str | None,
-        option(
-            "Run",
-            "--init NAME|FOLDER|none",
-            "Start from weights, vocabulary and shape of this model, or from new weights. Default: from the bundled "
-            "model if the text resembles its own.",
-        ),
-    ] = None,
-    tensorboard: Annotated[
-        bool, option("Run", "--tensorboard", "Write the training curve for TensorBoard into the model folder.")
-    ] = False,
+    preset: Preset = None,
+    init: Init = None,
+    tensorboard: Tensorboard = False,
     plot: Annotated[str | None, plot_option("Output", "Plot the training curve at the end or when stopped")] = None,
     dry_run: options.DryRun = False,
     **_: Any,
 ) -> int:
-    """Train a model on a text and save it in models/. Everything has a default."""
+    """Trains a model."""
     with name_option_in_errors(context):
         settings = user_settings(context)
         alone = make({name: settings.get(name, {}) for name in ("runtime", "text")})
         runtime = alone.runtime
-        is_new = context.params["print_config"] or not resume
-        model = find(init) if is_new and init not in (None, NEW) else None
-        configs = configurations(settings, preset, model, or_bundled=init is None) if is_new else {}
+        asks = context.params["print_config"]
+        model = find(init) if (asks or not resume) and init not in (None, NEW) else None
+        configs = configurations(settings, preset, model, or_bundled=init is None) if asks or not resume else {}
         screen = prologue.open_screen(context)
-        if context.params["print_config"]:
+        if asks:
             name, config = next(iter(configs.items()))
-            if preset is None and model is None and not screen.json:
-                screen.print(f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n")
-            screen.print(print_config(config, context, as_json=screen.json))
-            return 0
-        if not paths:
-            reason = "train needs a text: a file, a folder, or - for standard input."
-            raise ConfigError(reason, "Type xlcli train corpus.txt.")
-        texts = [*paths, *(part for part in (alone.text.valid, alone.text.test) if isinstance(part, str))]
-        prologue.check_texts(texts, "xlcli train FILE --init {}")
-        if plot is not None:
-            prologue.check_files(context, paths, ["plot"])
-        if resume and overwrite:
-            raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
-        if tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
-        folder = Path(out or Path(LOCAL) / model_name(paths))
+            decided = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
+            prologue.show_config(context, config, screen, decided * (preset is None and model is None))
+        prologue.check_together(context, excludes={"resume": ["overwrite"]})
+        texts = check_paths(context, alone.text)
+        folder = Path(out or Path(LOCAL) / model_name(texts))
         cache_folder(screen.say)  # which all processes share
-        nproc = runtime.nproc or 1
-        if is_to_launch(nproc):
+        if is_to_launch(nproc := runtime.nproc or 1):
             check_division(nproc, texts, folder, settings, configs)
             if not dry_run:
                 return launch(context.obj, nproc, RESUME)
@@ -105,31 +102,38 @@ def train(
 
             how: dict[str, Any] = {"dry_run": dry_run, "stop": stop, "paused": lambda: stop.paused, "ranks": ranks}
             if resume:
-                events = training.resume(paths, folder, settings, preset=preset, init=init, **how)
+                events = training.resume(paths or (), folder, settings, preset=preset, init=init, **how)
             else:
-                events = training.train(paths, folder, configs, init=model, overwrite=overwrite, **how)
+                events = training.train(paths or (), folder, configs, init=model, overwrite=overwrite, **how)
             screen.wait("reading the text")
-            event_file = EventFile(folder) if tensorboard and ranks.is_first else None
-            has_plan = False  # without one, the folder may hold an earlier model
-            try:
-                for event in events:
-                    if isinstance(event, Stopping):  # all ranks take the signal that one of them has received
-                        stop.signal = max(ranks.gather(stop.signal or 0))
-                    if ranks.is_first and not screen.shows(event):
-                        has_plan = has_plan or isinstance(event, Plan)
-                        if event_file:
-                            event_file.add(event)
-                        show(event, screen, dry_run=dry_run)
-            except DivergedError:
-                if ranks.is_first:
-                    draw_run(plot, folder, screen)
-                raise
-            finally:
-                if event_file:
-                    event_file.close()
-            if has_plan and not dry_run:
-                draw_run(plot, folder, screen)
+            sinks: list[Sink] = [EventFile(folder)] if tensorboard else []
+            sinks.append(_Report(screen, folder, plot, dry_run=dry_run))
+            screen.drive(agreed(events, ranks, stop), *(sinks if ranks.is_first else ()))
             return stop.exit_code
+
+
+def check_paths(context: typer.Context, text: TextConfig) -> list[str]:
+    """The texts of a run, held-out ones last, if they exist, the plot can be written and TensorBoard is installed."""
+    paths, plot = context.params["paths"], context.params["plot"]
+    if not paths:
+        reason = "train needs a text: a file, a folder, or - for standard input."
+        raise ConfigError(reason, "Type xlcli train corpus.txt.")
+    texts = [*paths, *(part for part in (text.valid, text.test) if isinstance(part, str))]
+    prologue.check_texts(texts, "xlcli train FILE --init {}")
+    if plot is not None:
+        prologue.check_files(context, paths, ["plot"])
+    if context.params["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
+    return texts
+
+
+def agreed(events: Iterable[Event], ranks: Ranks, stop: Stop) -> Iterator[Event]:
+    """Events of a run for the first process; all take the signal that one of them has received."""
+    for event in events:
+        if isinstance(event, Stopping):
+            stop.take(max(ranks.gather(stop.signal or 0)))
+        if ranks.is_first:
+            yield event
 
 
 def check_division(
@@ -154,16 +158,6 @@ def check_division(
         raise refusals[0]
 
 
-def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
-    """Draws the training curve of the run in `folder`, if a plot is asked for and a step was taken."""
-    if plot is None:
-        return
-    if draw_training(plot, read_metrics(place_of_run(folder)), folder.name):
-        screen.say(f"plot written to {plot}")
-    else:
-        screen.say(f"no step was taken, so {plot} was not written", "warning")
-
-
 def model_name(paths: Sequence[str]) -> str:
     """Default name of a model: the name of its first file without suffixes."""
     if is_pipe(paths[0]):
@@ -174,24 +168,50 @@ def model_name(paths: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 
-def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
-    """Shows an event other than notices and progress; nothing more on standard output after its reader has gone."""
-    try:
+class _Report(Sink):
+    """Shows the events of a run; nothing more on standard output after its reader has gone. Draws the plot at the end.
+
+    The plot is drawn also of a run that has diverged.
+    """
+
+    def __init__(self, screen: Screen, folder: Path, plot: str | None, *, dry_run: bool) -> None:
+        self._screen, self._folder, self._plot, self._dry_run = screen, folder, plot, dry_run
+        self._has_plan = False  # without one, the folder may hold an earlier model
+
+    def add(self, event: Event) -> None:
+        self._has_plan = self._has_plan or isinstance(event, Plan)
+        try:
+            self._show(event)
+        except BrokenPipeError:
+            discard_stdout()
+
+    def _show(self, event: Event) -> None:
+        screen = self._screen
         if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
             screen.object({"event": type(event).__name__.lower(), **report.fields(event)})
         match event:
-            case Plan() if dry_run and not screen.json:
+            case Plan() if self._dry_run and not screen.json:
                 screen.report(report.plan_text(event))
             case Plan():
                 screen.say(report.plan_text(event).rstrip("\n"))
             case Step():
                 screen.step(event)
             case Validation():
-                best = "  best so far" if event.best else ""
+                best = "  best so far" * event.best
                 screen.say(f"step {event.step}  validation {event.bits_per_byte:.4f} bits/byte{best}")
             case Saved():
                 screen.say(f"step {event.step}  saved in {event.folder}", "detail")
             case Trained() if not screen.json:
                 screen.report(report.trained_text(event))
-    except BrokenPipeError:
-        discard_stdout()
+
+    def close(self) -> None:
+        if self._plot is None or not self._has_plan or self._dry_run:
+            return
+        if draw_training(self._plot, read_metrics(place_of_run(self._folder)), self._folder.name):
+            self._screen.say(f"plot written to {self._plot}")
+        else:
+            self._screen.say(f"no step was taken, so {self._plot} was not written", "warning")
+
+    def discard(self) -> None:
+        if isinstance(sys.exception(), DivergedError):
+            self.close()

@@ -1,11 +1,10 @@
-"""Usage errors of Typer as one sentence and a remedy, and the spelling of options in error messages."""
+"""Remedies for usage errors of Typer, and the spelling of options in error messages."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer
@@ -19,32 +18,45 @@ if TYPE_CHECKING:
     from xlcli.config import Option
 
 
-def explain(error: typer.TyperException, arguments: Sequence[str]) -> ConfigError:
-    """`ConfigError` for a usage error of Typer."""
-    context: Any = getattr(error, "ctx", None)
-    if context is None:
-        return ConfigError(one_line(error.format_message()), "See xlcli --help.")
-    command = context.command
-    see = f"See {context.command_path} --help."
+def explain(error: typer.TyperException, context: Any) -> ConfigError:
+    """`ConfigError` with the sentence of a usage error of Typer, and a remedy."""
+    text = one_line(error.format_message().replace("Value error, ", "").partition(" (Possible options")[0]).rstrip(".")
+    remedy = context and _remedy(error, context)
+    return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy or "See xlcli --help.")
+
+
+def _remedy(error: Any, context: Any) -> str:
+    """What to type instead."""
+    command, path = context.command, context.command_path
+    see = f"See {path} --help."
+    words = [param.metavar.strip("[].") for param in command.params if param.param_type_name == "argument"]
+    if (option := getattr(error, "option_name", None)) is not None:
+        if param := next((param for param in command.params if option in param.opts), None):
+            return example(context, param.name, option) or see
+        if near := nearest(option, [name for param in command.params for name in param.opts]):
+            return f"Did you mean {near}?"
+        if context.parent is None and (after := next(filter(command.list_commands(context).count, context.obj), None)):
+            return f"Options come after the command: xlcli {after} {option}."
+        if words and not option.startswith("--"):
+            word = words[0].partition("|")[0]
+            see += f" A {word} that begins with - comes last, after --: {path} -- {word}"
+        return see
     param = getattr(error, "param", None)
-    option = getattr(error, "option_name", None)
-    if param is not None and hasattr(error, "param_type"):
-        return _wrong_words(context)
-    if param is not None:
-        return _bad_value(error.message, context, param)
-    if option is not None and hasattr(error, "possibilities"):
-        return _no_option(option, context, arguments)
-    if option is not None:
-        param = next(param for param in command.params if option in param.opts)
-        problem = "takes no value" if getattr(param, "is_flag", False) else "needs a value"
-        return ConfigError(f"{option} {problem}.", example(context, param.name, option) or see)
+    if param is not None and not hasattr(error, "param_type"):
+        return _legal(error.message, context, param) or see
     if isinstance(command, TyperGroup):
-        words = [word for word in arguments if not word.startswith("-")]
-        word = words[context.command_path.count(" ")]
-        near = nearest(word, command.commands)
-        remedy = f"Did you mean {context.command_path} {near}?" if near else see
-        return ConfigError(f"there is no '{context.command_path} {one_line(word)}'.", remedy)
-    return _wrong_words(context)
+        near = nearest(error.message.partition("'")[2].partition("'")[0], command.list_commands(context))
+        return f"Did you mean {path} {near}?" if near else see
+    return f"Type {' '.join([path, *words])}."
+
+
+def _legal(message: str, context: Any, param: Any) -> str:
+    """Sentence with a legal value of an option; empty if none is known."""
+    spelled, legal = spelling(context, param), _choices(context, param.name)
+    if getattr(param, "is_flag", False):
+        return f"Type {spelled}=1, or unset it."
+    near = nearest(message.partition("'")[2].partition("'")[0].lower(), legal)
+    return f"Did you mean {_typed(spelled, near)}?" if near else example(context, param.name, spelled)
 
 
 def source(context: typer.Context, name: str) -> str:
@@ -71,16 +83,16 @@ def variable(name: str, option: Option | None) -> str:
 def example(context: typer.Context, name: str, spelled: str) -> str:
     """Sentence with a valid value of an option or variable; empty without an example."""
     setting = settings_of(context.info_name).get(name)
-    found = setting.option.example if setting is not None and setting.option is not None else ""
-    found = found or next(iter(_choices(context, name)), "")
-    return f"Try {_typed(spelled, found)}." if found else ""
+    found = [setting.option.example] if setting is not None and setting.option is not None else []
+    values = filter(None, [*found, *_choices(context, name)])
+    return next((f"Try {_typed(spelled, value)}." for value in values), "")
 
 
 def _choices(context: typer.Context, name: str) -> tuple[str, ...]:
     """Values of an option whose type is a `Literal`; none for any other option."""
     function: Any = context.command.callback
-    parameter = inspect.signature(function, eval_str=True).parameters.get(name)
-    return () if parameter is None else choices(get_args(parameter.annotation)[0])
+    parameters = inspect.signature(function, eval_str=True).parameters
+    return choices(get_args(parameters[name].annotation)[0]) if name in parameters else ()
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -88,62 +100,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     stem, stems = word.lstrip("-"), {name.lstrip("-"): name for name in known}
     longer = [name for name in stems if len(stem) >= 4 and stem in name]
     found = difflib.get_close_matches(stem, longer or stems, n=1, cutoff=0.0 if longer else 0.75)
-    return stems[found[0]] if found else None
-
-
-def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigError:
-    """`ConfigError` for an option that the command of the context does not have."""
-    command, path = context.command, context.command_path
-    problem, see = f"there is no option {one_line(option)}.", f"See {path} --help."
-    if context.parent is None:
-        commands = (word for word in arguments if option in _options(command.commands.get(word)))
-        after = next(commands, None)
-        return ConfigError(problem, f"Write it after the command: xlcli {after} {option}." if after else see)
-    group = context.parent
-    actions = {} if group.parent is None else group.command.commands
-    if owners := [name for name, action in actions.items() if option in _options(action)]:
-        return ConfigError(f"{option} applies to {group.command_path} {' and '.join(owners)} only.", "Leave it out.")
-    if near := nearest(option, _options(command)):
-        return ConfigError(problem, f"Did you mean {near}?")
-    if words := [param.metavar.strip("[].") for param in command.params if param.param_type_name == "argument"]:
-        word = words[0].partition("|")[0]
-        see += f" A {word} that begins with - comes last, after --: {path} -- {word}"
-    return ConfigError(problem, see)
-
-
-def _wrong_words(context: Any) -> ConfigError:
-    """`ConfigError` for too few or too many arguments."""
-    params = [param for param in context.command.params if param.param_type_name == "argument"]
-    least, most = sum(param.required for param in params), len(params)
-    if any(param.nargs < 0 for param in params):
-        number = f"at least {least} word"
-    elif least < most:
-        number = f"{least} or {most} words"
-    else:
-        number = f"{most or 'no'} word{'' if most == 1 else 's'}"
-    path = context.command_path
-    usage = " ".join([path, *(param.metavar.strip("[].") for param in params)])
-    return ConfigError(f"'{path}' takes {number}.", f"Type {usage}.")
-
-
-def _bad_value(message: str, context: Any, param: Any) -> ConfigError:
-    """`ConfigError` for a value that the parser or type of an option refuses."""
-    spelled = spelling(context, param)
-    if getattr(param, "is_flag", False):
-        value = one_line(os.environ.get(spelled, ""))
-        return ConfigError(f"{spelled} is '{value}', neither 1 nor 0.", f"Type {spelled}=1, or unset it.")
-    reason = message.removeprefix("Value error, ")
-    if legal := _choices(context, param.name):
-        near = nearest(reason.partition("'")[2].partition("'")[0].lower(), legal)
-        remedy = f"Did you mean {_typed(spelled, near)}?" if near else f"Try {_typed(spelled, legal[0])}."
-        return ConfigError(reason if param.param_type_name == "argument" else f"{spelled} {reason}", remedy)
-    return ConfigError(f"{spelled} {reason}")
-
-
-def _options(command: Any) -> list[str]:
-    """Names of the options of a command and its actions; none for None."""
-    commands = [] if command is None else [command, *getattr(command, "commands", {}).values()]
-    return [name for each in commands for param in each.params for name in param.opts]
+    return next(map(stems.get, found), None)
 
 
 def _typed(spelled: str, value: str) -> str:

@@ -42,10 +42,11 @@ class Predictions:
 
     Attributes:
         bits: Sum of the surprisals of the tokens so far.
+        n_tokens: Number of these tokens.
     """
 
     def __init__(self, session: InferenceSession) -> None:
-        self.bits = 0.0
+        self.bits, self.n_tokens = 0.0, 0
         self._session = session
 
     def next(self) -> stream.model.Categorical:
@@ -60,7 +61,36 @@ class Predictions:
     def observe(self, token: int) -> None:
         """Reads the next token."""
         self.bits -= float(np.log2(max(self._probabilities[token], 2.0**-1074)))
+        self.n_tokens += 1
         self._session.observe(token)
+
+
+class _Encoder:
+    """Codes the tokens of a text.
+
+    Attributes:
+        predictions: Of these tokens.
+        n_waiting: Number of tokens since the last frame.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self.predictions = Predictions(session)
+        self.n_waiting = 0
+        self._coder = stream.queue.RangeEncoder()
+
+    def add(self, token: int) -> None:
+        self._coder.encode(token, self.predictions.next())
+        self.predictions.observe(token)
+        self.n_waiting += 1
+
+    def frame(self) -> bytes:
+        """The tokens since the last frame; nothing without any."""
+        if not self.n_waiting:
+            return b""
+        words, n_tokens = self._coder.get_compressed().astype("<u4").tobytes(), self.n_waiting
+        self._coder.clear()
+        self.n_waiting = 0
+        return Frame(n_tokens, words).encode()
 
 
 def check_hash(session: InferenceSession, stop: Callable[[], bool]) -> Generator[Notice, None, str]:
@@ -123,7 +153,38 @@ def compress(
         )
     started = time.monotonic()
     check = yield from check_hash(InferenceSession.open(model, runtime, options, None), stop)
-    header = Header(
+    header = _header(model, options, runtime, check, crlf=crlf)
+    yield (start := header.encode())
+    encoder, hashed = _Encoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    meter = ProgressMeter("compressing", size, "bytes")
+    n_bytes, n_written, n_lines, line_ends = 0, len(start), 0, LineEnds()
+    text = filter(None, portions)
+    splitter = model.tokenizer.splitter
+    for words in whole_words(map(line_ends.feed, text) if crlf else text, BLOCK_BYTES, splitter=splitter):
+        hashed.update(header.restored(words))
+        n_lines += words.count(b"\n")
+        ids, sizes = model.tokenizer.tokens(words, n_bytes)
+        for token, n in zip(ids.tolist(), sizes.tolist(), strict=True):
+            if stop():
+                raise StoppedEarlyError
+            encoder.add(token)
+            n_bytes += n
+            if encoder.n_waiting == FRAME_TOKENS:
+                n_written += len(frame := encoder.frame())
+                yield frame
+            yield from meter.report(n_bytes)
+    if stop():
+        raise StoppedEarlyError
+    if crlf and (line_ends.held or n_lines != line_ends.replaced):
+        raise DataError("the text changed while it was compressed.", "Wait until nothing writes to it, or copy it.")
+    n_bytes += line_ends.replaced
+    yield (end := encoder.frame() + End(n_bytes, hashed.digest()).encode())
+    coded = encoder.predictions
+    yield Coded(n_bytes, n_written + len(end), coded.n_tokens, coded.bits, time.monotonic() - started)
+
+
+def _header(model: LoadedModel, options: OnlineConfig, runtime: Runtime, check: str, *, crlf: bool) -> Header:
+    return Header(
         model=as_utf8(model.name),
         fingerprint=model_fingerprint(model),
         settings=options,
@@ -134,43 +195,6 @@ def compress(
         check=check,
         crlf=crlf,
     )
-    yield (start := header.encode())
-    predictions, hashed = Predictions(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
-    coder, n_coded = stream.queue.RangeEncoder(), 0
-
-    def frame() -> bytes:
-        """The tokens since the last frame."""
-        words = coder.get_compressed().astype("<u4").tobytes()
-        coder.clear()
-        return Frame(n_coded, words).encode()
-
-    meter = ProgressMeter("compressing", size, "bytes")
-    n_tokens, n_bytes, n_written = 0, 0, len(start)
-    text, line_ends, n_lines = filter(None, portions), LineEnds(), 0
-    splitter = model.tokenizer.splitter
-    for words in whole_words(map(line_ends.feed, text) if crlf else text, BLOCK_BYTES, splitter=splitter):
-        hashed.update(header.restored(words))
-        n_lines += words.count(b"\n")
-        ids, sizes = model.tokenizer.tokens(words, n_bytes)
-        for token, n in zip(ids.tolist(), sizes.tolist(), strict=True):
-            if stop():
-                raise StoppedEarlyError
-            coder.encode(token, predictions.next())
-            predictions.observe(token)
-            n_tokens, n_bytes, n_coded = n_tokens + 1, n_bytes + n, n_coded + 1
-            if n_coded == FRAME_TOKENS:
-                n_written += len(whole := frame())
-                n_coded = 0
-                yield whole
-            yield from meter.report(n_bytes)
-    if stop():
-        raise StoppedEarlyError
-    if crlf and (line_ends.held or n_lines != line_ends.replaced):
-        raise DataError("the text changed while it was compressed.", "Wait until nothing writes to it, or copy it.")
-    n_bytes += line_ends.replaced
-    end = (frame() if n_coded else b"") + End(n_bytes, hashed.digest()).encode()
-    yield end
-    yield Coded(n_bytes, n_written + len(end), n_tokens, predictions.bits, time.monotonic() - started)
 
 
 def decompress(
@@ -193,19 +217,7 @@ def decompress(
             fault may be found after bytes of the text; only with `Coded` the text is confirmed.
         StoppedEarlyError: `stop` became true.
     """
-    if header.fingerprint != model_fingerprint(model):
-        raise DataError(
-            f"{reader.name} was compressed with another model than {model.name} ({header.model}, fingerprint "
-            f"{header.fingerprint[:12]}).",
-            "Give the folder of that model: -m FOLDER.",
-        )
-    here = runtime.device.type, runtime.dtype_name, runtime.threads
-    if here != (header.device, header.dtype, header.threads):
-        raise DataError(
-            f"{reader.name} was compressed on {header.device} in {header.dtype} with {header.threads} threads, not on "
-            f"{here[0]} in {here[1]} with {here[2]}.",
-            f"Give --device {header.device} --threads {header.threads} --set runtime.dtype={header.dtype}.",
-        )
+    _check_maker(header, reader.name, model, runtime)
     started = time.monotonic()
     check = yield from check_hash(InferenceSession.open(model, runtime, header.settings, None), stop)
     if check != header.check:
@@ -215,8 +227,7 @@ def decompress(
             "Decompress it with the same versions on a processor of the same type.",
         )
     predictions, hashed = Predictions(InferenceSession.open(model, runtime, header.settings, None)), hashlib.sha256()
-    meter = ProgressMeter("decompressing", None, "bytes")
-    n_tokens = n_bytes = 0
+    meter, n_bytes = ProgressMeter("decompressing", None, "bytes"), 0
     not_restored = DataError(
         f"{reader.name} was not restored: the text is another one than the one that was compressed.",
         "Decompress it on the machine that compressed it.",
@@ -235,12 +246,29 @@ def decompress(
             predictions.observe(token)
             text = header.restored(model.tokenizer.decode([token]))
             hashed.update(text)
-            n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
+            n_bytes += len(text)
             yield text
             yield from meter.report(n_bytes)
             if stop():
                 raise StoppedEarlyError
-    yield Coded(n_bytes, reader.n_read, n_tokens, predictions.bits, time.monotonic() - started)
+    yield Coded(n_bytes, reader.n_read, predictions.n_tokens, predictions.bits, time.monotonic() - started)
+
+
+def _check_maker(header: Header, name: str, model: LoadedModel, runtime: Runtime) -> None:
+    """`DataError` if a file was not compressed with this model on such a machine."""
+    if header.fingerprint != model_fingerprint(model):
+        raise DataError(
+            f"{name} was compressed with another model than {model.name} ({header.model}, fingerprint "
+            f"{header.fingerprint[:12]}).",
+            "Give the folder of that model: -m FOLDER.",
+        )
+    here = runtime.device.type, runtime.dtype_name, runtime.threads
+    if here != (header.device, header.dtype, header.threads):
+        raise DataError(
+            f"{name} was compressed on {header.device} in {header.dtype} with {header.threads} threads, not on "
+            f"{here[0]} in {here[1]} with {here[2]}.",
+            f"Give --device {header.device} --threads {header.threads} --set runtime.dtype={header.dtype}.",
+        )
 
 
 def model_fingerprint(model: LoadedModel) -> str:

@@ -22,6 +22,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +90,24 @@ def write_atomic(
     Raises:
         ConfigError: As all writing; or `is_new`, and another process has written `path`.
     """
-    pieces = (data,) if isinstance(data, bytes) else () if callable(data) else data
+    with replacing(path, mode, is_new=is_new) as (write, temporary):
+        if callable(data):
+            data(temporary)
+        else:
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write(piece)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666, *, is_new: bool = False) -> Iterator[tuple[Callable[[bytes], None], Path]]:
+    """Function that writes pieces of the new content of `path`, and the temporary file; otherwise as `write_atomic`."""
     try:
         replaced = _mode_of_replaced(path)
         with _unfinished(path, mode) as (descriptor, temporary):
             if replaced is not None:
                 with suppress(PermissionError):
                     os.fchmod(descriptor, replaced)
-            if callable(data):
-                data(temporary)
-            for piece in pieces:
-                _write_all(descriptor, piece)
+            yield partial(_write_all, descriptor), temporary
             os.fsync(descriptor)
             if is_new and path.exists() and path.stat().st_size:
                 raise ConfigError(f"{path} exists; another process has written it.", "Choose another path.")

@@ -1,4 +1,4 @@
-"""`xlcli import`: makes a model folder from a model of another program."""
+"""`xlcli import` and `xlcli export`: models of other programs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import math
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from xlcli.cli import options, report
+from xlcli.cli.help import App
 from xlcli.cli.options import option
+from xlcli.cli.prologue import open_screen
+from xlcli.cli.terminal import table
+from xlcli.errors import ConfigError
+from xlcli.store.discover import LOCAL, find, summarize
+from xlcli.store.layout import read_config
 
-app = typer.Typer()
+app = App()
 
 
 @app.command(
-    "import",
-    epilog="xlcli import downloads/SmolLM2-135M\nxlcli import downloads/gpt2 -o models/gpt2 --weights int8",
+    "import", "xlcli import downloads/SmolLM2-135M", "xlcli import downloads/gpt2 -o models/gpt2 --weights int8"
 )
 def import_(
     context: typer.Context,
@@ -31,25 +36,15 @@ def import_(
     encoding: options.Weights = None,
     **_: Any,
 ) -> None:
-    """Import a model of another program, a folder or file that you have downloaded.
-
-    Nothing in it is executed. docs/import.md lists the formats, and what is exact.
-    """
-    from xlcli.cli.prologue import open_screen
-    from xlcli.cli.terminal import table
+    """Makes a model folder from a model of another program."""
     from xlcli.interchange import import_model
-    from xlcli.store.discover import LOCAL, summarize
-    from xlcli.store.layout import read_config
 
     screen, path = open_screen(context), Path(source)
     name = Path(os.path.realpath(path))
     found = path.stem if path.suffix == ".gguf" else name.name if name.is_dir() else name.parent.name
     target = Path(out) if out else Path(LOCAL) / found
-    screen.wait("importing")
-    try:
+    with screen.waiting("importing"):
         about = import_model(path, target, name=model_format, encoding=encoding)
-    finally:
-        screen.clear()
     for notice in about["notices"]:
         screen.say(notice, "warning")
     made, config = summarize(target), read_config(target)
@@ -73,3 +68,36 @@ def import_(
     screen.print(table(rows, screen.columns, left=(0, 1)))
     word = shlex.quote(str(target))
     screen.print(f"\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word}\n")
+
+
+@app.command(
+    "export", "xlcli export models/SmolLM2-135M -o out/SmolLM2", "xlcli export models/mine -o mine.gguf --format gguf"
+)
+def export(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="MODEL")],
+    out: Annotated[
+        str | None,
+        option("Model", "-o, --out PATH", "New folder, or GGUF file, to write.", allow_from_autoenv=False),
+    ] = None,
+    model_format: Annotated[
+        Literal["llama", "transfo-xl", "gguf"] | None,
+        option("Model", "--format", "Format to write. Default: by the model.", allow_from_autoenv=False),
+    ] = None,
+    **_: Any,
+) -> None:
+    """Writes a model in the format of another program."""
+    from xlcli.interchange import FORMATS, export_model
+    from xlcli.text.tokenizers import load_tokenizer
+
+    if out is None:
+        raise ConfigError("export needs a path to write.", "Add -o FOLDER, or -o FILE with --format gguf.")
+    screen, folder = open_screen(context), find(name)
+    with screen.waiting("exporting"):
+        written = export_model(folder, Path(out), name=model_format)
+        notices = FORMATS[written].export_notices(load_tokenizer(folder))
+    if screen.json:
+        screen.object({"model": folder.name, "out": out, "format": written})
+    screen.say(f"{out} written in the format {written}")
+    for notice in notices:
+        screen.say(notice)

@@ -109,6 +109,22 @@ write_atomic(Path({str(path)!r}), pieces(), **{options})
     return child
 
 
+def test_the_next_writer_removes_what_a_kill_left(tmp_path):
+    path = tmp_path / "file"
+    with begin(path) as child:
+        child.kill()
+    (left,) = leftovers(tmp_path)
+    assert files.TEMPORARY_NAME.fullmatch(left)
+    files.write_atomic(tmp_path / "other", b"new")
+    files.check_writable(path)
+    assert leftovers(tmp_path) == [left]
+    files.write_atomic(path, b"new")
+    assert (path.read_bytes(), leftovers(tmp_path)) == (b"new", [])
+    (tmp_path / left).mkdir()
+    files.write_atomic(path, b"newer")
+    assert (path.read_bytes(), leftovers(tmp_path)) == (b"newer", [left])
+
+
 def test_what_another_process_is_writing_stays(tmp_path):
     path = tmp_path / "file"
     with begin(path) as child:
@@ -122,16 +138,28 @@ def test_what_another_process_is_writing_stays(tmp_path):
 def test_only_one_process_writes_a_new_file(tmp_path):
     path = tmp_path / "file"
     path.touch()
-    files.write_atomic(path, b"new", is_new=True)
-    with pytest.raises(ConfigError):
-        files.write_atomic(path, b"newer", is_new=True)
-    assert path.read_bytes() == b"new"
+    with begin(path, is_new=True) as child:
+        files.check_writable(path)
+        with pytest.raises(ConfigError):
+            files.write_atomic(path, b"new", is_new=True)
+        child.communicate(timeout=60)
+    assert (child.returncode, path.read_bytes()) == (0, b"part")
     with begin(tmp_path / "late", is_new=True) as child:
         (tmp_path / "late").write_bytes(b"mine")
         _, said = child.communicate(timeout=60)
     assert b"ConfigError" in said
     assert (tmp_path / "late").read_bytes() == b"mine"
     assert leftovers(tmp_path) == []
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def fail(*_arguments):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(files.fcntl, "flock", fail)
+    for content in (b"one", b"two"):
+        files.write_atomic(tmp_path / "file", content)
+        assert ((tmp_path / "file").read_bytes(), leftovers(tmp_path)) == (content, [])
 
 
 def test_a_replaced_file_stays_private(tmp_path):

@@ -1,9 +1,12 @@
 """Folders whose content is executed: made for this user alone, refused if another one can write them."""
 
+import grp
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +27,20 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_other_folder(monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+
+
+@pytest.fixture
+def own_group(monkeypatch):
+    """Function that sets the name and the members of the group of the user; the user is `ann`."""
+    user, gid = SimpleNamespace(pw_name="ann", pw_gid=os.getegid()), os.getegid()
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {os.geteuid(): user}[uid])
+
+    def change(name, *members):
+        monkeypatch.setattr(
+            grp, "getgrgid", lambda number: {gid: SimpleNamespace(gr_name=name, gr_mem=members)}[number]
+        )
+
+    return change
 
 
 def kernels():
@@ -49,18 +66,22 @@ def test_new_folders_are_private(place, umask):
     assert kernels() == place / "kernels"
 
 
-@pytest.mark.parametrize("name", ["cache", "cache/kernels"])
+@pytest.mark.parametrize("name", [".", "cache", "cache/kernels"])
 def test_others_can_write(place, name):
     kernels()
     folder = place.parent / name
-    for mode in (0o1777, 0o775, 0o777):
-        folder.chmod(mode)
-        assert str(folder) in refused()
+    folder.chmod(0o777)
+    assert str(folder) in refused()
+    folder.chmod(0o1777)
+    if folder == place.parent:
+        assert kernels() == place / "kernels"
+    else:
+        refused()
     assert folder.stat().st_mode & 0o777 == 0o777, "it is not mended silently"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
-@pytest.mark.parametrize("name", ["cache", "cache/kernels"])
+@pytest.mark.parametrize("name", [".", "cache", "cache/kernels"])
 def test_another_owner(place, name):
     kernels()
     folder = place.parent / name
@@ -79,6 +100,29 @@ def test_another_user_runs_the_program(place, monkeypatch):
         assert kernels() == place / "kernels", "root may own it"
 
 
+@pytest.mark.parametrize("name", [".", "cache", "cache/kernels"])
+def test_a_group_of_the_user_alone_may_write(place, own_group, name):
+    kernels()
+    folder = place.parent / name
+    folder.chmod(0o775)
+    own_group("ann")
+    assert kernels() == place / "kernels"
+    own_group("ann", "ann")
+    assert kernels() == place / "kernels"
+    own_group("ann", "ann", "eve")
+    assert str(folder) in refused()
+    own_group("staff")
+    refused()
+
+
+def test_a_group_without_a_name_may_not_write(place, own_group, monkeypatch):
+    kernels()
+    place.chmod(0o770)
+    own_group("ann")
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: {}[gid])
+    refused()
+
+
 def test_a_link_leads_to_the_folder_that_is_checked(place, tmp_path):
     hostile = tmp_path / "hostile"
     (hostile / "kernels").mkdir(parents=True)
@@ -95,6 +139,23 @@ def test_a_link_leads_to_the_folder_that_is_checked(place, tmp_path):
     assert str(tmp_path / "open") in refused()
 
 
+def test_folders_above_the_home_folder_are_not_checked(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLCLI_CACHE")
+    home = tmp_path / "shared" / "ann"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    home.parent.chmod(0o777)
+    assert cache_folder() == home / ".cache" / "xlcli"
+
+
+def spoil_home(home):
+    home.chmod(0o777)
+
+
+def spoil_owner(home):
+    os.chown(home, OTHER, -1)
+
+
 def spoil_cache(home):
     (home / ".cache").touch()
 
@@ -104,8 +165,10 @@ def spoil_name(home):
     home.touch()
 
 
-@pytest.mark.parametrize("spoil", [spoil_cache, spoil_name])
+@pytest.mark.parametrize("spoil", [spoil_home, spoil_owner, spoil_cache, spoil_name])
 def test_a_temporary_folder_takes_the_place_of_a_default_that_cannot_be_used(tmp_path, monkeypatch, spoil):
+    if spoil is spoil_owner and os.geteuid():
+        pytest.skip("only root gives folders away")
     home, said = tmp_path / "ann", []
     home.mkdir()
     spoil(home)
@@ -127,8 +190,9 @@ def test_the_temporary_folder_is_removed_at_the_end(tmp_path):
     assert not Path(done.stdout.strip()).exists()
 
 
-def test_a_user_without_a_home(place, monkeypatch):
+def test_a_user_without_a_name_and_home(place, monkeypatch):
     monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     assert kernels() == place / "kernels"
 
 

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from xlcli.config import OnlineConfig
-from xlcli.errors import ConfigError
+from xlcli.errors import CheckpointError, ConfigError
 from xlcli.inference import compile_cache
 from xlcli.kernels import mixture
 from xlcli.kernels.files import KernelFiles, keep_parts
@@ -118,6 +119,34 @@ def test_the_folder_is_in_the_cache(load, monkeypatch):
     load().double(1.0)
     [path] = Path(os.environ["XLCLI_CACHE"], "kernels").iterdir()
     assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def spoil_mode(path):
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def spoil_owner(path):
+    os.chown(path, 12345, -1)
+
+
+def spoil_link(path):
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+@pytest.mark.parametrize("spoil", [spoil_mode, spoil_owner, spoil_link])
+def test_a_file_that_others_can_write_is_neither_read_nor_replaced(load, folder, spoil):
+    if spoil is spoil_owner and os.geteuid():
+        pytest.skip("only root gives files away")
+    load().double(1.0)
+    [path] = folder.iterdir()
+    spoil(path)
+    before = path.lstat()
+    module = load()
+    for use in (module.files.has, module.double):
+        with pytest.raises((ConfigError, CheckpointError), match=re.escape(str(path))):
+            use(1.0)
+    assert path.lstat() == before
 
 
 def test_a_folder_that_others_can_write_is_refused(load, folder):

@@ -1,10 +1,14 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from faults import Faults
+from test_lock import ENVIRONMENT
 
 from xlcli.config import make
 from xlcli.errors import CheckpointError, ConfigError, ResourceError
@@ -45,6 +49,41 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return weights_of(store.load(folder).network)
 
 
+KILLED = """
+import os
+from pathlib import Path
+from xlcli.store.folder import new_folder
+with new_folder(Path("killed")) as folder:
+    (folder / "config.json").touch()
+    os._exit(9)
+"""
+
+
+def test_a_copy_removes_what_killed_ones_left(tmp_path, model):
+    command = [sys.executable, "-c", KILLED]
+    assert subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT).returncode == 9
+    (left,) = set(tmp_path.iterdir()) - {model.parent}
+    (left / "thesis.txt").write_text("mine")
+    copy_model(model, tmp_path / "copy")
+    assert (left / "config.json").exists()
+    (left / "thesis.txt").unlink()
+    copy_model(model, tmp_path / "another")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "copy", "models"]
+
+
+@pytest.mark.parametrize("content", [[], [".lock"], [".lock", f".tmp-xlcli-{'0' * 16}"]])
+def test_a_copy_removes_what_was_killed_at_its_beginning(tmp_path, model, content):
+    left = tmp_path / f".tmp-xlcli-model-{'0' * 16}"
+    left.mkdir()
+    for name in content:
+        (left / name).touch()
+    copy_model(model, tmp_path / "early")
+    assert left.exists()
+    os.utime(left, (1e9, 1e9))
+    copy_model(model, tmp_path / "copy")
+    assert not left.exists()
+
+
 def test_a_copy_leaves_those_that_are_being_made(tmp_path, model):
     with new_folder(tmp_path / "slow") as folder:
         (folder / "config.json").touch()
@@ -74,7 +113,7 @@ def test_two_copies_to_one_folder(tmp_path):
 
 @pytest.mark.parametrize("content", [[], ["config.json"], [".lock", "config.json"], ["thesis.txt"]])
 def test_a_copy_leaves_folders_of_the_user(tmp_path, model, content):
-    names = [".tmp-copy-2025", ".tmp-removed-4000000", ".tmp-xlcli-model-mine", f".tmp-xlcli-{'0' * 16}"]
+    names = [".tmp-copy-2025", ".tmp-removed-4000000", f".tmp-xlcli-model-{'0' * 16}", f".tmp-xlcli-{'0' * 16}"]
     for name in names:
         (tmp_path / name).mkdir()
         for file in content:

@@ -1,4 +1,4 @@
-"""Files and folders with the names of unfinished ones are removed, and no others."""
+"""Only files and folders that xlcli wrote are recognized as unfinished and removed."""
 
 import pytest
 
@@ -34,6 +34,9 @@ def test_what_a_crash_left_is_removed(tmp_path, content):
         ".tmp-1-0123abcd",
         ".tmp-old-model-1/config.json",
         ".tmp-xlcli-1/config.json",
+        f"{NAME}/thesis.txt",
+        f"{NAME}/checkpoints/notes/thesis.txt",
+        f"{NAME}/config.json/thesis.txt",
     ],
 )
 def test_what_the_user_wrote_stays(tmp_path, path):
@@ -45,10 +48,11 @@ def test_what_the_user_wrote_stays(tmp_path, path):
 
 def test_links_stay(tmp_path):
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "thesis.txt").write_text("mine")
-    (tmp_path / "m" / NAME.replace("0", "f")).mkdir(parents=True)
-    for folder in (tmp_path / "m", tmp_path / "m" / NAME.replace("0", "f")):
-        (folder / NAME).symlink_to(tmp_path / "there")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / NAME).symlink_to(tmp_path / "there")
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "config.json").symlink_to(tmp_path / "there")
     clean(tmp_path / "m")
-    assert [path.name for path in (tmp_path / "m").iterdir()] == [NAME]
-    assert (tmp_path / "there" / "thesis.txt").read_text() == "mine"
+    clean(tmp_path)
+    assert (tmp_path / "m" / NAME).is_symlink()
+    assert (tmp_path / NAME / "config.json").is_symlink()

@@ -4,17 +4,21 @@
   what others link to; outputs that the user names are written where their links lead (`linked`).
 - Reading raises `CheckpointError`; writing raises `ResourceError` (disk full, I/O error, read-only, no permission) or
   `ConfigError` (a path that cannot be a file). Both raise `ResourceError` if too many files are open.
-- No other user can write the cache folder and those below it whose content is executed.
+- No other user can write the cache folder and those below it whose content is executed. A group with the name of the
+  user and without other members may: systems with such groups set the umask 002.
 """
 
 from __future__ import annotations
 
 import atexit
 import errno
+import fcntl
+import grp
 import hashlib
 import io
 import json
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -37,8 +41,9 @@ JSON_DEPTH = 20
 TEMPORARY = ".tmp-xlcli-"
 """Prefix of the names of unfinished files and folders."""
 TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
-"""Names by `temporary_path`."""
+"""Names of unfinished files, and of folders by `temporary_path`."""
 
+_MOST_WRITERS = 100
 _LONE = re.compile("[\\ud800-\\udfff]")
 _BLOCK = 2**20
 _READ = os.O_RDONLY | os.O_NONBLOCK
@@ -69,9 +74,9 @@ def as_utf8(text: str) -> str:
     return text if text.isascii() else _LONE.sub("\ufffd", text)
 
 
-def temporary_path(folder: Path) -> Path:
-    """A new path in a folder, of an unfinished file or folder."""
-    return folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
+    """A new path in a folder: the prefix and 16 random hexadecimal digits."""
+    return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
 def write_atomic(
@@ -88,7 +93,7 @@ def write_atomic(
     function as `data` writes the temporary file, whose path it is given.
 
     Raises:
-        ConfigError: As all writing; or `is_new`, and another process has written `path`.
+        ConfigError: As all writing; or `is_new`, and another process has written `path` or is writing it.
     """
     with replacing(path, mode, is_new=is_new) as (write, temporary):
         if callable(data):
@@ -103,7 +108,7 @@ def replacing(path: Path, mode: int = 0o666, *, is_new: bool = False) -> Iterato
     """Function that writes pieces of the new content of `path`, and the temporary file; otherwise as `write_atomic`."""
     try:
         replaced = _mode_of_replaced(path)
-        with _unfinished(path, mode) as (descriptor, temporary):
+        with _unfinished(path, mode, range(1 if is_new else _MOST_WRITERS)) as (descriptor, temporary):
             if replaced is not None:
                 with suppress(PermissionError):
                     os.fchmod(descriptor, replaced)
@@ -126,17 +131,32 @@ def check_writable(path: Path) -> None:
     """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
     try:
         _mode_of_replaced(path)
-        with _unfinished(path, 0o666) as (_, temporary):
+        with _unfinished(path, 0o666, range(1, _MOST_WRITERS)) as (_, temporary):
             temporary.unlink()
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
 @contextmanager
-def _unfinished(path: Path, mode: int) -> Iterator[tuple[int, Path]]:
-    """Descriptor and path of a new file beside `path`, which is removed on any error."""
-    temporary = temporary_path(path.parent)
-    descriptor = os.open(temporary, _CREATE, mode)
+def _unfinished(path: Path, mode: int, numbers: Iterable[int]) -> Iterator[tuple[int, Path]]:
+    """Descriptor and path of a new file beside `path`, which is removed on any error.
+
+    Its name is a hash of the name of `path` and of the first number that no other writer of `path` uses. It is locked
+    while it is open, so that a writer recognizes what a kill has left, and removes it.
+    """
+    for number in numbers:
+        temporary = path.parent / f"{TEMPORARY}{hashlib.sha256(os.fsencode(f'{path.name}/{number}')).hexdigest()[:16]}"
+        with suppress(OSError):
+            _remove_abandoned(temporary)
+        with suppress(FileExistsError):
+            descriptor = os.open(temporary, _CREATE, mode)
+            with suppress(OSError):  # the file system may have no locks
+                if not _lock(descriptor, temporary):
+                    os.close(descriptor)
+                    continue
+            break
+    else:
+        raise ConfigError(f"another process is writing {path}.", f"Wait for it. If none is, remove {temporary}.")
     try:
         yield descriptor, temporary
     except BaseException:
@@ -145,6 +165,25 @@ def _unfinished(path: Path, mode: int) -> Iterator[tuple[int, Path]]:
         raise
     finally:
         os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes a file, if it is a regular one that no process has locked."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lock(descriptor, path):
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Locks an open file; False if another process has, or if `path` is another file by now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -380,12 +419,13 @@ def code_folder(name: str, variable: str) -> Path:
 
 
 def own_folder(folder: Path, variable: str) -> Path:
-    """A folder that no other user can write, without links in its path; made with mode 0700 if it is missing.
+    """A folder without links in its path; it is made with mode 0700 if it is missing.
 
+    The folders above it are checked, too, but for those above the home folder: who can replace that needs no cache.
     The environment variable `variable` chooses it.
 
     Raises:
-        ConfigError: Another user owns or can write the folder.
+        ConfigError: Another user owns or can write the folder, or one above it that is not sticky.
         ResourceError: The folder cannot be created or written.
     """
     remedy = f"Set {variable} to a folder that only you can write."
@@ -394,11 +434,50 @@ def own_folder(folder: Path, variable: str) -> Path:
         for each in (*reversed(folder.parents), folder):
             each.mkdir(mode=0o700, exist_ok=True)
         folder = folder.resolve()
-        status, is_writable = folder.stat(), os.access(folder, os.W_OK | os.X_OK)
+        home = os.path.expanduser("~")  # noqa: PTH111
+        above_home = Path(home).resolve().parents if os.path.isabs(home) else ()  # noqa: PTH117
+        checked = [each for each in (*reversed(folder.parents), folder) if each not in above_home]
+        statuses = [each.lstat() for each in checked]  # from above: below a folder that is safe, nothing is exchanged
+        writable = os.access(folder, os.W_OK | os.X_OK)
     except (OSError, RuntimeError, ValueError) as error:
         raise ResourceError(f"the cache folder cannot be created: {error}.", remedy) from None
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(f"{folder} is not safe: it belongs to another user, or others can write it.", remedy)
-    if not is_writable:
+    for each, status in zip(checked, statuses, strict=True):
+        if not _is_own(status, may_be_sticky=each != folder):
+            raise ConfigError(f"{folder} is not safe: {each} belongs to another user, or others can write it.", remedy)
+    if not writable:
         raise ResourceError(f"the cache folder {folder} cannot be written.", remedy)
     return folder
+
+
+def read_own(path: Path) -> bytes | None:
+    """Content of a file; None if it is missing.
+
+    Raises:
+        ConfigError: It is a link, or another user owns or can write it.
+        CheckpointError: It is no file, or cannot be read.
+    """
+    if not os.path.lexists(path):
+        return None
+    with open_regular(path) as (file, status):
+        if path.is_symlink() or not _is_own(status):
+            raise ConfigError(f"{path} is a link, belongs to another user, or others can write it.", "Remove it.")
+        return file.read()
+
+
+def _is_own(status: os.stat_result, *, may_be_sticky: bool = False) -> bool:
+    """True if this user or root owns a file or folder, and no other user can write it, or replace what is in it."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return False
+    if may_be_sticky and status.st_mode & stat.S_ISVTX:
+        return True
+    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid))
+    return not others
+
+
+def _is_private(gid: int) -> bool:
+    """True if a group belongs to this user alone."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from xlcli.errors import XLError
-from xlcli.files import code_folder, write_atomic
+from xlcli.files import code_folder, read_own, write_atomic
 from xlcli.kernels.compiler import CompileResult, dumps, llvmlite, numba
 
 
@@ -123,8 +123,9 @@ class KernelFiles:
 
     def _read(self, signature: Any, target: Any) -> Any:
         """Content of the file of a kernel; None if it is missing or incomplete."""
+        data = read_own(self._path(signature, target))
         try:
-            return pickle.loads(self._path(signature, target).read_bytes())  # noqa: S301
+            return None if data is None else pickle.loads(data)  # noqa: S301
         except Exception:  # damaged files raise errors of any kind
             return None
 

@@ -6,9 +6,12 @@
 
 LATEST contains the name of the newest checkpoint, for people only. After any kill, disk error or bit flip an undamaged
 checkpoint is found; one that differs from its manifest is a `CheckpointError`. A new run is kept apart from the model
-in its folder, in .replacement/, until it has weights and can replace it; `--resume` continues it there. `settle` then
-removes the old model, its config.json last, and moves the files of the new run up, their config.json last. A kill at
-any moment leaves the old model as it was, or a run that `settle` puts in its place. Functions that write
+in its folder until it can replace it:
+
+    .replacement/  a run without weights yet, beside the model that it is to replace; `--resume` continues it
+    .installing/   the same run while its files are moved up, after the old model has been moved away
+
+A kill at any moment leaves the old model as it was, or a run that `settle` puts in its place. Functions that write
 expect the caller to hold the lock of the model folder, and raise the errors of `files.cannot_write`.
 """
 
@@ -36,7 +39,7 @@ from xlcli.files import (
 )
 from xlcli.files.tensors import read_header
 from xlcli.store.layout import BEST, CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, WEIGHTS
-from xlcli.store.lock import HOLDER, LOCK, RUN_FILES, STAGED, clean, is_unfinished, remove
+from xlcli.store.lock import HOLDER, INSTALLING, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
 
 # Checkpoints
 
@@ -209,7 +212,7 @@ def holds_run(folder: Path) -> bool:
     A staged run without weights does not count, because without a model to replace it has taken no step.
     """
     staged = folder / STAGED
-    return _is_run(folder) or (_is_folder(staged) and (staged / WEIGHTS).is_file())
+    return _is_run(folder) or _is_folder(folder / INSTALLING) or (_is_folder(staged) and (staged / WEIGHTS).is_file())
 
 
 def foreign_entry(folder: Path) -> str | None:
@@ -220,8 +223,8 @@ def foreign_entry(folder: Path) -> str | None:
     """
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            is_lock = path.name == HOLDER or (path.name == LOCK and path.lstat().st_size == 0)
-            if not (is_lock or is_unfinished(path) or (path.name == STAGED and _is_staged(path))):
+            is_lock = path.name in (LOCK, HOLDER) and (path.name == HOLDER or path.lstat().st_size == 0)
+            if not is_lock and not is_unfinished(path) and not (path.name == STAGED and is_own(path)):
                 return path.name
     except OSError as error:
         raise cannot_read(folder, error) from None
@@ -231,7 +234,7 @@ def foreign_entry(folder: Path) -> str | None:
 def belongs_to_run(folder: Path, path: Path) -> bool:
     """True if replacing the run in `folder` would remove the file `path`."""
     file = path.resolve()
-    return any(file.is_relative_to((folder / name).resolve()) for name in (STAGED, *RUN_FILES))
+    return any(file.is_relative_to((folder / name).resolve()) for name in (STAGED, INSTALLING, *RUN_FILES))
 
 
 def place_of_run(folder: Path) -> Path:
@@ -241,15 +244,11 @@ def place_of_run(folder: Path) -> Path:
 
 
 def stage(folder: Path) -> Path:
-    """An empty folder for a new run, instead of an earlier one that was staged; the run in `folder` stays.
-
-    What is left of a run that lost its configuration is removed.
-    """
-    settle(folder)
+    """An empty folder for a new run, instead of an earlier one that was staged; the run in `folder` stays."""
     staged = folder / STAGED
+    if (staged / WEIGHTS).is_file() or _is_folder(folder / INSTALLING):
+        settle(folder)
     try:
-        for name in () if (folder / CONFIG).is_file() else RUN_FILES:
-            remove(folder / name)
         remove(staged)
         staged.mkdir()
         sync_folder(folder)
@@ -259,37 +258,28 @@ def stage(folder: Path) -> Path:
 
 
 def settle(folder: Path) -> Path:
-    """The folder of the run, after a staged run was put in its place if it has weights or replaces nothing.
-
-    Each step is on disk before the next one begins: what is found says where to go on.
-    """
-    staged = folder / STAGED
-    *others, last = RUN_FILES
+    """The folder of the run, after a staged run was put in its place if it has weights or replaces nothing."""
+    staged, installing = folder / STAGED, folder / INSTALLING
     try:
-        if (staged / CONFIG).is_file() and _is_folder(staged):
-            if (folder / CONFIG).is_file():
-                if not (staged / WEIGHTS).is_file():
-                    return staged
-                for names in (others, [last]):
-                    for name in names:
-                        remove(folder / name)
-                    sync_folder(folder)
-            for names in (others, [last]):
-                for name in names:
-                    if os.path.lexists(staged / name):
-                        (staged / name).replace(folder / name)
+        if not _is_folder(installing) and _is_folder(staged):
+            if not (staged / CONFIG).is_file():
+                remove(staged)  # killed before it could be resumed
+            elif (staged / WEIGHTS).is_file() or not _is_run(folder):
+                clean(folder)
+                aside = temporary_path(folder)  # which `clean` removes
+                aside.mkdir()
+                _move(folder, aside, RUN_FILES[::-1])
+                staged.rename(installing)
                 sync_folder(folder)
-                sync_folder(staged)
-        if _is_folder(staged):  # moved, or killed before it could be resumed
-            remove(staged)
+            else:
+                return staged
+        if _is_folder(installing):
+            _move(installing, folder, RUN_FILES)
+            remove(installing)
+            clean(folder)
     except OSError as error:
         raise cannot_write(folder, error) from error
     return folder
-
-
-def _is_staged(path: Path) -> bool:
-    """True if a folder has only files of a run."""
-    return _is_folder(path) and all(each.name in RUN_FILES or is_unfinished(each) for each in path.iterdir())
 
 
 def _is_run(folder: Path) -> bool:
@@ -305,6 +295,14 @@ def _is_run(folder: Path) -> bool:
     with suppress(OSError):
         return any((path / MANIFEST).is_file() for path in checkpoints(folder / CHECKPOINTS))
     return False
+
+
+def _move(source: Path, target: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        if os.path.lexists(source / name):
+            (source / name).replace(target / name)
+    sync_folder(target)
+    sync_folder(source)
 
 
 def _is_folder(path: Path) -> bool:

@@ -153,11 +153,11 @@ def summarize(folder: Path) -> ModelSummary:
     try:
         tensors, metadata = read_header(folder / WEIGHTS)
         found["parameters"] = layout.n_weights(tensors)
-        if metadata.get("encoding") in layout.ENCODINGS:
-            found["encoding"] = metadata["encoding"]
+        found["encoding"] = metadata["encoding"] if metadata.get("encoding") in layout.ENCODINGS else None
         record = read_record(folder)
-        kinds = {"corpus": str, "bits_per_byte": float}
-        found |= {key: record[key] for key, kind in kinds.items() if isinstance(record.get(key), kind)}
+        found["corpus"] = record["corpus"] if isinstance(record.get("corpus"), str) else None
+        score = record.get("bits_per_byte")
+        found["bits_per_byte"] = score if isinstance(score, float) else None
         found["scored"] = scored_text(record)
         found["finished"] = record.get("finished") is not False
         shape = read_config(folder).model

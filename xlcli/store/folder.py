@@ -30,7 +30,6 @@ from xlcli.files import (
     remove_empty,
     sync_folder,
     temporary_path,
-    version,
     write_atomic,
 )
 from xlcli.files.tensors import digest, read_header, write_tensors
@@ -38,6 +37,7 @@ from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
 from xlcli.model.lm import LanguageModel
 from xlcli.store import layout
 from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
+from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
@@ -75,10 +75,10 @@ class LoadedModel:
         """Predictions after one token (`logits`): a `Decoder` where one applies, else the network."""
         return make_decoder(self.network, self.encoding) or self.network
 
-    def decoder_bytes(self, n_memory: int) -> int:
-        """Size in bytes of what `decoder` adds to the weights of the network, with memory of `n_memory` tokens."""
+    def decoder_bytes(self, mem_len: int) -> int:
+        """Size in bytes of what `decoder` adds to the weights of the network, with memory of `mem_len` tokens."""
         weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
-        return weights + table_bytes(self.network, n_memory)
+        return weights + table_bytes(self.network, mem_len)
 
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
@@ -268,21 +268,22 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     )
 
 
-def _versions(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Version of each file that `load` reads, if it is there, by its name."""
-    versions = {}
+def _versions(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Name, inode, size and time of change of each file that `load` reads, if it is there."""
+    versions = []
     for name in (CONFIG, WEIGHTS, *TOKENIZER):
         with suppress(OSError):
-            versions[name] = version((folder / name).stat())
+            status = (folder / name).stat()
+            versions.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     return versions
 
 
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
     """Copies configuration, tokenizer, weights, held-out texts and record of a model.
 
-    The copy is made under a temporary name and then renamed. Weights are rounded to the encoding; converting rounded
-    weights back to float32 does not restore them. The record loses its `bits_per_byte` if a weight changes. Without
-    `encoding` the present one is kept.
+    The copy is made under a temporary name and then renamed; unfinished copies of killed processes beside it are
+    removed. Weights are rounded to the encoding; converting rounded weights back to float32 does not restore them. The
+    record loses its `bits_per_byte` if a weight changes. Without `encoding` the present one is kept.
 
     Raises:
         CheckpointError: The model is damaged, or has weights that the encoding cannot represent.
@@ -324,26 +325,32 @@ def require_free(target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
 
-    The caller makes the files inside durable.
+    The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
+    is locked, so that no other process removes it meanwhile.
 
     Raises:
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
     require_free(target)
-    temporary = temporary_path(target.parent)
+    temporary = temporary_path(target.parent, MODEL)
     missing = [each for each in target.parents if not os.path.lexists(each)]
     try:
         make_folder(target.parent)
+        clean_models(target.parent)
         temporary.mkdir()
         try:
-            yield temporary
-            require_free(target)
-            try:
-                temporary.rename(target)
-            except OSError:
-                require_free(target)  # another process may have made it
-                raise
+            with lock(temporary):
+                yield temporary
+                require_free(target)
+                try:
+                    temporary.rename(target)
+                except OSError:
+                    require_free(target)  # another process may have made it
+                    raise
+                for name in (HOLDER, LOCK):
+                    with suppress(OSError):
+                        (target / name).unlink()
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)

@@ -1,24 +1,35 @@
 """The one writer of a model folder: its lock, and what killed writers left unfinished. Imports no torch.
 
-The operating system releases the lock when the process dies. An unfinished file or folder has the name `.tmp-xlcli-`
-and 16 random hexadecimal digits. In a model folder and its checkpoints they are removed, under its lock.
+The operating system releases the lock when the process dies. Unfinished files and folders are
+
+    .tmp-xlcli-HHHHHHHHHHHHHHHH        beside the file that is being written, and in a model folder and its checkpoints
+    .tmp-xlcli-model-HHHHHHHHHHHHHHHH  a model that is being copied, beside models; it holds its own lock
+
+H are hexadecimal digits, of a hash in names of files, random in those of folders. Nothing is removed by its name alone.
+The next writer of a file removes what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a
+model folder, under its lock, all of the first kind are removed: files, and folders in which every name is one that
+xlcli gives. The second kind is such a folder with the note of a holder, whose lock is free, or one that has been empty
+for a minute.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlcli.errors import BusyError, CheckpointError
-from xlcli.files import TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
-from xlcli.store.layout import CHECKED, CHECKPOINTS, CONFIG, METRICS, RECORD, WEIGHTS
+from xlcli.errors import BusyError, CheckpointError, XLError
+from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
+from xlcli.store import layout
+from xlcli.store.layout import CHECKPOINTS, CONFIG, METRICS, RECORD, STEP, WEIGHTS
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -148,15 +159,37 @@ def _busy(folder: Path) -> BusyError:
 
 
 STAGED = ".replacement"
-"""Folder of a run that is to replace the one around it."""
-RUN_FILES = (WEIGHTS, CHECKPOINTS, METRICS, RECORD, *CHECKED, CONFIG)
-"""Everything that belongs to a run, in the order in which it is removed and put in place. Without weights or a
-configuration a reader finds no model."""
+INSTALLING = ".installing"
+
+RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, CHECKPOINTS, WEIGHTS)
+"""Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
+weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
+
+_OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
+_OF_EXPORTS = ("xlcli", "vocab.txt", "tokenizer_config.json")
+_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS}
+_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, layout.TENSORBOARD, *_OF_EXPORTS}
+MODEL = f"{TEMPORARY}model-"
+_MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
+
+
+def is_own(path: Path) -> bool:
+    """True if a path is a regular file, or a folder of files and folders with names that xlcli gives, at any depth."""
+    if path.is_symlink() or not path.is_dir():
+        return path.is_file() and not path.is_symlink()
+    for entry in path.iterdir():
+        if entry.is_dir():
+            is_named = entry.name in _FOLDERS or STEP.fullmatch(entry.name) is not None
+        else:
+            is_named = entry.name in _FILES or entry.name.startswith(layout.EVENTS)
+        if not (is_named or TEMPORARY_NAME.fullmatch(entry.name)) or not is_own(entry):
+            return False
+    return True
 
 
 def is_unfinished(path: Path) -> bool:
     """True if an entry of a model folder, or of its checkpoints, is an unfinished file or folder of xlcli."""
-    return TEMPORARY_NAME.fullmatch(path.name) is not None and not path.is_symlink()
+    return TEMPORARY_NAME.fullmatch(path.name) is not None and is_own(path)
 
 
 def clean(folder: Path) -> None:
@@ -172,6 +205,29 @@ def clean(folder: Path) -> None:
                 remove(path)
     except OSError as error:
         raise cannot_write(folder, error) from error
+
+
+def clean_models(folder: Path) -> None:
+    """Removes models beside others that were being copied by processes that have ended.
+
+    One that cannot be removed stays.
+    """
+    for path in list(folder.iterdir()):
+        with suppress(OSError, XLError):
+            if _MODEL_NAME.fullmatch(path.name) and is_own(path) and (holder(path) or _is_begun(path)):
+                with lock(path):
+                    for entry in list(path.iterdir()):
+                        if entry.name not in (LOCK, HOLDER):
+                            remove(entry)
+                    for name in (LOCK, HOLDER):  # the note of the holder last, so that a kill leaves it
+                        (path / name).unlink(missing_ok=True)
+                    path.rmdir()
+
+
+def _is_begun(path: Path) -> bool:
+    """True if a process had a minute to write its note into a folder in which there is nothing else."""
+    is_empty = all(entry.name == LOCK or TEMPORARY_NAME.fullmatch(entry.name) for entry in path.iterdir())
+    return is_empty and time.time() - path.stat().st_mtime > 60
 
 
 def remove(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Bits per byte of texts, cold and with learning while reading, beside general compressors on the same bytes.
 
     python benchmarks/adapting.py FILE ... [--model books] [--limit 200000] [--out benchmarks/results/adapting.json]
-    python benchmarks/adapting.py --table benchmarks/results/adapting.json     # the tables of docs/adapting.md
+    python benchmarks/adapting.py --table benchmarks/results/adapting.json     # the tables of docs/results.md
 
 Every file is read with the model as it is, with `--adapt`, with `--context-cache`, and with both, by one thread. The
 compressors are gzip -9, xz -9e, zstd --ultra -22 --long=27, and PPMd at its best order (pip install pyppmd); zpaq -m5

@@ -1,7 +1,7 @@
 """Surprisal of log lines as a detector of alerts: area under the ROC curve on a log with labels.
 
     python benchmarks/anomalies.py BGL_2k.log [--model books] [--out benchmarks/results/anomalies.json]
-    python benchmarks/anomalies.py --table benchmarks/results/anomalies.json     # the table of docs/adapting.md
+    python benchmarks/anomalies.py --table benchmarks/results/anomalies.json     # the table of docs/results.md
 
 The first column of each line is its label, `-` for no alert; it is cut off before anything reads the line. A line is
 scored by what came before it. The area is the probability that a random alert has a higher score than another random

@@ -9,10 +9,10 @@
 #
 #     valid       card: the whole validation text          samples     card: ten samples
 #     test        card: memory lengths, by context         sampling    card, log: figures of sampled text, loops
-#     books       adapting.md: test books                  reading     words.md: reading times
-#     standard    adapting.md: book1, enwik8               pairs       words.md: pairs of sentences
-#     logs        adapting.md: ten logs                    decode      speed.md: decoding
-#     compress    README: book1 compressed and restored
+#     books       results.md: test books                   reading     results.md: reading times
+#     standard    results.md: book1, enwik8                pairs       results.md: pairs of sentences
+#     logs        results.md: ten logs                     decode      results.md: decoding
+#     compress    results.md: book1 compressed and restored
 #
 # A stage writes OUT/STAGE.log, results beside it, and OUT/STAGE.done when it succeeds; a restarted script skips it then.
 set -u

@@ -1,7 +1,7 @@
 """Position encodings, pre- and post-norm, with and without recurrence: equal budgets on books, three seeds.
 
     python benchmarks/positions.py BOOKS [--tokens 500000] [--seeds 3] [--only PART_OF_NAME]
-    python benchmarks/positions.py --table benchmarks/results/positions.json     # the tables of docs/variants.md
+    python benchmarks/positions.py --table benchmarks/results/positions.json     # the tables of docs/results.md
 
 BOOKS has folders train, valid and test of text files; the beginning of each file is used. Every run is one
 `xlcli train` and one `xlcli eval` on the test part, with distances extrapolated as in the sources, and its result is

@@ -2,7 +2,7 @@
 
     python benchmarks/recomputation.py BOOKS [--model books] [--bytes 20000] [--contexts 128,256,512]
     python benchmarks/recomputation.py BOOKS --speed     # tokens per second, on an idle machine; half a minute
-    python benchmarks/recomputation.py --table benchmarks/results/recomputation.json     # the table of docs/variants.md
+    python benchmarks/recomputation.py --table benchmarks/results/recomputation.json     # the table of docs/results.md
 
 BOOKS has a folder valid of text files; equal parts from the middle of each file are joined. With a context of C tokens,
 memory is `eval --mem-len C` and a window is `eval --mem-len 0 --segment-len C+1` with `eval.stride` N, so with stride 1

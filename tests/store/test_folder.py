@@ -51,7 +51,7 @@ def model(tmp_path):
 
 
 def digest(tree) -> str:
-    """SHA-256 of canonical JSON, as docs/format.md defines it."""
+    """SHA-256 of canonical JSON, as docs/developers/format.md defines it."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

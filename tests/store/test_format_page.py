@@ -1,4 +1,4 @@
-"""docs/format.md names every file and every key that is written."""
+"""docs/developers/format.md names every file and every key that is written."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from xlcli.store.state_files import save_state
 from xlcli.streaming import stream
 from xlcli.text.follow import FilePosition, LogPosition
 
-PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "developers" / "format.md").read_text()
 NAMED = set(re.findall(r"`([^`]+)`", PAGE))
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +127,22 @@ class Screen:
                 self.say(f"reading the pipe {name} to its end")
 
     def drive(self, events: Iterable[Any], *sinks: Sink) -> None:
-        """Shows notices and progress of a workflow, adds its other events to each sink, and ends the sinks."""
-        try:
-            for event in events:
-                if not self.shows(event):
-                    for sink in sinks:
-                        sink.add(event)
-        except BaseException:
-            for sink in sinks:
-                sink.discard()
-            raise
-        for sink in sinks:
-            sink.close()
+        """Shows notices and progress of a workflow, adds its other events to each sink, and ends the sinks.
+
+        Every sink is ended, in order, also if ending an earlier one fails.
+        """
+        with ExitStack() as ending:
+            try:
+                for event in events:
+                    if not self.shows(event):
+                        for sink in sinks:
+                            sink.add(event)
+            except BaseException:
+                for sink in reversed(sinks):
+                    ending.callback(sink.discard)
+                raise
+            for sink in reversed(sinks):
+                ending.callback(sink.close)
 
     def interrupted(self) -> None:
         """Prints the message of a signal, once and before all other output, in a line after the ^C of a terminal."""

@@ -1,7 +1,7 @@
 """Compression of text by arithmetic coding with the predictions of a model: the file, header, frames and end.
 
-docs/format.md specifies the file; `workflow` writes and reads it. Its size is the surprisal of the text, as `eval`
-reports it, and about 0.1 % more for the frames. Imports no torch.
+docs/developers/format.md specifies the file; `workflow` writes and reads it. Its size is the surprisal of the text,
+as `eval` reports it, and about 0.1 % more for the frames. Imports no torch.
 """
 
 from __future__ import annotations

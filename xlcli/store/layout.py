@@ -1,6 +1,6 @@
 """Format of a model folder: file names, `config.json`, checksums, records. Imports no torch.
 
-docs/format.md specifies the files. A model folder holds no script and no pickle.
+docs/developers/format.md specifies the files. A model folder holds no script and no pickle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """State files: the state of an inference session in one safetensors file, tied to its model by fingerprints.
 
 Tensors `state.*` are the memory of the model, tensors `session.*` unread text, the random-number generator, and all
-other values as JSON. docs/format.md lists the names.
+other values as JSON. docs/developers/format.md lists the names.
 """
 
 from __future__ import annotations

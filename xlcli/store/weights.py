@@ -1,7 +1,7 @@
 """Weights of a network: their names, their encodings, and reading them from a model folder, which may be untrusted.
 
-docs/format.md specifies the encodings. `read_network` checks sizes before it allocates: the network is built on the
-meta device, its shapes are compared with the file, then tensors are read.
+docs/developers/format.md specifies the encodings. `read_network` checks sizes before it allocates: the network is
+built on the meta device, its shapes are compared with the file, then tensors are read.
 """
 
 from __future__ import annotations

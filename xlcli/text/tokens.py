@@ -204,7 +204,7 @@ def _open(path: Path, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> T
                 return None
             if os.fstat(file.fileno()).st_size != places + 8 * n_starts:
                 return None
-            os.utime(path)
+            os.utime(file.fileno())
             tokens: NDArray[Any] = np.empty(0, record)
             if n_tokens:
                 tokens = np.memmap(file, record, mode="r", offset=HEADER, shape=(n_tokens,))

@@ -1,6 +1,7 @@
 """The training workflow: from text to a model folder. A stopped run is saved and can be resumed.
 
-With a fixed number of CPU threads the resumed run equals the uninterrupted one to the bit.
+With a fixed number of CPU threads the resumed run equals the uninterrupted one to the bit, unless it diverges: it goes
+back to its latest checkpoint, which a stop may have written.
 """
 
 from __future__ import annotations

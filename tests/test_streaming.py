@@ -260,6 +260,14 @@ def test_a_stopped_stream_saves_a_portion_of_any_size_unscored():
     assert saved[0].pending.data == text
 
 
+@pytest.mark.parametrize("emit", ["none", "stats", "lines", "tokens"])
+def test_lines_that_were_read_do_not_come_again(emit):
+    model, saved = toy("sentencepiece"), []
+    text = b"The fox and\nthe dog\nthe fo"
+    run(model, [text], save=saved.append, emit=emit)
+    assert b"\n" not in saved[-1].pending.data
+
+
 def test_reset_on_starts_afresh_before_the_line():
     model = toy("sentencepiece")
     *lines, _ = run(model, cut(TEXT, [13]), reset_on="^She|lazy dog")

@@ -159,7 +159,9 @@ class _Stream:
                 self.save()
 
     def end(self, on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
-        """Scores the unfinished end of the text."""
+        """Scores the lines that wait for others, and the unfinished end of the text."""
+        self.intake.release_lines()
+        yield from self.score(on_token)
         # A line that ends is scored before the state is saved, so that its row does not come again.
         ends_line = self.intake.ends_line and not self._stop()
         if not ends_line:
@@ -332,6 +334,10 @@ class Intake:
         self._enqueue(self._pretokenizer.flush())
         self._n_ready = len(self._queue.ids)
         return True
+
+    def release_lines(self) -> None:
+        """Makes the complete lines of the queue ready, which without output wait until a call is full."""
+        self._n_ready = max(self._n_ready, self._queue.n_begun(self._queue.text.rfind(b"\n") + 1))
 
     def end(self) -> None:
         """No more text comes, so all of it is ready."""

@@ -44,7 +44,7 @@ _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
-_LONG, _MOST_CHANGE = 16_000, 0.001
+_LONG, _MOST_CHANGE, _MOST_CALLS = 16_000, 0.001, 64
 """Bytes of text with which the encoding of quantized weights is chosen, and the change of its bits that is allowed."""
 
 
@@ -227,12 +227,14 @@ def _check(folder: Path) -> float | None:
     """Mean surprisal in bits of the tokens of a short text; None if the vocabulary cannot spell it.
 
     Raises:
-        CheckpointError: It is no number.
+        CheckpointError: It is no number, or a weight is none.
     """
     from xlcli.store.folder import load
+    from xlcli.store.weights import weights
 
-    bits, is_known = _score(load(folder), _TEXT)
-    if not math.isfinite(bits):
+    model = load(folder)
+    bits, is_known = _score(model, _TEXT)
+    if not math.isfinite(bits) or not all(bool(each.isfinite().all()) for each in weights(model.network).values()):
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
     return bits if is_known else None
 
@@ -246,6 +248,7 @@ def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
     except DataError:
         ids, is_known = [0], False
     train, nats = model.config.train, 0.0
+    ids = ids[: _MOST_CALLS * train.segment_len]
     inputs, targets = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]]), torch.tensor([ids])
     with torch.inference_mode():
         mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it

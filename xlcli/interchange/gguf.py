@@ -277,7 +277,7 @@ def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTe
     """The tensors, of which one of queries, keys and values is three."""
     for name, tensor in stored.items():
         n, *rest = tensor.info.shape
-        if _FUSED not in name or n % len(PARTS):
+        if _FUSED not in name or n % len(PARTS) or name.replace(_FUSED, ".attn_q.") in stored:
             yield name, tensor
             continue
         for i, part in enumerate((".attn_q.", ".attn_k.", ".attn_v.")):

@@ -144,14 +144,18 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ValueError("it does not begin with GGUF")
             metadata = _Header(file, status.st_size - len(MAGIC)).table()
-            alignment, tensors, left = index(metadata.get("general.alignment", 32)), {}, status.st_size
+            alignment, tensors, end = index(metadata.get("general.alignment", 32)), {}, 0
+            if alignment < 1 or alignment % 8:
+                raise ValueError(f"its alignment is {alignment}")
             begin = file.tell() + -file.tell() % alignment
-            for name, (shape, number, offset) in metadata.pop("tensors").items():
+            places = sorted(metadata.pop("tensors").items(), key=lambda item: item[1][-1])
+            for name, (shape, number, offset) in places:
                 kind = gguf.GGMLQuantizationType(number)
                 n_block, size = gguf.GGML_QUANT_SIZES[kind]
                 n, n_bytes = math.prod(shape), math.prod(shape) // n_block * size
-                left -= n_bytes  # tensors that overlap would need more RAM than the file has
-                if not n or shape[-1] % n_block or left < 0 or begin + offset + n_bytes > status.st_size:
+                if not n or shape[-1] % n_block or offset < end or offset % alignment:
+                    raise ValueError(f"the tensor {name[:80]!a} is empty, not aligned, or overlaps another one")
+                if begin + (end := offset + n_bytes) > status.st_size:
                     raise ValueError(f"the tensor {name[:80]!a} is not within it")
                 made = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
                 tensors[name] = made.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)

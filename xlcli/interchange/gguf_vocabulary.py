@@ -72,6 +72,8 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     extra = foreign.added(tokens, kinds)
     if len(kinds) != len(tokens) or sum(map(len, tokens)) > MOST_CHARACTERS or len(extra) > MOST_ADDED:
         raise ValueError("it has not one type for each token, or too many or too long tokens")
+    if not all(isinstance(merge, str) for merge in values.get("merges", ())):
+        raise ValueError("its merges are no strings")
     if kind == "llama":
         changes = bool(values.get("remove_extra_whitespaces") or values.get("precompiled_charsmap"))
         return foreign.of_pieces(tokens, values["scores"], kinds, is_unigram=False, changes=changes)

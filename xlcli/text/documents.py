@@ -50,12 +50,12 @@ class Document(bytes):
         fields: The fields of its row that are not texts: strings of a table, values of a JSON object.
     """
 
-    def __new__(cls, text: bytes, fields: Mapping[str, Any]) -> Self:
+    def __new__(cls, text: bytes, fields: Mapping[str, Any] | None = None) -> Self:
         """The text; `fields` are for `__init__`."""
         return super().__new__(cls, text)
 
-    def __init__(self, text: bytes, fields: Mapping[str, Any]) -> None:
-        self.fields = fields
+    def __init__(self, text: bytes, fields: Mapping[str, Any] | None = None) -> None:
+        self.fields = fields or {}
 
 
 def begins_json(head: bytes | bytearray) -> bool:

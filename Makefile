@@ -36,7 +36,7 @@ $(VENV)/integrations: $(READY)
 
 # Tests with large packages of others, which `make test` skips.
 test-integrations: $(VENV)/integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integrations
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integrations -m ''
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

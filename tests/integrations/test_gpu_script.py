@@ -18,6 +18,7 @@ def run(*arguments):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_figures(tmp_path):
     run(tmp_path)
@@ -31,6 +32,7 @@ def test_figures(tmp_path):
     assert 'failures="0"' in (tmp_path / "tests.xml").read_text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_training(tmp_path):
     run("train", tmp_path)
@@ -41,6 +43,7 @@ def test_training(tmp_path):
     assert json.loads((tmp_path / "small" / "config.json").read_text())["weights"]["encoding"] == "int8"
 
 
+@pytest.mark.exhaustive
 def test_ends_when_its_time_is_over(tmp_path):
     done = subprocess.run(
         [SCRIPT, tmp_path, "--smoke", "--minutes", "0.05", "--only", "steps,plain"],

@@ -290,7 +290,6 @@ def test_the_package_is_named_where_it_is_missing(tmp_path, monkeypatch):
         ({"split__count": 3}, "merge"),
         ({"general__alignment": 32.0}, "TypeError"),
         ({"general__alignment": 0}, "alignment"),
-        ({"general__alignment": -32}, "alignment"),
         ({"general__alignment": 3}, "alignment"),
         ({"tokenizer__ggml__model": "t5", "tokenizer__ggml__tokens": ["a"]}, "t5"),
         (BPE | {"tokenizer__ggml__pre": "tekken"}, "tekken"),

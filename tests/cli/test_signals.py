@@ -101,9 +101,9 @@ with Stop() as stop:
 
 
 def test_a_pause_is_measured():
-    child = subprocess.Popen(
-        [sys.executable, "-c", PAUSED], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    # The system ignores SIGTSTP in a process group without a parent in another group, as that of nohup may be.
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "process_group": 0}
+    child = subprocess.Popen([sys.executable, "-c", PAUSED], env=environment(), **pipes)
 
     def paused():
         time.sleep(0.3)

@@ -128,7 +128,7 @@ def test_table_of_presets_counts_parameters_as_the_model_does():
 
 
 def test_every_file_of_the_file_map_exists():
-    page = (SOURCE / "docs" / "development.md").read_text()
+    page = (SOURCE / "docs" / "developers" / "development.md").read_text()
     section = page.partition("## Files")[2].partition("\n## ")[0]
     named = re.findall(r"^(\S+)  +\S", section.partition("```text\n")[2].partition("```")[0], re.MULTILINE)
     assert len(named) > 10
@@ -148,7 +148,7 @@ def test_the_readme_names_every_page():
 
 
 def test_layers_of_the_architecture_are_those_of_the_linter_and_of_the_package():
-    page = (SOURCE / "docs" / "architecture.md").read_text()
+    page = (SOURCE / "docs" / "developers" / "architecture.md").read_text()
     rows = table_rows(page.partition("## Layers")[2].partition("\n## ")[0])[1:]
     layers = [set(re.findall(r"`([a-z_]+)`", row[0])) for row in rows]
     (contract,) = tomllib.loads((SOURCE / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

@@ -1,4 +1,4 @@
-"""Invariants of the model, for every legal combination of its parts. docs/architecture.md lists them."""
+"""Invariants of the model, for every legal combination of its parts. docs/developers/architecture.md lists them."""
 
 from typing import get_args
 

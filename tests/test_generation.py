@@ -10,7 +10,7 @@ from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.errors import ConfigError, ResourceError, StateError
 from xlcli.events import Generated, GeneratedText, Notice
 from xlcli.generation import generate
-from xlcli.inference import MAX_ROWS
+from xlcli.inference import MAX_ROWS, find_decoder
 from xlcli.kernels import decode
 from xlcli.model.decoder import table_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
@@ -362,3 +362,11 @@ def test_kernels_are_compiled_before_the_first_word_unless_stopped(monkeypatch):
     assert len(asked) == 1
     *_, end = generate(model, b"The", GenerateConfig(max_new_tokens=3), RUNTIME, stop=lambda: len(asked) > 1)
     assert (end.tokens, end.stop_reason) == (0, "interrupted")
+
+
+def test_kernels_are_not_used_once_the_network_has_moved():
+    """They read the weights where they were."""
+    model = toy(dtype=torch.float32)
+    assert find_decoder(model, RUNTIME) is not None
+    model.network.double()
+    assert find_decoder(model, RUNTIME) is None

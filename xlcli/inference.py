@@ -19,7 +19,7 @@ from xlcli.config.inference import Reading
 from xlcli.errors import ConfigError
 from xlcli.events import Notice
 from xlcli.machine import available_bytes, fitting, require_memory
-from xlcli.model.decoder import Decoder
+from xlcli.model.decoder import Decoder, may_decode
 from xlcli.model.head import Readout
 from xlcli.online import Reader, continued, make_reader, not_finite
 from xlcli.ops.span import Span
@@ -224,7 +224,9 @@ class InferenceSession:
 
 def find_decoder(model: LoadedModel, runtime: Runtime) -> Decoder | None:
     """Compiled kernels of the predictions of a model, if it has some for this device and number type."""
-    return model.decoder if runtime.dtype == torch.float32 and isinstance(model.decoder, Decoder) else None
+    if runtime.dtype != torch.float32 or not may_decode(model.network):  # it may have been moved since
+        return None
+    return model.decoder if isinstance(model.decoder, Decoder) else None
 
 
 def describe_decoding(model: LoadedModel, runtime: Runtime) -> Notice:

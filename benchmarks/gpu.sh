@@ -157,5 +157,5 @@ for name in $names; do
 done
 run_stages ${stages[@]+"${stages[@]}"}
 failed=$?
-tar -czf results.tar.gz $(ls | grep -E '\.(json|jsonl|log|tsv|txt|xml|done)$')
+tar -czf results.tar.gz $(ls | grep -E '\.(json|jsonl|log|tsv|xml|done)$|^machine.txt$')  # no text of the corpus
 exit $failed

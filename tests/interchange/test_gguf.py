@@ -460,3 +460,17 @@ def test_vocabularies_that_would_take_long_are_refused():
         values |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [kind] * len(tokens)}
         with pytest.raises(CheckpointError, match="too many or too long"):
             read_vocabulary("v", values, len(tokens), 0)
+
+
+def test_a_vocabulary_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("xlcli.interchange._MOST_TOKENS", 10)
+    file = to_gguf(FIXTURES / "llama" / "source", tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match="vocabulary"):
+        import_model(file, tmp_path / "m")
+
+
+def test_pieces_that_consist_of_others_in_too_many_ways_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("xlcli.text.foreign._MOST_MERGES", 10)
+    file = to_gguf(FIXTURES / "gemma3-text" / "source", tmp_path / "m.gguf", pre="default")
+    with pytest.raises(CheckpointError, match="10 ways"):
+        import_model(file, tmp_path / "m")

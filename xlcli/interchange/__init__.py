@@ -44,8 +44,11 @@ _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
-_LONG, _MOST_CHANGE, _MOST_CALLS = 16_000, 0.001, 64
+_MOST_TOKENS = 2**20
+_LONG, _MOST_CHANGE = 16_000, 0.001
 """Bytes of text with which the encoding of quantized weights is chosen, and the change of its bits that is allowed."""
+_MOST_CALLS, _MOST_MEMORY = 64, 2**28
+"""Limits of a score: calls, and bytes of memory after which the rest of the text is left out."""
 
 
 def find_format(path: Path) -> str | None:
@@ -98,6 +101,8 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     model = config.model
     if model.n_matrix_weights > n_weights(kept):
         raise CheckpointError(f"{path} has fewer weights than its {CONFIG} describes.", DOWNLOAD)
+    if (model.vocab_size or 0) > _MOST_TOKENS:
+        raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
     has_own = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
     tokenizer = load_tokenizer(source.path / OWN) if has_own else format_.tokenizer(source, model)
     with new_folder(target) as folder:
@@ -240,14 +245,14 @@ def _check(folder: Path) -> float | None:
 
 
 def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
-    """Mean surprisal in bits of the tokens of a text; of token 0, and False, if the vocabulary cannot spell it."""
+    """Mean surprisal in bits of the tokens of the beginning of a text; of token 0, and False, if it has no tokens."""
     import torch
 
     try:
         ids, is_known = model.tokenizer.encode(text).tolist(), True
     except DataError:
         ids, is_known = [0], False
-    train, nats = model.config.train, 0.0
+    train, nats, n_read = model.config.train, 0.0, 0
     ids = ids[: _MOST_CALLS * train.segment_len]
     inputs, targets = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]]), torch.tensor([ids])
     with torch.inference_mode():
@@ -256,5 +261,7 @@ def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
         for at in range(0, len(ids), train.segment_len):
             part = slice(at, at + train.segment_len)
             out = model.network.score(inputs[:, part], targets[:, part], state)
-            nats, state = nats + out.nll.sum().item(), out.state
-    return nats / math.log(2) / len(ids), is_known
+            nats, n_read, state = nats + out.nll.sum().item(), n_read + out.nll.numel(), out.state
+            if state.bytes > _MOST_MEMORY:
+                break
+    return nats / math.log(2) / n_read, is_known

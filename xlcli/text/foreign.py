@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,6 +231,8 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of pieces of sentencepiece."""
+_MOST_MERGES = 2**20
+"""Maximum number of merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144."""
 RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
@@ -293,7 +295,9 @@ def of_pieces(
         normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == NORMAL}
         cuts = ((name, name[:n], name[n:]) for name in normal for n in range(1, len(name)))
         pairs = ((*normal[name], a, b) for name, a, b in cuts if a in normal and b in normal)
-        merges = [row[2:] for row in sorted(pairs)]
+        merges = [row[2:] for row in sorted(islice(pairs, _MOST_MERGES + 1))]
+        if len(merges) > _MOST_MERGES:
+            raise ValueError(f"its pieces consist of others in more than {_MOST_MERGES:,} ways")
         model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
     return {
         "model": model | {"byte_fallback": True},

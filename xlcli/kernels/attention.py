@@ -225,7 +225,7 @@ def attend_chunk(
         weigh(attention, cache, n_keys, j * n_queries + i, first, n_far, queries[i], scores[i], out[i])
         if cache.value_scales:
             multiply(scores[i], memory.value_scales[b, j, rows])
-        add_rows(values, scores[i], out[i, :e])
+        add_rows(values, 0, scores[i], out[i, :e])
 
 
 @inner(fastmath=FASTMATH)
@@ -241,7 +241,7 @@ def attend_sinks(attention: Any, cache: Any, b: int, j: int, queries: Array, out
         rotate(query, sin, cos, attention.rope)
         dots(keys, query, scores)
         weigh(attention, cache, 0, 0, 0, 0, query, scores, out[i])  # with 0 keys, none is far
-        add_rows(values, scores, out[i, :e])
+        add_rows(values, 0, scores, out[i, :e])
 
 
 @inner(fastmath=FASTMATH)
@@ -263,7 +263,7 @@ def weigh(
         position_keys = array(cache.position_keys, (tables, attention.n_features, cache.n_distances))
         own_keys = position_keys[h % tables]
         if n_far < n:
-            add_rows(own_keys[:, before + n_far :], query[e:], scores[n_far:])
+            add_rows(own_keys, before + n_far, query[e:], scores[n_far:])
         if n_far:
             far = np.float32(0)
             for i in range(attention.n_features):

@@ -62,16 +62,20 @@ def dots(rows: Array, x: Array, out: Array) -> None:
 
 
 @inner(fastmath=FASTMATH)
-def add_rows(rows: Array, weights: Array, out: Array) -> None:
-    """Adds to `out` (d) the sum of rows (n d or longer) times weights (n)."""
-    step = weights.size // 4
+def add_rows(rows: Array, first: int, weights: Array, out: Array) -> None:
+    """Adds to `out` (d) the sum of columns `first` to `first + d` of rows (n, at least d) times weights (n).
+
+    A row is cut and not the matrix: only of a whole row the compiler knows that its numbers are adjacent.
+    """
+    step, columns = weights.size // 4, slice(first, first + out.size)
     for r in range(step):
-        r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]
+        r0, r1 = rows[r][columns], rows[r + step][columns]
+        r2, r3 = rows[r + 2 * step][columns], rows[r + 3 * step][columns]
         w0, w1, w2, w3 = weights[r], weights[r + step], weights[r + 2 * step], weights[r + 3 * step]
         for i in range(out.size):
             out[i] += w0 * widen(r0[i]) + w1 * widen(r1[i]) + w2 * widen(r2[i]) + w3 * widen(r3[i])
     for r in range(4 * step, weights.size):
-        r0, w0 = rows[r], weights[r]
+        r0, w0 = rows[r][columns], weights[r]
         for i in range(out.size):
             out[i] += w0 * widen(r0[i])
 

@@ -6,7 +6,7 @@ keys; then the same weights are scored with every number of rounds. Accuracy is 
 sequences.
 
     python benchmarks/duplication.py --length 1024 [--rows full,8,4,2,1] [--steps 1500] [--write]
-    python benchmarks/duplication.py --table        # the tables of docs/log.md
+    python benchmarks/duplication.py --table        # the tables of benchmarks/log
 
 Each finished row is saved in benchmarks/results/duplication.json; the longest rows take minutes on one core.
 """

@@ -1,7 +1,7 @@
 """Full, local and LSH attention on books: training on the same tokens, then scores by memory length.
 
     python benchmarks/hashing.py BOOKS [--tokens 1000000] [--out benchmarks/results/hashing.json]
-    python benchmarks/hashing.py --table benchmarks/results/hashing.json     # the tables of docs/log.md
+    python benchmarks/hashing.py --table benchmarks/results/hashing.json     # the tables of benchmarks/log
 
 BOOKS holds folders train and test of text files. Every run is one `xlcli train` and one `xlcli eval` of the same model
 with one memory length after the other, and its result is saved at once; a restarted benchmark continues with the

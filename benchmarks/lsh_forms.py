@@ -3,7 +3,7 @@
     python benchmarks/lsh_forms.py [--only 512]
 
 One layer, heads of width 64, one thread, best of four. Queries are those of a text: directions of 2,048 words with the
-frequencies of Zipf's law, and noise. The table is in docs/log.md; `GATHERED_TOKENS` in `xlcli/ops/lsh_attention.py`
+frequencies of Zipf's law, and noise. The table is in benchmarks/log; `GATHERED_TOKENS` in `xlcli/ops/lsh_attention.py`
 follows from it.
 """
 

@@ -1,7 +1,7 @@
 """Error of linear attention (random features) against softmax attention, by scale of queries and keys.
 
     python benchmarks/performer_error.py [--tokens 512] [--out benchmarks/results/performer_error.json]
-    python benchmarks/performer_error.py --table benchmarks/results/performer_error.json    # table of docs/log.md
+    python benchmarks/performer_error.py --table benchmarks/results/performer_error.json    # table of benchmarks/log
 
 Queries and keys are independent normal vectors with standard deviation `scale` in each component, so the softmax logits
 q·k / sqrt(head width) have standard deviation scale²; values are standard normal. Attention is causal; 8 heads share

@@ -27,8 +27,12 @@ EVERY = [each for command in COMMANDS.values() for each in (command, *getattr(co
 
 
 def pages() -> list[Path]:
-    """All pages."""
+    """All pages, without the log."""
     return [*SOURCE.glob("*.md"), *(SOURCE / "docs").rglob("*.md"), *(SOURCE / "models").rglob("README.md")]
+
+
+LOG = sorted((SOURCE / "benchmarks" / "log").glob("*.md"))
+"""Experiments, with commands, options and names of files as they were."""
 
 
 def table_rows(text: str) -> list[list[str]]:
@@ -46,8 +50,6 @@ def test_every_option_that_a_page_names_exists():
     known = {name for command in EVERY for param in command.params for name in param.opts}
     known |= {"--help", "-h", "--version"}
     for path in pages():
-        if path.name == "log.md":  # commands as they were when they ran
-            continue
         for line in re.findall(rf"xlcli (?:{'|'.join(COMMANDS)})\b[^`|\n]*", path.read_text()):
             for option in re.findall(r"(?<!\S)-{1,2}[a-z][a-z-]*", line):
                 assert option in known, f"{path.name}: {line}"
@@ -62,7 +64,7 @@ def test_every_option_in_a_sentence_exists():
     known |= {"--durations", "--since", "--signal", "--log-dir", "--redirects"}  # pytest, journalctl, sbatch, torchrun
     others = ("hf ", "systemctl ", "torchrun ", "tensorboard ", ".py ")
     for path in pages():
-        if path.name not in ("log.md", "CHANGELOG.md"):  # options as they were
+        if path.name != "CHANGELOG.md":  # options as they were
             for code in re.findall(r"`([^`\n]+)`", path.read_text()):
                 if not any(name in code for name in others):
                     options = re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
@@ -136,7 +138,7 @@ def test_every_file_of_the_file_map_exists():
 
 
 def test_links_between_pages_lead_somewhere():
-    for path in pages():
+    for path in (*pages(), *LOG):
         for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
             if "://" not in target:
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
@@ -159,7 +161,7 @@ def test_layers_of_the_architecture_are_those_of_the_linter_and_of_the_package()
     assert set().union(*layers) == here - {"__init__", "__main__"}
 
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*pages(), *LOG], ids=lambda path: path.name)
 def test_every_path_that_a_page_names_exists(path):
     """Paths from the top of the checkout; NAME is for the reader to make."""
     named = re.findall(r"`((?:xlcli|tests|benchmarks|demo|docs|models)/[\w./-]*)`", path.read_text())

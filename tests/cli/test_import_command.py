@@ -100,7 +100,7 @@ def test_a_folder_that_exists_is_refused_before_weights_are_read(exported, run, 
 
 
 def test_formats_to_import_and_export_are_those_of_the_page(exported, run):
-    page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     rows = dict(re.findall(r"^\| `(\S+)` \|.*\| yes \| (yes|no) \|$", page, re.MULTILINE))
     assert rows.keys() == FORMATS.keys()
     for name, is_written in rows.items():

@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "To decompress it, the same model, versions and type of processor are needed.",
     "decompress": "Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly.",
     "import": "Import a model of another program, a folder or file that you have downloaded.\n\n"
-    "Nothing in it is executed. docs/import.md lists the formats, and what is exact.",
+    "Nothing in it is executed. docs/models.md lists the formats, and what is exact.",
     "export": "Write a model for transformers or llama.cpp, with the same predictions.\n\n"
     "Refuses a model that the format cannot hold. Importing it again gives the same model.",
     "models": "List models (default) or presets; show or copy one.\n\n"

@@ -411,7 +411,7 @@ class GenerateConfig(LearningConfig, InferenceConfig):
 
 
 TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
-"""Chosen on validation text by `benchmarks/sampling.py` (docs/log.md)."""
+"""Chosen on validation text by `benchmarks/sampling.py` (benchmarks/log)."""
 
 
 class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):

@@ -49,7 +49,7 @@ _SENTENCE_BEGIN = re.compile(r"(?!.*\d:\d)[\"'“‘«(¿¡]*[^\W\d_a-z]")
 _SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
 LEAST_SENTENCES, SENTENCES_SHARE = 5, 0.9
 """Lines of a list of sentences, at least, and the share of them that are one sentence: far more than in books, poems,
-logs and code (docs/log.md)."""
+logs and code (benchmarks/log)."""
 
 
 @dataclass(frozen=True)

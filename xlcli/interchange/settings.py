@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from xlcli.errors import CheckpointError
 from xlcli.interchange.source import CONFIG
 
-CAN = "docs/import.md says what a format can have."
+CAN = "docs/models.md says what a format can have."
 """Remedy for what cannot be imported or exported."""
 LARGEST_NUMBER = 2**31
 """Maximum absolute value of a number."""

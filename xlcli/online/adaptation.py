@@ -211,7 +211,7 @@ def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, 
     """Names of the weights that change.
 
     All; those of the blocks without token vectors; or feed-forward matrices, token vectors and the table of a softmax.
-    The rates that fit a book best are about those of the latter (docs/log.md).
+    The rates that fit a book best are about those of the latter (benchmarks/log).
     """
     if part == "all":
         return tuple(name for name, _ in network.named_parameters())
@@ -283,7 +283,7 @@ def _with_own_weights(network: LanguageModel) -> LanguageModel:
 
 
 def _round_gradients(network: LanguageModel) -> None:
-    """Computes gradients in bfloat16 where that is faster. No fourth digit of a result changes (docs/log.md)."""
+    """Computes gradients in bfloat16 where that is faster. No fourth digit of a result changes (benchmarks/log)."""
     weight = next(network.parameters())
     if weight.dtype == torch.float32 and has_bfloat16_units(weight.device):
         for module in network.modules():

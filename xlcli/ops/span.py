@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from xlcli.config.base import Count, Length
 
 FAR_BIAS = -2.0
-"""Addition to the scores of far keys whose number training has seen (chosen on validation text, docs/log.md)."""
+"""Addition to the scores of far keys whose number training has seen (chosen on validation text, benchmarks/log)."""
 
 
 @dataclass(frozen=True)

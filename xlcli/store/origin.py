@@ -29,7 +29,7 @@ _OF_THE_RUN = frozenset(
 """Keys of `train` that have their own defaults in the new run; it takes all others from the model (see BATCH_SIZE)."""
 BATCH_SIZE = 8
 """Default number of sequences per batch, unless the model was trained with fewer: many steps matter more for a short
-text than accurate gradients (docs/log.md)."""
+text than accurate gradients (benchmarks/log)."""
 _WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")
 """Keys of `model` that a run may change, because no weight depends on them."""
 

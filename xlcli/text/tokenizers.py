@@ -315,7 +315,7 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
             "Drop --vocab-size, or add --tokenizer sentencepiece.",
         )
     if kind == "sentencepiece" and vocab_size is None:
-        # 512 up to 2 MB, 1024 at 4 MB, 4096 at 40 MB (docs/log.md); four times as many for text of mostly multi-byte
+        # 512 up to 2 MB, 1024 at 4 MB, 4096 at 40 MB (benchmarks/log); four times as many for text of mostly multi-byte
         # characters.
         doublings = round(0.65 * math.log2(max(train_bytes, 1) / 1e6) - 1.3)
         wide = facts.n_chars is not None and facts.n_bytes > 2 * facts.n_chars

@@ -27,9 +27,9 @@ BASE_ABOVE = 8_000_000
 """Bytes of training text from which the default preset on a GPU is `base`."""
 SHORT_TEXT_FACTOR, FULL_RATE_TOKENS = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
-short texts, 1 from this number of tokens on, in between in proportion to the tokens (docs/log.md)."""
+short texts, 1 from this number of tokens on, in between in proportion to the tokens (benchmarks/log)."""
 PASSES, DROPOUT_PASSES = 4, 8
-"""Passes over the text after which a run ends if no budget is given, without and with dropout (docs/log.md)."""
+"""Passes over the text after which a run ends if no budget is given, without and with dropout (benchmarks/log)."""
 LEAST_TOKENS, LEAST_STEPS = 600_000, 300
 """Tokens and steps that such a run takes at least."""
 INIT_PASSES, INIT_LEAST_STEPS = 2, 20

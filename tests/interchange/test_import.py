@@ -452,3 +452,33 @@ def test_models_of_no_format_are_declined_with_the_reason(tmp_path):
     refused(tmp_path, "memory")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     refused(tmp_path, "bert")
+
+
+@pytest.mark.parametrize(
+    ("files", "remedy"),
+    [
+        ({"config.json": '{"model_type": "mamba"}', "model.safetensors": ""}, "docs/models.md"),
+        ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "merge"),
+        ({"adapter_config.json": "{}", "config.json": '{"model_type": "llama"}'}, "merge"),
+        ({"model.gguf": "GGUF"}, "model.gguf"),
+        ({"notes.txt": ""}, "folder that has config.json"),
+    ],
+)
+def test_what_is_no_model_is_told_what_to_give(files, remedy, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, content in files.items():
+        (source / name).write_text(content)
+    with pytest.raises(CheckpointError) as caught:
+        import_model(source, tmp_path / "m")
+    assert remedy in caught.value.remedy
+    assert not (tmp_path / "m").exists()
+
+
+def test_quantized_weights_are_refused_with_a_way_out(tmp_path):
+    source = export_model(make(tmp_path / "own"), tmp_path / "source") and tmp_path / "source"
+    tree = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(tree | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(CheckpointError, match="quantization_config") as caught:
+        import_model(source, tmp_path / "m")
+    assert "GGUF" in caught.value.remedy

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xlcli.config import InferenceConfig, ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
@@ -22,7 +22,7 @@ from xlcli.interchange.llama import Llama
 from xlcli.interchange.opt import OPT
 from xlcli.interchange.original import Original
 from xlcli.interchange.settings import CAN
-from xlcli.interchange.source import CONFIG, DOWNLOAD
+from xlcli.interchange.source import ADAPTER, CONFIG, DOWNLOAD, MERGE
 from xlcli.interchange.source import Source as Source
 from xlcli.interchange.transfo_xl import TransfoXL
 from xlcli.machine import require_memory
@@ -110,12 +110,13 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         left = (each for each in sorted(source.unread & kept.keys()) if not re.fullmatch(format_.copies, each))
         if other := next(left, None):
             raise CheckpointError(f"{path} has the tensor '{other}', which xlcli cannot import.", DOWNLOAD)
-        if stored_as is None:
-            _make_small(folder)
+        small = _make_small(folder) if stored_as is None else None
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
         end_id = source.config.get("eos_token_id")
         about |= {"eos_token_id": end_id if type(end_id) is int else None, "check_bits": _check(folder)}
         about["notices"] = format_.notices(source, tokenizer)
+        if small:
+            about["notices"].append(f"the weights are rounded to {small}: --weights float32 keeps those of the file")
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
         write_record(folder, {**record, "finished": True})
     return about
@@ -129,7 +130,7 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
     Args:
         folder: The model.
         target: The folder, or the file if the format has one, which must not exist.
-        name: The format, a key of `FORMATS`; None: the first one that can hold the model.
+        name: The format, a key of `FORMATS`; None: `gguf` if the name of the file says so, else by the model.
 
     Raises:
         CheckpointError: The model is damaged.
@@ -140,7 +141,8 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
     from xlcli.store.weights import encode, stored_infos, weights
 
     header = read_config_file(folder)
-    format_ = FORMATS[name or ("transfo-xl" if header.config.model.position.kind == "xl" else "llama")]
+    by_model = "transfo-xl" if header.config.model.position.kind == "xl" else "llama"
+    format_ = FORMATS[name or ("gguf" if target.suffix == ".gguf" else by_model)]
     tree = _export_config(header.config, format_)
     require_free(target)
     model = load(folder)
@@ -161,13 +163,26 @@ def _required_format(path: Path) -> str:
         raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
     if name := find_format(path):
         return name
-    if is_model(path):
-        raise CheckpointError(f"{path} is a model of xlcli already.", "Use it as it is, with -m.")
     if (kind := model_type(path)) is None:
-        remedy = f"Give the folder that has {CONFIG} and the weights, or a GGUF file."
-        raise CheckpointError(f"{path} does not say what model it is: it has no {CONFIG} with a model_type.", remedy)
+        if is_model(path):
+            raise CheckpointError(f"{path} is a model of xlcli already.", "Use it as it is, with -m.")
+        problem = f"{path} does not say what model it is: it has no {CONFIG} with a model_type."
+        raise CheckpointError(problem, _what_to_give(path))
     reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
     raise CheckpointError(f"{path} is of the type {ascii(kind)[:80]}: {reason}.", CAN)
+
+
+def _what_to_give(path: Path) -> str:
+    """The remedy for what is no model."""
+    if (path / ADAPTER).exists():
+        return MERGE
+    if path.suffix in (".zip", ".whl", ".tar", ".gz", ".tgz"):
+        return "Unpack it first."
+    if path.suffix == ".gguf" and path.is_file():
+        return "Download it again: a GGUF file begins with GGUF."
+    if files := sorted(path.glob("*.gguf")):
+        return f"Give the GGUF file: {files[0]}."
+    return f"Give the folder that has {CONFIG} and the weights, or a GGUF file."
 
 
 def _sections(format_: Format, source: Source) -> SavedConfig:
@@ -188,7 +203,10 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"the format {format_.name} cannot hold the model: {error.message}", CAN) from None
     if key := _difference(config.model, back.model):
-        raise ConfigError(f"the format {format_.name} cannot hold the value of model.{key}.", CAN)
+        value: Any = _resolved(config.model)
+        for part in key.split("."):
+            value = value[part]
+        raise ConfigError(f"the format {format_.name} cannot hold model.{key} {ascii(value)[:80]}.", CAN)
     return tree
 
 
@@ -212,8 +230,11 @@ def _resolved(model: ModelConfig) -> Tree:
     return tree
 
 
-def _make_small(folder: Path) -> None:
-    """Stores the weights of a model in int8 or bfloat16, if its surprisal of an English text stays nearly the same."""
+def _make_small(folder: Path) -> str | None:
+    """Stores the weights of a model in int8 or bfloat16, if its surprisal of an English text stays nearly the same.
+
+    Returns the encoding; None if it was not changed.
+    """
     from xlcli.store.folder import load, save_model
     from xlcli.store.weights import weights
 
@@ -225,7 +246,8 @@ def _make_small(folder: Path) -> None:
         if abs(rounded / whole - 1) < _MOST_CHANGE:
             model = load(folder)
             save_model(folder, model.config, weights(model.network), model.tokenizer, {}, encoding=encoding)
-            return
+            return encoding
+    return None
 
 
 def _check(folder: Path) -> float | None:

@@ -160,7 +160,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
                 made = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
                 tensors[name] = made.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
         except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
-            problem = f"{path} is damaged or no GGUF file: {type(error).__name__} {error!s:.200}"
+            reason = f"{error}" if type(error) is ValueError else f"{type(error).__name__} {error}"
+            problem = f"{path} is damaged or no GGUF file: {reason:.200}"
             raise CheckpointError(f"{problem}.", "Download it again.") from None
     return metadata, tensors
 

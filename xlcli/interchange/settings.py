@@ -11,6 +11,7 @@ from xlcli.interchange.source import CONFIG
 
 CAN = "docs/models.md says what a format can have."
 """Remedy for what cannot be imported or exported."""
+UNQUANTIZED = "Its weights are quantized: import those from before, or a GGUF file of the model."
 LARGEST_NUMBER = 2**31
 """Maximum absolute value of a number."""
 HARMLESS = (
@@ -66,7 +67,8 @@ class Settings:
         for key, value in self.left.items():
             if value and not (key in HARMLESS.split() or key in harmless or key.startswith(("_", "unsloth_"))):
                 problem = f"{self.path}: {key} is {ascii(value)[:80]}, which xlcli does not know."
-                raise CheckpointError(problem, f"If it changes no prediction, remove it from a copy of {CONFIG}. {CAN}")
+                remedy = f"If it changes no prediction, remove it from a copy of {CONFIG}. {CAN}"
+                raise CheckpointError(problem, UNQUANTIZED if key == "quantization_config" else remedy)
 
     def refuse(self, key: str, value: Any) -> NoReturn:
         """Raises the error for a setting that cannot be imported."""

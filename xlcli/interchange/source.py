@@ -27,6 +27,10 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
 """What training with several processes and compilation put before the names of tensors."""
 DOWNLOAD = "Download all files of the model into one folder again."
+ADAPTER = "adapter_config.json"
+MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of the package peft), and import the result."
+    "It holds an adapter: merge it with its model (merge_and_unload of the package peft), and import what that saves."
+)
 
 
 @dataclass
@@ -85,7 +89,8 @@ def open_folder(path: Path) -> Source:
             stored = {key: each for file in files for key, each in _tensors(path / file).items()}
             plain = {_WRAPPERS.sub("", key): each for key, each in stored.items()}
             return Source(path, config, plain if len(plain) == len(stored) else stored)
-    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
+    remedy = MERGE if (path / ADAPTER).exists() else DOWNLOAD
+    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", remedy)
 
 
 def _shards(index: Path) -> list[str]:

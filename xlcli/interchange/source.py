@@ -29,8 +29,6 @@ _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
 DOWNLOAD = "Download all files of the model into one folder again."
 ADAPTER = "adapter_config.json"
 MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of the package peft), and import the result."
-    "It holds an adapter: merge it with its model (merge_and_unload of the package peft), and import what that saves."
-)
 
 
 @dataclass

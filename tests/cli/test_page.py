@@ -168,10 +168,15 @@ def test_words_are_colored_by_their_bits_from_quantiles_on():
     assert all(share <= most for share, most in zip(shares, (0.5, 0.25, 0.1, 0.05, 0.01), strict=True))
     assert [found[f"w{n:02}"] for n in (0, 40, 60, 80, 92, 99)] == [0, 0, 1, 2, 3, 4]
     assert list(found.values()) == sorted(found.values())
-    legend = re.findall(r"<i class=(w\d+)>([\d.]+) \((\d+)%\)</i>", html)
-    assert [(by_class[name], int(share) / 100) for name, _, share in legend] == [*enumerate(shares[:4], 1)]
+    legend = re.findall(r"<i class=(w\d+)>([\d.]+) \(([\d.]+) %\)</i>", html)
+    assert [(by_class[name], float(share) / 100) for name, _, share in legend] == [*enumerate(shares[:4], 1)]
     for _, least, share in legend:
-        assert sum(n >= float(least) - 0.06 for n in range(100)) == int(share)
+        assert sum(n >= float(least) - 0.06 for n in range(100)) == float(share)
+
+
+def test_a_color_in_use_has_a_share():
+    html = make([*((b" w%03d" % n, 1.0) for n in range(999)), (b" rare", 30.0), (b"\n", 1.0)])
+    assert "(0.1 %)</i>" in html
 
 
 def test_a_word_has_the_bits_of_its_tokens():

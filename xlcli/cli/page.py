@@ -233,7 +233,7 @@ class Page(AbstractContextManager["Page"]):
             "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
             "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
             "legend": "".join(
-                f"<i class=w{n}>{2 ** (n / BINS_PER_OCTAVE) - 1:.1f} ({share:.0%})</i>"
+                f"<i class=w{n}>{2 ** (n / BINS_PER_OCTAVE) - 1:.1f} ({max(0.1, 100 * share):.1f} %)</i>"
                 for n, share in reversed(firsts.values())
             ),
             "curve": self._curve.figure(self._first, blocks.last_line),

@@ -133,9 +133,7 @@ class Step(Event):
 
     `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process.
 
-    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. In float16,
-    `loss_scale` is the scale of the next loss and `skipped` the number of steps without an update so far, whose
-    `grad_norm` is None: their scaled gradients overflowed.
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
     """
 
     step: int
@@ -144,13 +142,11 @@ class Step(Event):
     nats: float
     bits_per_byte: float
     lr: float
-    grad_norm: float | None
+    grad_norm: float
     tokens_per_second: float
     fraction: float
     eta_seconds: float
     mean_steps: float | None = None
-    loss_scale: float | None = None
-    skipped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -396,7 +396,7 @@ def test_when_all_are_damaged_it_says_so():
 
 FACTS = (
     "schema", "step", "tokens", "seconds", "n_read", "best_bits", "best_step", "validated_step", "validation_due",
-    "rollbacks", "stale", "plateau", "limits", "skipped", "loss_scale", "lr",
+    "rollbacks", "stale", "plateau", "limits", "lr",
     "corpus", "states", "seed", "threads", "processes", "device", "dtype", "torch", "processor",
 )  # fmt: skip
 

@@ -194,7 +194,6 @@ HASHED = {"attention": {"kind": "lsh", "n_heads": 2}, "position": {"kind": "sinu
         ({"model": ADAPTIVE}, "model.dropout"),
         ({"model": HASHED}, "model.dropout.attention"),
         ({"runtime": {"shard": True, "compile": True}}, "runtime.shard"),
-        ({"runtime": {"shard": True, "dtype": "float16"}}, "runtime.shard"),
         ({"runtime": {"shard": True}, "model": {"norm": {"placement": "rezero"}}}, "runtime.shard"),
     ],
 )

@@ -671,3 +671,9 @@ def test_the_sample_at_the_end_tells_of_kernels_that_are_compiled(monkeypatch):
     monkeypatch.setattr(InferenceSession, "compile", lambda *_: iter([notice]))
     events = go(small(train={"max_steps": 1}), corpus(), "m")
     assert notice in events[:-1]
+
+
+def test_no_model_is_trained_in_float16():
+    with pytest.raises(ConfigError, match="float16"):
+        go(small(runtime={"dtype": "float16"}), corpus(), "m")
+    assert not Path("m").exists()

@@ -221,7 +221,7 @@ class RuntimeConfig(BaseConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Number type of matrix products. auto: bfloat16 in training where the hardware supports it "
-        "natively, else float32. Compiled kernels of generation need float32.",
+        "natively, else float32; no model is trained in float16. Compiled kernels of generation need float32.",
     )
     threads: Annotated[Annotated[int, Field(ge=1, le=1024), COUNT] | None, Option("Machine", "--threads N", "2")] = (
         Field(
@@ -301,8 +301,6 @@ class Config(BaseConfig):
             return
         if self.runtime.compile:
             _refuse("runtime.shard", "and runtime.compile exclude each other", "Leave one of them out")
-        if self.runtime.dtype == "float16":
-            _refuse("runtime.shard", "cannot scale the loss of float16", "Set runtime.dtype to bfloat16")
         if model.zero_memory:
             _refuse("runtime.shard", "cannot fill memory by divided parameters (model.zero_memory)", "Leave it out")
         if model.norm.placement == "rezero":

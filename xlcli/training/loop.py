@@ -159,10 +159,9 @@ class Loop:
             tokens_per_second=n_tokens / elapsed,
             fraction=run.fraction(seconds),
             eta_seconds=max(0.0, min(left, default=math.inf)),
-            skipped=None if update.loss_scale is None else counters.skipped,
             **update._asdict(),
         )
-        row = {key: value for key, value in asdict(step).items() if value is not None or key == "grad_norm"}
+        row = {key: value for key, value in asdict(step).items() if value is not None}
         row |= {"seconds": round(seconds, 3), "tokens_per_second": round(step.tokens_per_second, 1)}
         del row["fraction"], row["eta_seconds"]
         if counters.rollbacks:

@@ -276,8 +276,8 @@ def _tokenize(
 ) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
         _require_utf8(parts, origin)
-    if runtime.dtype_name == "float16" and runtime.device.type == "cpu":
-        yield Notice("float16 is slow on a CPU; bfloat16 and float32 are faster", "hint")
+    if runtime.dtype_name == "float16":
+        raise ConfigError("no model is trained in float16.", "Set runtime.dtype to bfloat16, or to float32.")
     by_document = config.train.reset_on_document
     if dry_run:
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from xlcli.config import BaseConfig, Config, RandomAttentionConfig, Tree, UniversalStackConfig, validate
+from xlcli.config import Config, RandomAttentionConfig, Tree, UniversalStackConfig, validate
 from xlcli.errors import CheckpointError, DivergedError, StateError
 from xlcli.files.tensors import TensorInfo, type_name, with_prefix
 from xlcli.model.build import build_model
@@ -27,32 +26,22 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training.checkpoint import Checkpoint, gathered, generator_states
 from xlcli.training.defaults import BUDGETS
 from xlcli.training.parallel import own_rows, parallel
-from xlcli.training.schedule import Counters, Patience, Steps, drawn_span, with_span
+from xlcli.training.schedule import Counters, Patience, drawn_span, with_span
 
 LR_DIVISOR = 3.0
 """Divisor of the learning rates after a roll-back, and in the remedy for a run that diverged."""
-LEAST_SCALE = 1.0
-"""Loss scale in float16 below which a run counts as diverged."""
 
 Microbatch = tuple[Tensor, Tensor, Tensor | None]
 """Inputs, targets and document positions (b t; on the CPU)."""
 
 
-class LossScale(BaseConfig):
-    """`loss_scale` of `state.json`: the scale, and the number of steps since it changed."""
-
-    scale: Annotated[float, Field(ge=1.0, le=2.0**127)]
-    steps: Steps
-
-
 class Update(NamedTuple):
-    """Figures of one step; see `events.Step`. `grad_norm` is None if the update was skipped."""
+    """Figures of one step; see `events.Step`."""
 
     nats: float
     lr: float
-    grad_norm: float | None
+    grad_norm: float
     mean_steps: float | None
-    loss_scale: float | None
 
 
 class TrainingRun:
@@ -108,7 +97,6 @@ class TrainingRun:
         )
         self.skip_to(0)
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
-        self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
         self.counters = Counters(validation_due=weights is not None)
 
     def count(self, **changes: object) -> None:
@@ -120,9 +108,6 @@ class TrainingRun:
     def train_step(self, fraction: float) -> Update:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
-        In float16 the loss is multiplied by a scale before the backward pass and gradients are divided by it. If they
-        overflow, the optimizer step is skipped, and the next scale is half as large.
-
         Args:
             fraction: Share of the budget spent, for the learning-rate schedule.
 
@@ -133,7 +118,6 @@ class TrainingRun:
         self._redraw_features()
         span, microbatches = self.next_batch()
         nats, steps = self._add_gradients(span, microbatches)
-        scales = self._unscale()
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
         if ranks.size > 1:  # means over all ranks, and the norm of the whole gradient
@@ -143,28 +127,15 @@ class TrainingRun:
             if self.config.runtime.shard:
                 norm = sums[2].sqrt()
         # Waits for the device: weights must not change before the loss is known to be finite.
-        loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
-        # Scaled gradients overflowed if the next loss scale is below the present one, and not below the least.
-        overflow = math.isfinite(loss_now) and len(scales_now) == 2 and LEAST_SCALE <= scales_now[1] < scales_now[0]
-        if not overflow and not (math.isfinite(loss_now) and math.isfinite(norm_now)):
+        loss_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
+        if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
             raise DivergedError(f"the loss or its gradient is not finite at step {counters.step + 1}.")
         factor = lr_factor(train, fraction, counters.step) / LR_DIVISOR**counters.rollbacks
-        if not overflow:
-            if train.grad_clip and norm_now > train.grad_clip:
-                torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
-            self.optimizers.step(factor, counters.step)
-        self.count(
-            step=counters.step + 1,
-            tokens=counters.tokens + train.batch_size * span.segment_len,
-            skipped=counters.skipped + overflow,
-        )
-        return Update(
-            loss_now,
-            lr=(train.lr or 0.0) * factor,
-            grad_norm=None if overflow else norm_now,
-            mean_steps=steps_now or None,
-            loss_scale=scales_now[-1] if scales_now else None,
-        )
+        if train.grad_clip and norm_now > train.grad_clip:
+            torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
+        self.optimizers.step(factor, counters.step)
+        self.count(step=counters.step + 1, tokens=counters.tokens + train.batch_size * span.segment_len)
+        return Update(loss_now, lr=(train.lr or 0.0) * factor, grad_norm=norm_now, mean_steps=steps_now or None)
 
     def _gradients(self) -> list[Tensor]:
         """Gradients of the parameters, of divided ones the part of this rank."""
@@ -190,7 +161,7 @@ class TrainingRun:
                 if ponder is not None and isinstance(stack, UniversalStackConfig):
                     loss = loss + stack.ponder_weight * ponder.cost.sum() / count
                     steps += ponder.steps.sum() / count
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]
                 if is_drawn:
                     state = with_span(state, self.states[i].span)
                 self.states[i] = state.overwrite_earlier()
@@ -218,17 +189,6 @@ class TrainingRun:
             )
             for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum)
         ]
-
-    def _unscale(self) -> tuple[Tensor, ...]:
-        """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""
-        if not self.scaler.is_enabled():
-            return ()
-        one = torch.ones((), device=self.runtime.device)
-        before = self.scaler.scale(one)
-        for optimizer, _ in self.optimizers.optimizers:
-            self.scaler.unscale_(optimizer)
-        self.scaler.update()
-        return before, self.scaler.scale(one)
 
     def _redraw_features(self) -> None:
         """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""
@@ -277,12 +237,10 @@ class TrainingRun:
         }
 
     def describe(self) -> Tree:
-        """Entries of `state.json` that belong to the tensors: counters, loss scale and metadata of the states."""
-        scaler = self.scaler.state_dict()  # empty unless training is in float16
-        scale = {"scale": scaler["scale"], "steps": scaler["_growth_tracker"]} if scaler else None
+        """Entries of `state.json` that belong to the tensors: counters, and metadata of the states."""
         states = [state.describe() for state in self.states]
         counters = self.counters.model_copy(update={"n_read": self.loader.n_read})
-        return {**counters.model_dump(), "loss_scale": scale, "states": states}
+        return {**counters.model_dump(), "states": states}
 
     def restore(self, saved: Checkpoint) -> None:
         """Continues from a checkpoint of a run with the same configuration; random numbers go on as before.
@@ -312,7 +270,3 @@ class TrainingRun:
             raise StateError("the memory does not fit the model.", "Train anew with --overwrite.")
         self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
         self.loader.seek(self.counters.n_read)
-        if facts["loss_scale"] is not None and self.scaler.is_enabled():  # run and checkpoint are in float16
-            scale = validate(LossScale, facts["loss_scale"])
-            entries = {"scale": scale.scale, "_growth_tracker": scale.steps}
-            self.scaler.load_state_dict(self.scaler.state_dict() | entries)

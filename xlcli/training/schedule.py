@@ -38,7 +38,6 @@ class Counters(BaseConfig):
         rollbacks: Number of roll-backs, each of which divides the learning rates.
         stale: Validations since the best one.
         plateau: Share of the budget that was spent when patience ran out; None before that.
-        skipped: Number of steps that were skipped because a scaled gradient overflowed in float16.
     """
 
     step: Steps = 0
@@ -52,7 +51,6 @@ class Counters(BaseConfig):
     rollbacks: Annotated[int, Field(ge=0, le=100)] = 0
     stale: Steps = 0
     plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    skipped: Steps = 0
 
     @property
     def progress(self) -> tuple[int, int | None]:

@@ -42,7 +42,7 @@ def perplexity(nats: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Size of a text. `chars` and `words` are None if it is not UTF-8."""
+    """Size of a text. `chars` and `words` are None if it is not UTF-8; `words` counts the end of a line as a word."""
 
     bytes: int
     chars: int | None = None

@@ -39,8 +39,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "decompress": ("runtime",),
     "bench": ("bench", "runtime", "train", "model"),
 }
-"""Sections of the configuration that each command uses. Fields of those up to `runtime`, which all have, are options and
-variables."""
+"""Sections of the configuration that each command uses. Fields of those up to `runtime`, which all have, are options
+and variables."""
 
 
 def option(panel: str, names: str, about: str, **settings: Any) -> Any:

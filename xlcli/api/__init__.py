@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, AnyStr, Literal, TypeVar
+from typing import Any, AnyStr, Literal, TypeVar, overload
 
 from xlcli import evaluation, generation, streaming
 from xlcli.api.runs import Source, paths
@@ -78,23 +78,39 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
+    @overload
+    def score(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextScore: ...
+    @overload
+    def score(self, text: Iterable[Text], *, state: TextState | None = None, **settings: Any) -> list[TextScore]: ...
     @shows(OnlineConfig)
-    def score(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextScore:
+    def score(
+        self, text: Text | Iterable[Text], *, state: TextState | None = None, **settings: Any
+    ) -> TextScore | list[TextScore]:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
         Lines and bytes count from the start of `text`. A token that begins in the unread end of the state and ends in
         `text` is scored with `text`; its `byte` is negative. Words of that end count in `number`. Settings are those of
         `OnlineConfig`, such as `adapt`.
+
+        Several texts have a list of scores, each as if it were the only one. They are read in batches, which changes
+        bits by rounding errors only; one by one with `state`, `adapt` or `context_cache`.
         """
+        if isinstance(text, str | bytes) or not isinstance(text, Iterable):
+            return self._score(text, state, settings)
+        chosen = validate(OnlineConfig, settings)
+        if state is not None or chosen.online_option is not None:
+            return [self._score(each, state, settings) for each in text]
+        options = validate(EvalConfig, chosen.model_dump(exclude_unset=True))
+        found = evaluation.score_texts(self.loaded, [*map(encoded, text)], options, self.runtime)
+        return [_text_score(each) for each in found]
+
+    def _score(self, text: Text, state: TextState | None, settings: dict[str, Any]) -> TextScore:
         lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
         scored: list[TokenScore] = []
         events = self._stream([encoded(text)], state, _by_token(settings, emit="words"), on_token=scored.append)
         words = [word for word in events if isinstance(word, WordScore) and word.byte + len(word.word.encode()) > start]
-        tokens = [replace(token, prediction=None) for token in scored if token.byte + len(token.text) > start]
-        return TextScore(
-            tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in tokens),
-            tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in words),
-        )
+        tokens = [token for token in scored if token.byte + len(token.text) > start]
+        return _text_score([*tokens, *words], lines, start)
 
     @shows(OnlineConfig)
     def read(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextState:
@@ -334,6 +350,16 @@ def _by_token(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
     return validate(StreamConfig, chosen | {"emit": emit, "binary": True})
 
 
+def _text_score(parts: Iterable[Event], lines: int = 0, start: int = 0) -> TextScore:
+    """Score of a text that begins after `lines` lines, at byte `start`, with these tokens and words."""
+    own = [each for each in parts if isinstance(each, TokenScore | WordScore)]
+    moved = [replace(each, line=each.line - lines, byte=each.byte - start) for each in own]
+    return TextScore(
+        tuple(replace(each, prediction=None) for each in moved if isinstance(each, TokenScore)),
+        tuple(each for each in moved if isinstance(each, WordScore)),
+    )
+
+
 def _joined(results: Iterable[Output]) -> bytes:
     """The bytes among the results of a workflow."""
     return b"".join(result for result in results if isinstance(result, bytes))
@@ -342,5 +368,5 @@ def _joined(results: Iterable[Output]) -> bytes:
 def encoded(text: Text) -> bytes:
     """The text as bytes: UTF-8."""
     if not isinstance(text, str | bytes):
-        raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", "Make one call for each text.")
+        raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", "Convert it to str.")
     return text if isinstance(text, bytes) else text.encode()

@@ -27,6 +27,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.division import Division, worker_loop
@@ -39,10 +41,12 @@ from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.store.folder import LoadedModel
-from xlcli.text.corpus import Corpus, gather
+from xlcli.store.state_files import WordPosition
+from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown, unknown_notice
-from xlcli.words import Predictions
+from xlcli.text.tokens import TokenFile
+from xlcli.words import Predictions, Words
 
 Event = Notice | Progress | Scored | Done | Score
 
@@ -94,6 +98,41 @@ def evaluate(
             yield _NOT_BEGUN
             return
         yield from _Evaluation(model, text, options, runtime, divided, predictions, per_token, words, stop).run()
+
+
+def score_texts(
+    model: LoadedModel, texts: Sequence[bytes], options: EvalConfig, runtime: Runtime
+) -> Iterator[list[Scored]]:
+    """Tokens and words of each text, scored in batches, each as if it were alone. Places count from its beginning.
+
+    Raises:
+        ConfigError, CheckpointError, ResourceError: As of `evaluate`.
+    """
+    check_settings(model, options, runtime)
+    found = [model.tokenizer.tokens(text) for text in texts]
+    ends = np.cumsum([len(ids) for ids, _ in found], dtype=np.int64)
+    starts = np.append(0, ends)[:-1]
+    if not ends.any():
+        yield from ([] for _ in texts)
+        return
+    ids, sizes = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    tokens = TokenFile(ids, int(sizes.sum()), text_sizes=sizes, documents=starts[ends > starts])
+    text = TokenizedText(Part(Corpus(()), 0, tokens.n_bytes), tokens, TextCounts(tokens.n_bytes))
+    reader = make_reader(model.network, model.tokenizer, options)
+    readout = Predictions(model.tokenizer, options, runtime.device)
+    with ExitStack() as files:
+        scores = TokenScores(len(ids), readout, files)
+        run = Pass(model, reader, runtime, text, choose_lengths(model, runtime, options, text), lambda: False)
+        batches = text_batches(run, reads_end=True)
+        for _ in score_text(run, batches, ContextSums(batches.longest), ProgressMeter("", None, "tokens"), scores):
+            pass
+        if not np.isfinite(scores.nats).all():
+            raise not_finite(model.name, options)
+        for data, start, end in zip(texts, starts.tolist(), ends.tolist(), strict=True):
+            words = Words(readout.boundaries, WordPosition())
+            own = [*scores.tokens(iter([data]), tokens, range(start, end))]
+            last = words.end(len(data), scores.prediction(end, after=True))
+            yield [*own, *chain.from_iterable(map(words.feed, own)), *last]
 
 
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")

@@ -72,14 +72,7 @@ class TokenizedText:
 
     def token_scores(self, scores: TokenScores) -> Iterator[TokenScore]:
         """Each token with its text and its scores, in order; reads the text again."""
-        line, byte, at, portion, portions = 1, 0, 0, b"", self.part.read()
-        for token in range(len(self.tokens)):
-            size = int(self.tokens.sizes(token))
-            while len(portion) < at + size:
-                portion, at = portion[at:] + next(portions), 0
-            text = portion[at : at + size]
-            yield TokenScore(line, byte, text, float(scores.nats[token]) / LN2, scores.prediction(token))
-            line, at, byte = line + text.count(b"\n"), at + size, byte + size
+        return scores.tokens(self.part.read(), self.tokens, range(len(self.tokens)))
 
     def word_scores(self, scores: TokenScores, *, by_line: bool, with_tokens: bool) -> Iterator[Scored]:
         """Words and rows as soon as they are complete, and `token_scores` if asked for. `by_line`: as of `Words`."""
@@ -138,6 +131,17 @@ class TokenScores:
         if after and token not in self._after:
             return None
         return self.predictions.value((self._after if after else self._features)[token].tolist())
+
+    def tokens(self, portions: Iterator[bytes], tokens: TokenFile, numbers: range) -> Iterator[TokenScore]:
+        """The tokens with these numbers, whose text are the portions, with their scores."""
+        line, byte, at, portion = 1, 0, 0, b""
+        for token in numbers:
+            size = int(tokens.sizes(token))
+            while len(portion) < at + size:
+                portion, at = portion[at:] + next(portions), 0
+            text = portion[at : at + size]
+            yield TokenScore(line, byte, text, float(self.nats[token]) / LN2, self.prediction(token))
+            line, at, byte = line + text.count(b"\n"), at + size, byte + size
 
 
 def is_list_of_sentences(head: bytes) -> bool:

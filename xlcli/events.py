@@ -307,7 +307,23 @@ class PairShare:
     share_per_token: float
 
 
-Scored = TokenScore | Row | WordScore | PairScore
+@dataclass(frozen=True, slots=True)
+class ContinuationScore(Event):
+    """Surprisal of the continuation of a row after its context, and the size of its tokens, with the blank before it.
+
+    `best`, `best_per_byte`: its bits, or bits per byte, are the lowest ones of its group; None without groups.
+    """
+
+    row: int
+    bits: float
+    bits_per_byte: float
+    bytes: int
+    tokens: int
+    best: bool | None = None
+    best_per_byte: bool | None = None
+
+
+Scored = TokenScore | Row | WordScore | PairScore | ContinuationScore
 """Parts of a text with their scores, and the rows that they are in."""
 
 
@@ -341,7 +357,9 @@ class Score(Event):
     `crlf` is the number of CR LF in the files that were read as LF.
     `adapt`: the weights were adapted to the text while it was read. `context_cache`: number of tokens of the cache, if
     any. With either, `by_context` is empty.
-    `pairs` has the results of all pairs of texts and of each group, if pairs were compared.
+    `pairs` has the results of all pairs of texts and of each group, if pairs were compared. `correct` is the share of
+    groups of continuations whose most probable one is correct, if rows say which one is; `correct_per_byte` compares
+    means per byte.
     """
 
     model: str
@@ -382,6 +400,8 @@ class Score(Event):
     finished: bool = True
     by_context: tuple[ContextBin, ...] = ()
     pairs: tuple[PairShare, ...] = ()
+    correct: float | None = None
+    correct_per_byte: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

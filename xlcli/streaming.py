@@ -5,7 +5,7 @@ output. Calls of the model are as large as the text that has arrived allows, so 
 A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
 
 With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
-is in two documents then. With `each_line` it is cleared before each line.
+is in two documents then. `reset_on_change` clears it where this field changes, `each_line` before each line.
 
 Without `binary`, CR LF is read as LF; a CR that arrives last waits for the next byte.
 
@@ -21,8 +21,9 @@ import re
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,9 +97,12 @@ def stream(
         yield Row(output.words.at.document, output.words.at.fields)
     for portion in portions:
         if isinstance(portion, Document) and (intake.resets_at_documents or output.words):
-            start = intake.begin_document()
+            fields = plain(portion.fields)
+            start = intake.begin_document(fields)
             if output.words:
-                output.words.at.begin(start, plain(portion.fields))
+                output.words.at.begin(start, fields)
+        elif portion and options.reset_on_change is not None:
+            raise DataError("the text has no rows.", "Leave out --reset-on-change, or add --text-field.")
         is_flushed = intake.receive(portion)
         yield from running.score(on_token)
         if stop():
@@ -196,6 +200,7 @@ class _Stream:
         if self._save is not None:
             self._saved, self._saved_mark = time.monotonic(), self._mark
             session, pending, position = self.session, self.intake.pending, self.output.position
+            position = replace(position, story=self.intake.story)
             self._save(SessionState(session.state, session.last_tokens[0], pending, None, position))
 
     def stats(self, *, final: bool) -> StreamStats:
@@ -281,6 +286,7 @@ class Intake:
     Attributes:
         line_ends: Reads CR LF as LF.
         n_received: Number of bytes and documents that have arrived.
+        story: As of `StreamPosition`.
     """
 
     def __init__(
@@ -289,6 +295,7 @@ class Intake:
         self._tokenizer, self._options = model.tokenizer, options
         reset_on = "" if options.each_line else options.reset_on  # which matches every line
         self._reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
+        self.story = position.story
         self.resets_at_documents = options.reading(model.config.model, model.config.train).reset_on_document
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         rest = pending.data[pending.n_tokenized :]
@@ -313,11 +320,16 @@ class Intake:
         """True if the unfinished word ends a line, which only lacks what may follow."""
         return self._pretokenizer.pending.endswith(b"\n")
 
-    def begin_document(self) -> int:
-        """Begins a document; returns its offset in the whole text."""
+    def begin_document(self, fields: Mapping[str, Any]) -> int:
+        """Begins a document with these fields; returns its offset in the whole text."""
+        story, key = self.story, self._options.reset_on_change
+        if key is not None and key not in fields:
+            raise DataError(f"a row has no '{key}'.", "Name a key that all rows have with --reset-on-change.")
+        self.story = None if key is None else str(fields[key])
         self._arrived += self.line_ends.feed(b"", final=True)
         start = self._n_tokenized + len(self._arrived)
-        if self.resets_at_documents and (not self._documents or self._documents[-1] < start):  # no other begins here
+        resets = self.resets_at_documents and (key is None or self.story != story)
+        if resets and (not self._documents or self._documents[-1] < start):  # no other begins here
             self._documents.append(start)
         self.n_received += 1
         return self._offset + start

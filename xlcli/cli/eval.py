@@ -24,7 +24,7 @@ from xlcli.cli.signals import Stop
 from xlcli.cli.tables import Listing, Table
 from xlcli.config import Config, EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import Done, Event, PairScore, Row, Score, TokenScore, WordScore
+from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, TokenScore, WordScore
 from xlcli.files import cache_folder, is_pipe
 from xlcli.ranks import Ranks, join
 from xlcli.store.layout import HELD_OUT, read_config
@@ -45,7 +45,7 @@ def evaluate(
     ] = None,
     words: Annotated[
         str | None,
-        option("Results", "--words FILE.tsv", "Write the bits of each word, or of each pair; JSON lines if in .jsonl."),
+        option("Results", "--words FILE.tsv", "Write the bits of each word, or of each row; JSON lines if in .jsonl."),
     ] = None,
     plot: Annotated[str | None, plot_option("Results", "Plot loss by context length")] = None,
     html: options.Html = None,
@@ -55,9 +55,10 @@ def evaluate(
     """Scores a text."""
     config, screen = prologue.begin(
         context,
-        needs={"by": ["pairs"], "logprobs": ["per_token"], "split_punctuation": ["words"]},
+        needs={"by": ["pairs|score_field"], "logprobs": ["per_token"], "split_punctuation": ["words"]},
         excludes={
             "per_token": ["words"],
+            "score_field": ["per_token", "html"],
             "sweep_mem_len": ["per_token", "words", "html"],
             "plot": ["stride", "adapt", "context_cache"],
         },
@@ -125,7 +126,8 @@ def outputs(
     sinks: list[Sink] = []
     if path is not None:
         table = Table(partial(screen.say, level="warning"), path, json=screen.json or per_token is not None)
-        sinks.append(Listing(table, path, screen, (TokenScore,) if per_token else (Row, WordScore, PairScore)))
+        kinds = (TokenScore,) if per_token else (Row, WordScore, PairScore, ContinuationScore)
+        sinks.append(Listing(table, path, screen, kinds))
     if html is not None:
         sinks.append(_ScorePage(Path(html), shape, screen))
 

@@ -185,6 +185,8 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         "perplexity per token": _decimals(score.perplexity, 3),
         "perplexity per word": _decimals(score.word_perplexity, 2),
         "mean steps": _decimals(score.mean_steps, 2),
+        "correct": _decimals(score.correct, 3),
+        "correct, per byte": _decimals(score.correct_per_byte, 3),
     }
     recurrence = context(model, score.mem_len, score.segment_len, score.stride)
     if score.mem_len:
@@ -265,6 +267,7 @@ def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None 
     if n_models == 1:
         columns["perplexity"] = [f"{score.perplexity:.3f}" for score in scores]
     columns["tokens/s"] = [amount(score.tokens_per_second) for score in scores]
+    columns["correct"] = [_decimals(score.correct, 3) for score in scores]
     columns["rounding"] = [_signed(score.rounding_cost) for score in scores]
     columns["mean steps"] = [_decimals(score.mean_steps, 2) for score in scores]
     names = [name for name, cells in columns.items() if any(cells)]

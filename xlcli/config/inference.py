@@ -261,6 +261,9 @@ class ScoreConfig(BaseConfig):
         description="Score each document as if it were alone: a text of JSON lines, a table or Parquet, else a file. "
         "Default: as the model was trained.",
     )
+    reset_on_change: Annotated[str | None, Option("Memory", "--reset-on-change KEY")] = Field(
+        default=None, description="Clear the memory only where this column or key of a row differs from the row before."
+    )
     binary: Binary = False
     text_field: TextField = None
     split_punctuation: Annotated[Switch, Option("Text", "--split-punctuation", "1")] = Field(
@@ -300,18 +303,28 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         tuple[str, str] | None, units.reads(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
     by: Annotated[str | None, Option("Results", "--by KEY")] = Field(
-        default=None, description="With --pairs: column or key by which rows are grouped."
+        default=None, description="With --pairs or --score-field: column or key by which rows are grouped."
     )
+    score_field: Annotated[str | None, Option("Results", "--score-field KEY")] = Field(
+        default=None,
+        description="Score only the text in this column or key of each row, after the one in --text-field.",
+    )
+    joiner: str = Field(default=" ", description="With score_field: between the texts, unless white space is.")
 
     def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
         """How the text is read; see `as_trained`."""
-        alone = self.each_line or self.pairs is not None or self.reset_on_document
+        alone = self.each_line or self.by_row or self.reset_on_change is not None or self.reset_on_document
         return as_trained(model, train, self, segment_len=self.segment_len, span=self.span, reset_on_document=alone)
 
     @property
     def text_fields(self) -> tuple[str, ...]:
         """Columns or keys of the texts; none for the default one."""
-        return self.pairs or (() if self.text_field is None else (self.text_field,))
+        return self.pairs or tuple(filter(None, (self.text_field, self.score_field)))
+
+    @property
+    def by_row(self) -> bool:
+        """True if rows are compared."""
+        return self.pairs is not None or self.score_field is not None
 
     @property
     def sweep(self) -> list[Self]:
@@ -319,22 +332,24 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
 
     def _check(self) -> None:
+        given = {name for name, value in self.model_dump(exclude_defaults=True).items() if value}
+        if self.batch_size == 1:
+            given.remove("batch_size")
+        rows = ("reset_on_change", "each_line", "limit", "binary")
+        ordered = ("batch_size", "span", "reset_on_document", "reset_on_change", "each_line", "pairs", "score_field")
         conflicts = {
-            "batch_size": self.batch_size not in (None, 1),
-            "span": self.span != "uniform",
-            "reset_on_document": bool(self.reset_on_document),
-            "each_line": self.each_line,
-            "pairs": bool(self.pairs),
+            **dict.fromkeys(("adapt", "context_cache"), ("reads one text in order", ordered)),
+            "reset_on_change": ("divides rows", ("each_line", "binary")),
+            "pairs": ("compares whole rows", ("text_field", "score_field", *rows)),
+            "score_field": ("compares whole rows", rows),
         }
-        conflict = next((name for name, is_given in conflicts.items() if is_given), None)
-        if self.online_option is not None and conflict is not None:
-            key = "adapt" if self.adapt else "context_cache"
-            raise InvalidSettingError(key, f"reads one text in order, without {conflict}", f"Omit {conflict}.")
+        for key, (about, others) in conflicts.items():
+            if key in given and (other := next((name for name in others if name in given), None)):
+                raise InvalidSettingError(key, f"{about}, without {other}", f"Omit {other}.")
         if self.pairs and self.pairs[0] == self.pairs[1]:
             raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
-        others = ("text_field", "each_line", "limit", "binary")
-        if self.pairs and (other := next((name for name in others if getattr(self, name)), None)):
-            raise InvalidSettingError("pairs", f"compares whole rows, without {other}", f"Omit {other}.")
+        if self.score_field and self.text_field in (None, self.score_field):
+            raise InvalidSettingError("score_field", "needs text_field, the text before it", "Add --text-field KEY.")
 
 
 class Sampling(NamedTuple):
@@ -443,7 +458,8 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
 
     def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
         """How the text is read; see `as_trained`."""
-        return as_trained(model, train, self, reset_on_document=self.each_line or self.reset_on_document)
+        alone = self.each_line or self.reset_on_change is not None or self.reset_on_document
+        return as_trained(model, train, self, reset_on_document=alone)
 
     @property
     def selects(self) -> bool:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,8 @@ import numpy as np
 
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
+from xlcli.evaluation import figures
 from xlcli.evaluation.division import Division, worker_loop
-from xlcli.evaluation.figures import loss_by_context, pair_scores, pair_shares, rounding_cost
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
@@ -43,6 +43,7 @@ from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
+from xlcli.text.documents import Joined
 from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.text.tokens import TokenFile
@@ -69,8 +70,8 @@ def evaluate(
         options: Memory lengths, segment length, stride, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, then `Done`, before each `Score`.
-        words: Also yield a `WordScore` for each word, or a `PairScore` for each pair if pairs are compared, after the
-            `Row` that it is in, if any; then `Done`.
+        words: Also yield a `WordScore` for each word, or a `PairScore` or `ContinuationScore` for each row if rows are
+            compared, after the `Row` that it is in, if any; then `Done`.
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
@@ -83,7 +84,7 @@ def evaluate(
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     is_first = runtime.ranks.is_first
-    reads_out = (words and not options.pairs) or (per_token and options.logprobs is not None) or not is_first
+    reads_out = (words and not options.by_row) or (per_token and options.logprobs is not None) or not is_first
     predictions = Predictions(model.tokenizer, options, runtime.device) if reads_out else None
     if not is_first:
         both = [make_reader(each.network, model.tokenizer, options) for each in (model, model.unrounded())]
@@ -103,11 +104,7 @@ def evaluate(
 def score_texts(
     model: LoadedModel, texts: Sequence[bytes], options: EvalConfig, runtime: Runtime
 ) -> Iterator[list[Scored]]:
-    """Tokens and words of each text, scored in batches, each as if it were alone. Places count from its beginning.
-
-    Raises:
-        ConfigError, CheckpointError, ResourceError: As of `evaluate`.
-    """
+    """Tokens and words of each text, scored in batches, each as if it were alone; errors as of `evaluate`."""
     check_settings(model, options, runtime)
     found = [model.tokenizer.tokens(text) for text in texts]
     ends = np.cumsum([len(ids) for ids, _ in found], dtype=np.int64)
@@ -172,7 +169,7 @@ class _Evaluation(NamedTuple):
                 beginning = replace(text, tokens=text.tokens.first(min(ROUNDING_TOKENS, len(text.tokens))))
                 same = replace(lengths, memory_dtype="float32")
                 without = replace(run, model=unrounded, reader=exact, text=beginning, lengths=same)
-            batches = text_batches(run, reads_end=self.words and not options.pairs)
+            batches = text_batches(run, reads_end=self.words and not options.by_row)
             if not index and (n := batches.size) < self.runtime.ranks.size:
                 sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
                 waiting = f"the text is read as {sequences} of {self.runtime.ranks.size} processes; the others wait"
@@ -191,7 +188,7 @@ class _Evaluation(NamedTuple):
         """
         options, text, started = self.options, self.text, time.perf_counter()
         with ExitStack() as files:
-            is_kept = self.per_token or self.words or exact is not None or options.pairs is not None
+            is_kept = self.per_token or self.words or exact is not None or options.by_row
             scores = TokenScores(len(text.tokens), self.predictions, files) if is_kept else None
             sums, meter = ContextSums(batches.longest), ProgressMeter(stage, len(text.tokens), "tokens")
             totals = yield from score_text(run, batches, sums, meter, scores)
@@ -202,34 +199,40 @@ class _Evaluation(NamedTuple):
                 return
             if not math.isfinite(totals.nats):
                 raise not_finite(self.model.name, options)
-            is_whole = totals.tokens == len(text.tokens)
+            is_whole = totals.tokens == text.n_scored
             if not is_whole:
                 yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
             if remark := misfit(self.model.name, bits_per(totals.nats, totals.bytes)):
                 yield Notice(remark)
-            figures: dict[str, Any] = {"partial": not is_whole}
+            fields: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
                 yield from self._parts(scores, is_whole=is_whole)
             if scores is not None and options.pairs and is_whole:
-                figures["pairs"] = pair_shares(pair_scores(text, scores.nats), options.by)
+                fields["pairs"] = figures.pair_shares(figures.pair_scores(text, scores.nats), options.by)
+            if scores is not None and options.score_field and options.by and is_whole:
+                fields |= figures.share_correct(
+                    [*figures.continuation_scores(text, scores.nats, options.by)], options.by
+                )
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
-                figures["by_context"] = yield from loss_by_context(run, batches, sums, options.context_share)
+                fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
             if scores is not None and exact is not None and is_whole:
-                figures["rounding_cost"] = yield from rounding_cost(exact, scores)
+                fields["rounding_cost"] = yield from figures.rounding_cost(exact, scores)
             if is_whole:
-                figures["unknown_words"] = unknown
+                fields["unknown_words"] = unknown
             self.divided.pause()
-        yield Score(**_facts(run, options, totals, batches.size, seconds), **figures)
+        yield Score(**_facts(run, options, totals, batches.size, seconds), **fields)
 
     def _parts(self, scores: TokenScores, *, is_whole: bool) -> Iterator[Scored | Done]:
         """Tokens, words or pairs, if they are asked for, until stopped."""
         options, text = self.options, self.text
         found: list[Iterator[Scored]] = []
         if self.words and options.pairs and is_whole:
-            found.append(pair_scores(text, scores.nats))
-        if self.words and not options.pairs:
+            found.append(figures.pair_scores(text, scores.nats))
+        if self.words and options.score_field and is_whole:
+            found.append(figures.continuation_scores(text, scores.nats, options.by))
+        if self.words and not options.by_row:
             found.append(text.word_scores(scores, by_line=options.each_line, with_tokens=self.per_token))
-        elif self.per_token:
+        elif self.per_token and not options.score_field:
             found.append(text.token_scores(scores))
         for each in chain.from_iterable(found):
             if self.stop():
@@ -244,25 +247,30 @@ def _read(
 ) -> Generator[Notice | Progress, None, TokenizedText]:
     """The text of `evaluate`, tokenized."""
     if source is not None:
-        kind = model.tokenizer.kind
-        reading = InputFormat(
-            options.binary, options.text_fields, kind == "bytes", options.each_line, token_ids=kind == "ids"
-        )
+        kind, fields = model.tokenizer.kind, options.text_fields
+        if options.score_field:
+            fields = Joined(fields, options.joiner)
+        reading = InputFormat(options.binary, fields, kind == "bytes", options.each_line, token_ids=kind == "ids")
         corpus = yield from gather(source, reading=reading)
     else:
         path = model.held_out(options.split)
-        if options.pairs:
-            raise DataError("--pairs needs a file of pairs.", "Give a file: xlcli eval FILE --pairs FIRST,SECOND.")
+        if options.by_row:
+            raise DataError("--pairs and --score-field need a file of rows.", "Give a file: xlcli eval FILE ...")
         if path is None:
             raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
         documents = None if options.each_line else model.held_out_documents(options.split)
         reading = InputFormat(binary=True, each_line=options.each_line)
         corpus = Corpus([open_source(path, reading)], documents=documents)
     by_document = options.reading(model.config.model, model.config.train).reset_on_document
-    groups = enumerate(fields for _, fields in corpus.rows()) if options.by is not None else ()
-    if bad := next((i // 2 + 1 for i, fields in groups if options.by not in fields), None):
-        raise DataError(f"row {bad} has no '{options.by}'.", "Name a key that all rows have with --by (Parquet: none).")
-    text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document)
+    for key in filter(None, (options.by, options.reset_on_change)):
+        rows = enumerate(fields for _, fields in corpus.rows())
+        if bad := next((i // (1 + bool(options.pairs)) + 1 for i, fields in rows if key not in fields), None):
+            raise DataError(f"row {bad} has no '{key}'.", "Name a key that all rows have (Parquet: none).")
+    starts = None
+    if options.reset_on_change is not None:
+        stories = groupby(corpus.rows(), lambda row: str(row[1].get(options.reset_on_change or "")))
+        starts = [next(rows)[0] for _, rows in stories]
+    text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document, starts=starts)
     if options.online_option and len(text.documents) > 1:
         raise ConfigError(
             f"{len(text.documents):,} documents are scored each as if it were alone, as in training, but "
@@ -270,7 +278,8 @@ def _read(
             f"Add --set eval.reset_on_document=false, or use xlcli stream {options.online_option}.",
         )
     is_one = len(text.documents) == 1
-    if options.reset_on_document is None and not (options.each_line or options.pairs or is_one):
+    is_asked = options.each_line or options.by_row or options.reset_on_change is not None
+    if options.reset_on_document is None and not (is_asked or is_one):
         yield Notice(
             f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
             "--set eval.reset_on_document=false scores them as one text."
@@ -293,7 +302,7 @@ def _read(
 def _facts(run: Pass, options: EvalConfig, totals: Totals, batch_size: int, seconds: float) -> dict[str, Any]:
     """What a pass over the text says of its `Score`; characters and words of a part of the text were not counted."""
     model, runtime, text = run.model, run.runtime, run.text
-    counts = text.counts if totals.tokens == len(text.tokens) else TextCounts(totals.bytes)
+    counts = text.counts if totals.tokens == text.n_scored else TextCounts(totals.bytes)
     return {
         "model": model.name,
         "position": model.config.model.position.kind,

@@ -6,15 +6,18 @@ probabilities, and of means per token, which do not prefer the shorter text. Equ
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xlcli.errors import DataError
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text, text_batches
 from xlcli.evaluation.text import TokenizedText, TokenScores
-from xlcli.events import ContextBin, PairScore, PairShare, Progress, ProgressMeter, Row
+from xlcli.events import ContextBin, ContinuationScore, PairScore, PairShare, Progress, ProgressMeter, Row
 from xlcli.metrics import LN2, bits_per, share_interval
 from xlcli.text.loaders import EvalLoader
 
@@ -60,13 +63,14 @@ def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
 
 def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None, float | None]:
     """Bits per byte by which scores exceed those of a pass without rounding over their beginning; None if stopped."""
-    n, batches = len(exact.text.tokens), text_batches(exact)
+    n, batches = exact.text.n_scored, text_batches(exact)
     totals = yield from score_text(
         exact, batches, ContextSums(batches.longest), ProgressMeter("unrounded", n, "tokens")
     )
     if totals.tokens < n:
         return None
-    return bits_per(float(scores.nats[:n].sum(dtype=np.float64)) - totals.nats, totals.bytes)
+    rounded = scores.nats[: len(exact.text.tokens)].sum(dtype=np.float64)
+    return bits_per(float(rounded) - totals.nats, totals.bytes)
 
 
 def pair_scores(text: TokenizedText, nats: NDArray[Any]) -> Iterator[Row | PairScore]:
@@ -97,3 +101,39 @@ def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[Pair
         PairShare(group, n, won / n, *share_interval(won / n, n), per_token / n)
         for group, (n, won, per_token) in wins.items()
     )
+
+
+def continuation_scores(text: TokenizedText, nats: NDArray[Any], by: str | None) -> Iterator[Row | ContinuationScore]:
+    """Each row, then its continuation, given the surprisal of each token (n); `by` groups rows."""
+    assert text.scored is not None
+    rows = [fields for _, fields in text.part.corpus.rows()]
+    bits = np.add.reduceat(nats, text.documents, dtype=np.float64) / LN2
+    counts = np.column_stack((text.tokens.sizes(slice(None)) * text.scored, text.scored))
+    counts = np.add.reduceat(counts, text.documents, dtype=np.int64)
+    values, lowest = np.column_stack((bits, bits / counts[:, 0])), np.full((len(rows), 2), np.inf)
+    _, groups = np.unique([str(fields.get(by or "")) for fields in rows], return_inverse=True)
+    np.minimum.at(lowest, groups, values)
+    best = np.full((len(rows), 2), None) if by is None else values == lowest[groups]
+    for i, fields in enumerate(rows):
+        yield Row(i + 1, fields)
+        yield ContinuationScore(i + 1, *values[i].tolist(), *counts[i].tolist(), *best[i].tolist())
+
+
+def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
+    """`correct` and `correct_per_byte` of `Score`, given rows and their continuations; none if no row is marked.
+
+    `DataError` if only some groups have a row that is marked as correct.
+    """
+    groups = defaultdict[str, list[tuple[bool, ContinuationScore]]](list)
+    for row, score in zip(scores[::2], scores[1::2], strict=True):
+        is_correct = str(row.fields.get("correct")).lower() in ("1", "1.0", "true", "yes")
+        groups[str(row.fields[by])].append((is_correct, score))
+    unmarked = [group for group, rows in groups.items() if not any(is_correct for is_correct, _ in rows)]
+    if 0 < len(unmarked) < len(groups):
+        remedy = "Write 1 or true into the column correct of its right row."
+        raise DataError(f"{by} {unmarked[0]} has no row that is correct.", remedy)
+    shares = {
+        name: fmean(fmean(correct for correct, score in rows if getattr(score, best)) for rows in groups.values())
+        for name, best in (("correct", "best"), ("correct_per_byte", "best_per_byte"))
+    }
+    return {} if unmarked else shares

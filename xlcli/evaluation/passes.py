@@ -107,8 +107,9 @@ def score_text(
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
                 surprisal, state, ponder, features = run.reader.score(x, y, state, readout=readout)
+            index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n - 1)
+            scored = scored if text.scored is None else scored & text.scored[index]
             nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
-            index = np.minimum(positions[:, None] + np.arange(nll.shape[1]), n - 1)
             sizes = np.where(scored, text.tokens.sizes(index), 0)
             totals.add(nll, sizes, scored, ponder)
             totals.add_documents(ends, index[scored] + 1)

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Corpus, Part
+from xlcli.text.documents import Joined
 from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
@@ -54,11 +55,17 @@ logs and code (benchmarks/log)."""
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A text, its tokens and its size in bytes, characters and words."""
+    """A text, its tokens, those that are `scored` (n; None: all), and their size in bytes, characters and words."""
 
     part: Part
     tokens: TokenFile
     counts: TextCounts
+    scored: NDArray[np.bool_] | None = None
+
+    @property
+    def n_scored(self) -> int:
+        """Number of tokens that are scored."""
+        return len(self.tokens) if self.scored is None else int(self.scored[: len(self.tokens)].sum())
 
     @property
     def documents(self) -> NDArray[np.int64]:
@@ -156,11 +163,16 @@ def _is_sentence(line: str) -> bool:
 
 
 def tokenize(
-    corpus: Corpus, tokenizer: Tokenizer, limit: int | None, *, by_document: bool = False
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    limit: int | None,
+    *,
+    by_document: bool = False,
+    starts: Sequence[int] | None = None,
 ) -> Generator[Notice | Progress, None, TokenizedText]:
     """Tokenizes the first `limit` bytes of a text (None: all), cut between characters. Yields progress.
 
-    With `by_document` no token is in two documents.
+    With `by_document` no token is in two documents, which begin at `starts` (None: as the corpus says).
 
     Raises:
         DataError: The text is empty or cannot be read.
@@ -172,14 +184,31 @@ def tokenize(
     if limit is not None and limit < stop:
         tail = b"".join(corpus.read(max(limit - 4, 0), limit))
         stop = limit - len(tail) + whole_characters(tail) or limit
-    part = Part(corpus, 0, stop)
+    part = Part(corpus, 0, stop, starts)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
+    if isinstance(fields := corpus.sources[0].reading.text_fields, Joined):
+        return (yield from _continuations(part, tokens, fields))
     counter = TextCounter()
     for portion, is_end in divided(part.read(), part.documents if by_document else ()):
         counter.feed(portion)
         if is_end:
             counter.end_word()
     return TokenizedText(part, tokens, TextCounts(part.n_bytes) if tokenizer.kind == "ids" else counter.counts())
+
+
+def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
+    """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
+    sizes, counter, borders = tokens.sizes(slice(None)), TextCounter(), list[int]()
+    for start, row in part.corpus.rows():
+        context, continuation = fields.divide(row)
+        borders.append(start + len(context))
+        counter.feed(continuation)
+        counter.end_word()
+    ends = np.cumsum(sizes, dtype=np.int64)
+    border = np.array(borders)[np.searchsorted(part.documents, ends - 1, side="right") - 1]
+    if n := int(((ends - sizes < border) & (border < ends)).sum()):
+        yield Notice(f"{n:,} tokens begin in a context and end in its continuation, with which they count")
+    return TokenizedText(part, tokens, counter.counts(), border < ends)
 
 
 def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:

@@ -120,6 +120,7 @@ class StreamPosition:
         recent: Latest scores of what is output (`lines`, `words` or `tokens`), with which the next one is compared.
         words: Place between the words, if they are output.
         line_tokens: Number of tokens of `scored` that began in this line.
+        story: Value of the column `reset_on_change` in the last row that arrived.
     """
 
     n_lines: Count
@@ -132,6 +133,7 @@ class StreamPosition:
     recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
     words: WordPosition | None = None
     line_tokens: Count = 0
+    story: str | None = None
 
 
 @dataclass(frozen=True)

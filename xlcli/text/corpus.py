@@ -277,11 +277,12 @@ _SAMPLE_BLOCK = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes from `start` to `stop` of a corpus."""
+    """The bytes from `start` to `stop` of a corpus, whose documents begin at `starts` (None: as the corpus says)."""
 
     corpus: Corpus
     start: int
     stop: int
+    starts: Sequence[int] | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -296,7 +297,7 @@ class Part:
     @property
     def documents(self) -> Sequence[int]:
         """Offsets at which its documents begin, ascending from 0; a cut document begins with the part."""
-        starts = self.corpus.facts.documents
+        starts = self.corpus.facts.documents if self.starts is None else self.starts
         inside = starts[bisect_right(starts, self.start) : bisect_left(starts, self.stop)]
         return array("Q", [0, *(at - self.start for at in inside)])
 

@@ -58,6 +58,28 @@ class Document(bytes):
         self.fields = fields or {}
 
 
+class Joined(tuple[str, ...]):
+    """Keys of a context and of its continuation, which are one text of a row.
+
+    `joiner` stands between them unless the context ends or the continuation begins with white space.
+    """
+
+    def __new__(cls, keys: Sequence[str], joiner: str) -> Self:
+        """The two keys; `joiner` is for `__init__`."""
+        return super().__new__(cls, keys)
+
+    def __init__(self, keys: Sequence[str], joiner: str) -> None:
+        self.joiner = joiner
+
+    def divide(self, row: Mapping[str, str]) -> tuple[bytes, bytes]:
+        """The two parts of the text of a row. Blanks between them belong to the continuation."""
+        context, continuation = (row[key].replace("\r\n", "\n").rstrip("\r") for key in self)
+        blanks = context[len(context.rstrip(" ")) :]
+        if not (context[-1:].isspace() or continuation[:1].isspace()):
+            blanks = self.joiner
+        return context.rstrip(" ").encode(), (blanks + continuation).encode()
+
+
 def begins_json(head: bytes | bytearray) -> bool:
     """True if a text with these first bytes may be JSON."""
     return bool(_JSON.match(head[:BLANKS])) or (len(head) < BLANKS and not head.strip(b" \t\r\n["))
@@ -132,7 +154,7 @@ def json_texts(values: Iterator[tuple[int, Any]], name: str, text_fields: Sequen
             texts, fault = None, ": it has half of a surrogate pair, or is not UTF-8"
         if texts is None:
             wanted = " and ".join(f"a text in '{field}'" for field in text_fields)
-            option = "--text-field" if len(text_fields) == 1 else "--pairs"
+            option = "--text-field" if len(text_fields) == 1 or isinstance(text_fields, Joined) else "--pairs"
             raise DataError(
                 f"line {number} of {name} is not a JSON object with {wanted}{fault}.",
                 f"Name the key with {option}, write rows as objects (in pandas: orient='records'), or add --binary.",
@@ -313,7 +335,7 @@ def _values(portions: Portions, number: int = 1) -> Iterator[tuple[int, Any]]:
 
 
 def _texts(row: Any, text_fields: Sequence[str]) -> list[Document] | None:
-    """Texts of a row, each ended by a line end; not an only text that is empty.
+    """Texts of a row, each ended by a line end unless they are joined; not an only text that is empty.
 
     None if the row is no object, or if one of its texts is missing, or empty beside another one.
     """
@@ -323,6 +345,8 @@ def _texts(row: Any, text_fields: Sequence[str]) -> list[Document] | None:
     texts = [take(field, None) for field in text_fields]
     if not all(isinstance(text, str) for text in texts) or (len(texts) > 1 and not all(texts)):
         return None
+    if isinstance(text_fields, Joined):
+        return [Document(b"".join(text_fields.divide(row)), row)] if str(texts[1]).strip() else None
     return [Document((text.removesuffix("\n") + "\n").encode(), row) for text in texts if text]
 
 

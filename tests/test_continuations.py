@@ -1,0 +1,210 @@
+"""Continuations after their contexts: the bits of their tokens in the whole text, by the formula and in plain torch."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import RUNTIME, slow_bits, toy
+
+import xlcli
+from xlcli.config import EvalConfig, validate
+from xlcli.errors import ConfigError, DataError
+from xlcli.evaluation import evaluate
+from xlcli.events import ContinuationScore, Notice, Row, Score
+from xlcli.store.folder import load
+
+ROWS = [
+    ("a", "The quick brown fox jumps over", "the lazy dog."),
+    ("a", "The quick brown fox jumps over ", "the best of friends"),
+    ("b", "She said that\nthe fox", " and the dog were naïve"),
+    ("a", "The quick brown fox jumps over", "  a dog"),
+    ("c", "x", "世界 the dog being lazy does not mind"),
+    ("b", "The dog, being lazy, does not mind. " * 9, "And the fox?"),
+    ("b", "Is it so? Answer:\n", "yes"),
+]
+BLANKS = [" ", " ", " ", "  ", " ", " ", ""]
+
+
+def write(path, rows, **columns):
+    path.write_text(
+        json.dumps([{"item": i, "one": a, "two": b} | more(columns, n) for n, (i, a, b) in enumerate(rows)])
+    )
+    return path
+
+
+def more(columns, n):
+    return {name: values[n] for name, values in columns.items()}
+
+
+def events_of(model, path, **options):
+    settings = EvalConfig(**{"text_field": "one", "score_field": "two"} | options)
+    return list(evaluate(model, [path], settings, RUNTIME, words=True))
+
+
+def scores(model, path, **options):
+    return [event for event in events_of(model, path, **options) if isinstance(event, ContinuationScore)]
+
+
+def slow(model, context, continuation, **lengths):
+    """Bits, bytes and number of the tokens that do not end within the context."""
+    _, sizes = model.tokenizer.tokens(context + continuation)
+    kept = np.cumsum(sizes) > len(context)
+    bits = np.array(slow_bits(model, context + continuation, **lengths))
+    return float(bits[kept].sum()), int(sizes[kept].sum()), int(kept.sum())
+
+
+@pytest.mark.parametrize("mem_len", [0, 9, 500])
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+def test_bits_are_those_of_the_tokens_in_the_whole_text(kind, mem_len, tmp_path):
+    model = toy(kind)
+    for options in ({}, {"batch_size": 2, "segment_len": 5 if mem_len else None}):
+        found = scores(model, write(tmp_path / "rows.json", ROWS), mem_len=mem_len, **options)
+        assert [each.row for each in found] == [*range(1, len(ROWS) + 1)]
+        for (_, context, continuation), blanks, each in zip(ROWS, BLANKS, found, strict=True):
+            parts = context.rstrip(" ").encode(), (blanks + continuation.lstrip(" ")).encode()
+            bits, n_bytes, n_tokens = slow(model, *parts, mem_len=mem_len)
+            assert each.bits == pytest.approx(bits, abs=1e-5)
+            assert (each.bytes, each.tokens) == (n_bytes, n_tokens)
+            assert each.bits_per_byte == pytest.approx(each.bits / n_bytes)
+            assert (each.best, each.best_per_byte) == (None, None)
+
+
+def test_the_score_is_of_the_continuations_only(tmp_path):
+    model, path = toy("sentencepiece"), write(tmp_path / "rows.json", ROWS)
+    *_, score = events_of(model, path, mem_len=9)
+    found = scores(model, path, mem_len=9)
+    assert isinstance(score, Score)
+    assert score.nats == pytest.approx(math.fsum(each.bits for each in found) * math.log(2), abs=1e-5)
+    assert (score.bytes, score.tokens) == (sum(each.bytes for each in found), sum(each.tokens for each in found))
+    assert (score.documents, score.partial, score.words) == (len(ROWS), False, 26)
+    assert sum(each.tokens for each in score.by_context) <= score.tokens
+    [alone] = scores(model, write(tmp_path / "one.json", ROWS[2:3]), mem_len=9)
+    assert alone.bits == pytest.approx(found[2].bits, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_it_does_not_matter_where_the_blank_is(kind, tmp_path):
+    forms = [("The fox", "jumps"), ("The fox ", "jumps"), ("The fox", " jumps")]
+    found = scores(toy(kind), write(tmp_path / "rows.json", [("a", *form) for form in forms]))
+    assert len({each.bytes for each in found}) == 1
+    assert [each.bits for each in found] == pytest.approx([found[0].bits] * 3, abs=1e-9)
+
+
+def test_the_whole_text_less_the_context_where_tokens_agree(tmp_path):
+    books = xlcli.load("books", device="cpu", threads=1)
+    rows = [("a", "The children in the garden", "were playing."), ("a", "He opened it with a", "small key")]
+    path = write(tmp_path / "rows.json", rows)
+    events = xlcli.evaluate(books, path, words=True, text_field="one", score_field="two")
+    found = [event for event in events if isinstance(event, ContinuationScore)]
+    for (_, context, continuation), each in zip(rows, found, strict=True):
+        whole, before = books.score(f"{context} {continuation}"), books.score(context)
+        assert each.bits == pytest.approx(whole.bits - before.bits, abs=1e-3)
+        given = books.score(" " + continuation, state=books.read(context))
+        assert each.bits == pytest.approx(given.bits, abs=1e-3)
+        assert each.bits == pytest.approx(plain(books, context, f" {continuation}"), abs=1e-3)
+
+
+def plain(model, context, continuation):
+    """Bits by the network alone: one call over all tokens, then a softmax."""
+    tokenizer, network = model.loaded.tokenizer, model.loaded.network
+    before, ids = (tokenizer.encode(text.encode()).tolist() for text in (context, context + continuation))
+    assert ids[: len(before)] == before
+    with torch.inference_mode():
+        state = network.init_state(1, mem_len=256, segment_len=256)
+        hidden, _ = network(torch.tensor([[tokenizer.start_id, *ids[:-1]]]), state)
+        log_p = network.head.logits(hidden)[0].double().log_softmax(-1)
+    return -sum(log_p[i, ids[i]].item() for i in range(len(before), len(ids))) / math.log(2)
+
+
+def test_a_token_across_the_border_counts_as_continuation(tmp_path):
+    model = toy("sentencepiece")
+    texts = [
+        (text[:cut], text[cut:]) for text in ("The best of friends", "quick brown fox") for cut in range(1, len(text))
+    ]
+    texts = [(a, b) for a, b in texts if a.strip() == a and b.strip() == b]
+    events = events_of(model, write(tmp_path / "rows.json", [("a", *text) for text in texts]), joiner="")
+    found = [event for event in events if isinstance(event, ContinuationScore)]
+    n_across = 0
+    for (context, continuation), each in zip(texts, found, strict=True):
+        bits, n_bytes, n_tokens = slow(model, context.encode(), continuation.encode())
+        assert (each.bytes, each.tokens) == (n_bytes, n_tokens)
+        assert each.bits == pytest.approx(bits, abs=1e-5)
+        n_across += n_bytes > len(continuation.encode())
+    assert n_across > 0
+    [notice] = [event.text for event in events if isinstance(event, Notice) and "begin in a context" in event.text]
+    assert notice.startswith(f"{n_across} tokens")
+
+
+def test_the_best_row_of_each_group_and_the_share_of_correct_ones(tmp_path):
+    model, rng = toy("sentencepiece"), np.random.default_rng(0)
+    words = ["the fox", "the lazy dog", "a", "friends", "the best of friends", "mind"]
+    rows = [(str(rng.integers(9)), "She said that", words[rng.integers(6)]) for _ in range(60)]
+    marks = rng.integers(2, size=60).tolist()
+    items = sorted({item for item, _, _ in rows})
+    for item in items:
+        marks[next(i for i, row in enumerate(rows) if row[0] == item)] = 1
+    for kind in (int, bool, str):
+        events = events_of(
+            model, write(tmp_path / "rows.json", rows, correct=[kind(each) for each in marks]), by="item"
+        )
+        if kind is int:
+            first = events
+        assert events[-1].correct == first[-1].correct
+    found = [event for event in events if isinstance(event, ContinuationScore)]
+    assert [event.fields["item"] for event in events if isinstance(event, Row)] == [item for item, _, _ in rows]
+    for name, measure in (("best", "bits"), ("best_per_byte", "bits_per_byte")):
+        shares = []
+        for item in items:
+            mine = [i for i, row in enumerate(rows) if row[0] == item]
+            lowest = min(getattr(found[i], measure) for i in mine)
+            best = [i for i in mine if getattr(found[i], measure) == lowest]
+            assert [i for i in mine if getattr(found[i], name)] == best
+            shares.append(sum(marks[i] for i in best) / len(best))
+        expected = sum(shares) / len(shares)
+        assert getattr(events[-1], name.replace("best", "correct")) == pytest.approx(expected)
+    *_, unmarked = events_of(model, write(tmp_path / "rows.json", rows), by="item")
+    assert (unmarked.correct, unmarked.correct_per_byte) == (None, None)
+    marks = [int(item != items[-1]) for item, _, _ in rows]
+    with pytest.raises(DataError, match=f"item {items[-1]}"):
+        events_of(model, write(tmp_path / "rows.json", rows, correct=marks), by="item")
+
+
+def test_tables_json_and_lines_of_windows_are_read_alike(tmp_path):
+    model, rows = toy("sentencepiece"), [(item, a, b) for item, a, b in ROWS if "\n" not in a]
+    expected = scores(model, write(tmp_path / "rows.json", rows))
+    for name, dialect, end in (("a.csv", "excel", "\r\n"), ("a.tsv", "excel-tab", "\n")):
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file, dialect, lineterminator=end).writerows([("item", "one", "two"), *rows])
+        assert scores(model, tmp_path / name) == expected
+    crlf = [("a", "One\r\ntwo", "three\r\nfour\r"), ("a", "One", "two")]
+    lf = [("a", "One\ntwo", "three\nfour"), ("a", "One", "two")]
+    found = [scores(model, write(tmp_path / "rows.json", each)) for each in (crlf, lf)]
+    assert found[0] == found[1]
+
+
+def test_the_cost_of_rounding_is_of_what_is_scored(tmp_path):
+    books = load(xlcli.presets.models_folder() / "books", EvalConfig(), device="cpu")
+    path = write(tmp_path / "rows.json", ROWS)
+    *_, rounded = events_of(books, path, memory_dtype="int8")
+    *_, exact = events_of(books, path)
+    assert rounded.rounding_cost == pytest.approx(rounded.bits_per_byte - exact.bits_per_byte, abs=1e-3)
+
+
+def test_mistakes(tmp_path):
+    model = toy()
+    for options in ({"each_line": True}, {"limit": 9}, {"binary": True}, {"adapt": True}, {"pairs": ("one", "two")}):
+        with pytest.raises(ConfigError):
+            validate(EvalConfig, {"text_field": "one", "score_field": "two"} | options)
+    for options in ({}, {"text_field": "two"}):
+        with pytest.raises(ConfigError, match="score_field"):
+            validate(EvalConfig, {"score_field": "two"} | options)
+    for rows in ([("a", "", "x")], [("a", "x", "")], [("a", "x", " ")]):
+        with pytest.raises(DataError, match="'two'"):
+            scores(model, write(tmp_path / "rows.json", rows))
+    with pytest.raises(DataError, match="'three'"):
+        scores(model, write(tmp_path / "rows.json", ROWS), score_field="three")
+    with pytest.raises(DataError, match="'group'"):
+        scores(model, write(tmp_path / "rows.json", ROWS), by="group")

@@ -92,8 +92,7 @@ class Model:
         `text` is scored with `text`; its `byte` is negative. Words of that end count in `number`. Settings are those of
         `OnlineConfig`, such as `adapt`.
 
-        Several texts have a list of scores, each as if it were the only one. They are read in batches, which changes
-        bits by rounding errors only; one by one with `state`, `adapt` or `context_cache`.
+        Several texts have a list of scores, each as of the text alone; in batches, but for `state` and what learns.
         """
         if isinstance(text, str | bytes) or not isinstance(text, Iterable):
             return self._score(text, state, settings)

@@ -130,8 +130,7 @@ def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
         groups[str(row.fields[by])].append((is_correct, score))
     unmarked = [group for group, rows in groups.items() if not any(is_correct for is_correct, _ in rows)]
     if 0 < len(unmarked) < len(groups):
-        remedy = "Write 1 or true into the column correct of its right row."
-        raise DataError(f"{by} {unmarked[0]} has no row that is correct.", remedy)
+        raise DataError(f"{by} {unmarked[0]} has no row that is correct.", "Write 1 or true in its right row.")
     shares = {
         name: fmean(fmean(correct for correct, score in rows if getattr(score, best)) for rows in groups.values())
         for name, best in (("correct", "best"), ("correct_per_byte", "best_per_byte"))

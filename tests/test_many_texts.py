@@ -38,6 +38,12 @@ def test_each_text_is_scored_as_alone(variant, mem_len):
         assert_same(score, model.score(text, mem_len=mem_len), abs=1e-6, rel=1e-6)
 
 
+def test_windows_slide_over_each_text():
+    model = xlcli.Model(toy("sentencepiece", variant="sliding", mem_len=0), RUNTIME)
+    for text, score in zip(TEXTS, model.score(TEXTS), strict=True):
+        assert_same(score, model.score(text), abs=1e-6, rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "words", "sentencepiece"])
 def test_bits_are_those_of_the_formula(kind):
     model = toy(kind)

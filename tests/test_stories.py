@@ -93,6 +93,15 @@ def test_files_of_one_story_belong_together(tmp_path):
     assert found == tokens
 
 
+def test_one_story_is_no_list_of_sentences(tmp_path):
+    rows = [{"story": 1, "text": "The fox jumps over the dog."}] * 9
+    path = write(tmp_path / "rows.jsonl", rows)
+    for options, is_told in (({"reset_on_change": "story"}, False), ({}, True)):
+        events = [*evaluate(toy(), [path], EvalConfig(**options), RUNTIME)]
+        assert any(isinstance(event, Notice) and "rows are read" in event.text for event in events) == is_told
+        assert not any(isinstance(event, Notice) and "list of sentences" in event.text for event in events)
+
+
 def test_mistakes(tmp_path):
     model = toy()
     for options in ({"each_line": True}, {"binary": True}, {"adapt": True}, {"pairs": ("a", "b")}):

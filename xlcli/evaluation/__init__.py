@@ -290,7 +290,7 @@ def _read(
             f"{n_rows:,} rows are read as one text, in which earlier ones influence later ones; --reset-on-document "
             "scores each as if it were alone"
         )
-    can_divide = source is not None and n_rows == 1 and options.online_option is None
+    can_divide = source is not None and n_rows == 1 and options.online_option is None and not is_asked
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(
             f"{corpus.sources[0].name} looks like a list of sentences, which influence each other; "

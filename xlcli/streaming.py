@@ -21,9 +21,9 @@ import re
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,13 +96,7 @@ def stream(
     if output.words and output.words.at.document:  # a row of a table in which the stream continues
         yield Row(output.words.at.document, output.words.at.fields)
     for portion in portions:
-        if isinstance(portion, Document) and (intake.resets_at_documents or output.words):
-            fields = plain(portion.fields)
-            start = intake.begin_document(fields)
-            if output.words:
-                output.words.at.begin(start, fields)
-        elif portion and options.reset_on_change is not None:
-            raise DataError("the text has no rows.", "Leave out --reset-on-change, or add --text-field.")
+        running.begin_document(portion)
         is_flushed = intake.receive(portion)
         yield from running.score(on_token)
         if stop():
@@ -138,8 +132,22 @@ class _Stream:
         predictions = Predictions(model.tokenizer, options, runtime.device) if predicts else None
         self.output = Output(options, position, predictions, before=model.tokenizer.decode(self.session.last_tokens))
         self.meter = Meter(position.n_lines)
+        self._options, self.story = options, position.story
         self._every, self._save, self._stop = options.save_every, save, stop
         self._saved, self._saved_mark, self._said = time.monotonic(), (0, 0), set[str]()
+
+    def begin_document(self, portion: bytes | None) -> None:
+        """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
+        key, story = self._options.reset_on_change, self.story
+        fields = plain(portion.fields) if isinstance(portion, Document) else {}
+        if portion and key is not None:
+            if key not in fields:
+                raise DataError(f"the text has no rows, or one without '{key}'.", "Name a key that all rows have.")
+            self.story = str(fields[key])
+        if isinstance(portion, Document) and (self.intake.resets_at_documents or self.output.words):
+            start = self.intake.begin_document(is_reset=key is None or self.story != story)
+            if self.output.words:
+                self.output.words.at.begin(start, fields)
 
     def score(self, on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
         """Scores the text that is ready, until `stop`."""
@@ -200,7 +208,7 @@ class _Stream:
         if self._save is not None:
             self._saved, self._saved_mark = time.monotonic(), self._mark
             session, pending, position = self.session, self.intake.pending, self.output.position
-            position = replace(position, story=self.intake.story)
+            position = replace(position, story=self.story)
             self._save(SessionState(session.state, session.last_tokens[0], pending, None, position))
 
     def stats(self, *, final: bool) -> StreamStats:
@@ -286,7 +294,6 @@ class Intake:
     Attributes:
         line_ends: Reads CR LF as LF.
         n_received: Number of bytes and documents that have arrived.
-        story: As of `StreamPosition`.
     """
 
     def __init__(
@@ -295,7 +302,6 @@ class Intake:
         self._tokenizer, self._options = model.tokenizer, options
         reset_on = "" if options.each_line else options.reset_on  # which matches every line
         self._reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
-        self.story = position.story
         self.resets_at_documents = options.reading(model.config.model, model.config.train).reset_on_document
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         rest = pending.data[pending.n_tokenized :]
@@ -320,16 +326,12 @@ class Intake:
         """True if the unfinished word ends a line, which only lacks what may follow."""
         return self._pretokenizer.pending.endswith(b"\n")
 
-    def begin_document(self, fields: Mapping[str, Any]) -> int:
-        """Begins a document with these fields; returns its offset in the whole text."""
-        story, key = self.story, self._options.reset_on_change
-        if key is not None and key not in fields:
-            raise DataError(f"a row has no '{key}'.", "Name a key that all rows have with --reset-on-change.")
-        self.story = None if key is None else str(fields[key])
+    def begin_document(self, *, is_reset: bool) -> int:
+        """Begins a document, before which the memory may be cleared; returns its offset in the whole text."""
         self._arrived += self.line_ends.feed(b"", final=True)
         start = self._n_tokenized + len(self._arrived)
-        resets = self.resets_at_documents and (key is None or self.story != story)
-        if resets and (not self._documents or self._documents[-1] < start):  # no other begins here
+        is_first = not self._documents or self._documents[-1] < start
+        if self.resets_at_documents and is_reset and is_first:  # no other begins here
             self._documents.append(start)
         self.n_received += 1
         return self._offset + start

@@ -59,10 +59,7 @@ class Document(bytes):
 
 
 class Joined(tuple[str, ...]):
-    """Keys of a context and of its continuation, which are one text of a row.
-
-    `joiner` stands between them unless the context ends or the continuation begins with white space.
-    """
+    """Keys of a context and its continuation, one text of a row. `joiner` divides them where no white space does."""
 
     def __new__(cls, keys: Sequence[str], joiner: str) -> Self:
         """The two keys; `joiner` is for `__init__`."""

@@ -28,6 +28,7 @@ CASES = {
     "rounded": ("prose.txt", None, {"memory_dtype": "int8", "batch_size": 4, "segment_len": 8}),
     "steps": ("prose.txt", "adaptive", {"batch_size": 4, "segment_len": 8}),
     "hashed": ("prose.txt", "lsh", {"batch_size": 2, "segment_len": 8}),
+    "columns": ("prose.txt", None, {"columns": "rank,entropy,layers=1", "batch_size": 4, "segment_len": 8}),
     "one sequence": ("prose.txt", "linear", {}),
     "learning": ("prose.txt", None, {"context_cache": 50}),
     "refused": ("prose.txt", None, {"n_hashes": 2}),
@@ -57,6 +58,7 @@ def results(folder, ranks):
             "scores": [{key: value for key, value in score.items() if key not in ASIDE} for score in scores],
             "batch_sizes": [score["batch_size"] for score in scores],
             "bits": [event.bits for event in events if isinstance(event, TokenScore)],
+            "columns": [dict(event.prediction.columns) for event in events if getattr(event, "prediction", None)],
             "warnings": [event.text for event in events if isinstance(event, Notice) and event.level == "warning"],
         }
         assert ranks.is_first or not events
@@ -101,6 +103,7 @@ def test_results_of_several_ranks_are_those_of_one(size, tmp_path):
             continue
         assert close(found["scores"], expected["scores"]), name
         assert close(found["bits"], expected["bits"]), name
+        assert close(found["columns"], expected["columns"]), name
         single = [size for size in found["batch_sizes"] if size == 1]
         assert bool(single) == any("sequence" in text for text in found["warnings"]), name
     assert alone["refused"] == first["refused"]

@@ -115,7 +115,9 @@ def test_probabilities_of_all_words_sum_to_one(context, punctuation):
     predictions = Predictions(tokenizer, StreamConfig(split_punctuation=punctuation), torch.device("cpu"))
 
     def kept(ids):
-        return predictions.value(predictions(tokenizer.log_p(ids)[None, None])[0, 0].tolist())
+        return predictions.value(
+            predictions(tokenizer.log_p(ids)[None, None], torch.zeros(1, 1, dtype=torch.int64))[0, 0].tolist()
+        )
 
     def joined(ids):
         words = Words(predictions.boundaries, WordPosition())
@@ -268,14 +270,14 @@ def test_places_of_words_are_offsets_in_bytes(tmp_path):
 def test_predictions_are_those_that_tokens_are_scored_by(variant, options):
     model = toy("sentencepiece", variant=variant)
     size = model.tokenizer.vocab_size
-    settings = StreamConfig(emit="tokens", logprobs=1000, **options)
+    settings = StreamConfig(emit="tokens", columns="logprobs=999", **options)
     tokens = only(stream(model, [TEXT[:200]], settings, RUNTIME), TokenScore)
     for token in tokens:
-        logprobs = {best.token: best.logprob for best in token.prediction.best}
+        logprobs = {best.token: best.logprob for best in token.prediction.columns["logprobs"]}
         assert len(logprobs) == size
         assert sorted(logprobs.values(), reverse=True) == list(logprobs.values())
         assert math.fsum(map(math.exp, logprobs.values())) == pytest.approx(1, abs=1e-9)
-        own = [best.logprob for best in token.prediction.best if best.text == token.text]
+        own = [best.logprob for best in token.prediction.columns["logprobs"] if best.text == token.text]
         assert min(abs(p + token.bits * math.log(2)) for p in own) < 1e-9
         entropy = -math.fsum(p * math.exp(p) for p in logprobs.values()) / math.log(2)
         assert token.prediction.entropy == pytest.approx(entropy, abs=1e-9)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -208,14 +208,16 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model predicted in the place of a token: its entropy in bits, and the most probable tokens, best first.
+    """What a model predicted in the place of a token: its entropy in bits, and the `columns` that were asked for.
 
-    `word_ends` are log2 of the probabilities that a word ends here after a letter, and after a punctuation mark.
+    `word_ends` are log2 of the probabilities that a word ends here after a letter, and after a punctuation mark, and
+    `layer_ends` these of each column that has the bits of an inner block.
     """
 
     word_ends: tuple[float, ...]
     entropy: float
-    best: tuple[TokenLogprob, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    layer_ends: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +256,7 @@ class WordScore(Event):
         naive_bits: Sum of the surprisals of its tokens.
         entropy: Entropy in bits of the prediction of its first token.
         tokens: Number of its tokens.
+        columns: Further columns that were asked for, by their names.
     """
 
     document: int
@@ -265,6 +268,7 @@ class WordScore(Event):
     naive_bits: float
     entropy: float
     tokens: int
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

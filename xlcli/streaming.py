@@ -128,8 +128,9 @@ class _Stream:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
         position = (resume and resume.stream) or StreamPosition(0, 0, 0, 0.0, 0, ())
         self.intake = Intake(model, options, position, resume)
-        predicts = options.emit == "words" or options.logprobs is not None
-        predictions = Predictions(model.tokenizer, options, runtime.device) if predicts else None
+        predicts = options.emit == "words" or bool(options.columns)
+        layers = options.asked.layers_of(model.config.model, self.session.options.learning)
+        predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
         self.output = Output(options, position, predictions, before=model.tokenizer.decode(self.session.last_tokens))
         self.meter = Meter(position.n_lines)
         self._options, self.story = options, position.story

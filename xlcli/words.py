@@ -17,6 +17,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import re2
 import torch
@@ -26,6 +27,7 @@ from xlcli.config import EvalConfig, StreamConfig
 from xlcli.events import Prediction, Row, TokenLogprob, TokenScore, WordScore
 from xlcli.files import as_utf8
 from xlcli.metrics import LN2
+from xlcli.model.head import Readout
 from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.pretokenize import whole_characters
@@ -79,16 +81,19 @@ def is_ended(last: int) -> bool:
     return last in (LINE_END, CHARACTER)
 
 
-class Predictions:
+class Predictions(Readout):
     """What is kept of the prediction of each token: a readout for `Reader.score`, and its features as values.
 
     Features are log-probabilities that a word ends here after a letter and, if marks are divided, after a punctuation
-    mark; the entropy; ids and log-probabilities of the most probable tokens: `size` numbers. All are in nats.
+    mark; the entropy; log-probability and rank of the token; ids and log-probabilities of the most probable tokens. All
+    are in nats. With those of each layer they are `size` numbers.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device) -> None:
-        self.tokenizer = tokenizer
-        self.n_best = min(options.logprobs or 0, tokenizer.vocab_size)
+    def __init__(
+        self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device, layers: Sequence[int] = ()
+    ) -> None:
+        self.tokenizer, self.asked, self.layers = tokenizer, options.asked, layers
+        self.n_best = min(self.asked.logprobs, tokenizer.vocab_size)
         self.boundaries = Boundaries(punctuation=options.split_punctuation)
         firsts = [self.boundaries.first(text) for text in tokenizer.texts]
         for i in tokenizer.separate_ids:
@@ -96,33 +101,44 @@ class Predictions:
         kinds = (LETTER, PUNCTUATION)[: 1 + options.split_punctuation]
         enders = [[i for i, first in enumerate(firsts) if first != kind] for kind in kinds]
         self._enders = [torch.tensor(ids, device=device) for ids in enders]
-        self.size = len(self._enders) + 1 + 2 * self.n_best
+        self.size = (len(self._enders) + 3 + 2 * self.n_best) * (len(layers) + 1)
 
-    def __call__(self, log_p: Tensor) -> Tensor:
-        """Features (b t f) of log-probabilities (b t v)."""
+    def __call__(self, log_p: Tensor, targets: Tensor) -> Tensor:
+        """Features (b t f) of log-probabilities (b t v) and the tokens that came (b t), by one layer."""
         masses = [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._enders]
         best = log_p.topk(self.n_best, dim=-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
-        return torch.cat((torch.stack((*masses, entropy), dim=-1), best.indices.to(log_p.dtype), best.values), dim=-1)
+        own = log_p.gather(-1, targets[..., None])
+        rank = 1 + (log_p > own).sum(-1, dtype=log_p.dtype)
+        single = torch.stack((*masses, entropy, own.squeeze(-1), rank), dim=-1)
+        return torch.cat((single, best.indices.to(log_p.dtype), best.values), dim=-1)
 
     def value(self, features: Sequence[float]) -> Prediction:
         """The features (f) of one token."""
-        n = len(self._enders)
-        ids, logprobs = features[n + 1 : n + 1 + self.n_best], features[n + 1 + self.n_best :]
+        n, size = len(self._enders), self.size // (len(self.layers) + 1)
+        *inner, last = (features[i : i + size] for i in range(0, self.size, size))
+        ids, logprobs = last[n + 3 : n + 3 + self.n_best], last[n + 3 + self.n_best :]
         best = [TokenLogprob(int(i), self.tokenizer.texts[int(i)], p) for i, p in zip(ids, logprobs, strict=True)]
-        return Prediction(tuple(mass / LN2 for mass in features[:n]), features[n] / LN2, tuple(best))
+        known = {"rank": int(last[n + 2]), "entropy": last[n] / LN2, "logprobs": tuple(best)}
+        columns: dict[str, Any] = {name: value for name, value in known.items() if getattr(self.asked, name)}
+        layers = {f"layer_{number}": values for number, values in zip(self.layers, inner, strict=True)}
+        columns |= {name: -values[n + 1] / LN2 for name, values in layers.items()}
+        layer_ends = {name: tuple(mass / LN2 for mass in values[:n]) for name, values in layers.items()}
+        return Prediction(tuple(mass / LN2 for mass in last[:n]), last[n] / LN2, columns, layer_ends)
 
 
 class Words:
     """Joins scored tokens to words.
 
-    `at` is the present place, with the tokens of the unfinished word; `by_line`: every line is a document.
+    `at` is the present place, with the tokens of the unfinished word; `by_line`: every line is a document. A word has
+    the columns of its first token, but those of layers add up as its bits do.
     """
 
     def __init__(self, boundaries: Boundaries, at: WordPosition, *, by_line: bool = False) -> None:
         self.boundaries = boundaries
         self.at = at
         self.by_line = by_line
+        self._columns: dict[str, Any] = {}
 
     def reset(self) -> None:
         """The next word begins a text."""
@@ -131,14 +147,19 @@ class Words:
     def feed(self, token: TokenScore) -> Iterator[Row | WordScore]:
         """The words that end before or with this token, the next one of the text, and the rows that they begin."""
         assert token.prediction is not None
+        prediction = token.prediction
         last = self.boundaries.last(self.at.text or self.at.last)
         is_new = ends(last, self.boundaries.first(token.text))
         if is_new or not self.at.text:
-            yield from self.end(token.byte, token.prediction)
-            at, entropy = self.at, token.prediction.entropy
-            before = _mass(last, token.prediction) if is_new else 0.0
+            yield from self.end(token.byte, prediction)
+            at, entropy = self.at, prediction.entropy
+            before = _mass(last, prediction.word_ends) if is_new else 0.0
+            layers = {name: _mass(last, each) if is_new else 0.0 for name, each in prediction.layer_ends.items()}
+            self._columns = {**prediction.columns, **layers}
             number = at.number if token.line == at.line else 0
             self.at = replace(at, before=before, entropy=entropy, line=token.line, number=number)
+        for name in prediction.layer_ends:
+            self._columns[name] += prediction.columns[name]
         text, bits = self.at.text + token.text, self.at.bits + token.bits
         ended = is_ended(self.boundaries.last(text))
         rest = b"\n" if ended else token.text  # a character may have several tokens
@@ -162,14 +183,22 @@ class Words:
             if n := at.text[: len(at.text) - len(at.text.lstrip())].count(b"\n"):  # a token begins in the line before
                 line, number = line + n, 0
             number += 1
-            after = 0.0 if prediction is None else _mass(self.boundaries.last(at.text), prediction)
+            last, columns, after = self.boundaries.last(at.text), dict(self._columns), 0.0
+            if prediction is not None:
+                after = _mass(last, prediction.word_ends)
+                columns |= {name: columns[name] - _mass(last, each) for name, each in prediction.layer_ends.items()}
             place = line if self.by_line else document, line, number, start
             word = as_utf8(word.rstrip())
-            yield WordScore(*place, word, at.bits + at.before - after, at.bits, at.entropy, at.tokens)
+            yield WordScore(*place, word, at.bits + at.before - after, at.bits, at.entropy, at.tokens, columns)
         unread = replace(at, text=b"", bits=0.0, tokens=0)
         self.at = replace(unread, document=document, fields=fields, line=line, number=number)
 
 
-def _mass(last: int, prediction: Prediction) -> float:
+def split_words(text: str) -> list[str]:
+    """The words of a text, where every blank and every character that is a word is a token of its own."""
+    return _SINGLE.sub(r" \g<0> ", text).split()  # type: ignore[no-any-return]
+
+
+def _mass(last: int, word_ends: Sequence[float]) -> float:
     """log2 of the probability that a word ends after a character of this kind."""
-    return 0.0 if is_ended(last) else prediction.word_ends[last == PUNCTUATION]
+    return 0.0 if is_ended(last) else word_ends[last == PUNCTUATION]

@@ -1,3 +1,4 @@
+import csv
 import errno
 import importlib.util
 import itertools
@@ -122,8 +123,84 @@ def test_an_interrupt_keeps_the_models_that_were_scored(run, models, interrupted
     assert [(score["model"], score["partial"]) for score in found["sweep"]] == [("tiny", False)]
 
 
+def read_table(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file, dialect="excel-tab"))
+
+
+@pytest.fixture
+def items():
+    """A table of sentences."""
+    Path("items.tsv").write_text("item\tbits\ttext\n1\tx\tThe dog sat.\n2\ty\tA fox, lazy\n")
+    return ("items.tsv", "--text-field", "text", "--reset-on-document")
+
+
+def test_words_of_several_models_stand_beside_each_other(run, models, items):
+    columns = ("--columns", "rank,layers=1")
+    assert run("eval", *items, *models, "--words", "both.tsv", *columns).code == 0
+    alone = {}
+    for name in ("tiny", "linear"):
+        assert run("eval", *items, "-m", name, "--words", f"{name}.tsv", *columns).code == 0
+        alone[name] = read_table(f"{name}.tsv")
+    own = {"bits", "naive_bits", "entropy", "tokens", "rank", "layer_1"}
+    for row, *rows in zip(read_table("both.tsv"), *alone.values(), strict=True):
+        expected = {key: value for key, value in rows[0].items() if key not in own}
+        expected["bits"] = expected.pop("input_bits")  # no longer a name of a score
+        for name, each in zip(alone, rows, strict=True):
+            expected |= {f"{key}_{name}": each[key] for key in own}
+        assert row == expected
+    assert run("eval", *items, *models, "--words", "both.tsv").code == 0  # a table that --words has written
+    rows = [json.loads(line) for line in run("eval", *items, *models, "--words", "-", "--json").out.splitlines()]
+    assert f"{rows[1]['bits_linear']:.4f}" == alone["linear"][1]["bits"]
+
+
+def test_words_of_vocabularies_are_the_same(run, model, items):
+    done = run("eval", *items, "-m", "tiny", "-m", "books", "--words", "words.csv")
+    assert done.code == 0, done.err
+    rows = list(csv.DictReader(Path("words.csv").read_text().splitlines()))
+    assert [row["word"] for row in rows] == ["The", "dog", "sat.", "A", "fox,", "lazy"]
+    assert rows[0]["tokens_tiny"] == "3"
+    assert rows[0]["tokens_books"] == "1"
+
+
+def test_pairs_of_several_models_stand_beside_each_other(run, models):
+    Path("pairs.tsv").write_text("a\tb\nx y\ty x\nxx\tx\n")
+    options = ("pairs.tsv", "--pairs", "a,b", "--words")
+    assert run("eval", *options, "both.tsv", *models).code == 0
+    assert run("eval", *options, "one.tsv", "-m", "linear").code == 0
+    for both, one in zip(read_table("both.tsv"), read_table("one.tsv"), strict=True):
+        assert both["first_bits_linear"] == one["first_bits"]
+
+
+def test_tokens_of_several_models_need_one_vocabulary(run, models, items):
+    assert run("eval", *items, *models, "--per-token", "t.jsonl", "--columns", "logprobs=2").code == 0
+    rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
+    assert "".join(row["text"] for row in rows) == "The dog sat.\nA fox, lazy\n"
+    assert list(rows[0]) == ["item", "bits", "line", "byte", "text", *(
+        f"{key}_{name}" for name in ("tiny", "linear") for key in ("bits", "logprobs"))]  # fmt: skip
+    done = run("eval", *items, "-m", "tiny", "-m", "books", "--per-token", "t.jsonl")
+    assert (done.code, "same vocabulary" in done.err) == (2, True)
+
+
+def test_tokens_have_the_columns_of_their_row(run, model, items):
+    assert run("eval", *items, "--per-token", "t.jsonl", "--columns", "rank,entropy").code == 0
+    rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
+    assert {(row["item"], row["input_bits"]) for row in rows} == {("1", "x"), ("2", "y")}
+    assert "".join(row["text"] for row in rows if row["item"] == "2") == "A fox, lazy\n"
+    assert list(rows[0]) == ["item", "input_bits", "line", "byte", "text", "bits", "rank", "entropy"]
+    assert run("eval", *items, "--per-token", "t.jsonl").code == 0  # which it has written
+
+
+def test_an_interrupt_of_the_second_model_writes_no_words(run, models, interrupted):
+    options = ("--segment-len", "16", "--set=eval.batch_size=1", "--mem-len", "0", "--words", "w.tsv")
+    interrupted(len(TEXT) * 8 // 16 + 5)
+    done = run("eval", *models, *options)
+    assert (done.code, "w.tsv" in done.err) == (130, True)
+    assert not Path("w.tsv").exists()
+
+
 @pytest.mark.parametrize(("options", "said"), [
-    (["--html", "page.html"], "--html"), (["--per-token", "-"], "--per-token"), (["-"], "standard input")
+    (["--html", "page.html"], "--html"), (["-"], "standard input")
 ])  # fmt: skip
 def test_what_needs_one_model_refuses_several(run, models, without_torch, options, said):
     done = run("eval", *models, *options)

@@ -21,13 +21,13 @@ from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import Listing, Table
+from xlcli.cli.tables import JoinedListing, Listing, Table
 from xlcli.config import Config, EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, TokenScore, WordScore
-from xlcli.files import cache_folder, is_pipe
+from xlcli.files import cache_folder, is_pipe, read_json
 from xlcli.ranks import Ranks, join
-from xlcli.store.layout import HELD_OUT, read_config
+from xlcli.store.layout import HELD_OUT, TOKENIZER, read_config
 
 app = App()
 
@@ -55,7 +55,11 @@ def evaluate(
     """Scores a text."""
     config, screen = prologue.begin(
         context,
-        needs={"by": ["pairs|score_field"], "logprobs": ["per_token"], "split_punctuation": ["words"]},
+        needs={
+            "by": ["pairs|score_field"],
+            "columns": ["per_token|words"],
+            "split_punctuation": ["words"],
+        },
         excludes={
             "per_token": ["words"],
             "score_field": ["per_token", "html"],
@@ -65,7 +69,7 @@ def evaluate(
     )
     settings, names, texts = config.eval, prologue.named_models(context), files or []
     pipe = next(filter(is_pipe, texts), None)
-    outputs_of_one = {"--per-token": per_token, "--words": words, "--html": html, "standard input or a pipe": pipe}
+    outputs_of_one = {"--html": html, "standard input or a pipe": pipe}
     if len(names) > 1 and (output := next((name for name, value in outputs_of_one.items() if value), None)):
         raise ConfigError(f"{output} needs one model, not {len(names)}.", "Give one -m NAME.")
     prologue.check_texts(texts, "xlcli eval -m {}")
@@ -73,6 +77,8 @@ def evaluate(
     if not texts:
         prologue.note_unread_pipe(screen, "FILE")
         check_held_out(names, folders, settings.split)
+    if per_token and len({read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}) > 1:
+        raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
     prologue.check_files(context, [*folders, *texts], ["per_token", "words", "plot", "html"])
     if dry_run:
         for folder in folders:
@@ -100,8 +106,7 @@ def score_all(
     words: str | None,
 ) -> Iterator[Event]:
     """Events of the evaluation of each model, which leaves the RAM before the next one is loaded."""
-    names = [folder.name for folder in folders]
-    for folder in folders:
+    for folder, name in zip(folders, names_of(folders), strict=True):
         loaded, runtime = prologue.load_model(folder, config.eval, config.runtime, screen, ranks)
         from xlcli import evaluation
 
@@ -109,11 +114,15 @@ def score_all(
         events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=stop, **asked)
         del loaded
         for event in events:
-            if isinstance(event, Score) and names.count(folder.name) > 1:
-                event = replace(event, model=str(folder))
-            yield event
+            yield replace(event, model=name) if isinstance(event, Score) and name != folder.name else event
         if ranks.broadcast(stop()):
             break
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Names of models, with their folders if two have the same."""
+    names = [folder.name for folder in folders]
+    return [str(folder) if names.count(folder.name) > 1 else folder.name for folder in folders]
 
 
 def outputs(
@@ -125,9 +134,11 @@ def outputs(
     n_rows = len(folders) * len(settings.sweep) * (len(folders) > 1 or bool(settings.sweep_mem_len))
     sinks: list[Sink] = []
     if path is not None:
-        table = Table(partial(screen.say, level="warning"), path, json=screen.json or per_token is not None)
-        kinds = (TokenScore,) if per_token else (Row, WordScore, PairScore, ContinuationScore)
-        sinks.append(Listing(table, path, screen, kinds))
+        form = path if words else "-"  # tokens are JSON
+        table = Table(partial(screen.say, level="warning"), form, json=screen.json or per_token is not None)
+        kinds = (Row, TokenScore) if per_token else (Row, WordScore, PairScore, ContinuationScore)
+        listing, is_joined = (table, path, screen, kinds), len(folders) > 1
+        sinks.append(JoinedListing(*listing, names=names_of(folders)) if is_joined else Listing(*listing))
     if html is not None:
         sinks.append(_ScorePage(Path(html), shape, screen))
 

@@ -206,11 +206,8 @@ def _head(path: Path) -> bytes:
 
 
 _KINDS = {
-    "--per-token": re.compile(rb'\{"line": \d+, "byte": -?\d+, "text": "'),
-    "--words": re.compile(
-        rb'{.*"entropy": .*"tokens": |{.*"(second_tokens|best_per_byte)": |'
-        rb".*(entropy.tokens|second_tokens|best_per_byte)\n"
-    ),
+    "--per-token": re.compile(rb'\{.*"line": \d+, "byte": -?\d+, "text": "'),
+    "--words": re.compile(rb".*\b(naive_bits|second_tokens|best_per_byte)"),
     "--plot": re.compile(rb"\x89PNG|%PDF|<\?xml|<svg"),
     "--html": re.compile(rb'.{0,225}name="generator" content="xlcli', re.DOTALL),
 }

@@ -337,6 +337,8 @@ def to_json(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, events.TokenLogprob):
+        return _plain(fields(value, *([] if value.best else ["best"])))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(fields(value))
     if isinstance(value, Mapping):
@@ -370,7 +372,7 @@ def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
     except UnicodeDecodeError:
         tree["base64"] = base64.b64encode(text).decode()
     if isinstance(event, events.TokenScore) and event.prediction is not None:
-        tree |= {"entropy": event.prediction.entropy, "best": [_logprob(token) for token in event.prediction.best]}
+        tree |= event.prediction.columns
     return tree
 
 
@@ -382,10 +384,4 @@ def score_object(score: events.Score) -> dict[str, Any]:
 
 def generated_object(event: events.Generated) -> dict[str, Any]:
     """The JSON object of a finished sample; `logprobs` only if they were asked for."""
-    tree = fields(event, "sample", "logprobs")
-    return tree if event.logprobs is None else {**tree, "logprobs": [_logprob(token) for token in event.logprobs]}
-
-
-def _logprob(token: events.TokenLogprob) -> dict[str, Any]:
-    tree = fields(token, "best")
-    return tree | {"best": [_logprob(other) for other in token.best]} if token.best else tree
+    return fields(event, "sample", *([] if event.logprobs is not None else ["logprobs"]))

@@ -45,7 +45,7 @@ FromEnd = Annotated[
     bool, option("Text", "--from-end", "With --follow, begin at the end of FILE, unless there is a state of it.")
 ]
 NEEDS = {
-    "logprobs": ["emit=tokens", "json"],
+    "columns": ["emit=tokens", "json"],
     "split_punctuation": ["emit=words"],
     "save_every": ["state|state_out"],
     "from_end": ["follow"],

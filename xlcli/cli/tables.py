@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 from xlcli.cli.outputs import FileSink
 from xlcli.cli.render import Screen
 from xlcli.cli.report import fields, text_object, to_json
-from xlcli.errors import named
+from xlcli.errors import DataError, named
 from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
+from xlcli.files import cache_folder
 
 DIGITS = 4
 """Decimals of bits in a table."""
+PLACES = ("document", "line", "number", "byte", "word", "text", "base64", "pair")
+"""Columns that are no scores."""
 
 
 class Table:
     """Lines of a list, one for each event but rows, whose columns precede those of the events after them.
 
     A table has the columns of the first row. A column of the input that is called as one of the events gets `input_`
-    before its name. Tokens are JSON.
+    before its name.
 
     Args:
         warn: Called once if a later row has other columns.
@@ -44,10 +50,12 @@ class Table:
         if isinstance(event, Row):
             self._row = event.fields
             return ""
-        if isinstance(event, TokenScore):
-            return to_json(text_object(event)) + "\n"
-        own, values = fields(event), dict[str, Any]()
-        for name, value in self._row.items():
+        return self.row(self._row, _own(event))
+
+    def row(self, fields: Mapping[str, Any], own: dict[str, Any]) -> str:
+        """The line of these columns of the input and of an event."""
+        values = dict[str, Any]()
+        for name, value in fields.items():
             while name in own or name in values:
                 name = f"input_{name}"
             values[name] = value
@@ -90,6 +98,54 @@ class Listing(FileSink):
             with suppress(StoppedEarlyError), self._file:
                 raise StoppedEarlyError
             self._screen.not_written(self.name)
+
+
+class JoinedListing(Listing):
+    """The list of the scores of several models, in columns `bits_NAME`; those of each wait in a file for the last.
+
+    Raises:
+        DataError: The models have divided the text into other words.
+    """
+
+    def __init__(self, *listing: Any, names: Sequence[str]) -> None:
+        super().__init__(*listing)
+        self._names, self._n_done = names, 0
+        files = (tempfile.TemporaryFile(dir=cache_folder()) for _ in names)  # noqa: SIM115
+        self._waiting = [*map(self._file.enter_context, files)]
+        self._row: Mapping[str, Any] = {}
+
+    def add(self, event: Any) -> None:
+        """Keeps a line; the last `Done` puts the file in its place."""
+        if isinstance(event, Done):
+            self._n_done += 1
+            if self._n_done == len(self._names):
+                self._join()
+                self.save()
+        elif isinstance(event, Row):
+            self._row = event.fields
+        elif isinstance(event, self._kinds):
+            self._waiting[self._n_done].write(to_json([self._row, _own(event)]).encode() + b"\n")
+
+    def _join(self) -> None:
+        for file in self._waiting:
+            file.seek(0)
+        for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}]"):
+            rows, owns = zip(*map(json.loads, lines), strict=True)
+            places = [{name: value for name, value in own.items() if name in PLACES} for own in owns]
+            if any(place != places[0] for place in places):
+                at = places[0].get("byte", "the end")
+                raise DataError(f"the models have other words from byte {at} on.", "List each by itself: -m NAME.")
+            joined = places[0]
+            for name, own in zip(self._names, owns, strict=True):
+                joined |= {f"{key}_{name}": value for key, value in own.items() if key not in PLACES}
+            self.write(self._table.row(rows[0], joined).encode("utf-8", "surrogateescape"))
+
+
+def _own(event: Scored) -> dict[str, Any]:
+    """The columns of an event."""
+    if isinstance(event, TokenScore):
+        return text_object(event)
+    return fields(event, "columns") | getattr(event, "columns", {})
 
 
 def _cell(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Configuration of the workflows that use a trained model: evaluation, generation, streaming, compression, bench."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
@@ -43,6 +44,47 @@ TextField = Annotated[
 ]
 NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
 """Number of the most probable tokens."""
+
+
+class Columns(NamedTuple):
+    """Further columns of a list of tokens or words (docs/words.md); `layers` is None without, () for all inner ones."""
+
+    rank: bool = False
+    entropy: bool = False
+    logprobs: int = 0
+    layers: tuple[int, ...] | None = None
+    frequency: str = ""
+
+    @classmethod
+    def read(cls, names: str) -> Self:
+        """The columns of names such as `rank,layers=2,4`; `InvalidSettingError` for an unknown one."""
+        found: dict[str, Any] = {}
+        for each in re.split(",(?![0-9])", names) if names else ():
+            match each.partition("="):
+                case ("rank" | "entropy") as name, "", "":
+                    found[name] = True
+                case "logprobs", _, value if re.fullmatch("[1-9][0-9]{0,2}", value):
+                    found["logprobs"] = int(value)
+                case "layers", sign, value if re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*" if sign else "", value):
+                    found["layers"] = tuple(units.lengths(value)) if sign else ()
+                case "frequency", _, value if value:
+                    found["frequency"] = value
+                case _:
+                    known = "Known: rank, entropy, logprobs=K, layers, layers=N,N, frequency=FILE."
+                    raise InvalidSettingError("columns", f"has no '{each}'", known)
+        return cls(**found)
+
+    def layers_of(self, model: ModelConfig, learning: "LearningConfig") -> tuple[int, ...]:
+        """Numbers of the blocks of `layers`; `InvalidSettingError` if the model has no such predictions."""
+        if self.layers is None:
+            return ()
+        has_none = learning.context_cache or model.stack.kind == "reversible" or getattr(model.stack, "act", False)
+        if has_none or any(not 1 <= number <= model.depth for number in self.layers):
+            reason = f"needs layers from 1 to {model.depth}, no reversible or adaptive stack, and no context cache"
+            raise InvalidSettingError("columns", reason, "Leave out the others.")
+        return self.layers or tuple(range(1, model.depth))
+
+
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
@@ -249,7 +291,7 @@ class OnlineConfig(LearningConfig, InferenceConfig):
     """Inference settings of a model that may learn while it reads, of a compression for example."""
 
 
-class ScoreConfig(BaseConfig):
+class ScoreConfig(InferenceConfig):
     """Scores of a text, whole or as it arrives."""
 
     each_line: Annotated[Switch, Option("Memory", "--each-line", "1")] = Field(
@@ -269,10 +311,23 @@ class ScoreConfig(BaseConfig):
     split_punctuation: Annotated[Switch, Option("Text", "--split-punctuation", "1")] = Field(
         default=False, description="Score punctuation marks as words of their own."
     )
-    logprobs: Annotated[NBest | None, Option("Text", "--logprobs K", "5")] = Field(
-        default=None,
-        description="With each token: entropy in bits, and the K most probable tokens (log probability in nats).",
+    columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
+        default="",
+        description="Also list rank, entropy, logprobs=K, layers, layers=N,N or frequency=FILE (docs/words.md).",
     )
+
+    @property
+    def asked(self) -> Columns:
+        """The further columns."""
+        return Columns.read(self.columns)
+
+    def check_model(self, model: ModelConfig) -> None:
+        """`InvalidSettingError` if a setting does not apply to this model."""
+        super().check_model(model)
+        self.asked.layers_of(model, self.learning)
+
+    def _check(self) -> None:
+        Columns.read(self.columns)
 
 
 class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
@@ -332,10 +387,11 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
 
     def _check(self) -> None:
+        super()._check()
         given = {name for name, value in self.model_dump(exclude_defaults=True).items() if value}
         if self.batch_size == 1:
             given.remove("batch_size")
-        rows = ("reset_on_change", "each_line", "limit", "binary")
+        rows = ("reset_on_change", "each_line", "limit", "binary", "columns")
         ordered = ("batch_size", "span", "reset_on_document", "reset_on_change", "each_line", "pairs", "score_field")
         conflicts = {
             **dict.fromkeys(("adapt", "context_cache"), ("reads one text in order", ordered)),
@@ -467,8 +523,11 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return self.min_bits is not None or self.top is not None
 
     def _check(self) -> None:
+        super()._check()
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
+        if self.columns and (self.emit != "tokens" or self.asked.frequency):
+            raise InvalidSettingError("columns", "lists columns of tokens only", "Use --emit tokens, or xlcli eval.")
         if self.selects and self.emit not in ("lines", "words", "tokens"):
             key = "top" if self.min_bits is None else "min_bits"
             raise InvalidSettingError(key, f"selects lines, words or tokens, not {self.emit}", "Leave out --emit.")

@@ -33,6 +33,7 @@ from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import figures
 from xlcli.evaluation.division import Division, worker_loop
+from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
@@ -84,21 +85,26 @@ def evaluate(
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     is_first = runtime.ranks.is_first
-    reads_out = (words and not options.by_row) or (per_token and options.logprobs is not None) or not is_first
-    predictions = Predictions(model.tokenizer, options, runtime.device) if reads_out else None
+    reads_out = (words and not options.by_row) or (per_token and bool(options.columns)) or not is_first
+    layers = options.asked.layers_of(model.config.model, options)
+    predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
     if not is_first:
         both = [make_reader(each.network, model.tokenizer, options) for each in (model, model.unrounded())]
         worker_loop(both, runtime, predictions)
         return
     with Division(runtime.ranks) as divided:
+        if (path := options.asked.frequency) and not words:
+            raise ConfigError("frequency is a column of words.", "List words: --words FILE.tsv.")
         check_settings(model, options, runtime)
         check_memory(model, runtime, 1, segment_len=1)  # of any text
         try:
+            frequencies = (yield from until(stop, Frequencies.read(path))) if path else None
             text = yield from until(stop, _read(model, source, options))
         except StoppedEarlyError:
             yield _NOT_BEGUN
             return
-        yield from _Evaluation(model, text, options, runtime, divided, predictions, per_token, words, stop).run()
+        run = _Evaluation(model, text, options, runtime, divided, predictions, frequencies, per_token, words, stop)
+        yield from run.run()
 
 
 def score_texts(
@@ -144,6 +150,7 @@ class _Evaluation(NamedTuple):
     runtime: Runtime
     divided: Division
     predictions: Predictions | None
+    frequencies: Frequencies | None
     per_token: bool
     words: bool
     stop: Callable[[], bool]
@@ -233,11 +240,11 @@ class _Evaluation(NamedTuple):
         if self.words and not options.by_row:
             found.append(text.word_scores(scores, by_line=options.each_line, with_tokens=self.per_token))
         elif self.per_token and not options.score_field:
-            found.append(text.token_scores(scores))
+            found.append(text.rows_and_tokens(scores))
         for each in chain.from_iterable(found):
             if self.stop():
                 return
-            yield each
+            yield each if self.frequencies is None else self.frequencies.added_to(each)
         if (self.per_token or self.words) and is_whole:
             yield Done()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from xlcli.config import EvalConfig
 from xlcli.config.inference import Reading
 from xlcli.errors import ResourceError
-from xlcli.events import Notice, Prediction, Progress, Scored, TokenScore
+from xlcli.events import Notice, Prediction, Progress, Row, Scored, TokenScore
 from xlcli.files import cache_folder
 from xlcli.inference import longest_memory
 from xlcli.metrics import LN2, TextCounter, TextCounts
@@ -81,22 +82,37 @@ class TokenizedText:
         """Each token with its text and its scores, in order; reads the text again."""
         return scores.tokens(self.part.read(), self.tokens, range(len(self.tokens)))
 
+    def _with_rows(self, scores: TokenScores) -> Iterator[tuple[list[tuple[int, Mapping[str, Any]]], TokenScore]]:
+        """Each of `token_scores`, after the rows that begin up to there: place and fields."""
+        rows = self.part.corpus.rows()
+        row = next(rows, None)
+        for token in self.token_scores(scores):
+            begun = []
+            while row is not None and row[0] <= token.byte:
+                begun.append(row)
+                row = next(rows, None)
+            yield begun, token
+
+    def rows_and_tokens(self, scores: TokenScores) -> Iterator[Row | TokenScore]:
+        """`token_scores`, and each row before its first token."""
+        numbers = itertools.count(1)
+        for begun, token in self._with_rows(scores):
+            yield from (Row(next(numbers), fields) for _, fields in begun)
+            yield token
+
     def word_scores(self, scores: TokenScores, *, by_line: bool, with_tokens: bool) -> Iterator[Scored]:
         """Words and rows as soon as they are complete, and `token_scores` if asked for. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
-        rows = self.part.corpus.rows()
-        row = next(rows, None)
         documents = iter(self.documents[1:].tolist())
         ends = next(documents, None)
-        for i, token in enumerate(self.token_scores(scores)):
+        for i, (begun, token) in enumerate(self._with_rows(scores)):
             if i == ends:
                 ends = next(documents, None)
                 yield from words.end(token.byte, scores.prediction(i, after=True))
                 words.reset()
-            while row is not None and row[0] <= token.byte:
+            for row in begun:
                 words.at.begin(*row)
-                row = next(rows, None)
             if with_tokens:
                 yield token
             yield from words.feed(token)

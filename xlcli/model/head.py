@@ -8,7 +8,7 @@ The matrices of a head are arguments and may be shared with the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,15 @@ each chunk costs the start of some dozen kernels, here and again in the backward
 """
 
 
-Readout = Callable[[Tensor], Tensor]
-"""What is kept of predictions: features (b t f) of log-probabilities (b t v) of the next token."""
+class Readout:
+    """What is kept of predictions: by default all log-probabilities."""
+
+    layers: Sequence[int] = ()
+    """Numbers, from 1 in the order of use, of the blocks whose outputs predict, too, by the last norm and the head."""
+
+    def __call__(self, log_p: Tensor, targets: Tensor) -> Tensor:
+        """Features (b t f) of log-probabilities (b t v) and the tokens (b t) that came."""
+        return log_p
 
 
 class Head(nn.Module):
@@ -62,9 +69,9 @@ class Head(nn.Module):
         return map_chunks(self.losses, ((x[:, part], targets[:, part]) for part in chunks), x.device)
 
     @torch.no_grad()
-    def read_out(self, x: Tensor, readout: Readout) -> Tensor:
-        """`readout` (b t f) of the predictions that hidden states x (b t d) make."""
-        parts = [readout(_log_softmax(self.logits(x[:, part]))) for part in self._chunks(x)]
+    def read_out(self, x: Tensor, targets: Tensor, readout: Readout) -> Tensor:
+        """`readout` (b t f) of the predictions of targets (b t) that hidden states x (b t d) make."""
+        parts = [readout(_log_softmax(self.logits(x[:, part])), targets[:, part]) for part in self._chunks(x)]
         return torch.cat(parts, dim=1)
 
     def _chunks(self, x: Tensor) -> list[slice]:

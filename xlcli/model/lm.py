@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -199,23 +200,30 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Last hidden states (b t d) of tokens (b t), and the new state."""
-        x, state, _ = self._read(tokens, state)
+        x, state, *_ = self._read(tokens, state)
         return x, state
 
     def _read(
-        self, tokens: Tensor, state: State, documents: Tensor | None = None
-    ) -> tuple[Tensor, State, Ponder | None]:
-        """Last hidden states (b t d) of tokens (b t), the new state, and the ponder cost; `documents` as in `embed`."""
+        self, tokens: Tensor, state: State, documents: Tensor | None = None, inner: Sequence[int] = ()
+    ) -> tuple[Tensor, State, Ponder | None, list[Tensor]]:
+        """Last hidden states (b t d) of tokens (b t), the new state, the ponder cost, and outputs of `inner` blocks.
+
+        `documents` as in `embed`, `inner` as `Readout.layers`, whose outputs (b t d) are normed as the last ones.
+        """
         hidden, ponders, places = list[Tensor](), list[Ponder | None](), list[Tensor | None]()
+        inside = list[list[Tensor]]()
         parts = self._split_at_resets(tokens, state)
         places += [None] * len(parts) if documents is None else self._split_at_resets(documents, state)
         for part, place in zip(parts, places, strict=True):
             embedded, context = self.embed(part, state, place)
-            x, layers, ponder = self.stack(embedded, state.layers, context)
+            outputs = list[Tensor]()
+            with self.stack.watched(outputs) if inner else nullcontext():
+                x, layers, ponder = self.stack(embedded, state.layers, context)
             state = self.advance(state, part, layers)
             hidden.append(self.stack.final(x))
             ponders.append(ponder)
-        return joined(hidden), state, Ponder.join(ponders)
+            inside.append([self.stack.final(outputs[number - 1]) for number in inner])
+        return joined(hidden), state, Ponder.join(ponders), [joined(parts) for parts in zip(*inside, strict=True)]
 
     def score(
         self,
@@ -234,12 +242,14 @@ class LanguageModel(nn.Module):
             state: State before the tokens.
             documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
                 document, and absolute positions are these. Full and local attention only. None: one document.
-            readout: What to keep of the prediction of each target.
+            readout: What to keep of the prediction of each target, by its layers first.
         """
-        x, state, ponder = self._read(tokens, state, documents)
-        if targets.shape[1] < x.shape[1]:
-            x = x[:, -targets.shape[1] :]
-        kept = None if readout is None else self.head.read_out(x, readout)
+        x, state, ponder, inner = self._read(tokens, state, documents, readout.layers if readout else ())
+        first = x.shape[1] - targets.shape[1]
+        x, kept = x[:, first:], None
+        if readout is not None:
+            hidden = (*(each[:, first:] for each in inner), x)
+            kept = torch.cat([self.head.read_out(each, targets, readout) for each in hidden], dim=-1)
         return ScoreOutput(self.head.nll(x, targets), state, ponder, kept)
 
     def observe(self, targets: Tensor, state: State) -> State:

@@ -11,6 +11,7 @@ following steps, where later tokens attend to it. The last block of a step compu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -214,6 +215,16 @@ class Stack(nn.Module):
         """Blocks in the order of use."""
         for _ in range(self.n_steps):
             yield from self.blocks
+
+    @contextmanager
+    def watched(self, outputs: list[Tensor]) -> Iterator[None]:
+        """Appends the output (b t d) of each block to `outputs` whenever it is called. A reversible stack has none."""
+        hooks = [block.register_forward_hook(lambda *call: outputs.append(call[-1][0])) for block in self.blocks]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def accepts_depth(self, depth: int) -> bool:
         """True if the stack can run with a state of `depth` memories."""

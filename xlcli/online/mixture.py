@@ -96,7 +96,7 @@ class CachedModel:
     ) -> ScoreOutput:
         """`score` of tokens (1 t) and what follows each, of which the first ones teach the index alone."""
         (mixture, value), spelling = self._filled(state), self.spelling
-        out = self.inner.score(tokens, targets, state, readout=lambda log_p: log_p)
+        out = self.inner.score(tokens, targets, state, readout=Readout())
         assert out.readout is not None
         first = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
@@ -112,7 +112,8 @@ class CachedModel:
             part = slice(i, i + 1)
             mixture.read(value.index, spelling.leaf_of, spelling.line_end, texts[0, part])
             mixed = mixture.distribution(value.index, value.mixer, spelling.leaf_of, log_p[i])
-            kept.append(readout(torch.from_numpy(mixed)[None, None]))  # type: ignore[misc]
+            own = torch.from_numpy(texts[1:, part])
+            kept.append(readout(torch.from_numpy(mixed)[None, None], own))  # type: ignore[misc]
             mixture.score(*arrays, log_p[part], np.ascontiguousarray(texts[:, part]), True, nll[part])
         state = replace(out.state, cache=replace(value, predicted=value.predicted[:0]))
         nats = torch.from_numpy(nll)[None].to(out.nll)

@@ -1,0 +1,218 @@
+"""Further columns of tokens and words, each beside a computation of its own from the logits of the network."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import PROSE, RUNTIME, toy
+
+from xlcli import api
+from xlcli.config import EvalConfig, StreamConfig
+from xlcli.errors import ConfigError
+from xlcli.evaluation import evaluate
+from xlcli.events import Row, TokenScore, WordScore
+from xlcli.model.head import SoftmaxHead
+from xlcli.streaming import stream
+from xlcli.words import Predictions
+
+ALL = "rank,entropy,logprobs=3,layers=1,2"
+
+
+def only(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def tokens_of(model, paths, **options):
+    return only(evaluate(model, paths, EvalConfig(**options), RUNTIME, per_token=True), TokenScore)
+
+
+def words_of(model, paths, **options):
+    return only(evaluate(model, paths, EvalConfig(**options), RUNTIME, words=True), WordScore)
+
+
+@pytest.fixture
+def prose(tmp_path):
+    (tmp_path / "prose.txt").write_text(PROSE)
+    return tmp_path / "prose.txt"
+
+
+def log_p(model, ids, layer=None):
+    """Log-probabilities (t+1 v) in the place of each token and after the last one, of the first block or the last."""
+    network, n = model.network, len(ids) + 1
+    state, tokens = network.init_state(1, mem_len=n, segment_len=n), torch.tensor([[model.tokenizer.start_id, *ids]])
+    with torch.inference_mode():
+        if layer is None:
+            x, _ = network(tokens, state)
+        else:
+            x, context = network.embed(tokens, state)
+            for block, memory in zip(network.stack.blocks[:layer], state.layers, strict=False):
+                x, _ = block(x, memory, context)
+            x = network.stack.final(x)
+        return network.head.logits(x[0]).log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+def test_rank_entropy_and_best_tokens_from_logits(kind, prose):
+    model = toy(kind)
+    ids = model.tokenizer.encode(prose.read_bytes()).tolist()
+    found = tokens_of(model, [prose], columns=ALL, mem_len=len(ids))
+    for token, each, p in zip(found, ids, log_p(model, ids), strict=False):
+        columns = token.prediction.columns
+        assert columns["rank"] == sorted(p.tolist(), reverse=True).index(p[each].item()) + 1
+        assert columns["entropy"] == pytest.approx(-(p.exp() * p).sum().item() / math.log(2), abs=1e-4)
+        assert [best.logprob for best in columns["logprobs"]] == pytest.approx(p.topk(3).values.tolist(), abs=1e-4)
+        assert [best.token for best in columns["logprobs"]] == p.topk(3).indices.tolist()
+        assert columns["layer_2"] == pytest.approx(token.bits, abs=1e-4)  # the last block
+
+
+def test_equally_probable_tokens_have_the_same_rank():
+    predictions = Predictions(toy().tokenizer, StreamConfig(emit="tokens", columns="rank"), torch.device("cpu"))
+    p = torch.full((1, 256, 256), 0.5 / 253).log()
+    p[..., [5, 6]], p[..., 9] = math.log(0.2), math.log(0.1)
+    features = predictions(p, torch.arange(256)[None])[0].tolist()
+    ranks = [predictions.value(each).columns["rank"] for each in features]
+    assert [ranks[i] for i in (5, 6, 9)] == [1, 1, 3]
+    assert set(ranks[10:]) == {4}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_layers_of_tokens_and_words_from_the_blocks(kind, tmp_path):
+    model, text = toy(kind), b"The quick brown fox said: the dog, being lazy"
+    (tmp_path / "t").write_bytes(text)
+    ids = model.tokenizer.encode(text).tolist()
+    options = {"columns": "layers=1", "mem_len": len(ids)}
+    p = log_p(model, ids, layer=1) / math.log(2)
+    tokens = [token.prediction.columns["layer_1"] for token in tokens_of(model, [tmp_path / "t"], **options)]
+    assert tokens == pytest.approx([-p[i, each].item() for i, each in enumerate(ids)], abs=1e-4)
+    firsts = [piece.decode("utf-8", "replace")[:1] for piece in model.tokenizer.texts]
+    begins = [i for i, first in enumerate(firsts) if first.isspace() or "\u4e00" <= first <= "\u9fff"]
+    ends = torch.logsumexp(p[:, begins] * math.log(2), -1) / math.log(2)
+    at, before = 0, 0.0
+    words = words_of(model, [tmp_path / "t"], **options)
+    for word in words:
+        last = at + word.tokens
+        expected = sum(tokens[at:last]) + before - ends[last].item()
+        assert word.columns["layer_1"] == pytest.approx(expected, abs=1e-4)
+        at, before = last, ends[last].item()
+    assert len(words) == len(text.split())
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.parametrize("punctuation", [False, True])
+def test_the_last_layer_has_the_bits_of_the_word(kind, punctuation, prose):
+    for word in words_of(toy(kind), [prose], columns="layers=2", split_punctuation=punctuation):
+        assert word.columns["layer_2"] == pytest.approx(word.bits, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("variant", "last"), [("universal", 3), ("local", 2), ("linear", 2), ("lsh", 2), ("sliding", 2), ("zeros", 2)]
+)
+def test_layers_of_other_models(variant, last, prose):
+    model, options = toy(variant=variant), {"mem_len": 0} if variant == "sliding" else {}
+    for token in tokens_of(model, [prose], columns=f"layers=1,{last}", **options):
+        assert token.prediction.columns[f"layer_{last}"] == pytest.approx(token.bits, abs=1e-4)
+    names = [*tokens_of(model, [prose], columns="layers", limit=9, **options)[0].prediction.columns]
+    assert names == [f"layer_{number}" for number in range(1, last)]
+
+
+@pytest.mark.parametrize(("variant", "options"), [("reversible", {}), ("adaptive", {}), (None, {"context_cache": 9})])
+def test_models_without_layers_refuse_them(variant, options, prose):
+    with pytest.raises(ConfigError, match="layers"):
+        tokens_of(toy(variant=variant), [prose], columns="layers=1", **options)
+    with pytest.raises(ConfigError, match="1 to 2"):
+        tokens_of(toy(), [prose], columns="layers=3")
+
+
+@pytest.mark.parametrize(
+    "columns", ["ranks", "rank=1", "logprobs", "logprobs=0", "logprobs=5,7", "layers=", "layers=1,rank,x", "frequency="]
+)
+def test_unknown_columns_are_refused(columns):
+    with pytest.raises(ConfigError, match="columns"):
+        list(api.evaluate(api.Model(toy(), RUNTIME), [], columns=columns))
+
+
+def values(scores):
+    """Columns of tokens or words as one list of numbers."""
+    found = []
+    for score in scores:
+        columns = dict((score.prediction if isinstance(score, TokenScore) else score).columns)
+        best = columns.pop("logprobs")
+        found += [score.bits, *columns.values(), *(p for each in best for p in (each.token, each.logprob))]
+    return found
+
+
+def test_batches_segments_and_streams_have_the_same_columns(prose):
+    model = toy("sentencepiece")
+    tokens, words = (values(of(model, [prose], columns=ALL)) for of in (tokens_of, words_of))
+    for options in ({"batch_size": 3, "segment_len": 7}, {"segment_len": 5, "batch_size": 1}):
+        assert values(tokens_of(model, [prose], columns=ALL, **options)) == pytest.approx(tokens, abs=1e-3)
+        assert values(words_of(model, [prose], columns=ALL, **options)) == pytest.approx(words, abs=1e-3)
+    parts = [PROSE.encode()[i : i + 11] for i in range(0, len(PROSE.encode()), 11)]
+    settings = StreamConfig(emit="tokens", columns=ALL)
+    assert values(only(stream(model, parts, settings, RUNTIME), TokenScore)) == pytest.approx(tokens, abs=1e-3)
+    same = only(api.evaluate(api.Model(model, RUNTIME), prose, words=True, columns=ALL), WordScore)
+    assert values(same) == words
+
+
+def test_a_line_scored_alone_has_the_columns_of_its_own_text(tmp_path):
+    model, lines = toy("sentencepiece"), PROSE.splitlines()[:2]
+    (tmp_path / "both").write_text("\n".join(lines) + "\n")
+    found = words_of(model, [tmp_path / "both"], columns=ALL, each_line=True)
+    alone = []
+    for i, line in enumerate(lines):
+        (tmp_path / f"{i}.txt").write_text(line + "\n")
+        alone += words_of(model, [tmp_path / f"{i}.txt"], columns=ALL)
+    assert values(found) == pytest.approx(values(alone), abs=1e-3)
+    apart = words_of(model, sorted(tmp_path.glob("*.txt")), columns=ALL, reset_on_document=True)
+    assert values(apart) == pytest.approx(values(alone), abs=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"adapt": True, "adapt_block": 5}, {"context_cache": 30}])
+def test_columns_of_models_that_learn_are_those_by_which_tokens_are_scored(options):
+    settings = StreamConfig(emit="tokens", columns="rank,entropy,logprobs=400", **options)
+    for token in only(stream(toy("sentencepiece"), [PROSE.encode()[:200]], settings, RUNTIME), TokenScore):
+        best = [each.logprob for each in token.prediction.columns["logprobs"]]
+        own = best[token.prediction.columns["rank"] - 1]
+        assert own == pytest.approx(-token.bits * math.log(2), abs=1e-9)
+
+
+def test_hooks_leave_the_network(prose):
+    model = toy()
+    tokens_of(model, [prose], columns="layers")
+    assert not any(block._forward_hooks for block in model.network.stack.blocks)
+    assert isinstance(model.network.head, SoftmaxHead)
+
+
+def test_frequencies_are_those_of_the_words_of_the_file(tmp_path, prose):
+    (tmp_path / "corpus").write_text("The dog and the fox.\nthe «Dog», I said; 'the' end 世界\n" * 3000)
+    counts = Counter(["the", "dog", "and", "the", "fox", "the", "dog", "i", "said", "the", "end", "世", "界"] * 3000)
+    total = counts.total() + len(counts) + 1
+    found = words_of(toy("sentencepiece"), [prose], columns=f"frequency={tmp_path / 'corpus'}")
+    assert {word.word for word in found} >= {"The", "dog.", "lazy"}
+    for word in found:
+        count = counts[word.word.strip(".,:").lower()]
+        assert word.columns["frequency"] == pytest.approx(-math.log2((count + 1) / total), abs=1e-9)
+    with pytest.raises(ConfigError, match="words"):
+        tokens_of(toy(), [prose], columns="frequency=x")
+
+
+def test_tokens_come_after_the_row_they_are_in(tmp_path):
+    path = tmp_path / "items.tsv"
+    path.write_text("item\ttext\n1\tThe dog.\n2\tthe fox\n")
+    for reset in (False, True):
+        options = EvalConfig(text_field="text", reset_on_document=reset)
+        rows, item = {}, None
+        for event in evaluate(toy("sentencepiece"), [path], options, RUNTIME, per_token=True):
+            if isinstance(event, Row):
+                item = event.fields["item"]
+            elif isinstance(event, TokenScore):
+                rows[item] = rows.get(item, b"") + event.text
+        assert rows == {"1": b"The dog.\n", "2": b"the fox\n"}
+
+
+def test_no_column_changes_a_score(prose):
+    model = toy("sentencepiece")
+    plain = words_of(model, [prose])
+    assert [replace(word, columns={}) for word in words_of(model, [prose], columns=ALL)] == plain

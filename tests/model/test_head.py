@@ -13,7 +13,7 @@ from torch import nn
 
 from xlcli import config
 from xlcli.model.build import build_model
-from xlcli.model.head import AdaptiveHead, SoftmaxHead
+from xlcli.model.head import AdaptiveHead, Readout, SoftmaxHead
 
 V, D, CUTOFFS = 31, 12, (5, 7, 14)
 KINDS = {
@@ -304,3 +304,14 @@ def test_softcap_limits_logits(kind):
     if kind in ("plain", "factorized"):
         assert torch.allclose(logits, 2.0 * torch.tanh(plain.logits(x) / 2.0), atol=1e-12)
         assert logits.abs().max() < 2.0
+
+
+@every
+@pytest.mark.parametrize("loss_chunk", [None, 4])
+@torch.no_grad()
+def test_surprisal_that_is_read_out_is_that_of_the_loss(kind, loss_chunk):
+    head = make(kind, loss_chunk=loss_chunk, dtype=torch.float32).head
+    x, targets = inputs(dtype=torch.float32)
+    nll, log_p = head.read_out(x, targets, Readout())
+    torch.testing.assert_close(nll, head.nll(x, targets), rtol=2e-7, atol=1e-7 if "adaptive" not in kind else 1e-6)
+    assert log_p.gather(-1, targets[..., None]).squeeze(-1).equal(-nll)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from xlcli.model.head import SoftmaxHead, cross_entropy
+from xlcli.model.head import Readout, SoftmaxHead, cross_entropy
 
 SHAPES = [(1, 2), (7, 11), (300, 1000), (3, 200_000), (0, 5)]
 """Numbers of rows and logits: one chunk, several chunks with a partial one, rows longer than a chunk, none."""
@@ -45,11 +45,12 @@ def test_evaluation_of_a_large_vocabulary_is_that_of_float64(v):
     targets = torch.randint(0, v, (1, 40), generator=generator)
     with torch.inference_mode():
         nll = head.nll(x[None], targets)
-        log_p = head.read_out(x[None], lambda each: each.gather(-1, targets[..., None]))[..., 0]
+        surprisal, features = head.read_out(x[None], targets, Readout())
+        log_p = features.gather(-1, targets[..., None])[..., 0]
         logits = head.logits(x)
     want = plain(logits.double(), targets[0])[None]
     assert nll.dtype == log_p.dtype == torch.float32
-    for found in (nll, -log_p):
+    for found in (nll, surprisal, -log_p):
         assert (found - want).abs().max() <= torch.finfo(torch.float32).eps / 2 * want.max()
 
 

@@ -69,10 +69,17 @@ class Head(nn.Module):
         return map_chunks(self.losses, ((x[:, part], targets[:, part]) for part in chunks), x.device)
 
     @torch.no_grad()
-    def read_out(self, x: Tensor, targets: Tensor, readout: Readout) -> Tensor:
-        """`readout` (b t f) of the predictions of targets (b t) that hidden states x (b t d) make."""
-        parts = [readout(_log_softmax(self.logits(x[:, part])), targets[:, part]) for part in self._chunks(x)]
-        return torch.cat(parts, dim=1)
+    def read_out(self, x: Tensor, targets: Tensor, readout: Readout) -> tuple[Tensor, Tensor]:
+        """`nll`, and `readout` (b t f) of the predictions of targets (b t) that hidden states x (b t d) make.
+
+        The surprisal is that of `nll` to a unit in its last place, without computing the logits twice.
+        """
+        nll, kept = [], []
+        for part in self._chunks(x):
+            log_p = _log_softmax(self.logits(x[:, part]))
+            nll.append(-log_p.gather(-1, targets[:, part, None]).squeeze(-1))
+            kept.append(readout(log_p, targets[:, part]))
+        return torch.cat(nll, dim=1), torch.cat(kept, dim=1)
 
     def _chunks(self, x: Tensor) -> list[slice]:
         """Slices of the tokens of hidden states x (b t d) whose logits are in memory at once."""

@@ -246,11 +246,12 @@ class LanguageModel(nn.Module):
         """
         x, state, ponder, inner = self._read(tokens, state, documents, readout.layers if readout else ())
         first = x.shape[1] - targets.shape[1]
-        x, kept = x[:, first:], None
+        x, kept, nll = x[:, first:], None, None
         if readout is not None:
-            hidden = (*(each[:, first:] for each in inner), x)
-            kept = torch.cat([self.head.read_out(each, targets, readout) for each in hidden], dim=-1)
-        return ScoreOutput(self.head.nll(x, targets), state, ponder, kept)
+            read = [self.head.read_out(each, targets, readout) for each in (*(each[:, first:] for each in inner), x)]
+            kept = torch.cat([features for _, features in read], dim=-1)
+            nll = None if torch.is_grad_enabled() else read[-1][0]
+        return ScoreOutput(self.head.nll(x, targets) if nll is None else nll, state, ponder, kept)
 
     def observe(self, targets: Tensor, state: State) -> State:
         """The state, unchanged: nothing is learned from targets (b)."""

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO := demo/run
 
-.PHONY: demo test test-integrations check format readme wheel clean
+.PHONY: demo test campaigns test-integrations check format readme wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; use another one: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -28,6 +28,10 @@ check: $(READY)
 # One thread per worker and one worker per core.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+
+# Campaigns and further combinations of variants, which `make test` leaves out; a workflow runs them every night.
+campaigns: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto -m exhaustive
 
 $(VENV)/integrations: $(READY)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,lm-eval,smollm2]'

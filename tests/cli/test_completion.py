@@ -13,19 +13,33 @@ WORDS = [
 ]
 
 
+def requested(run, monkeypatch, variables):
+    """The result of the program with these variables, as a shell asks."""
+    monkeypatch.setattr("sys.argv", ["xlcli"])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return run()
+
+
 @pytest.mark.parametrize(("words", "offered"), WORDS)
-def test_words_are_completed(words, offered):
+def test_words_are_completed(words, offered, run, monkeypatch):
     asked = {"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = requested(run, monkeypatch, asked)
+    assert (done.code, done.err, done.out.decode().split()) == (0, "", offered)
+
+
+def test_a_process_completes():
+    asked = {"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": "xlcli stream --emit ", "COMP_CWORD": "3"}
     done = process(env=asked)
-    assert (done.returncode, done.stderr, done.stdout.decode().split()) == (0, b"", offered)
+    assert (done.returncode, done.stderr, done.stdout.split()[:2]) == (0, b"", [b"lines", b"words"])
 
 
 @pytest.mark.parametrize("request_", ["complete_bash", "complete_zsh", "complete_fish", "source_bash", "nonsense"])
 @pytest.mark.parametrize("words", [{}, {"COMP_WORDS": "xlcli ", "COMP_CWORD": "x"}])
-def test_a_request_without_the_words_of_a_shell_is_no_error(request_, words):
-    done = process(env={"_XLCLI_COMPLETE": request_, **words})
-    assert done.returncode == 0
-    assert (b"Traceback" in done.stderr, b"bug" in done.stderr) == (False, False)
+def test_a_request_without_the_words_of_a_shell_is_no_error(request_, words, run, monkeypatch):
+    done = requested(run, monkeypatch, {"_XLCLI_COMPLETE": request_, **words})
+    assert done.code == 0
+    assert ("Traceback" in done.err, "bug" in done.err) == (False, False)
 
 
 def test_a_shell_without_completion_is_a_usage_error(run, monkeypatch):

@@ -67,7 +67,7 @@ def test_settings_of_another_call_are_refused(books):
         books.score("text", emit="lines")
 
 
-@pytest.mark.parametrize("options", [{"context_cache": 50}, {"adapt": True, "adapt_block": 8, "context_cache": 50}])
+@pytest.mark.parametrize("options", [{"context_cache": 50}, {"adapt": True, "adapt_block": 64, "context_cache": 50}])
 def test_a_model_that_learns_while_it_reads_is_the_same_in_all_calls(books, options):
     text = TEXT * 3
     whole = books.score(text, **options)

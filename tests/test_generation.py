@@ -293,9 +293,9 @@ ROUNDED = [("float32", "float32"), ("bfloat16", "int8")]
 """Number types of weights and memory."""
 
 
-def rounded_toy(encoding):
+def rounded_toy(encoding, kind="bytes"):
     """Model in float32, for which there are kernels."""
-    model = toy(dtype=torch.float32)
+    model = toy(kind, dtype=torch.float32)
     round_weights(model.network, encoding)
     return replace(model, encoding=encoding, weight_dtype=encoding)
 

@@ -1,5 +1,6 @@
 """Invariants of the model, for every legal combination of its parts. docs/developers/architecture.md lists them."""
 
+import itertools
 from typing import get_args
 
 import pytest
@@ -29,10 +30,18 @@ from xlcli.config.model import STACKS, FeedForwardConfig, NormConfig
 from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.state import State
 
-every = pytest.mark.parametrize("name", thinned(COMBINATIONS, IN_TURN))
-every_memory = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, IN_TURN), *ROUNDED])
-every_memory_in_part = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, IN_TURN[::2]), *ROUNDED])
-in_turn = pytest.mark.parametrize("name", IN_TURN)
+THIRDS = itertools.cycle(range(3))
+"""Each invariant takes the next third of the combinations, so each combination is tested for a third of the invariants.
+
+The others are tested by `make campaigns`."""
+
+
+def combinations(names, rounded=()):
+    """Parametrizes an invariant by these names: by a third of `IN_TURN` and of `rounded`, and by the others."""
+    i = next(THIRDS)
+    return pytest.mark.parametrize("name", [*thinned(names, IN_TURN[i::3]), *thinned(rounded, ROUNDED[i::3])])
+
+
 SINGLE = {0: 15, 7: 30, 200: 10}
 """Memory length to number of tokens that are read one at a time."""
 PLACES = (0, 5, 11)
@@ -53,7 +62,7 @@ def test_every_kind_is_here():
                 assert {getattr(getattr(model, key), name) for model in models} == legal
 
 
-@every_memory
+@combinations(COMBINATIONS, ROUNDED)
 def test_prefix(name):
     """Prefix: a change of any token after i leaves the logits up to i unchanged, to the bit."""
     model = make(name)
@@ -70,7 +79,7 @@ def test_prefix(name):
                 assert not torch.allclose(before[:, i + 1 :], after[:, i + 1 :])
 
 
-@every_memory_in_part
+@combinations(COMBINATIONS, ROUNDED)
 def test_cutting(name):
     """Cutting: with a uniform span, call lengths and kind of memory do not change the result.
 
@@ -88,7 +97,7 @@ def test_cutting(name):
                 assert state.seen == length
 
 
-@in_turn
+@combinations(IN_TURN)
 def test_cutting_in_float32(name):
     """Cutting, in the number type of the commands."""
     model = make(name, dtype=torch.float32)
@@ -106,7 +115,7 @@ def unchanged(name, before, after):
     return torch.allclose(before, after, rtol=0, atol=1e-12) if has_gaps(name, 1) else torch.equal(before, after)
 
 
-@every_memory
+@combinations(COMBINATIONS, ROUNDED)
 def test_span(name):
     """Span: in one layer a token attends to itself and exactly `mem_len` earlier tokens, or to its segment."""
     model = make(name, n_layers=1, n_steps=1)
@@ -125,7 +134,7 @@ def test_span(name):
                 assert same != seen or (seen and has_gaps(name, 1)), (mem_len, distance)
 
 
-@pytest.mark.parametrize("name", [name for name in IN_TURN if not unbounded(name) and not has_sinks(name)])
+@combinations([name for name in IN_TURN if not unbounded(name) and not has_sinks(name)])
 def test_receptive_field(name):
     """Receptive field: a prediction depends on its position and `receptive_field` earlier tokens, nothing else."""
     model = make(name)
@@ -141,7 +150,7 @@ def test_receptive_field(name):
     assert adaptive(name) or has_gaps(name) or difference[:, field - 1] > 1e-8, "the receptive field is smaller"
 
 
-@in_turn
+@combinations(IN_TURN)
 def test_segments_are_independent(name):
     """Without memory a text can be read from the start of any of its segments."""
     model = make(name)
@@ -153,7 +162,7 @@ def test_segments_are_independent(name):
     assert torch.allclose(late, whole[:, place:], rtol=0, atol=1e-10)
 
 
-@every
+@combinations(COMBINATIONS)
 def test_growing_span_is_the_papers_training(name):
     """With a growing span a token attends to the whole memory and to its segment up to itself."""
     model = make(name, n_layers=1, n_steps=1)
@@ -176,7 +185,7 @@ def test_growing_span_is_the_papers_training(name):
             assert same != seen or (seen and has_gaps(name, 1))
 
 
-@every_memory_in_part
+@combinations(COMBINATIONS, ROUNDED)
 def test_continue(name, tmp_path):
     """Continue: a saved and loaded state continues as the original does, to the bit."""
     model = make(name, dtype=torch.float32)
@@ -199,10 +208,13 @@ WIDTHS = (5, 41, 42, 63)
 SOFTMAX = [name for name in IN_TURN if name.startswith(("full-none", "full-alibi", "full-shaw", "full-xl", "local-xl"))]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", SOFTMAX)
-def test_continue_with_any_head_width(name, width, tmp_path):
+WIDE = [*itertools.product(SOFTMAX, WIDTHS)]
+
+
+@pytest.mark.parametrize("case", thinned(WIDE, WIDE[::3]), ids=str)
+def test_continue_with_any_head_width(case, tmp_path):
     """A fork, a selection and a saved copy of key/value memory continue as the original does, to the bit."""
+    name, width = case
     model = make(name, dtype=torch.float32, head_dim=width)
     text = tokens(3, 90)
     with torch.inference_mode():
@@ -217,7 +229,7 @@ def test_continue_with_any_head_width(name, width, tmp_path):
                 assert torch.equal(read(model, text[:batch, 50:], cuts, state=copy)[0], expected)
 
 
-@every_memory_in_part
+@combinations(COMBINATIONS, ROUNDED)
 def test_rows(name):
     """Rows: a sequence of a batch equals the sequence alone; sequences can be selected, repeated and forked."""
     model = make(name)
@@ -236,7 +248,7 @@ def test_rows(name):
         assert torch.allclose(four, on[1].expand(4, -1), rtol=0, atol=1e-10)
 
 
-@in_turn
+@combinations(IN_TURN)
 def test_a_fork_is_not_touched(name):
     """Continuing a state in place does not change its fork."""
     model = make(name)
@@ -249,7 +261,7 @@ def test_a_fork_is_not_touched(name):
         assert all(torch.equal(t, kept[n]) for n, t in fork.tensors().items())
 
 
-@in_turn
+@combinations(IN_TURN)
 def test_training_memory_has_no_gradient(name):
     """No gradient flows into memory, and both memories of softmax attention give the same loss."""
     model = make(name).train()
@@ -265,7 +277,7 @@ def test_training_memory_has_no_gradient(name):
     assert torch.allclose(losses[0], losses[1], rtol=0, atol=1e-10)
 
 
-@every
+@combinations(COMBINATIONS)
 def test_gradients_reach_every_parameter(name):
     """Every parameter gets a finite, nonzero gradient, with memory, with and without dropout."""
     model = make(name, dropout=0.3)
@@ -311,7 +323,7 @@ def test_learning(name):
     pytest.fail(f"{losses[0]} only fell to {min(losses)}")
 
 
-@in_turn
+@combinations(IN_TURN)
 def test_positions_matter(name):
     """Positions: the order of earlier tokens changes a one-layer prediction if, and only if, there is an encoding."""
     model = make(name, n_layers=1, n_steps=1)

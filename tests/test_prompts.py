@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-import torch
-from test_generation import run
+from test_generation import ROUNDED, rounded_toy, run
 from toys import PROSE, RUNTIME, VARIANTS, toy
+from variants import thinned
 
 from xlcli.config import GenerateConfig
 from xlcli.events import Generated
@@ -40,11 +40,13 @@ def test_each_prompt_has_the_samples_of_the_prompt_alone(variant, mem_len):
         assert list(map(facts, of_prompt)) == list(map(facts, alone))
 
 
-@pytest.mark.parametrize("mem_len", [0, 9, 40])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("variant", [None, "local", "adaptive", "reversible"])
-def test_prompts_with_rounded_memory_have_the_samples_of_each_alone(variant, dtype, mem_len):
+CASES = [*itertools.product([None, "local", "adaptive", "reversible"], ("bfloat16", "int8"), (9, 0, 40))]
+
+
+@pytest.mark.parametrize("case", thinned(CASES, CASES[::5]), ids=str)
+def test_prompts_with_rounded_memory_have_the_samples_of_each_alone(case):
     """The log-probabilities, too, which show what changes no sampled token."""
+    variant, dtype, mem_len = case
     model, options = toy(variant=variant), {"mem_len": mem_len, "memory_dtype": dtype, "logprobs": 3}
     plain = results(model, PROMPTS, **options | {"memory_dtype": "float32"})
     n_rounded = 0
@@ -65,10 +67,10 @@ def test_several_samples_and_more_prompts_than_rows(kind, monkeypatch):
         assert list(map(facts, of_prompt)) == list(map(facts, alone))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
-def test_kernels_compute_each_prompt_to_the_bit_as_alone(dtype):
-    model = toy("sentencepiece", dtype=torch.float32)
-    options = {"logprobs": 2, "mem_len": 30, "memory_dtype": dtype}
+@pytest.mark.parametrize(("encoding", "memory_dtype"), ROUNDED)
+def test_kernels_compute_each_prompt_to_the_bit_as_alone(encoding, memory_dtype):
+    model = rounded_toy(encoding, "sentencepiece")
+    options = {"logprobs": 2, "mem_len": 30, "memory_dtype": memory_dtype}
     for prompt, [result] in zip(PROMPTS, results(model, PROMPTS, **options), strict=True):
         _, [alone] = run(model, prompt, seed=3, **SAMPLING | options)
         assert facts(result) == facts(alone)

@@ -288,7 +288,7 @@ def test_where_rows_began_is_part_of_them(model):
     assert model.init_state(2, mem_len=7, segment_len=5).offsets.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("name", variants.IN_TURN)
+@pytest.mark.parametrize("name", variants.thinned(variants.IN_TURN, variants.IN_TURN[::3]))
 def test_it_fits_the_model_that_made_it(name):
     model = variants.make(name)
     for memory, mem_len in (("hidden", 3), ("keyvalue", 200), ("keyvalue", 0)):
@@ -393,7 +393,10 @@ def test_damaged_int8_memory_is_refused(model, name, change):
         State.restore({n: t for n, t in tensors.items() if t is not None}, state.describe())
 
 
-@pytest.mark.parametrize("name", [n for n in variants.COMBINATIONS if "-none-" in n])
+WITHOUT_POSITIONS = [n for n in variants.COMBINATIONS if "-none-" in n]
+
+
+@pytest.mark.parametrize("name", variants.thinned(WITHOUT_POSITIONS, WITHOUT_POSITIONS[::3]))
 def test_the_configuration_knows_how_much_is_remembered(name):
     for mem_len, n_steps in ((3, None), (20, None), (20, 5)):
         model = variants.make(name, dtype=torch.float32, n_steps=n_steps)
@@ -403,7 +406,7 @@ def test_the_configuration_knows_how_much_is_remembered(name):
 
 
 @pytest.mark.parametrize("mem_len", [0, 7])
-@pytest.mark.parametrize("name", variants.thinned(variants.IN_TURN + variants.ROUNDED, variants.IN_TURN[::7]))
+@pytest.mark.parametrize("name", variants.thinned(variants.IN_TURN + variants.ROUNDED, variants.IN_TURN[::20]))
 def test_sequences_at_different_places_are_joined_and_split(name, mem_len):
     """With memories that are not full, and full ones; hash tables only at equal places."""
     model = variants.make(name)

@@ -60,10 +60,11 @@ def test_a_prompt_from_standard_input_and_none(run, model):
 
 
 def test_a_memory_can_be_saved_and_continued(run, model, tmp_path):
-    path, options = tmp_path / "s", ("-n", "4", "-t", "0", "--no-prompt", "-v")
-    whole = run("generate", "Once", "-n", "8", "-t", "0", "--no-prompt", "--set=generate.memory_dtype=int8").out
-    first = run("generate", "Once", *options, "--set=generate.memory_dtype=int8", "--state-out", path)
-    rest = run("generate", *options, "--state-in", path)
+    path, rounded = tmp_path / "s", "--set=generate.memory_dtype=int8"
+    options = ("generate", "-t", "0", "--no-prompt", "-v", "--set=generate.weight_dtype=bfloat16")
+    whole = run(*options, "Once", "-n", "8", rounded).out
+    first = run(*options, "Once", "-n", "4", rounded, "--state-out", path)
+    rest = run(*options, "-n", "4", "--state-in", path)
     assert first.out + rest.out == whole
     assert "int8" in first.err
     assert re.search(rf"{path}\b.*\b8\b.*\bint8\b", rest.err)

@@ -1,12 +1,12 @@
-"""Illegal models are refused in one sentence with the legal choices, before torch is loaded."""
+"""Illegal models are refused in one sentence with the legal choices, before torch or numpy is loaded.
 
-import json
+`messages.txt` has a refusal of each kind in full; here are other values and keys.
+"""
+
 import re
-import subprocess
 import sys
 
 import pytest
-from programs import environment
 
 from xlcli.config import ATTENTIONS, POSITIONS
 
@@ -17,9 +17,6 @@ REFUSED = [
         ([LINEAR, f"position.kind={kind}"], f"'{kind}'", FOR_LINEAR)
         for kind in ("xl", "t5", "alibi", "shaw", "contextual-1", "contextual-2")
     ),
-    ([LINEAR], "'xl'", FOR_LINEAR),
-    ([LINEAR, "position.kind=rope", "dropout.attention=0.1"], "model.dropout.attention", "model.dropout.residual"),
-    (["position.kind=rope", "attention.head_dim=5"], "model.attention.head_dim", "even"),
     (["position.kind=rope", "position.placement=embedding", "dim=9", "attention.n_heads=1"], "model.dim", "even"),
     (["position.kind=sinusoidal", "dim=9", "attention.n_heads=1"], "model.dim", "even"),
     *(
@@ -28,27 +25,21 @@ REFUSED = [
             "model.position.max_distance",
             "buckets",
         )
-        for kind in ("t5", "contextual-1", "contextual-2")
+        for kind in ("contextual-1", "contextual-2")
     ),
     (["position.kind=axial", "position.dims=[3, 4]"], "[3, 4]", "equal"),
     (["position.kind=axial", "position.dims=[64]"], "[64, 64]", "one"),
     (["embedding.div_val=4"], "model.embedding.div_val", "model.embedding.cutoffs"),
-    (["embedding.cutoffs=[20, 10]"], "[20, 10]", "order"),
     (["embedding.cutoffs=20"], "model.embedding.cutoffs", "--set model.embedding.cutoffs=[20]"),
     (["position.kind=roep"], "'roep'", "'rope'?"),
-    (["attention.kind=locl"], "'locl'", "'local'?"),
     (["stack.kind=univ"], "'univ'", "'universal'?"),
     (["norm.placement=sandwhich"], "'rezero'", "'sandwich'?"),
     (["position.kind=???"], "'???'", ""),
-    (["position=rope"], "model.position", "--set model.position.kind=rope"),
     (["position.kind=t5", "position.n_bucket=8"], "position.n_bucket", "'model.position.n_buckets'?"),
-    (["attention.windw=8"], "model.attention.windw", "'model.attention.window'?"),
     (["stack.kind=universal", "stack.n_step=2"], "model.stack.n_step", "'model.stack.n_steps'?"),
     (["position.knd=rope"], "model.position.knd", "'model.position.kind'?"),
-    (["attention.window=8"], "model.attention.window", "local"),
     (["position.kind=none", "position.n_buckets=8"], "model.position.n_buckets", "contextual-2"),
     (["attention.kind=lsh", "position.kind=none", "attention.n_buckets=x"], "attention.n_buckets", ""),
-    (["stack.act=true"], "model.stack.act", "universal"),
     (["attention.kind=lsh", "position.kind=rope", "zero_memory=true"], "model.zero_memory", "full or local"),
 ]  # fmt: skip
 
@@ -58,7 +49,13 @@ def typed(overrides):
     return ["train", "corpus.txt", "--preset", "tiny", *sets]
 
 
-@pytest.mark.usefixtures("without_torch")
+@pytest.fixture
+def without_numpy(monkeypatch):
+    """Makes every import of numpy fail."""
+    monkeypatch.setitem(sys.modules, "numpy", None)
+
+
+@pytest.mark.usefixtures("without_torch", "without_numpy")
 @pytest.mark.parametrize(
     ("overrides", "message", "remedy"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
@@ -89,15 +86,3 @@ def test_a_refusal_names_exactly_the_positions_that_are_legal(attention, run):
     legal = [position for position, done in tried.items() if done.code == 0]
     for done in tried.values():
         assert done.code == 0 or set(legal) == set(POSITIONS) & set(re.findall(r"[\w-]+", done.err.split("\n")[1]))
-
-
-def test_nothing_heavy_is_loaded_to_refuse():
-    lines = [typed(overrides) for overrides, _, _ in REFUSED]
-    code = (
-        "import json, sys; from xlcli.cli.entry import main; "
-        "print([main(line) for line in json.loads(sys.argv[1])], {'torch', 'numpy'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(lines)], env=environment(), capture_output=True, timeout=60, check=True
-    )
-    assert done.stdout.decode() == f"{[2] * len(lines)} set()\n"

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import Terminal, command, environment, process
+from programs import Terminal, command, environment
 
 GREEDY = ("generate", "-m", "tiny", "-n", "6", "-t", "0")
 
@@ -95,9 +95,9 @@ def test_prompts_are_not_among_the_answers_in_a_file(run, model, monkeypatch):
     assert done.err.endswith("\n> > > \n")
 
 
-def test_a_line_without_end_is_refused_and_the_state_is_saved(model):
-    done = process(*GREEDY, "-i", "--state-out", "s", input=b"one\n" + b"a" * (2**20 + 1))
-    assert (done.returncode, b"1 MiB" in done.stderr) == (3, True)
+def test_a_line_without_end_is_refused_and_the_state_is_saved(typed):
+    done = typed(b"one\n" + b"a" * (2**20 + 1), *GREEDY, "-i", "--state-out", "s")
+    assert (done.code, "1 MiB" in done.err) == (3, True)
     assert Path("s").stat().st_size > 0
 
 

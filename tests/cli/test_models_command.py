@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from programs import Terminal, command
 
+from tests.variants import thinned
 from xlcli import presets
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -27,7 +28,7 @@ def test_own_models_come_first_and_presets_have_a_list_of_their_own(run, model):
     assert json.loads(run("models", "presets", "--json").out) == {"presets": tree["presets"]}
 
 
-@pytest.mark.parametrize("columns", [60, 80, 160])
+@pytest.mark.parametrize("columns", thinned([60, 80, 160], [60]))
 def test_rows_fit_the_terminal_and_nothing_is_shortened_in_a_pipe(columns, run, model):
     name, corpus = "a-model-with-a-name-of-many-words-and-letters", "a/folder/with/many/parts/" * 5 + "end.txt"
     model.rename(model.with_name(name))

@@ -333,7 +333,7 @@ def test_a_dry_run_writes_no_page(run, model, text):
     assert not Path("page.html").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive), signal.SIGTERM])
 def test_a_stopped_stream_leaves_a_complete_page(number, model, tmp_path):
     page = tmp_path / "page.html"
     with subprocess.Popen(

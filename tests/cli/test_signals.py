@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from programs import TEXT, command, environment
 
+from tests.variants import thinned
 from xlcli.cli.pipe import Output, portions
 from xlcli.cli.signals import Stop
 from xlcli.text.formats import text_of
@@ -167,19 +168,19 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        ("xlcli.training.prepare:choose_tokenizer", "train models/tiny/valid.txt -o m"),
-        ("xlcli.training.checkpoint:save", "train models/tiny/valid.txt -o m --preset tiny"),
-        ("xlcli.text.sources:_read_pipe", "train - -o m"),
-        ("xlcli.evaluation:score_text", "eval"),
-        ("xlcli.generation:generate", "generate a"),
-        ("xlcli.streaming:stream", "stream models/tiny/valid.txt"),
-    ],
-)
-def test_a_second_interrupt_ends_every_command_at_once(function, arguments, model):
+AT_WORK = [
+    ("xlcli.training.checkpoint:save", "train models/tiny/valid.txt -o m --preset tiny"),
+    ("xlcli.streaming:stream", "stream models/tiny/valid.txt"),
+    ("xlcli.training.prepare:choose_tokenizer", "train models/tiny/valid.txt -o m"),
+    ("xlcli.text.sources:_read_pipe", "train - -o m"),
+    ("xlcli.evaluation:score_text", "eval"),
+    ("xlcli.generation:generate", "generate a"),
+]
+
+
+@pytest.mark.parametrize("case", thinned(AT_WORK, AT_WORK[:2]), ids=" ".join)
+def test_a_second_interrupt_ends_every_command_at_once(case, model):
+    function, arguments = case
     with subprocess.Popen(
         [sys.executable, "-c", STUBBORN, function, *arguments.split()], env=environment(),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

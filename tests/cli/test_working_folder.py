@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from programs import TEXT, environment
 
+from tests.variants import thinned
+
 PROGRAM = """
 import os, sys
 here, own = os.getcwd() + os.sep, ("text.", "copied", "trained", "models", "loss.png", "page.html", ".tmp-xlcli-")
@@ -69,31 +71,31 @@ def test_a_module_of_the_working_folder_is_found_out(executed):
     assert b"opened" in executed("--version", flags=())[0].stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--help",),
-        ("--version",),
-        ("train", "--help"),
-        ("models",),
-        ("models", "presets"),
-        ("models", "show", "tiny"),
-        ("models", "copy", "tiny", "copied", "--weights", "int8"),
-        (*TRAIN, "--tokenizer", "sentencepiece", "--vocab-size", "300", "--tensorboard", "--plot", "loss.png"),
-        (*TRAIN, "--dry-run"),
-        ("eval", *SMALL, "--plot", "loss.png", "--html", "page.html"),
-        ("eval", *SMALL, "--adapt"),
-        ("generate", *SMALL, "-n", "4", "The"),
-        ("stream", *SMALL, "text.txt"),
-        ("bench", "decode", *SMALL, "--seconds", "0.1"),
-    ],
-    ids=" ".join,
-)
+INVOCATIONS = [
+    ("models",),
+    (*TRAIN, "--tokenizer", "sentencepiece", "--vocab-size", "300", "--tensorboard", "--plot", "loss.png"),
+    ("eval", *SMALL, "--plot", "loss.png", "--html", "page.html"),
+    ("generate", *SMALL, "-n", "4", "The"),
+    ("--help",),
+    ("--version",),
+    ("train", "--help"),
+    ("models", "presets"),
+    ("models", "show", "tiny"),
+    ("models", "copy", "tiny", "copied", "--weights", "int8"),
+    (*TRAIN, "--dry-run"),
+    ("eval", *SMALL, "--adapt"),
+    ("stream", *SMALL, "text.txt"),
+    ("bench", "decode", *SMALL, "--seconds", "0.1"),
+]
+
+
+@pytest.mark.parametrize("arguments", thinned(INVOCATIONS, INVOCATIONS[:4]), ids=" ".join)
 def test_no_module_of_the_working_folder_is_executed(executed, arguments):
     done, modules = executed(*arguments)
     assert (modules, done.returncode) == ("", 0), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_compressed_text(executed):
     Path("text.txt").write_bytes(TEXT)
     for arguments in (("compress", *SMALL, "text.txt"), ("decompress", "text.txt.xl", "-o", "text.out")):
@@ -109,7 +111,7 @@ def test_completion_executes_no_module(executed):
     assert b"tokens" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_process_that_compiles_kernels_executes_no_module(executed, tmp_path):
     done, modules = executed("generate", *SMALL, "-n", "2", "The", NUMBA_CACHE_DIR=str(tmp_path / "kernels"))
     assert (modules, done.returncode) == ("", 0), done.stderr
@@ -128,7 +130,7 @@ def temporary(tmp_path, monkeypatch):
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_compiler
 def test_the_compiler_of_training_executes_no_module_and_uses_no_folder_of_all_users(executed, temporary):
     done, modules = executed(program=COMPILER)
@@ -144,7 +146,7 @@ def test_the_folder_of_the_compiler_is_chosen_before_pytorch_chooses_one(execute
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arguments", [(*TRAIN, "--tokenizer", "bytes"), ("eval", *SMALL)], ids=["train", "eval"])
 def test_several_processes_execute_no_module(executed, arguments):
     done, modules = executed(*arguments, "--nproc", "2")

@@ -25,13 +25,15 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# One thread per worker and one worker per core.
+# One thread per worker and one worker per core; the tests of a file share what takes long to prepare.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+	$(PYTEST)
 
 # Campaigns and further combinations of variants, which `make test` leaves out; a workflow runs them every night.
 campaigns: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto -m exhaustive
+	$(PYTEST) -m exhaustive
 
 $(VENV)/integrations: $(READY)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,lm-eval,smollm2]'

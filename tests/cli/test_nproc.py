@@ -188,7 +188,7 @@ def listening(pids):
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux" or launch.cpu_limit() < 2, reason="needs /proc and two CPUs")
 def test_two_processes_train_stop_and_score_and_listen_on_loopback_only(run, model):
     """Training, SIGTERM, the files of the run, and an evaluation: each start costs seconds."""

@@ -231,7 +231,6 @@ def test_a_stop_before_the_first_step_says_so_and_leaves_no_folder(run, text, mo
     assert not Path("models").exists()
 
 
-@pytest.mark.slow
 def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     """Terminal, live line, SIGINT, saved checkpoint, resume: one process, since each costs seconds."""
     terminal = Terminal(command("train", text, "--max-time", "60s", "--plot", "curve.svg", *SMALL), NO_COLOR="")
@@ -252,7 +251,6 @@ def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     assert steps == [step + 1, step + 2]
 
 
-@pytest.mark.slow
 def test_training_goes_on_without_a_reader(text):
     line = " ".join(f"'{part}'" for part in command("train", text, "--max-steps", "3", "--json", *SMALL))
     done = subprocess.run(

@@ -282,7 +282,7 @@ def peaks(which, chunk):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_chunks_take_an_eighth_of_the_memory():
     """4 x 1024 tokens, 32,000 words, forward and backward; logits in one piece are 500 MiB, as are their gradients."""
     whole, cut = peaks("head", 1024), peaks("head", "none")

@@ -97,6 +97,7 @@ def compare():
                 print(json.dumps(line), flush=True)
 
 
+@pytest.mark.exhaustive
 def test_losses_are_those_of_a_single_process_and_weights_stay_in_float32():
     (code, out, error), (second, _, _) = outputs(start(2, CALL))
     assert (code, second) == (0, 0), error[-3000:]

@@ -82,11 +82,9 @@ def test_a_memory_of_bounded_size_does_not_grow_with_the_memory_length():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory cannot be measured here")
-@pytest.mark.parametrize(
-    "shape", thinned(["four parts", "published", "t5", "linear", "vocab 16384"], ["four parts", "published"])
-)
+@pytest.mark.parametrize("shape", ["four parts", "published", "t5", "linear", "vocab 16384"])
 def test_the_estimate_is_the_memory_taken(shape):
     assert 1 / memory.ACCURACY < training_memory.measure_apart(shape)["ratio"] < memory.ACCURACY
 
@@ -116,7 +114,7 @@ KINDS = {
 CASES = [*itertools.product(KINDS, ("float32", "bfloat16"))]
 
 
-@pytest.mark.parametrize("case", thinned(CASES, CASES[::4]), ids="-".join)
+@pytest.mark.parametrize("case", thinned(CASES, CASES[::7]), ids="-".join)
 def test_the_estimate_is_within_a_factor_of_two_of_the_live_bytes_of_training(case):
     kind, dtype = case
     changes = {"model": KINDS[kind], "runtime": {"dtype": dtype, "device": "cpu"}}

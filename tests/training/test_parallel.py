@@ -54,6 +54,7 @@ def test_steps_of_two_ranks_are_those_of_one_process(name, shard, sample):
     assert_equal(sample[name, shard])
 
 
+@pytest.mark.exhaustive
 def test_threads_of_a_failed_run_end_before_the_interpreter():
     results = launch(2, "fail()")
     assert [(code, out) for code, out, _ in results] == [(0, f"{sys.platform == 'linux'}\n")] * 2, results[0][2]

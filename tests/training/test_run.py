@@ -342,7 +342,7 @@ def test_validation_of_a_short_text_has_few_sequences(contexts, sequences, monke
         assert found == pytest.approx(nats / len(text) / math.log(2), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 def test_a_compiled_run_has_the_same_losses():
     try:

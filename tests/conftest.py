@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,31 @@ for _number in (signal.SIGTERM, signal.SIGHUP):
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compiles the kernels of generation once, before any test has a time limit."""
+    """Compiles kernels once, before any test has a time limit: for several workers, all that tests use.
+
+    Tests decode with three pairs of number types of weights and memory. The first has most of the parts of the others.
+    """
     for name in ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         os.environ[name] = f"{tempfile.gettempdir()}/xlcli-tests-{os.getuid()}/{name.lower()}"
     if hasattr(session.config, "workerinput"):
         return
-    import torch
+    import numpy as np
 
-    from tests.toys import toy
+    from xlcli.kernels import decode, mixture
 
-    model = toy(dtype=torch.float32)
-    with torch.inference_mode():
-        model.decoder.logits(
-            torch.zeros(1, 1, dtype=torch.int64), model.network.init_state(1, mem_len=4, segment_len=4)
-        )
+    def compile_pair(*names: str) -> None:
+        types = [np.empty(0, name) for name in names]
+        if not decode.is_compiled(*types):
+            decode.compile_kernel(*types, lambda: False)
+
+    compile_pair("float32", "float32")
+    if session.config.getoption("numprocesses", None):
+        with ThreadPoolExecutor() as pool:
+            started = [pool.submit(compile_pair, *pair) for pair in (("int8", "float32"), ("uint16", "int8"))]
+            if not mixture.is_compiled():
+                started.append(pool.submit(mixture.compile_kernels, lambda: False))
+        for each in started:
+            each.result()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
+from variants import thinned
 
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, ResourceError
@@ -48,7 +49,7 @@ def test_every_token_once_as_the_slow_way(kind, mem_len, prose):
         assert score.word_perplexity == score.perplexity
 
 
-@pytest.mark.parametrize("mem_len", [1, 9, 40])
+@pytest.mark.parametrize("mem_len", thinned([1, 9, 40], [9]))
 def test_segments_and_batches_change_the_speed_only(mem_len, prose):
     model = toy()
     found = set()
@@ -77,7 +78,7 @@ def bits_by_start(model, text, window):
     return found
 
 
-@pytest.mark.parametrize("variant", [None, *VARIANTS])
+@pytest.mark.parametrize("variant", thinned([None, *VARIANTS], [None, *VARIANTS][::3]))
 def test_windows_without_memory_whatever_the_model(variant, tmp_path):
     """Independent segments, and overlapping windows, which are read anew for their last tokens."""
     model, text = toy(variant=variant), PROSE.encode()[:45]

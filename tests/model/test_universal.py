@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from oracles import universal
+from variants import thinned
 
 from xlcli import config
 from xlcli.model import stack as stacks
@@ -144,11 +145,14 @@ def test_equals_the_paper(n_layers, n_steps, marked):
             assert close(x[0], expected.out, 1e-11)
 
 
-@pytest.mark.parametrize("n_steps", [1, 3, 6])
-@pytest.mark.parametrize("mem_len", [0, 9, 200])
-@pytest.mark.parametrize("act", [False, True])
-def test_cutting(n_steps, mem_len, act):
+CUT = [*itertools.product((1, 3, 6), (0, 9, 200), (False, True))]
+"""Number of steps, memory length, and whether the number of steps adapts."""
+
+
+@pytest.mark.parametrize("case", thinned(CUT, CUT[::5]), ids=str)
+def test_cutting(case):
     """How the text is cut and which memory carries it change neither outputs nor step counts; one memory a step."""
+    n_steps, mem_len, act = case
     model = halting(n_steps) if act else build(n_steps)
     tokens = text(2, 70)
     with torch.inference_mode():

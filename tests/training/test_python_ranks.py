@@ -31,6 +31,7 @@ def several():
         print(json.dumps({"steps": steps, "ended": isinstance(found[-1], Trained)}), flush=True)
 
 
+@pytest.mark.exhaustive
 def test_runs_of_two_processes_follow_one_another():
     corpus()
     (code, first, error), (second, other, _) = outputs(start(2, CALL))

@@ -1,5 +1,6 @@
 """One run in memory: its steps, its schedule, what it refuses."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from runs import PROSE, small
 from toys import VARIANTS
 
+from tests.variants import thinned
 from xlcli import config
 from xlcli.errors import ConfigError, DivergedError
 from xlcli.optim import warmup_steps
@@ -125,10 +127,12 @@ RECOMPUTED = {
 } | {name: VARIANTS[name] for name in ("local", "lsh", "learned", "axial", "adaptive")}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("memory", ["hidden", "keyvalue"])
-@pytest.mark.parametrize("kind", RECOMPUTED)
-def test_recomputed_activations_change_no_bit(kind, memory, dtype):
+RUNS = [*itertools.product(RECOMPUTED, ("hidden", "keyvalue"), (torch.float32, torch.bfloat16))]
+
+
+@pytest.mark.parametrize("case", thinned(RUNS, RUNS[::3]), ids=str)
+def test_recomputed_activations_change_no_bit(case):
+    kind, memory, dtype = case
     steps, weights = [], []
     for recompute in (False, True):
         tree = small(model=RECOMPUTED[kind], train={"memory": memory, "recompute_activations": recompute})

@@ -27,9 +27,13 @@ def scores(model, path, *, per_token=False, **options):
     ]
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
-@pytest.mark.parametrize("mem_len", [0, 9])
-def test_every_token_once_as_the_slow_way(kind, mem_len, prose):
+TEXTS = [*itertools.product(("bytes", "sentencepiece", "words"), (9, 0))]
+"""Tokenizer and memory length."""
+
+
+@pytest.mark.parametrize("case", thinned(TEXTS, [*TEXTS[::3], ("words", 9)]), ids=str)
+def test_every_token_once_as_the_slow_way(case, prose):
+    kind, mem_len = case
     model = toy(kind)
     slow = prose_bits(kind, mem_len)
     *tokens, score = scores(model, prose, mem_len=mem_len, per_token=True)

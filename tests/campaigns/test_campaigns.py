@@ -23,6 +23,8 @@ def assert_all_survive(name, *options, folder, timeout):
 @pytest.mark.parametrize(
     ("name", "part", "cases"),
     [
+        ("kills", "calls", 1),
+        ("services", "renames", 1),
         ("rotations", "follow", 20),
         ("crashes", "copy", 5),
         ("full_disks", "copy", 1),

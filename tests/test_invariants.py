@@ -30,16 +30,17 @@ from xlcli.config.model import STACKS, FeedForwardConfig, NormConfig
 from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.state import State
 
-THIRDS = itertools.cycle(range(3))
-"""Each invariant takes the next third of the combinations, so each combination is tested for a third of the invariants.
+PART = 5
+TURNS = itertools.cycle(range(PART))
+"""Each invariant takes the next fifth of the combinations, so each combination is tested for a fifth of the invariants.
 
 The others are tested by `make campaigns`."""
 
 
 def combinations(names, rounded=()):
-    """Parametrizes an invariant by these names: by a third of `IN_TURN` and of `rounded`, and by the others."""
-    i = next(THIRDS)
-    return pytest.mark.parametrize("name", [*thinned(names, IN_TURN[i::3]), *thinned(rounded, ROUNDED[i::3])])
+    """Parametrizes an invariant by these names: by a part of `IN_TURN` and of `rounded`, and by the others."""
+    i = next(TURNS)
+    return pytest.mark.parametrize("name", [*thinned(names, IN_TURN[i::PART]), *thinned(rounded, ROUNDED[i::PART])])
 
 
 SINGLE = {0: 15, 7: 30, 200: 10}

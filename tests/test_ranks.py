@@ -63,7 +63,7 @@ def alone():
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-@pytest.mark.parametrize("place", ["file", "address"])
+@pytest.mark.parametrize("place", ["file", pytest.param("address", marks=pytest.mark.exhaustive)])
 def test_a_rank_gives_up_waiting_for_the_other(rank, place):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -148,6 +148,7 @@ def stuck():
         print(error.message)
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_is_lost_while_the_ranks_connect_ends_the_others():
     (code, out, error), (second, _, _) = outputs(start(2, "import test_ranks; test_ranks.stuck()"))
     assert (code, second) == (0, 0), error
@@ -161,7 +162,7 @@ def twice():
             print(ranks.gather([ranks.rank, run]), flush=True)
 
 
-@pytest.mark.parametrize("place", ["file", "address"])
+@pytest.mark.parametrize("place", [pytest.param("file", marks=pytest.mark.exhaustive), "address"])
 def test_ranks_join_again_for_the_next_run(place):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

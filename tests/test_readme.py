@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[1]
 NAMES = re.findall(r"\S+\.md", (SOURCE / "Makefile").read_text())
 PAGES = "\n".join((SOURCE / name).read_text() for name in NAMES)
@@ -36,6 +38,7 @@ def install(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.exhaustive
 def test_commands_and_python_run_as_written(tmp_path):
     environment = install(tmp_path)
     commands = capture.commands(PAGES)

@@ -69,6 +69,7 @@ def test_a_signal_between_two_lines_of_a_pipe_ends_the_command_and_saves_the_sta
     assert run("generate", "-m", "tiny", "-n", "3", "--state-in", "s").code == 0
 
 
+@pytest.mark.exhaustive
 def test_an_interrupt_ends_a_process_that_reads_a_pipe(model):
     with subprocess.Popen(
         command(*GREEDY, "-i", "--json", "--state-out", "s"), env=environment(),

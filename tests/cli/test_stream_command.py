@@ -174,6 +174,7 @@ def test_a_state_belongs_to_one_process_and_one_log(run, model, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if "lock" in path.name] == []
 
 
+@pytest.mark.exhaustive
 def test_a_stream_knows_where_it_began_before_it_scores(model, tmp_path):
     log, state = tmp_path / "app.log", tmp_path / "s"
     log.write_bytes(b"old\n")

@@ -150,6 +150,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(run, text, without
     assert not MODEL.exists()
 
 
+@pytest.mark.exhaustive
 def test_it_is_imported_only_when_asked_for(text):
     code = (
         "import sys; from xlcli.__main__ import main; "

@@ -251,6 +251,7 @@ def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     assert steps == [step + 1, step + 2]
 
 
+@pytest.mark.exhaustive
 def test_training_goes_on_without_a_reader(text):
     line = " ".join(f"'{part}'" for part in command("train", text, "--max-steps", "3", "--json", *SMALL))
     done = subprocess.run(

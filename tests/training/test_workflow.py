@@ -639,8 +639,8 @@ def test_preparation_takes_at_most_a_tenth_of_a_time_budget(preparation, counted
 @pytest.mark.parametrize(
     ("budget", "least", "most"),
     [
-        ({"max_time": 20.0}, 1, 3),
-        ({"max_time": 20.0, "eval_every": 1.0}, 9, 20),
+        pytest.param({"max_time": 20.0}, 1, 3, marks=pytest.mark.exhaustive),
+        pytest.param({"max_time": 20.0, "eval_every": 1.0}, 9, 20, marks=pytest.mark.exhaustive),
         ({"max_steps": 40, "max_time": 1000.0}, 10, 10),
         ({"max_tokens": 40 * 64, "max_time": 1000.0}, 10, 10),
     ],

@@ -23,7 +23,6 @@ def assert_all_survive(name, *options, folder, timeout):
 @pytest.mark.parametrize(
     ("name", "part", "cases"),
     [
-        ("kills", "calls", 1),
         ("services", "renames", 1),
         ("rotations", "follow", 20),
         ("crashes", "copy", 2),

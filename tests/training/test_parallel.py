@@ -48,6 +48,7 @@ def sample():
     return compared(2, 4, *SAMPLE)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shard", [False, True])
 @pytest.mark.parametrize("name", SAMPLE)
 def test_steps_of_two_ranks_are_those_of_one_process(name, shard, sample):

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
+from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.figures import loss_by_context, pair_scores, pair_shares, rounding_cost
 from xlcli.evaluation.frequency import Frequencies
@@ -88,11 +89,12 @@ def evaluate(
         worker_loop(both, runtime, predictions)
         return
     with Division(runtime.ranks) as divided:
-        if (path := options.asked.frequency) and not words:
-            raise ConfigError("frequency is a column of words.", "List words: --words FILE.tsv.")
+        if options.asked.of_words and not words:
+            raise ConfigError("alternatives and frequency are columns of words.", "List words: --words FILE.tsv.")
         check_settings(model, options, runtime)
         check_memory(model, runtime, 1, segment_len=1)  # of any text
         try:
+            path = options.asked.frequency
             frequencies = (yield from until(stop, Frequencies.read(path))) if path else None
             text = yield from until(stop, _read(model, source, options))
         except StoppedEarlyError:
@@ -177,7 +179,7 @@ class _Evaluation(NamedTuple):
                 yield Notice(remark)
             figures: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
-                yield from self._parts(scores, is_whole=is_whole)
+                yield from self._parts(run, scores, is_whole=is_whole)
             if scores is not None and options.pairs and is_whole:
                 figures["pairs"] = pair_shares(pair_scores(text, scores.nats), options.by)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
@@ -189,14 +191,16 @@ class _Evaluation(NamedTuple):
             self.divided.pause()
         yield Score(**_facts(run, options, totals, batches.size, seconds), **figures)
 
-    def _parts(self, scores: TokenScores, *, is_whole: bool) -> Iterator[Scored | Done]:
+    def _parts(self, run: Pass, scores: TokenScores, *, is_whole: bool) -> Iterator[Scored | Done]:
         """Tokens, words or pairs, if they are asked for, until stopped."""
         options, text = self.options, self.text
         found: list[Iterator[Scored]] = []
         if self.words and options.pairs and is_whole:
             found.append(pair_scores(text, scores.nats))
         if self.words and not options.pairs:
-            found.append(text.word_scores(scores, by_line=options.each_line, with_tokens=self.per_token))
+            search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
+            by_line, with_tokens = options.each_line, self.per_token
+            found.append(text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search))
         elif self.per_token:
             found.append(text.rows_and_tokens(scores))
         for each in chain.from_iterable(found):

@@ -15,7 +15,7 @@ Only boundaries between tokens count: a word that ends within a token is joined 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +126,12 @@ class Predictions(Readout):
         layer_ends = {name: tuple(mass / LN2 for mass in values[:n]) for name, values in layers.items()}
         return Prediction(tuple(mass / LN2 for mass in last[:n]), last[n] / LN2, columns, layer_ends)
 
+    def enders(self, last: int) -> Tensor:
+        """Ids (n) before which a word ends after a character of this kind, on the CPU."""
+        if last in (LETTER, PUNCTUATION):
+            return self._enders[last == PUNCTUATION].cpu()
+        return torch.arange(self.tokenizer.vocab_size if is_ended(last) else 0)
+
 
 class Words:
     """Joins scored tokens to words.
@@ -144,8 +150,13 @@ class Words:
         """The next word begins a text."""
         self.at = replace(self.at, last=b"\n")
 
-    def feed(self, token: TokenScore) -> Iterator[Row | WordScore]:
-        """The words that end before or with this token, the next one of the text, and the rows that they begin."""
+    def feed(
+        self, token: TokenScore, further: Callable[[int | None], Mapping[str, Any]] | None = None
+    ) -> Iterator[Row | WordScore]:
+        """The words that end before or with this token, the next one of the text, and the rows that they begin.
+
+        `further` gives columns of a word that begins with it, by the kind of the last character if a word ended there.
+        """
         assert token.prediction is not None
         prediction = token.prediction
         last = self.boundaries.last(self.at.text or self.at.last)
@@ -156,6 +167,8 @@ class Words:
             before = _mass(last, prediction.word_ends) if is_new else 0.0
             layers = {name: _mass(last, each) if is_new else 0.0 for name, each in prediction.layer_ends.items()}
             self._columns = {**prediction.columns, **layers}
+            if further is not None:
+                self._columns |= further(last if is_new else None)
             number = at.number if token.line == at.line else 0
             self.at = replace(at, before=before, entropy=entropy, line=token.line, number=number)
         for name in prediction.layer_ends:

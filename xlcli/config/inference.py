@@ -53,7 +53,13 @@ class Columns(NamedTuple):
     entropy: bool = False
     logprobs: int = 0
     layers: tuple[int, ...] | None = None
+    alternatives: int = 0
     frequency: str = ""
+
+    @property
+    def of_words(self) -> bool:
+        """True if some are columns of words only."""
+        return bool(self.alternatives or self.frequency)
 
     @classmethod
     def read(cls, names: str) -> Self:
@@ -63,14 +69,14 @@ class Columns(NamedTuple):
             match each.partition("="):
                 case ("rank" | "entropy") as name, "", "":
                     found[name] = True
-                case "logprobs", _, value if re.fullmatch("[1-9][0-9]{0,2}", value):
-                    found["logprobs"] = int(value)
+                case ("logprobs" | "alternatives") as name, _, value if re.fullmatch("[1-9][0-9]{0,2}", value):
+                    found[name] = int(value)
                 case "layers", sign, value if re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*" if sign else "", value):
                     found["layers"] = tuple(units.lengths(value)) if sign else ()
                 case "frequency", _, value if value:
                     found["frequency"] = value
                 case _:
-                    known = "Known: rank, entropy, logprobs=K, layers, layers=N,N, frequency=FILE."
+                    known = "Known: rank, entropy, logprobs=K, layers, layers=N,N, alternatives=K, frequency=FILE."
                     raise InvalidSettingError("columns", f"has no '{each}'", known)
         return cls(**found)
 
@@ -313,7 +319,7 @@ class ScoreConfig(InferenceConfig):
     )
     columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
         default="",
-        description="Also list rank, entropy, logprobs=K, layers, layers=N,N or frequency=FILE (docs/words.md).",
+        description="Also list rank, entropy, logprobs=K, layers, alternatives=K or frequency=FILE (docs/words.md).",
     )
 
     @property
@@ -406,6 +412,9 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
             raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
         if self.score_field and self.text_field in (None, self.score_field):
             raise InvalidSettingError("score_field", "needs text_field, the text before it", "Add --text-field KEY.")
+        if self.asked.alternatives and (self.online_option or self.span != "uniform"):
+            reason = "has alternatives, which need a uniform span, without adapt and context_cache"
+            raise InvalidSettingError("columns", reason, "Leave out alternatives.")
 
 
 class Sampling(NamedTuple):
@@ -526,7 +535,7 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         super()._check()
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
-        if self.columns and (self.emit != "tokens" or self.asked.frequency):
+        if self.columns and (self.emit != "tokens" or self.asked.of_words):
             raise InvalidSettingError("columns", "lists columns of tokens only", "Use --emit tokens, or xlcli eval.")
         if self.selects and self.emit not in ("lines", "words", "tokens"):
             key = "top" if self.min_bits is None else "min_bits"

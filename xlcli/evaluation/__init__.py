@@ -32,6 +32,7 @@ import numpy as np
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import figures
+from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
@@ -93,11 +94,12 @@ def evaluate(
         worker_loop(both, runtime, predictions)
         return
     with Division(runtime.ranks) as divided:
-        if (path := options.asked.frequency) and not words:
-            raise ConfigError("frequency is a column of words.", "List words: --words FILE.tsv.")
+        if options.asked.of_words and not words:
+            raise ConfigError("alternatives and frequency are columns of words.", "List words: --words FILE.tsv.")
         check_settings(model, options, runtime)
         check_memory(model, runtime, 1, segment_len=1)  # of any text
         try:
+            path = options.asked.frequency
             frequencies = (yield from until(stop, Frequencies.read(path))) if path else None
             text = yield from until(stop, _read(model, source, options))
         except StoppedEarlyError:
@@ -213,7 +215,7 @@ class _Evaluation(NamedTuple):
                 yield Notice(remark)
             fields: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
-                yield from self._parts(scores, is_whole=is_whole)
+                yield from self._parts(run, scores, is_whole=is_whole)
             if scores is not None and options.pairs and is_whole:
                 fields["pairs"] = figures.pair_shares(figures.pair_scores(text, scores.nats), options.by)
             if scores is not None and options.score_field and options.by and is_whole:
@@ -229,7 +231,7 @@ class _Evaluation(NamedTuple):
             self.divided.pause()
         yield Score(**_facts(run, options, totals, batches.size, seconds), **fields)
 
-    def _parts(self, scores: TokenScores, *, is_whole: bool) -> Iterator[Scored | Done]:
+    def _parts(self, run: Pass, scores: TokenScores, *, is_whole: bool) -> Iterator[Scored | Done]:
         """Tokens, words or pairs, if they are asked for, until stopped."""
         options, text = self.options, self.text
         found: list[Iterator[Scored]] = []
@@ -238,7 +240,9 @@ class _Evaluation(NamedTuple):
         if self.words and options.score_field and is_whole:
             found.append(figures.continuation_scores(text, scores.nats, options.by))
         if self.words and not options.by_row:
-            found.append(text.word_scores(scores, by_line=options.each_line, with_tokens=self.per_token))
+            search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
+            by_line, with_tokens = options.each_line, self.per_token
+            found.append(text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search))
         elif self.per_token and not options.score_field:
             found.append(text.rows_and_tokens(scores))
         for each in chain.from_iterable(found):

@@ -8,9 +8,10 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,9 @@ class TokenizedText:
             yield from (Row(next(numbers), fields) for _, fields in begun)
             yield token
 
-    def word_scores(self, scores: TokenScores, *, by_line: bool, with_tokens: bool) -> Iterator[Scored]:
+    def word_scores(
+        self, scores: TokenScores, *, by_line: bool, with_tokens: bool, search: Search | None = None
+    ) -> Iterator[Scored]:
         """Words and rows as soon as they are complete, and `token_scores` if asked for. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
@@ -115,8 +118,12 @@ class TokenizedText:
                 words.at.begin(*row)
             if with_tokens:
                 yield token
-            yield from words.feed(token)
+            yield from words.feed(token, None if search is None else partial(search, i, token.text))
         yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
+
+
+Search = Callable[[int, bytes, int | None], Mapping[str, Any]]
+"""Columns of the word that begins with a token: its number and text, and the argument of `further` of `Words.feed`."""
 
 
 class TokenScores:

@@ -1,0 +1,103 @@
+"""The most probable next words: sums, brute force over a toy vocabulary, and the bits of the words of a text."""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from toys import PROSE, RUNTIME, toy
+
+from xlcli.config import EvalConfig
+from xlcli.evaluation import alternatives, evaluate
+from xlcli.events import WordScore
+
+
+def words_of(model, path, n=5, **options):
+    chosen = EvalConfig(columns=f"alternatives={n}", **options)
+    return [event for event in evaluate(model, [path], chosen, RUNTIME, words=True) if isinstance(event, WordScore)]
+
+
+@pytest.fixture
+def prose(tmp_path):
+    (tmp_path / "prose.txt").write_text(PROSE)
+    return tmp_path / "prose.txt"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+@pytest.mark.parametrize("punctuation", [False, True])
+def test_alternatives_and_the_rest_sum_to_one(kind, punctuation, prose):
+    words = words_of(toy(kind), prose, limit=200, split_punctuation=punctuation)
+    for word in words:
+        found = word.columns["alternatives"]
+        assert math.fsum(found.values()) + word.columns["rest"] == pytest.approx(1, abs=1e-6)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        assert 0 < len(found) <= 5
+    assert len(words) > 20
+
+
+def probabilities(model, ids):
+    """Probabilities (v) after these tokens, by one call over all of them."""
+    state = model.network.init_state(1, mem_len=len(ids) + 1, segment_len=len(ids) + 1)
+    with torch.inference_mode():
+        return model.network.logits(torch.tensor([[model.tokenizer.start_id, *ids]]), state)[0][0].softmax(-1)
+
+
+def brute_force(model, ids, least, *, after_line_end):
+    """Probability of each next word whose every beginning has at least this probability, by a depth-first search."""
+    texts, found = [text.decode("utf-8", "replace") for text in model.tokenizer.texts], defaultdict(float)
+    blank = torch.tensor([text[:1].isspace() or "\u4e00" <= text[:1] <= "\u9fff" for text in texts])
+
+    def search(word, text, probability):
+        p = probabilities(model, [*ids, *word])
+        if text.strip():
+            found[text.strip()] += probability * p[blank].sum().item()
+        for i in range(len(texts)):
+            own = probability * p[i].item()
+            if own < least or (text.strip() and blank[i]):
+                continue
+            if texts[i].endswith("\n") or (text + texts[i]).strip()[-1:] > "\u4e00":
+                found[(text + texts[i]).strip() or "\n"] += own
+            else:
+                search([*word, i], text + texts[i], own)
+
+    p = probabilities(model, ids)
+    for i in range(len(texts)):
+        own = p[i].item() if after_line_end else p[i].item() / p[blank].sum().item()
+        if own >= least and (after_line_end or blank[i]):
+            if texts[i].endswith("\n") or texts[i].strip()[-1:] > "\u4e00":
+                found[texts[i].strip() or "\n"] += own
+            else:
+                search([i], texts[i], own)
+    return found
+
+
+def plain(found):
+    """Words of ASCII letters; the toy also predicts parts of characters."""
+    return {word: p for word, p in found.items() if word.isascii() and word.isalpha()}
+
+
+def test_alternatives_by_brute_force(tmp_path, monkeypatch):
+    monkeypatch.setattr(alternatives, "LEAST", 0.002)
+    model, text = toy("sentencepiece", mem_len=99), b"The quick brown fox said"
+    (tmp_path / "t").write_bytes(text)
+    at, ids = 0, model.tokenizer.encode(text).tolist()
+    for word in words_of(model, tmp_path / "t", n=900):  # all that are found
+        expected = brute_force(model, ids[:at], 0.002, after_line_end=at == 0)
+        found = word.columns["alternatives"]
+        assert plain(found) == pytest.approx(plain(expected), abs=1e-6)
+        assert len(plain(found)) > 20
+        at += word.tokens
+
+
+def test_documents_and_fewer_alternatives(prose, tmp_path):
+    model = toy("sentencepiece")
+    alone = words_of(model, prose, limit=45)
+    for word, more in zip(alone, words_of(model, prose, n=20, limit=45), strict=True):
+        first = dict(list(more.columns["alternatives"].items())[:5])
+        assert word.columns["alternatives"] == pytest.approx(first, abs=word.columns["rest"])
+        assert word.bits == more.bits
+    (tmp_path / "two.txt").write_text(PROSE.splitlines()[0] + "\n" + PROSE.splitlines()[0] + "\n")
+    words = words_of(model, tmp_path / "two.txt", each_line=True)
+    half = len(words) // 2
+    for first, second in zip(words[:half], words[half:], strict=True):
+        assert first.columns["alternatives"] == pytest.approx(second.columns["alternatives"], abs=1e-9)

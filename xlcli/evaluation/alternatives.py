@@ -1,0 +1,130 @@
+"""The most probable words in the place of each word of a text, with their probabilities: what a cloze test measures.
+
+Words are those of `xlcli.words`. The probability of one is the sum over the sequences of tokens that spell it, and that
+the next token ends, given that the word before has ended. Sequences are searched from short to long. One that is less
+probable than the last of the words asked for is not continued, so no word that has a more probable sequence is missed.
+What is not continued belongs to `rest`, the probability of all other words.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xlcli.evaluation.passes import Pass
+from xlcli.files import as_utf8
+from xlcli.state import State
+from xlcli.text.loaders import inputs_and_targets
+from xlcli.words import Predictions, is_ended
+
+ROWS = 16
+"""Maximum number of sequences per call of the model."""
+LEAST = 1e-5
+"""Probability below which no sequence is continued."""
+LINE_END = "\n"
+"""Stands for the end of a line or of the text in the place of a word."""
+
+
+class _Beginning(NamedTuple):
+    """Probability, tokens and text of the beginning of a word."""
+
+    probability: float
+    ids: tuple[int, ...]
+    text: bytes
+
+
+class NextWords:
+    """Columns `alternatives`, from word to probability, and `rest` of the words of a text, in order.
+
+    Reads the text once more, in one sequence.
+    """
+
+    def __init__(self, run: Pass, predictions: Predictions) -> None:
+        self._run, self._predictions = run, predictions
+        self._state, self._n_read = run.lengths.init_state(run.model.network, np.zeros(1, np.int64)), 0
+
+    @torch.inference_mode()
+    def __call__(self, token: int, text: bytes, last: int | None) -> dict[str, Any]:
+        """Columns of the word that begins with this token; arguments as of `Search`."""
+        if b"\n" in text and not text.strip():  # no word
+            return {}
+        p = self._read(token)
+        if last is not None:
+            begins = self._predictions.enders(last)
+            p = torch.zeros_like(p).index_copy(0, begins, p[begins] / p[begins].sum())
+        found, longer = defaultdict[str, float](float), list[_Beginning]()
+        rest = self._lengthen(_Beginning(1.0, (), b""), p, LEAST, found, longer)
+        while longer:
+            beginnings, longer = sorted(longer, reverse=True), []
+            for i in range(0, len(beginnings), ROWS):
+                batch, least = beginnings[i : i + ROWS], self._least(found)
+                kept = [each for each in batch if each.probability >= least]
+                rest += sum(each.probability for each in batch[len(kept) :])
+                for each, p in zip(kept, self._after(kept), strict=True):
+                    enders = self._predictions.enders(self._predictions.boundaries.last(each.text))
+                    if len(enders):
+                        found[_word(each.text)] += each.probability * float(p[enders].sum())
+                    rest += self._lengthen(each, p.index_fill(0, enders, 0.0), least, found, longer)
+        best = heapq.nlargest(self._predictions.asked.alternatives, found, key=found.__getitem__)
+        rest += sum(found[word] for word in found.keys() - best)
+        return {"alternatives": {word: found[word] for word in best}, "rest": rest}
+
+    def _lengthen(
+        self, beginning: _Beginning, p: Tensor, least: float, found: dict[str, float], longer: list[_Beginning]
+    ) -> float:
+        """Probability of what is not continued of a beginning, by the probabilities (v) of the next token in the word.
+
+        What is at least as probable as `least` is added to `longer`, or to `found` if the word ends after that token,
+        whatever comes next.
+        """
+        texts, last = self._predictions.tokenizer.texts, self._predictions.boundaries.last
+        p = beginning.probability * p
+        is_kept = p >= least
+        is_kept[len(texts) :] = False
+        for i in is_kept.nonzero()[:, 0].tolist():
+            text = beginning.text + texts[i]
+            if is_ended(last(text)):
+                found[_word(text)] += float(p[i])
+            else:
+                longer.append(_Beginning(float(p[i]), (*beginning.ids, i), text))
+        return float(p[~is_kept].sum())
+
+    def _least(self, found: dict[str, float]) -> float:
+        """Probability of sequences that are continued, at least."""
+        n = self._predictions.asked.alternatives
+        return max(LEAST, heapq.nlargest(n, found.values())[-1] if len(found) >= n else 0.0)
+
+    def _read(self, token: int) -> Tensor:
+        """Probabilities (v) in the place of a token, after the tokens before it, which are read."""
+        run, documents = self._run, self._run.text.documents
+        start = int(documents[np.searchsorted(documents, token, "right") - 1])
+        if start >= self._n_read > 0:
+            self._state, self._n_read = run.lengths.init_state(run.model.network, np.zeros(1, np.int64)), start
+        positions = np.arange(self._n_read, token + 1)[None]
+        inputs, _ = inputs_and_targets(run.text.tokens.ids, positions, run.model.tokenizer.start_id, start)
+        self._n_read = token + 1
+        p, self._state = self._predict(inputs, self._state)
+        return p[0]
+
+    def _after(self, beginnings: Sequence[_Beginning]) -> Tensor:
+        """Probabilities (b v) after beginnings of the same number of tokens."""
+        if not beginnings:
+            return torch.empty(0)
+        return self._predict([each.ids for each in beginnings], self._state.select([0] * len(beginnings)))[0]
+
+    def _predict(self, tokens: Any, state: State) -> tuple[Tensor, State]:
+        """Probabilities (b v) after tokens (b t), and the new state."""
+        run = self._run
+        with run.runtime.autocast():
+            logits, state = run.model.network.logits(torch.as_tensor(tokens, device=run.runtime.device), state)
+        return logits.double().softmax(-1).cpu(), state
+
+
+def _word(text: bytes) -> str:
+    return as_utf8(text.decode("utf-8", "surrogateescape").strip()) or LINE_END

@@ -22,7 +22,7 @@ ROWS = [
     ("b", "She said that\nthe fox", " and the dog were naïve"),
     ("a", "The quick brown fox jumps over", "  a dog"),
     ("c", "x", "世界 the dog being lazy does not mind"),
-    ("b", "The dog, being lazy, does not mind. " * 9, "And the fox?"),
+    ("b", "The dog, being lazy, does not mind. " * 3, "And the fox?"),
     ("b", "Is it so? Answer:\n", "yes"),
 ]
 BLANKS = [" ", " ", " ", "  ", " ", " ", ""]
@@ -59,13 +59,14 @@ def slow(model, context, continuation, **lengths):
 @pytest.mark.parametrize("mem_len", [0, 9, 500])
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
 def test_bits_are_those_of_the_tokens_in_the_whole_text(kind, mem_len, tmp_path):
-    model = toy(kind)
+    model, wanted = toy(kind), []
+    for (_, context, continuation), blanks in zip(ROWS, BLANKS, strict=True):
+        parts = context.rstrip(" ").encode(), (blanks + continuation.lstrip(" ")).encode()
+        wanted.append(slow(model, *parts, mem_len=mem_len))
     for options in ({}, {"batch_size": 2, "segment_len": 5 if mem_len else None}):
         found = scores(model, write(tmp_path / "rows.json", ROWS), mem_len=mem_len, **options)
         assert [each.row for each in found] == [*range(1, len(ROWS) + 1)]
-        for (_, context, continuation), blanks, each in zip(ROWS, BLANKS, found, strict=True):
-            parts = context.rstrip(" ").encode(), (blanks + continuation.lstrip(" ")).encode()
-            bits, n_bytes, n_tokens = slow(model, *parts, mem_len=mem_len)
+        for (bits, n_bytes, n_tokens), each in zip(wanted, found, strict=True):
             assert each.bits == pytest.approx(bits, abs=1e-5)
             assert (each.bytes, each.tokens) == (n_bytes, n_tokens)
             assert each.bits_per_byte == pytest.approx(each.bits / n_bytes)

@@ -18,6 +18,7 @@ from xlcli.inference import InferenceSession
 from xlcli.kernels.mixture import distribution, fill, read, score
 from xlcli.memory.context_cache import REACH, n_leaves, new_index, new_mixer
 from xlcli.memory.online import UNKNOWN
+from xlcli.model.head import Readout
 from xlcli.online.mixture import CachedModel, Spelling
 from xlcli.store.state_files import PendingText, SessionState, load_state, save_state
 
@@ -167,7 +168,7 @@ def test_parts_of_a_call_change_nothing(model, monkeypatch):
         cached = dataclasses.replace(reader(model), step=step)
         with torch.inference_mode():
             state = cached.init_state(1, mem_len=9, segment_len=8)
-            results.append(cached.score(text[:, :-1], text[:, 38:], state, readout=lambda log_p: log_p[..., :3]))
+            results.append(cached.score(text[:, :-1], text[:, 38:], state, readout=Readout()))
     whole, *others = results
     assert whole.nll.shape == (1, 43)
     for other in others:
@@ -189,7 +190,7 @@ def test_a_readout_sees_the_mixture(model):
     cached, text = reader(model), torch.tensor([[10, *TEXT[:60]]])
     with torch.inference_mode():
         state = cached.init_state(1, mem_len=9, segment_len=8)
-        out = cached.score(text[:, :-1], text[:, 1:], state, readout=lambda log_p: log_p)
+        out = cached.score(text[:, :-1], text[:, 1:], state, readout=Readout())
     found = -out.readout[0].gather(1, text[0, 1:, None])[:, 0]
     assert found.tolist() == pytest.approx(plain, abs=1e-12)
     assert out.nll[0].tolist() == pytest.approx(plain, abs=1e-12)

@@ -14,6 +14,7 @@ from xlcli.config import EvalConfig, validate
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import ContinuationScore, Notice, Row, Score
+from xlcli.presets import models_folder
 from xlcli.store.folder import load
 
 ROWS = [
@@ -187,7 +188,7 @@ def test_tables_json_and_lines_of_windows_are_read_alike(tmp_path):
 
 
 def test_the_cost_of_rounding_is_of_what_is_scored(tmp_path):
-    books = load(xlcli.presets.models_folder() / "books", EvalConfig(), device="cpu")
+    books = load(models_folder() / "books", EvalConfig(), device="cpu")
     path = write(tmp_path / "rows.json", ROWS)
     *_, rounded = events_of(books, path, memory_dtype="int8")
     *_, exact = events_of(books, path)

@@ -109,7 +109,9 @@ class Predictions(Readout):
         best = log_p.topk(self.n_best, dim=-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
         own = log_p.gather(-1, targets[..., None])
-        rank = 1 + (log_p > own).sum(-1, dtype=log_p.dtype)
+        rank = torch.zeros_like(entropy)
+        if self.asked.rank:  # one more reading of all log-probabilities
+            rank = 1 + (log_p > own).sum(-1, dtype=log_p.dtype)
         single = torch.stack((*masses, entropy, own.squeeze(-1), rank), dim=-1)
         return torch.cat((single, best.indices.to(log_p.dtype), best.values), dim=-1)
 

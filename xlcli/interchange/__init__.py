@@ -45,6 +45,7 @@ _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
 _MOST_TOKENS = 2**20
+"""Maximum size of a vocabulary; that of the largest published Transformer-XL has 793,471 words."""
 _LONG, _MOST_CHANGE = 16_000, 0.001
 """Bytes of text with which the encoding of quantized weights is chosen, and the change of its bits that is allowed."""
 _MOST_CALLS, _MOST_MEMORY = 64, 2**28

@@ -1,31 +1,43 @@
-"""Surprisal of words against self-paced reading times: the Natural Stories corpus (Futrell et al. 2021).
+"""Surprisal of words against reading times of three corpora.
 
     git clone https://github.com/languageMIT/naturalstories && git -C naturalstories checkout 4700daa
-    python benchmarks/reading.py naturalstories [-m books] [-m models/other] [--out benchmarks/results/reading.json]
-    python benchmarks/reading.py --table benchmarks/results/reading.json     # prints the table
+    python benchmarks/reading.py [naturalstories] [--provo FOLDER] [--ucl FILE] [-m books] [-m models/other]
+    python benchmarks/reading.py --table benchmarks/results/reading.json     # prints the tables
 
-The corpus has ten stories of about 1,000 words and the mean time that readers spent on each word. It is not part of
-xlcli, because its license is non-commercial (CC BY-NC-SA 4.0); the checksums of the files that are read are below.
+Corpora. None is part of xlcli; the checksums of the files that are read are below.
 
-Readings. Each model reads each story alone, as one text with the memory of training, and again each sentence alone. A
-sentence ends at a word with . ? or !, perhaps followed by quotes, that is no title such as Mr., if the next word begins
-with a capital letter or digit, perhaps after quotes. A word is what stands between white space. Its surprisal is
-corrected for the blank that ends it (Pimentel and Meister 2024) or the plain sum of its tokens; of GPT-3 only the sum
-is known, from the file of the corpus.
+- Natural Stories (Futrell et al. 2021, CC BY-NC-SA 4.0): ten stories of about 1,000 words and the mean time of
+  self-paced reading of each word.
+- Provo (Luke and Christianson 2018): 55 texts of 50 words and eye movements of 84 readers. FOLDER has the texts and
+  frequencies of github.com/wilcoxeg/MoTR (`experiments/provo/data`, `provo_items.tsv` and `provo_stats.csv`) and the
+  means over readers of github.com/SPOClab-ca/cmcl-shared-task (`data/provo.csv`), which are standardized.
+- UCL (Frank et al. 2013): 205 sentences of novels, self-paced reading and eye movements. FILE is `reading_data.csv`
+  of BabyLM's evaluation data (De Varda et al. 2023), with frequencies of subtitles.
 
-Times. The file of mean times is misaligned by one position: a time belongs to the word after the one it stands
-beside. The page of the corpus reports the error, but only the file with the times of single readers was corrected. As
-the file is, a time correlates with the length of the next word, which readers cannot see yet; the output has these
-correlations. Results with the times as in the file are saved beside the others.
+Readings. Each model reads each story or text alone, as one text with the memory of training, and again each sentence
+alone. A sentence ends at a word with . ? or !, perhaps followed by quotes, that is no title such as Mr., if the next
+word begins with a capital letter or digit, perhaps after quotes. A word is what stands between white space. Its
+surprisal is corrected for the blank that ends it (Pimentel and Meister 2024) or the plain sum of its tokens; of
+GPT-3 only the sum is known, from the file of Natural Stories.
+
+Times. The file of mean times of Natural Stories is misaligned by one position: a time belongs to the word after the
+one it stands beside. The page of the corpus reports the error, but only the file with the times of single readers
+was corrected. As the file is, a time correlates with the length of the next word, which readers cannot see yet; the
+output has these correlations. Results with the times as in the file are saved beside the others. The means of Provo
+lack 94 words, most of them the first of a text; words and means are matched in order. A mean of eye movements counts
+0 for readers who skipped the word.
 
 Words. Excluded are the first and the last word of a sentence, the second word of a story (GPT-3 has no prediction of
-the first), and words that were shown otherwise than in the text. All rows use the same words.
+the first), words that were shown otherwise than in the text, and words without a time or frequency. All rows of a
+corpus use the same words.
 
-Regression. Linear, of the logarithm of the mean time. The baseline has the length in characters as shown and the
-logarithm of the frequency (Google Books, one added) of the word and of the word before; the gain is what the surprisals
-of both add to the log likelihood of a word, in nats. Each story is predicted from the nine others (ten folds, without a
-random number); the variance is estimated from these nine. `±` is the standard error over the ten stories. The second
-gain has a baseline with the number of the word in the story and its logarithm as well, since readers become faster.
+Regression. Linear, of the logarithm of the mean time of self-paced reading, or of the mean time of an eye movement.
+The baseline has the length in characters as shown and the logarithm of the frequency (Natural Stories: Google Books,
+one added) of the word and of the word before; the gain is what the surprisals of both add to the log likelihood of a
+word, in nats. Each tenth of the texts is predicted from the nine others (ten folds, without a random number): of
+Natural Stories each story. The variance is estimated from these nine. `±` is the standard error over the ten folds.
+The second gain has a baseline with the number of the word in the story and its logarithm as well, since readers
+become faster.
 """
 
 import argparse
@@ -35,8 +47,9 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
@@ -50,14 +63,35 @@ CHECKSUMS = {
     TIMES: "047d2a0b84eff99d90535d1517f7fa7d466b81fbd60e990f2f08caac04d8aa56",
     GPT3: "6ccee02c20a688d5f7e69a023025d725e8fb06d87e2c7f997b399384c200a0ad",
 }
-"""SHA-256 of the files at commit 4700daa."""
+"""SHA-256 of the files of Natural Stories at commit 4700daa."""
+PROVO_TEXT, PROVO_FREQUENCIES, PROVO_TIMES = "provo_items.tsv", "provo_stats.csv", "provo.csv"
+PROVO_CHECKSUMS = {
+    PROVO_TEXT: "c5171c1dc1ddb77324686b94f0efde4042438c9a2f455230e6646559a3d69068",
+    PROVO_FREQUENCIES: "a85437a2e25e870c5e19a76b9c6bb0cec5f14c1d4189174d12eac00e9254f841",
+    PROVO_TIMES: "9bb4c367c8eb95b684065a069e1dd0a21430f5eded0fc20fa6676056cb0e93e4",
+}
+"""SHA-256 of the files at commits bee2685 of MoTR and 19d7af0 of cmcl-shared-task."""
+UCL_CHECKSUM = "45204bc7ccfb10bdb6140797b5e60e83e9a85cc62d195a84ad4566cb429f0065"
 SHIFT = 1
-"""The time beside word i is of word i + SHIFT."""
+"""The time of Natural Stories beside word i is of word i + SHIFT."""
 SENTENCE_END, SENTENCE_START = re.compile(r"[.?!]['\")]*$"), re.compile(r"['\"(]*[A-Z0-9]")
 TITLES = {"Mr.", "Mrs.", "Ms.", "Dr.", "St."}
-UNITS = ("story", "sentence")
 KINDS = {"corrected": "bits", "naive": "naive_bits"}
 """Kind of surprisal to its column in the output of `xlcli eval --words`."""
+N_FOLDS = 10
+SELF_PACED, AS_IN_THE_FILE = "self-paced reading", "self-paced reading, times as in the file"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Mean time of each word (n), not a number where there is none; `log` if the regression takes its logarithm."""
+
+    times: np.ndarray
+    log: bool = True
+
+    def response(self) -> np.ndarray:
+        """What the regression predicts (n)."""
+        return np.log(self.times) if self.log else self.times
 
 
 @dataclass(frozen=True)
@@ -69,9 +103,9 @@ class Corpus:
         story: Number of the story.
         number: Number of the word in its story, from 1.
         sentence: Number of the sentence, over all stories.
-        frequency: Logarithm of the count in Google Books plus one; without punctuation, but for titles such as Mr.
+        frequency: Logarithm of the count in other text, not a number where it is not known.
         as_shown: Words that readers saw as in the text.
-        beside: Mean time beside the word in the file, in milliseconds.
+        measures: Times of the words by what was measured.
     """
 
     words: list[str]
@@ -80,16 +114,24 @@ class Corpus:
     sentence: np.ndarray
     frequency: np.ndarray
     as_shown: np.ndarray
-    beside: np.ndarray
-
-    def times(self, shift: int) -> np.ndarray:
-        """Mean time of each word (n) in milliseconds, not a number at the beginning of a story."""
-        return np.where(self.number > shift, np.roll(self.beside, shift), np.nan)
+    measures: Mapping[str, Measure]
 
     def included(self) -> np.ndarray:
         """Words (n) that enter the regression."""
         begins = before(self.sentence) != self.sentence
-        return ~begins & ~np.roll(begins, -1) & (self.number > 2) & self.as_shown
+        inside = ~begins & ~np.roll(begins, -1) & (self.number > 2) & self.as_shown
+        known = [self.frequency, before(self.frequency), *(measure.times for measure in self.measures.values())]
+        return inside & np.all(np.isfinite(known), axis=0)
+
+    def folds(self) -> np.ndarray:
+        """Number of the fold (n)."""
+        return (self.story - 1) % N_FOLDS
+
+    def units(self) -> dict[str, np.ndarray]:
+        """What a model reads alone: name to the number of each word's (n)."""
+        if np.array_equal(self.story, self.sentence):
+            return {"sentence": self.sentence}
+        return {"story": self.story, "sentence": self.sentence}
 
 
 def before(values: np.ndarray) -> np.ndarray:
@@ -97,14 +139,19 @@ def before(values: np.ndarray) -> np.ndarray:
     return np.concatenate(([np.nan], values[:-1]))
 
 
-def read(folder: Path) -> Corpus:
-    """Reads and checks the corpus."""
-    for name, checksum in CHECKSUMS.items():
+def verify(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Refuses files that are missing or differ."""
+    for name, checksum in checksums.items():
         path = folder / name
         if not path.is_file():
-            raise SystemExit(f"{path} is missing; clone https://github.com/languageMIT/naturalstories")
+            raise SystemExit(f"{path} is missing; see `python benchmarks/reading.py --help`")
         if hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
-            raise SystemExit(f"{path} differs from its version at commit 4700daa; check it out")
+            raise SystemExit(f"{path} differs from the version that this script reads")
+
+
+def natural_stories(folder: Path) -> Corpus:
+    """Reads and checks the corpus; the frequency is without punctuation, but for titles such as Mr."""
+    verify(folder, CHECKSUMS)
     words: dict[tuple[int, int], str] = {}
     for code, word in table_rows(folder / TEXT):
         if code.endswith(".whole"):
@@ -114,15 +161,89 @@ def read(folder: Path) -> Corpus:
     shown = {(int(row[2]), int(row[1])): (row[0], float(row[4])) for row in table_rows(folder / TIMES)[1:]}
     if list(words) != sorted(words) or not (words.keys() == counts.keys() == shown.keys()):
         raise SystemExit(f"the files of {folder} do not have the same words")
+    number = np.array([number for _, number in words])
+    beside = np.array([shown[key][1] for key in words])
+    moved = np.where(number > SHIFT, np.roll(beside, SHIFT), np.nan)
+    return Corpus(
+        words=list(words.values()),
+        story=np.array([story for story, _ in words]),
+        number=number,
+        sentence=sentences(words),
+        frequency=np.log([counts[key] + 1 for key in words]),
+        as_shown=np.array([shown[key][0] == word for key, word in words.items()]),
+        measures={SELF_PACED: Measure(moved), AS_IN_THE_FILE: Measure(beside)},
+    )
+
+
+def provo(folder: Path) -> Corpus:
+    """Reads the texts and brings the means of eye movements and the frequencies to their words."""
+    verify(folder, PROVO_CHECKSUMS)
+    texts = csv.DictReader((folder / PROVO_TEXT).read_text(encoding="utf-8").splitlines(), dialect="excel-tab")
+    words = {
+        (int(row["item_id"]), number): word for row in texts for number, word in enumerate(row["text"].split(), start=1)
+    }
+    frequencies = {form(row["word"]): float(row["freq"]) for row in comma_rows(folder / PROVO_FREQUENCIES)}
+    means = comma_rows(folder / PROVO_TIMES)
+    forms = [form(word) for word in words.values()]
+    matcher = SequenceMatcher(None, forms, [form(row["word"]) for row in means], autojunk=False)
+    measures = {name: np.full(len(words), np.nan) for name in ("first fixation", "go-past")}
+    for at, row, n in matcher.get_matching_blocks():
+        for name, column in {"first fixation": "FFD", "go-past": "GPT"}.items():
+            measures[name][at : at + n] = [float(means[row + i][column]) for i in range(n)]
     return Corpus(
         words=list(words.values()),
         story=np.array([story for story, _ in words]),
         number=np.array([number for _, number in words]),
         sentence=sentences(words),
-        frequency=np.log([counts[key] + 1 for key in words]),
-        as_shown=np.array([shown[key][0] == word for key, word in words.items()]),
-        beside=np.array([shown[key][1] for key in words]),
+        frequency=np.array([frequencies.get(each, np.nan) for each in forms]),
+        as_shown=np.ones(len(words), dtype=bool),
+        measures={name: Measure(times, log=False) for name, times in measures.items()},
     )
+
+
+def ucl(path: Path) -> Corpus:
+    """Reads the sentences and the times of their words; the first word of a sentence has none."""
+    verify(path.parent, {path.name: UCL_CHECKSUM})
+    texts: dict[int, list[str]] = {}
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for row in comma_rows(path):
+        sentence, number = int(row["sent_id"]), int(row["context_length"]) + 1
+        texts[sentence] = row["sentence"].split()
+        found[sentence, number] = row
+        if form(texts[sentence][number - 1]) != form(row["word"]):
+            raise SystemExit(f"{path}: {row['word']} is not word {number} of sentence {sentence}")
+    words = {(s, n): word for s in sorted(texts) for n, word in enumerate(texts[s], start=1)}
+
+    def column(name: str) -> np.ndarray:
+        return np.array([float(found[key][name] or "nan") if key in found else np.nan for key in words])
+
+    story = np.array([sentence for sentence, _ in words])
+    return Corpus(
+        words=list(words.values()),
+        story=story,
+        number=np.array([number for _, number in words]),
+        sentence=story,
+        frequency=column("Subtlex_log10"),
+        as_shown=np.ones(len(words), dtype=bool),
+        measures={
+            SELF_PACED: Measure(column("self_paced_reading_time")),
+            "first pass": Measure(column("RTfirstpass"), log=False),
+            "go-past": Measure(column("RTgopast"), log=False),
+        },
+    )
+
+
+CORPORA = {"Natural Stories": natural_stories, "Provo": provo, "UCL": ucl}
+
+
+def form(word: str) -> str:
+    """A word without marks but apostrophes, in lower case."""
+    return re.sub(r"[^\w']", "", word).strip("'").lower()
+
+
+def comma_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def table_rows(path: Path) -> list[list[str]]:
@@ -147,9 +268,8 @@ def sentences(words: dict[tuple[int, int], str]) -> np.ndarray:
     return np.array(found)
 
 
-def surprisals(model: str, corpus: Corpus, unit: str, home: Path) -> dict[str, np.ndarray]:
-    """Surprisal of all words in bits, corrected and naive (n), when each story or each sentence is read alone."""
-    numbers = getattr(corpus, unit)
+def surprisals(model: str, corpus: Corpus, numbers: np.ndarray, home: Path) -> dict[str, np.ndarray]:
+    """Surprisal of all words in bits, corrected and naive (n), when the words of each number (n) are read alone."""
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
     with (home / "items.tsv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
@@ -190,34 +310,34 @@ def check(words: Sequence[str], corpus: Corpus, source: str) -> None:
         raise SystemExit(f"{source}: words differ from those of the text at {wrong}")
 
 
-def evaluate(corpus: Corpus, bits: np.ndarray, shift: int) -> dict[str, object]:
+def evaluate(corpus: Corpus, bits: np.ndarray, measure: Measure) -> dict[str, object]:
     """Correlations and gains of the surprisals of all words in bits (n)."""
-    use, times = corpus.included(), corpus.times(shift)
+    use, times, response = corpus.included(), measure.times, measure.response()
     length = np.array([len(word) for word in corpus.words], dtype=float)
     baseline = [length, corpus.frequency, before(length), before(corpus.frequency)]
     position = [corpus.number, np.log(corpus.number)]
     surprisal = [bits, before(bits)]
     found: dict[str, object] = {
-        "bits_per_word": bits[use].mean(),
         "correlation": np.corrcoef(bits[use], times[use])[0, 1],
-        "correlation_log": np.corrcoef(bits[use], np.log(times[use]))[0, 1],
-        "correlation_log_of_word_before": np.corrcoef(before(bits)[use], np.log(times[use]))[0, 1],
+        "correlation_response": np.corrcoef(bits[use], response[use])[0, 1],
+        "correlation_response_of_word_before": np.corrcoef(before(bits)[use], response[use])[0, 1],
     }
+    folds = corpus.folds()[use]
     for name, predictors in {"gain": baseline, "gain_with_position": baseline + position}.items():
-        gains = log_likelihoods(corpus, predictors + surprisal, shift) - log_likelihoods(corpus, predictors, shift)
-        by_story = [gains[corpus.story[use] == story].mean() for story in np.unique(corpus.story)]
-        found[name] = {"mean": gains.mean(), "by_story": by_story}
+        likelihoods = [log_likelihoods(corpus, each, response) for each in (predictors + surprisal, predictors)]
+        gains = likelihoods[0] - likelihoods[1]
+        found[name] = {"mean": gains.mean(), "by_fold": [gains[folds == fold].mean() for fold in np.unique(folds)]}
     return found
 
 
-def log_likelihoods(corpus: Corpus, predictors: Sequence[np.ndarray], shift: int) -> np.ndarray:
-    """Log likelihood in nats of the logarithm of the time of each word that enters, from the other stories."""
+def log_likelihoods(corpus: Corpus, predictors: Sequence[np.ndarray], response: np.ndarray) -> np.ndarray:
+    """Log likelihood in nats of the response of each word that enters, from the words of the other folds."""
     use = corpus.included()
     x = np.stack([np.ones(use.sum()), *(values[use] for values in predictors)], axis=1)
-    y, story = np.log(corpus.times(shift)[use]), corpus.story[use]
+    y, folds = response[use], corpus.folds()[use]
     found = np.empty(len(y))
-    for held_out in np.unique(story):
-        fit, test = story != held_out, story == held_out
+    for held_out in np.unique(folds):
+        fit, test = folds != held_out, folds == held_out
         weights, *_ = np.linalg.lstsq(x[fit], y[fit], rcond=None)
         variance = np.mean((y[fit] - x[fit] @ weights) ** 2)
         found[test] = -0.5 * (np.log(2 * np.pi * variance) + (y[test] - x[test] @ weights) ** 2 / variance)
@@ -225,16 +345,14 @@ def log_likelihoods(corpus: Corpus, predictors: Sequence[np.ndarray], shift: int
 
 
 def alignment(corpus: Corpus) -> dict[str, dict[str, float]]:
-    """Correlation of the log time of a word with the lengths of the words around it, by shift of the times."""
+    """Correlation of the response of a word with the lengths of the words around it, by measure."""
     use = corpus.included()
     length = np.array([len(word) for word in corpus.words], dtype=float)
     around = {"second before": before(before(length)), "before": before(length), "own": length}
     around["next"] = np.append(length[1:], np.nan)
     return {
-        str(shift): {
-            name: np.corrcoef(values[use], np.log(corpus.times(shift)[use]))[0, 1] for name, values in around.items()
-        }
-        for shift in (0, SHIFT)
+        name: {where: np.corrcoef(values[use], measure.response()[use])[0, 1] for where, values in around.items()}
+        for name, measure in corpus.measures.items()
     }
 
 
@@ -247,39 +365,106 @@ def rounded(value: object) -> object:
     return round(float(value), 6) if isinstance(value, float) else value
 
 
-def with_error(by_story: Sequence[float], mean: float) -> str:
-    """A gain in thousandths of a nat with its standard error over stories."""
-    return f"{1000 * mean:.2f} ± {1000 * np.std(by_story, ddof=1) / len(by_story) ** 0.5:.2f}"
+def with_error(by_fold: Sequence[float], mean: float) -> str:
+    """A gain in thousandths of a nat with its standard error over folds."""
+    return f"{1000 * mean:.2f} ± {1000 * np.std(by_fold, ddof=1) / len(by_fold) ** 0.5:.2f}"
 
 
 def table(result: dict) -> str:
-    """Markdown table: a row for each surprisal, with the difference of its gain from the first row's."""
+    """Markdown table for each measure of each corpus."""
+    parts = []
+    for name, found in result.items():
+        words = found["words"]
+        parts.append(f"{name}: {words['included']:,} of {words['all']:,} words; gains in 0.001 nats per word")
+        measures = (measure for measure in found["correlation_with_lengths"] if measure != AS_IN_THE_FILE)
+        parts += [f"{measure}:\n\n{table_of_measure(found['rows'], measure)}" for measure in measures]
+    return "\n\n".join(parts)
+
+
+def table_of_measure(rows: list[dict], measure: str) -> str:
+    """A row for each surprisal, with the difference of its gain from the first row's."""
     lines = [
-        f"{result['words']['included']:,} of {result['words']['all']:,} words; gains in 0.001 nats per word",
-        "",
-        "| model | reads alone | surprisal | bits per word | r, time | r, log time "
+        "| model | reads alone | surprisal | bits per word | r, time | r, response "
         "| gain | difference from first row | gain beside position |",
         "|---" * 9 + "|",
     ]
-    first = result["rows"][0]["gain"]
-    for row in result["rows"]:
-        gain, position = row["gain"], row["gain_with_position"]
-        differences = np.subtract(gain["by_story"], first["by_story"])
-        is_first = row is result["rows"][0]
+    first = rows[0]["measures"][measure]["gain"]
+    for row in rows:
+        found = row["measures"][measure]
+        gain, position = found["gain"], found["gain_with_position"]
+        differences = np.subtract(gain["by_fold"], first["by_fold"])
         cells = [
             *(row["model"], row["alone"], row["surprisal"], f"{row['bits_per_word']:.2f}"),
-            *(f"{row['correlation']:.3f}", f"{row['correlation_log']:.3f}"),
-            with_error(gain["by_story"], gain["mean"]),
-            "–" if is_first else with_error(differences, gain["mean"] - first["mean"]),
-            with_error(position["by_story"], position["mean"]),
+            *(f"{found['correlation']:.3f}", f"{found['correlation_response']:.3f}"),
+            with_error(gain["by_fold"], gain["mean"]),
+            "–" if row is rows[0] else with_error(differences, gain["mean"] - first["mean"]),
+            with_error(position["by_fold"], position["mean"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
+def row_of(corpus: Corpus, bits: np.ndarray) -> dict[str, object]:
+    """What a result says of the surprisals of all words in bits (n)."""
+    measures = {name: evaluate(corpus, bits, measure) for name, measure in corpus.measures.items()}
+    return {"bits_per_word": bits[corpus.included()].mean(), "measures": measures}
+
+
+def rows_of(model: str, corpus: Corpus) -> list[dict[str, object]]:
+    """Results of a model, by what it reads alone and by the kind of surprisal."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for unit, numbers in corpus.units().items():
+            start, spent = time.perf_counter(), processor_seconds_of_commands()
+            found = surprisals(model, corpus, numbers, Path(folder))
+            times = {
+                "seconds": round(time.perf_counter() - start, 1),
+                "processor_seconds": round(processor_seconds_of_commands() - spent, 1),
+            }
+            for kind, bits in found.items():
+                about: dict[str, object] = {"model": Path(model).name, "alone": unit, "surprisal": kind}
+                rows.append(about | times | row_of(corpus, bits))
+    return rows
+
+
+def score(models: Sequence[str], homes: Mapping[str, Path], out: Path) -> dict:
+    """Scores models on corpora, saves the results of each corpus at once and returns all that `out` has.
+
+    Rows of other models stay there, below those of these models.
+    """
+    result = json.loads(out.read_text()) if out.exists() else {}
+    again = {Path(model).name for model in models} | {"GPT-3 davinci"}
+    for name, home in homes.items():
+        corpus = CORPORA[name](home)
+        rows = [row for model in models for row in rows_of(model, corpus)]
+        rows += [row for row in result.get(name, {"rows": []})["rows"] if row["model"] not in again]
+        if name == "Natural Stories":
+            about = {"model": "GPT-3 davinci", "alone": "story", "surprisal": "naive"}
+            rows.append(about | row_of(corpus, gpt3(home, corpus)))
+        result[name] = rounded(
+            {
+                "machine": machine(),
+                "command": " ".join(["benchmarks/reading.py", *(f"-m {model}" for model in models)]),
+                "words": {
+                    "all": len(corpus.words),
+                    "sentences": len(np.unique(corpus.sentence)),
+                    "shown_otherwise": int((~corpus.as_shown).sum()),
+                    "included": int(corpus.included().sum()),
+                },
+                "correlation_with_lengths": alignment(corpus),
+                "rows": rows,
+            }
+        )
+        save(out, result)
+        print(name, "scored", flush=True)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", type=Path, nargs="?")
+    parser.add_argument("naturalstories", type=Path, nargs="?")
+    parser.add_argument("--provo", type=Path)
+    parser.add_argument("--ucl", type=Path)
     parser.add_argument("-m", "--model", action="append")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "reading.json")
     parser.add_argument("--table", type=Path)
@@ -287,42 +472,11 @@ def main() -> None:
     if options.table:
         print(table(json.loads(options.table.read_text())))
         return
-    if options.corpus is None:
-        parser.error("name the folder of the corpus")
-    corpus = read(options.corpus)
-    models = options.model or ["books"]
-    result: dict = {
-        "machine": machine(),
-        "command": " ".join(["benchmarks/reading.py naturalstories", *(f"-m {model}" for model in models)]),
-        "words": {
-            "all": len(corpus.words),
-            "sentences": int(corpus.sentence[-1]) + 1,
-            "shown_otherwise": int((~corpus.as_shown).sum()),
-            "included": int(corpus.included().sum()),
-        },
-        "correlation_of_time_with_lengths": alignment(corpus),
-        "rows": [],
-    }
-
-    def add(bits: np.ndarray, row: dict[str, object]) -> None:
-        in_file = evaluate(corpus, bits, 0)
-        result["rows"].append(row | evaluate(corpus, bits, SHIFT) | {"times_as_in_the_file": in_file})
-
-    with tempfile.TemporaryDirectory() as folder:
-        for model in models:
-            for unit in UNITS:
-                start, spent = time.perf_counter(), processor_seconds_of_commands()
-                found = surprisals(model, corpus, unit, Path(folder))
-                seconds = round(time.perf_counter() - start, 1)
-                spent = round(processor_seconds_of_commands() - spent, 1)
-                for kind, bits in found.items():
-                    row = {"model": Path(model).name, "alone": unit, "surprisal": kind}
-                    add(bits, row | {"seconds": seconds, "processor_seconds": spent})
-                print(model, unit, seconds, "s", flush=True)
-    add(gpt3(options.corpus, corpus), {"model": "GPT-3 davinci", "alone": "story", "surprisal": "naive"})
-    save(options.out, rounded(result))
-    print(json.dumps(rounded(result["words"] | result["correlation_of_time_with_lengths"]), indent=1))
-    print(table(result))
+    homes = dict(zip(CORPORA, (options.naturalstories, options.provo, options.ucl), strict=True))
+    homes = {name: home for name, home in homes.items() if home is not None}
+    if not homes:
+        parser.error("name the folder of Natural Stories, or the files of another corpus")
+    print(table(score(options.model or ["books"], homes, options.out)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""Training on ten million words, in the spirit of the Strict-Small track of BabyLM (Charpentier et al. 2025).
+
+    python benchmarks/babylm.py train DATA OUT [--hours 2] [--seed 0] [--set KEY=VALUE ...]
+    python benchmarks/babylm.py score OUT [FOLDER ...] [--babylm FOLDER] [--naturalstories FOLDER] [--ucl FILE] ...
+
+DATA is a folder with `books`, `books-more` and `modern`; `modern/tenmillion.txt` lists the parts of their files that
+are read: 10.0 million words by white space, half of them speech. OUT gets these words (`text/`), a part of each file of
+`modern/valid` (`valid.txt`) and the model (`model/`), whose vocabulary is learned on the same words. OUT may hold a run
+that was stopped, which continues. The track allows ten passes over the text; the run of two hours of two cores takes
+fewer. Its rates are constant until the last fifth of the time.
+
+`score` takes the models in the FOLDERs, by default OUT's and those that its run kept (`--set train.keep_at=1M,2M,5M`
+of `train`), and writes OUT/pairs.json and OUT/reading.json with benchmarks/pairs.py and benchmarks/reading.py, whose
+folders it takes. What OUT/pairs.json has already is not scored again, so the command also continues one that was
+stopped.
+"""
+
+import argparse
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pairs
+import reading
+
+VALID_BYTES = 4000
+"""Of each file of modern/valid."""
+N_WORDS = 9_999_996
+RECIPE = {
+    "model.n_layers": 6,
+    "model.embedding.n_bigrams": 0,
+    "train.lr_schedule": "wsd",
+    "train.shuffle": "true",
+    "train.average_share": 0.125,
+    "train.eval_every": "300s",
+    "train.save_every": "120s",
+}
+"""What differs from the preset medium."""
+SETS = ("blimp_filtered", "supplement", "ewok")
+
+
+def read(path: Path) -> bytes:
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data
+
+
+def prepare(data: Path, out: Path) -> None:
+    """Write the listed parts of the text, a file each, and the validation text."""
+    (out / "text").mkdir(parents=True)
+    n_words = 0
+    for line in (data / "modern/tenmillion.txt").read_text().splitlines()[1:]:
+        name, begin, end, _ = line.split("\t")
+        part = read(data / name)[int(begin) : int(end)]
+        n_words += len(part.split())
+        (out / "text" / f"{Path(name).name.removesuffix('.gz').removesuffix('.txt')}.txt").write_bytes(part)
+    if n_words != N_WORDS:
+        raise SystemExit(f"{data}: {n_words} words, not {N_WORDS}")
+    beginnings = [read(path)[:VALID_BYTES] for path in sorted((data / "modern/valid").iterdir())]
+    whole_lines = [part[: part.rindex(b"\n") + 1] for part in beginnings]
+    (out / "valid.txt").write_bytes(b"\n".join(whole_lines))
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train in OUT, with the progress on this terminal; the exit code of the command."""
+    if not (options.out / "valid.txt").exists():
+        prepare(options.data, options.out)
+    recipe = [f"{key}={value}" for key, value in RECIPE.items()] + options.settings
+    command = [sys.executable, "-m", "xlcli", "train", "text", "--preset", "medium", "--vocab-size", "8192"]
+    command += ["--valid", "valid.txt", "--test", "0", "--max-time", f"{options.hours}h", "--seed", str(options.seed)]
+    command += ["-o", "model", "--nproc", "2", "--threads", "1"]
+    command += ["--resume"] if (options.out / "model").exists() else []
+    command += [part for setting in recipe for part in ("--set", setting)]
+    return subprocess.run(command, cwd=options.out, check=False).returncode
+
+
+def score(options: argparse.Namespace) -> int:
+    """Score models on pairs and reading times, those that have no score yet."""
+    kept = sorted((options.out / "model/kept").glob("*"), key=lambda folder: folder.stat().st_mtime)
+    models = [str(folder) for folder in options.models or [options.out / "model", *kept]]
+    homes = {name: options.babylm for name in SETS if options.babylm is not None}
+    out = options.out / "pairs.json"
+    for model in models:
+        scored = json.loads(out.read_text())["models"].get(Path(model).name, {}) if out.exists() else {}
+        pairs.evaluate([model], {name: home for name, home in homes.items() if name not in scored}, out)
+    if out.exists():
+        print(pairs.sets_table(json.loads(out.read_text())))
+    corpora = dict(zip(reading.CORPORA, (options.naturalstories, options.provo, options.ucl), strict=True))
+    corpora = {name: home for name, home in corpora.items() if home is not None}
+    if corpora:
+        print(reading.table(reading.score(models, corpora, options.out / "reading.json")))
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    training = commands.add_parser("train")
+    training.set_defaults(run=train)
+    training.add_argument("data", type=Path)
+    training.add_argument("out", type=Path)
+    training.add_argument("--hours", type=float, default=2)
+    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--set", dest="settings", action="append", default=[])
+    scoring = commands.add_parser("score")
+    scoring.set_defaults(run=score)
+    scoring.add_argument("out", type=Path)
+    scoring.add_argument("models", type=Path, nargs="*")
+    for name in ("--babylm", "--naturalstories", "--provo", "--ucl"):
+        scoring.add_argument(name, type=Path)
+    options = parser.parse_args()
+    code: int = options.run(options)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,8 +4,8 @@
 #     benchmarks/bundled.sh OUT DATA [STAGE ...]
 #
 # DATA is a folder with books/{train,valid,test}, books-more/train, logs/*_2k.log of Loghub, enwik8-prefix.txt.gz, book1
-# of the Calgary corpus, and clones of naturalstories and blimp (benchmarks/reading.py, benchmarks/pairs.py). MODEL names
-# another model than `books`, PYTHON the interpreter. One thread, but for decode; two calls with different stages can run side by side.
+# of the Calgary corpus, clones of naturalstories and blimp, provo, and full_eval of BabyLM (benchmarks/reading.py,
+# benchmarks/pairs.py). MODEL names another model than `books`, PYTHON the interpreter. One thread, but for decode; two calls with different stages can run side by side.
 #
 #     valid       card: the whole validation text          samples     card: ten samples
 #     test        card: memory lengths, by context         sampling    card, log: figures of sampled text, loops
@@ -66,8 +66,17 @@ sampling() {
     benchmark sampling "${texts[@]}" --prompts 500 --prompt-tokens 8 --out "$out/loops.json" --settings "$default"
 }
 
-reading() { benchmark reading "$data/naturalstories" -m "$model" --out "$out/reading.json"; }
-pairs() { benchmark pairs "$data/blimp" -m "$model" --out "$out/pairs.json"; }
+reading() {
+  local eyes=(--provo "$data/provo" --ucl "$data/full_eval/reading/reading_data.csv")
+  benchmark reading "$data/naturalstories" "${eyes[@]}" -m "$model" --out "$out/reading.json"
+}
+
+pairs() {
+  local babylm=(--babylm "$data/full_eval" -m "$model" --out "$out/pairs.json")
+  benchmark pairs "$data/blimp" "${babylm[@]}" --sets blimp blimp_filtered supplement ewok &&
+    benchmark pairs "${babylm[@]}" --sets entity_tracking --items 100
+}
+
 decode() { xlcli bench decode -m "$model" --threads 2; }
 
 [ $# -gt 0 ] || set -- valid test samples decode compress books standard logs sampling reading pairs

@@ -170,6 +170,12 @@ def test_every_path_that_a_page_names_exists(path):
     assert [name for name in here if not (SOURCE / name).exists()] == []
 
 
+def test_every_test_that_a_page_names_exists():
+    named = {pair for path in pages() for pair in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text())}
+    assert len(named) > 4
+    assert [pair for pair in named if f"\ndef {pair[1]}(" not in (SOURCE / pair[0]).read_text()] == []
+
+
 @pytest.mark.parametrize(("name", "n_tables"), [("positions", 1), ("recomputation", 1)])
 def test_tables_of_the_page_are_those_of_the_results(name, n_tables):
     script, results = f"benchmarks/{name}.py", f"benchmarks/results/{name}.json"

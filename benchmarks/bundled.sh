@@ -74,7 +74,7 @@ reading() {
 pairs() {
   local babylm=(--babylm "$data/full_eval" -m "$model" --out "$out/pairs.json")
   benchmark pairs "$data/blimp" "${babylm[@]}" --sets blimp blimp_filtered supplement ewok &&
-    benchmark pairs "${babylm[@]}" --sets entity_tracking --items 100
+    benchmark pairs "${babylm[@]}" --sets entity_tracking --items 30
 }
 
 decode() { xlcli bench decode -m "$model" --threads 2; }

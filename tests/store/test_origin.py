@@ -20,6 +20,7 @@ TRAIN = {
     "segment_len": 24, "mem_len": 40, "batch_size": 6, "grad_accum": 3, "lr": 0.02, "adam_lr": 0.05, "momentum": 0.9,
     "weight_decay": 0.5, "warmup_steps": 700, "lr_schedule": "constant", "min_lr_ratio": 0.3, "max_steps": 9,
     "max_tokens": 900, "max_time": 5.0, "eval_every": 3, "save_every": 9.0, "keep_checkpoints": 7,
+    "keep_at": [500],
 }  # fmt: skip
 MODEL = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}, "dropout": {"residual": 0.25}}
 DATA = b"The quick brown fox jumps over the lazy dog.\n" * 20

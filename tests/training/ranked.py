@@ -81,6 +81,7 @@ def _kinds():
 CASES = dict(_kinds()) | FURTHER
 """Name to changes of the sections `model` and `train`."""
 BUDGET = {"batch_size": 4, "max_steps": 6, "eval_every": 3, "save_every": 2, "average_share": 0.3, "shuffle": True}
+BUDGET["keep_at"] = [128, 300]
 SAMPLE = ("standard full", "universal local", "adaptive linear", "reversible lsh")
 SAMPLE += ("adaptive softmax", "microbatches", "shared", "documents", "pieces")
 

@@ -109,6 +109,13 @@ def assert_alike(folder, other):
     for name in ("step", "tokens", "n_read", "best_step", "validated_step", "states"):
         assert facts[name] == other_facts[name], name
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in other.iterdir())
+    for name in ("128", "300"):
+        found, expected = (
+            read_tensors(run / "kept" / name / "model.safetensors", expected=None)[0] for run in (folder, other)
+        )
+        assert all(
+            torch.allclose(found[key], expected[key], rtol=0, atol=2e-5) for key in found.keys() | expected.keys()
+        )
 
 
 @pytest.mark.parametrize("run", ["whole", "resumed"])

@@ -30,7 +30,7 @@ from xlcli.config.inference import (
 )
 from xlcli.config.model import ModelConfig, ReversibleStackConfig, UniversalStackConfig
 from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
-from xlcli.config.units import COUNT, DURATION, INTERVAL, NUMBER
+from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
 from xlcli.errors import InvalidSettingError
 
 Interval = Annotated[Count | Positive, INTERVAL]
@@ -170,6 +170,11 @@ class TrainConfig(BaseConfig):
         default=None, description="Steps (such as 100) or time (such as 60s) between checkpoints. Default: 60s."
     )
     keep_checkpoints: Count = Field(default=2, description="Number of checkpoints to keep.")
+    keep_at: Annotated[tuple[Count, ...], LENGTHS] = Field(
+        default=(),
+        description="Also keep the model, as it is after the first step that reaches each of these numbers of tokens, "
+        "in the folder kept (such as 1M,2M,5M).",
+    )
     on_divergence: Literal["rollback", "stop"] = Field(
         default="rollback",
         description="If the loss is no longer finite: continue from the last checkpoint, behind the text that was read "

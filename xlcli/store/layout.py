@@ -32,6 +32,10 @@ WEIGHTS = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 STEP = re.compile(r"step-(\d{8,18})(~?)")
 """Folder name of a checkpoint, with its step; one with `~` is being replaced."""
+KEPT = "kept"
+"""Folder of the models of `train.keep_at`."""
+POINT = re.compile(r"[1-9]\d*[kMG]?")
+"""Name of such a model: the tokens that were read."""
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
 CHECKPOINT_FILES = (
@@ -88,6 +92,13 @@ class ConfigFile:
     fingerprint: str
     encoding: str
     files: Mapping[str, str]
+
+
+def kept_model(folder: Path, n_tokens: int) -> Path:
+    """Folder of the model of a run after this many tokens (`train.keep_at`), such as `kept/5M`."""
+    scales = {10**9: "G", 10**6: "M", 10**3: "k", 1: ""}
+    size = next(size for size in scales if n_tokens % size == 0)
+    return folder / KEPT / f"{n_tokens // size}{scales[size]}"
 
 
 def is_model(folder: Path) -> bool:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlcli.errors import BusyError, CheckpointError, XLError
 from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
 from xlcli.store import layout
-from xlcli.store.layout import CHECKPOINTS, CONFIG, METRICS, RECORD, STEP, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS, CONFIG, KEPT, METRICS, POINT, RECORD, STEP, WEIGHTS
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -161,14 +161,14 @@ def _busy(folder: Path) -> BusyError:
 STAGED = ".replacement"
 INSTALLING = ".installing"
 
-RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, CHECKPOINTS, WEIGHTS)
+RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, KEPT, CHECKPOINTS, WEIGHTS)
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
 _OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
 _OF_EXPORTS = ("xlcli", "vocab.txt", "tokenizer_config.json")
-_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS}
-_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, layout.TENSORBOARD, *_OF_EXPORTS}
+_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS, KEPT}
+_FOLDERS = {CHECKPOINTS, KEPT, STAGED, INSTALLING, layout.TENSORBOARD, *_OF_EXPORTS}
 MODEL = f"{TEMPORARY}model-"
 _MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
 
@@ -179,7 +179,7 @@ def is_own(path: Path) -> bool:
         return path.is_file() and not path.is_symlink()
     for entry in path.iterdir():
         if entry.is_dir():
-            is_named = entry.name in _FOLDERS or STEP.fullmatch(entry.name) is not None
+            is_named = entry.name in _FOLDERS or any(name.fullmatch(entry.name) for name in (STEP, POINT))
         else:
             is_named = entry.name in _FILES or entry.name.startswith(layout.EVENTS)
         if not (is_named or TEMPORARY_NAME.fullmatch(entry.name)) or not is_own(entry):

@@ -23,7 +23,7 @@ NEW = "none"
 
 _OF_THE_RUN = frozenset(
     {"lr", "adam_lr", "lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps"}
-    | {"max_steps", "max_tokens", "max_time", "eval_every", "patience", "save_every", "keep_checkpoints"}
+    | {"max_steps", "max_tokens", "max_time", "eval_every", "patience", "save_every", "keep_checkpoints", "keep_at"}
     | {"on_divergence", "weights"}
 )
 """Keys of `train` that have their own defaults in the new run; it takes all others from the model (see BATCH_SIZE)."""

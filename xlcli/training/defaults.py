@@ -38,7 +38,7 @@ LARGEST_BUDGET = 2**31
 """Maximum of `train.max_tokens`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
-_OF_TRAINING = ("eval_every", "patience", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")
+_OF_TRAINING = ("eval_every", "patience", "save_every", "keep_checkpoints", "keep_at", "lr", "adam_lr", "grad_clip")
 _OTHERS = ("on_divergence", "weights", "recompute_activations")
 CHANGEABLE = frozenset(
     {f"train.{key}" for key in (*BUDGETS, *_OF_TRAINING, *_OTHERS)}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from xlcli.config import validate
 from xlcli.errors import CheckpointError
-from xlcli.events import Notice
+from xlcli.events import Notice, Saved
 from xlcli.files import sha256, sync_file, write_atomic
 from xlcli.files.tensors import read_header
 from xlcli.optim import AVERAGE
 from xlcli.store import folder as store
+from xlcli.store import layout
 from xlcli.store.commit import checkpoints, manifest, place_of_run, settle, step_name
 from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, ENCODINGS, HELD_OUT, METRICS, WEIGHTS
 from xlcli.store.weights import read_weights
@@ -21,6 +24,7 @@ from xlcli.training.checkpoint import Checkpoint, gathered
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
 from xlcli.training.schedule import Counters
+from xlcli.training.validation import check_finite, describe_run
 
 _SCORES = {"best_bits", "best_step", "validated_step", "validation_due", "stale", "plateau"}
 """Counters that belong to the validation text."""
@@ -51,6 +55,55 @@ def keep_weights(run: TrainingRun, data: Prepared, folder: Path, bits: float | N
     encoding = run.config.train.weights
     store.save_model(place_of_run(folder), run.config, weights, data.tokenizer, metadata, encoding=encoding)
     settle(folder)
+
+
+def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> Iterator[Saved]:
+    """Keeps the model of each point of `train.keep_at` that the last step reached; all ranks must call it.
+
+    A point whose step was undone is written again. Nothing is written twice otherwise, and nothing lost: each point is
+    kept before the checkpoint of its step.
+
+    Args:
+        run: The run, which does not change.
+        data: Its texts, of which the model has the held-out ones.
+        folder: Model folder.
+        before: Tokens trained on before the step.
+
+    Raises:
+        DivergedError: The run cannot continue from the present weights.
+    """
+    step, tokens = run.counters.step, run.counters.tokens
+    points = [point for point in run.config.train.keep_at if before < point <= tokens]
+    if not points:
+        return
+    check_finite(run)
+    targets = [layout.kept_model(place_of_run(folder), point) for point in points]
+    with run.optimizers.averaged():
+        weights = gathered(weights_of(run.model), run.runtime.ranks)
+        for target in targets if run.runtime.ranks.is_first else ():
+            metadata = {"step": str(step), "validation_bits_per_byte": ""}
+            encoding = run.config.train.weights
+            store.save_model(target, run.config, weights, data.tokenizer, metadata, encoding=encoding)
+            write_held_out(target, data)
+            layout.write_config(target, run.config, encoding=encoding)
+            layout.write_record(target, describe_run(run, data) | {"steps": step, "tokens": tokens})
+    yield from (Saved(step, target) for target in targets)
+
+
+def missed_points(run: TrainingRun, folder: Path) -> Iterator[Notice]:
+    """Says which points of `train.keep_at` the run will not keep: those after its end, and missing ones before it."""
+    train, place = run.config.train, place_of_run(folder)
+    missing = [point for point in train.keep_at if not layout.is_model(layout.kept_model(place, point))]
+    of_step = train.batch_size * train.segment_len
+    ends = [math.inf if train.max_steps is None else train.max_steps * of_step]
+    ends.append(math.inf if train.max_tokens is None else -(-train.max_tokens // of_step) * of_step)
+    for points, reason in (
+        ([point for point in missing if point > min(ends)], "the run ends before"),
+        ([point for point in missing if point <= run.counters.tokens], "the run has already read more than"),
+    ):
+        if points:
+            names = ", ".join(layout.kept_model(place, point).name for point in points)
+            yield Notice(f"{reason} {names} tokens, so train.keep_at keeps no model of them")
 
 
 def save(run: TrainingRun, data: Prepared, place: Path) -> Path:

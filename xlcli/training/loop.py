@@ -13,7 +13,7 @@ from xlcli.events import Event, Notice, Saved, Step, Validation
 from xlcli.store import layout
 from xlcli.store.commit import latest, place_of_run
 from xlcli.training import defaults
-from xlcli.training.folder import keep_weights, restore, save
+from xlcli.training.folder import keep_points, keep_weights, restore, save
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun, Update
 from xlcli.training.schedule import Clock, IntervalTrigger
@@ -72,8 +72,10 @@ class Loop:
         is_over = yield from self._check()
         beginning = Beginning(self.clock.now(), self.run.counters.step, self.run.counters.tokens)
         while not is_over:
+            before = self.run.counters.tokens
             update = self.run.train_step(self.run.fraction(self.clock.seconds))
             yield self._log_step(update, beginning)
+            yield from keep_points(self.run, self.data, self.folder, before)
             is_over = yield from self._check()
 
     def _check(self) -> Generator[Event, None, bool]:

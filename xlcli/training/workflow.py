@@ -30,7 +30,7 @@ from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
 from xlcli.training import defaults, memory
-from xlcli.training.folder import restore, save, write_held_out
+from xlcli.training.folder import missed_points, restore, save, write_held_out
 from xlcli.training.loop import Loop
 from xlcli.training.parallel import announce_start, wait_for_start
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
@@ -186,6 +186,7 @@ def _run(
         clock = Clock(ranks, run.counters.seconds, lambda: time.monotonic() - paused() - started, stop)
         if ranks.is_first:
             commit.settle(folder)
+            yield from missed_points(run, folder)
         try:
             yield from Loop(run, data, folder, clock).events()
         except DivergedError as error:

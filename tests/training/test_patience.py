@@ -14,7 +14,7 @@ from xlcli.optim import lr_factor
 from xlcli.store.layout import read_record
 from xlcli.training import loop
 from xlcli.training.run import TrainingRun
-from xlcli.training.schedule import Counters, Patience
+from xlcli.training.schedule import Counters, Patience, overfits
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +146,44 @@ def test_the_shortened_run_keeps_the_share_of_its_decay(plateau, decay):
             for fraction in (plateau, patience.fraction(plateau), patience.fraction((plateau + end) / 2))
         ]
         assert factors == pytest.approx([1.0, 1.0, 0.5])
+
+
+def rows_of(scores, nats, best=0):
+    """Rows of a run with two steps before each validation."""
+    rows = []
+    for i, (score, mean) in enumerate(zip(scores, nats, strict=True)):
+        rows += [{"step": 2 * i + j, "nats": mean + 0.5 - j} for j in range(2)]
+        rows.append({"step": 2 * i + 1, "validation_bits_per_byte": score, "best": i == best})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("scores", "nats", "expected"),
+    [
+        ([2.0, 2.01, 2.02, 2.03], [4.0, 3.0, 2.5, 2.0], [3]),
+        ([2.0, 2.01, 2.02, 2.03, 2.04, 2.05], [4.0, 3.0, 2.5, 2.0, 1.9, 1.8], [3]),  # said once
+        ([2.0, 2.001, 2.002, 2.003, 2.03], [4.0, 3.0, 2.5, 2.0, 1.9], [4]),  # less than noise at first
+        ([2.0, 2.03, 2.02, 2.04, 2.03, 2.05], [4.0, 3.0, 2.5, 2.0, 1.9, 1.8], []),
+        ([2.0, 2.01, 2.02, 2.03], [2.0, 2.0, 2.5, 2.1], []),  # a rate that is too high
+    ],
+)
+def test_overfitting_is_a_rise_of_validation_while_the_training_loss_falls(scores, nats, expected):
+    before, rows = rows_of([3.0, 2.5], [5.0, 4.5], best=1), rows_of(scores, nats)
+    found = [i for i in range(len(scores)) if overfits(before + rows[: 3 * i + 3])]
+    assert found == expected
+    assert not overfits(before[:2])
+    assert not overfits([{"step": 1, "validation_bits_per_byte": 2.0}, *([{"step": 2, "nats": "?"}] * 5)])
+
+
+def test_overfitting_is_said_once_also_if_the_run_is_resumed(monkeypatch):
+    step = TrainingRun.train_step
+    monkeypatch.setattr(
+        TrainingRun, "train_step", lambda run, *args: step(run, *args)._replace(nats=9.0 - run.counters.step)
+    )
+    tree = settings(patience=None, max_steps=20)
+    said = [[notice.text for notice in of_kind(go(tree, corpus(), "whole"), Notice) if "overfits" in notice.text]]
+    for split in (9, 10):
+        events = After(split).run(tree, corpus(), f"m{split}") + go({}, corpus(), f"m{split}", resume=True)
+        said.append([notice.text for notice in of_kind(events, Notice) if "overfits" in notice.text])
+    assert [len(texts) for texts in said] == [1, 1, 1]
+    assert re.search(r"dropout.*--patience.*\bstep 4\b", said[0][0])

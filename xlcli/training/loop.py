@@ -16,11 +16,16 @@ from xlcli.training import defaults
 from xlcli.training.folder import keep_points, keep_weights, restore, save
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun, Update
-from xlcli.training.schedule import Clock, IntervalTrigger
+from xlcli.training.schedule import Clock, IntervalTrigger, overfits
 from xlcli.training.validation import check_finite, validation_bits
 
 VALIDATION_SHARE = 0.1
 """Maximum share of a time budget for validation at the default interval."""
+
+OVERFITS = (
+    "the model overfits: validation rises while the training loss falls. Train on more text, or with more dropout "
+    "(--set model.dropout=0.2), or add --patience 3 to end sooner; the weights of step {}, the best so far, are kept"
+)
 
 
 class Beginning(NamedTuple):
@@ -144,6 +149,8 @@ class Loop:
         yield Validation(before.step, before.tokens, clock.seconds, bits, best)
         if run.counters.plateau != before.plateau:
             yield Notice(run.patience.describe())
+        if not best and run.runtime.ranks.is_first and overfits(layout.read_metrics(place_of_run(self.folder))):
+            yield Notice(OVERFITS.format(run.counters.best_step))
 
     def _log_step(self, update: Update, beginning: Beginning) -> Step:
         """Appends a step to the metrics; returns it."""

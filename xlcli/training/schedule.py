@@ -8,8 +8,9 @@ many tokens as configured; a step with a shorter one reads the latest of them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
@@ -19,6 +20,7 @@ from xlcli.config import BaseConfig
 from xlcli.ops.span import Span
 from xlcli.ranks import Ranks
 from xlcli.state import State
+from xlcli.store.layout import numbers
 
 Steps = Annotated[int, Field(ge=0, lt=10**12)]
 
@@ -171,6 +173,34 @@ class Patience:
         length = self.end - self.counters.plateau
         left = 1.0 - (spent - self.counters.plateau) / length if length else 0.0
         return 1.0 - self.decay * left if left > 1e-9 else 1.0
+
+
+RISES, RISE = 3, 1.01
+"""Successive rises of the validation that show overfitting, and the least ratio to the best one that they end with."""
+
+
+def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """True if the last of these rows of `metrics.jsonl` is the first since the best validation that shows overfitting.
+
+    That is: validations rose `RISES` times in a row, to `RISE` times the best or more, while the training loss fell. An
+    average of the steps before the last validation is compared with that of the steps after the best one.
+    """
+    best = max((i for i, row in enumerate(rows) if row.get("best") is True), default=len(rows))
+    scores: list[float] = []
+    means: list[float] = []
+    nats: list[float] = []
+    for row in rows[best:]:
+        figures = numbers(row)
+        nats += [figures["nats"]] if "nats" in figures else []
+        if "validation_bits_per_byte" not in figures:
+            continue
+        scores.append(figures["validation_bits_per_byte"])
+        means.append(sum(nats) / max(1, len(nats)))
+        nats = []
+        rises = len(scores) > RISES and all(a < b for a, b in pairwise(scores[-RISES - 1 :]))
+        if rises and scores[-1] >= RISE * scores[0] and means[-1] < means[1]:
+            return row is rows[-1]
+    return False
 
 
 def drawn_span(span: Span, seed: int, step: int) -> Span:

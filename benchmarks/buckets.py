@@ -28,14 +28,14 @@ from xlcli.model.lm import LanguageModel
 
 MEM_LEN, CALL, N_TOKENS = 16_384, 2048, 24_576
 VARIANTS = {"local and hashed": LSH, "local and hashed, query_scale 4": SHARP}
-HASHING = ((64, 2), (256, 2), ("auto", 2), (64, 8), ("auto", 8))
+HASHING = ((64, 2), (256, 2), ((16, 32), 2), (64, 8), ((16, 32), 8))
 """Numbers of buckets and of rounds."""
 
 
-def rehash(network: LanguageModel, n_buckets: int | str, n_hashes: int) -> int:
+def rehash(network: LanguageModel, n_buckets: int | tuple[int, ...], n_hashes: int) -> int:
     """Gives all hashed layers these numbers of buckets and rounds, and new rotations; the number of buckets."""
     generator = torch.Generator().manual_seed(1)
-    sized = LSHAttentionConfig(n_buckets=n_buckets).sized_for(MEM_LEN)
+    sized = LSHAttentionConfig(n_buckets=n_buckets)
     for layer in network.modules():
         if isinstance(layer, LSHAttention):
             layer.factors, layer.n_hashes = sized.factors, n_hashes

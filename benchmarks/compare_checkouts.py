@@ -102,7 +102,6 @@ FULLY: dict[str, str] = {
     "memory none": "--mem-len 0",
     "dropout": f"{DROPOUT} model.dropout.attention=0.2",
     "grad accumulation": "--batch-size 4 train.grad_accum=2",
-    "random lengths": "train.random_lengths=true",
     "tokenizer sentencepiece": "--tokenizer sentencepiece --vocab-size 300",
     "tokenizer words": "--tokenizer words",
     "optimizer adamw": "train.optimizer=adamw",
@@ -146,7 +145,6 @@ BRIEFLY: dict[str, str] = {
     "attention linear, learned": f"{LINEAR} model.position.kind=learned",
     "attention lsh, list of buckets": f"{LSH} model.attention.n_buckets=[2,4] model.attention.query_scale=2.0",
     "attention lsh, one bucket": f"{LSH} model.attention.n_buckets=1 model.attention.bucket_size=64",
-    "attention lsh, auto": f"{LSH} model.attention.n_buckets=auto model.attention.n_hashes=2",
     "attention lsh, axial": f"{LSH} model.position.kind=axial model.position.shape=[5,20]",
     "attention mixed, full and linear": (
         'model.attention.kind=mixed model.attention.layers=["full",{kind="linear",n_features=16}]'
@@ -180,7 +178,6 @@ BRIEFLY: dict[str, str] = {
     "recompute": "train.recompute_activations=true",
     "recompute, dropout": f"train.recompute_activations=true {DROPOUT}",
     "grad accumulation, keyvalue": "--batch-size 4 train.grad_accum=2 train.memory=keyvalue",
-    "random lengths, keyvalue": "train.random_lengths=true train.memory=keyvalue",
     **{
         f"schedule {kind}": f"train.lr_schedule={kind} train.warmup_steps=2"
         for kind in ("cosine", "linear", "wsd", "constant", "inverse_sqrt")
@@ -221,7 +218,7 @@ BRIEFLY: dict[str, str] = {
     "all at once": (
         "model.norm.kind=layer model.norm.placement=post model.feedforward.kind=relu model.feedforward.chunk_len=4 "
         "model.bias=true model.embedding.scaled=true model.embedding.cutoffs=[9,20] model.embedding.div_val=2 "
-        f"{DROPOUT} train.grad_accum=2 train.random_lengths=true"
+        f"{DROPOUT} train.grad_accum=2"
     ),
 }
 """Models that only the commands of `EVAL` run with."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from xlcli.config.attention import LSHAttentionConfig
 from xlcli.ops import lsh_attention
 from xlcli.ops.lsh_gather import KeyWindow
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
@@ -48,7 +47,8 @@ CASES = (
 def measure(case: Case, n_buckets: int) -> list[float]:
     """Milliseconds of a call in tiles and with gathered keys."""
     generator = torch.Generator().manual_seed(0)
-    factors = LSHAttentionConfig(n_buckets="auto", bucket_size=1).sized_for(n_buckets).factors
+    half = 2 ** ((n_buckets.bit_length() - 1) // 2)
+    factors = (n_buckets,) if n_buckets <= 64 else (half, n_buckets // half)
     rotations = draw_rotations(case.rounds, factors, WIDTH, generator)
     words, frequencies = torch.randn(WORDS, WIDTH, generator=generator), 1 / torch.arange(1, WORDS + 1)
 

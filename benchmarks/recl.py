@@ -95,7 +95,7 @@ def train_lstm(
     n_steps = -(-tokens // (8 * SEGMENT))
     for step in range(n_steps):
         optimizer.param_groups[0]["lr"] = lr * lr_factor(TrainConfig(), step / n_steps, step)
-        inputs, targets, _ = loader.next(SEGMENT)
+        inputs, targets, _ = loader.batch(step * SEGMENT, SEGMENT)
         nll, (h, c) = model.nll(torch.from_numpy(inputs), torch.from_numpy(targets), state)
         state = h.detach(), c.detach()
         optimizer.zero_grad()

@@ -206,7 +206,7 @@ def plan(made: Config, runtime: Runtime, n: int, row_operations: float, network:
 
 def row_operations(made: Config, runtime: Runtime) -> float:
     """Operations of a step for one sequence with full memory, without those of Muon."""
-    train = {"batch_size": 1, "grad_accum": 1, "lr": 1e-3, "random_lengths": False}
+    train = {"batch_size": 1, "grad_accum": 1, "lr": 1e-3}
     made = config.change(made, {"train": train, "runtime": {"shard": False}})
     text = np.zeros(train["batch_size"] * (made.train.mem_len + 4 * made.train.segment_len), np.uint8)
     run = TrainingRun(made, runtime, TokenFile(text, len(text)), 0)

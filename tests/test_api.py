@@ -363,7 +363,7 @@ def test_examples_of_the_page_print_what_it_says(tmp_path, monkeypatch):
 
 
 def test_settings_of_a_resumed_run_are_read_from_text(tmp_path):
-    """Text is read before it is compared: an unchanged budget keeps the others, and "0" is no."""
+    """Text is read before it is compared: an unchanged budget keeps the others."""
     text, folder = tmp_path / "t.txt", tmp_path / "m"
     text.write_text(TEXT * 20)
     small = {"model": {"dim": 16, "n_layers": 1}, "text": {"tokenizer": "bytes"}}
@@ -373,6 +373,6 @@ def test_settings_of_a_resumed_run_are_read_from_text(tmp_path):
     assert json.loads((folder / "config.json").read_text())["train"]["max_time"] == 100.0
     text.write_text("other " + TEXT * 20)
     with pytest.raises(xlcli.CheckpointError):
-        list(xlcli.resume(text, folder, settings={"runtime": {"allow_data_change": "0"}}))
+        list(xlcli.resume(text, folder))
     with pytest.raises(xlcli.ConfigError, match="nproc"):
         list(xlcli.resume(text, folder, settings={"runtime": {"nproc": 2}}))

@@ -288,25 +288,3 @@ def test_more_samples_than_memory_can_hold_are_refused():
 def test_a_value_that_is_not_utf8_is_refused():
     with pytest.raises(ConfigError, match="UTF-8"):
         make({"generate": {"stop": [b"\xff".decode(errors="surrogateescape")]}})
-
-
-@pytest.mark.parametrize(
-    ("mem_len", "n_buckets"),
-    [
-        (0, 8),
-        (100, 8),
-        (512, 32),
-        (513, 64),
-        (2000, (8, 16)),
-        (65536, (64, 64)),
-        (2**20, (256, 256)),
-        (2**23, (256, 256)),
-    ],
-)
-def test_automatic_buckets_hold_the_memory_of_training(mem_len, n_buckets):
-    layer = {"kind": "lsh", "n_buckets": "auto", "bucket_size": 16}
-    tree = {"train": {"mem_len": mem_len, "segment_len": 128}}
-    alone = make(tree, {"model": {"attention": layer, "position": {"kind": "rope"}}})
-    mixed = make(tree, {"model": {"attention": {"kind": "mixed", "layers": ["local", layer]}}})
-    assert alone.model.attention.n_buckets == mixed.model.attention.layers[1].n_buckets == n_buckets
-    assert make(alone.model_dump(mode="json")) == alone

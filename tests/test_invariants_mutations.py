@@ -224,7 +224,7 @@ def sums_with_gradient(monkeypatch):
 
 
 def memory_with_gradient(monkeypatch):
-    def extend(self, x, project, keep, read=None):
+    def extend(self, x, project, keep):
         both = torch.cat((self.h, x), dim=1)
         return *project(both), Hidden(both[:, both.shape[1] - keep :])
 

@@ -170,13 +170,6 @@ def test_activations_may_be_computed_again(run):
     assert plain < again
 
 
-def test_training_is_measured_with_full_lengths(run, monkeypatch):
-    made, make = [], measure.TrainingRun
-    monkeypatch.setattr(measure, "TrainingRun", lambda config, *more: made.append(config) or make(config, *more))
-    _first(run("bench", "train", *SHORT, "--set", "train.random_lengths=true", "--json"))
-    assert not made[0].train.random_lengths
-
-
 def test_decoding_without_memory_reads_half_a_segment_on_average(run):
     done = run("bench", "decode", *SHORT, "--set", "train.segment_len=19", "--mem-len", "0,9", "--json")
     without, speed = json.loads(done.out)["sweep"]

@@ -425,7 +425,6 @@ def test_another_tokenizer(model, monkeypatch):
         ({"train": 3}, "train"),
         ({"train": {"lr": "fast"}}, "lr"),
         ({"text": []}, "text"),
-        ({"model": {"attention": {"kind": "lsh", "n_buckets": "auto"}, "position": {"kind": "rope"}}}, "buckets"),
     ],
 )
 def test_configurations_that_are_refused(model, change, message):

@@ -18,7 +18,7 @@ START = 999
 def test_training_sequences_wrap_around_the_text(n: int, batch_size: int, segment_len: int, steps: int) -> None:
     ids = np.arange(n, dtype=np.uint16)
     loader = TrainLoader(ids, batch_size, START)
-    both = [loader.next(segment_len) for _ in range(steps)]
+    both = [loader.batch(step * segment_len, segment_len) for step in range(steps)]
     inputs, targets = (np.concatenate([batch[i] for batch in both], axis=1) for i in (0, 1))
     for i in range(batch_size):
         positions = (i * n // batch_size + np.arange(steps * segment_len)) % n
@@ -27,27 +27,14 @@ def test_training_sequences_wrap_around_the_text(n: int, batch_size: int, segmen
     assert inputs.dtype == targets.dtype == np.int64
 
 
-@given(position=st.integers(0, 1000))
-def test_the_tokens_read_are_the_whole_state(position: int) -> None:
-    ids = np.arange(37, dtype=np.uint32)
-    through, resumed = (TrainLoader(ids, 3, START) for _ in range(2))
-    for _ in range(position % 40):
-        through.next(1 + position % 7)
-    resumed.n_read = through.n_read
-    ours, theirs = through.next(5), resumed.next(5)
-    assert (ours.inputs == theirs.inputs).all()
-    assert (ours.targets == theirs.targets).all()
-
-
 def test_training_continues_at_any_position() -> None:
     loader = TrainLoader(np.arange(10, dtype=np.uint16), 2, START)
-    loader.n_read = 4 * 10**12
-    assert loader.next(4)[1].tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    assert loader.batch(4 * 10**12, 4)[1].tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
 
 
 def test_all_sequences_together_cover_the_text() -> None:
     loader = TrainLoader(np.arange(48), 4, START)
-    seen = np.concatenate([loader.next(4)[1].ravel() for _ in range(3)])
+    seen = np.concatenate([loader.batch(n_read, 4)[1].ravel() for n_read in (0, 4, 8)])
     assert sorted(seen.tolist()) == list(range(48))
 
 
@@ -66,7 +53,7 @@ def test_a_shuffled_pass_reads_pieces_of_the_whole_text(
     per_pass = loader.pieces[1] * loader.piece_len
     assert n <= batch_size * per_pass < n + batch_size * loader.pieces[1]
     length = 3 * per_pass + segment_len
-    batches = [loader.next(segment_len) for _ in range(-(-length // segment_len))]
+    batches = [loader.batch(n_read, segment_len) for n_read in range(0, length, segment_len)]
     inputs, targets = (np.concatenate([batch[i] for batch in batches], axis=1) for i in (0, 1))
     assert (inputs == np.where(targets == 0, START, targets - 1)).all()
     within = np.concatenate([batch.documents for batch in batches], axis=1)
@@ -76,11 +63,11 @@ def test_a_shuffled_pass_reads_pieces_of_the_whole_text(
         assert set(read.ravel().tolist()) == set(range(n))
         pieces = read.reshape(-1, loader.piece_len)
         assert ((pieces - pieces[:, :1] - np.arange(loader.piece_len)) % n == 0).all()
-    alike = twin.next(length)
+    alike = twin.batch(0, length)
     assert (targets[:, :length] == alike.targets).all()
     assert alike.documents is None
     if n > 50:
-        assert (targets[:, :length] != other.next(length).targets).any()
+        assert (targets[:, :length] != other.batch(0, length).targets).any()
         assert (targets[:, :per_pass] != targets[:, per_pass : 2 * per_pass]).any()
 
 
@@ -90,12 +77,9 @@ def test_a_shuffled_text_is_read_by_several_ranks_and_from_any_position(position
     options = {"seed": 3, "pieces_apart": True}
     whole, through = TrainLoader(ids, 4, START, **options), TrainLoader(ids, 4, START, **options)
     parts = [TrainLoader(ids, 4, START, rows=np.array(rows), **options) for rows in ([0, 1], [2, 3])]
-    for loader in (whole, *parts):
-        loader.n_read = position
-    expected = whole.next(300)
-    found = [part.next(300) for part in parts]
-    through.n_read = position - position % 7
-    later = through.next(position % 7 + 300)
+    expected = whole.batch(position, 300)
+    found = [part.batch(position, 300) for part in parts]
+    later = through.batch(position - position % 7, position % 7 + 300)
     for i, of_whole in enumerate(expected):
         assert (np.concatenate([batch[i] for batch in found]) == of_whole).all()
         assert (later[i][:, position % 7 :] == of_whole).all()
@@ -165,7 +149,7 @@ def test_positions_of_a_shuffled_text_begin_anew_in_each_piece(
         patch.setattr(loaders, "PIECE_LEN", 7)
         loader = TrainLoader(ids, batch_size, START, starts[:-1], seed=0)
     for step in range(steps):
-        batch = loader.next(segment_len)
+        batch = loader.batch(step * segment_len, segment_len)
         assert batch.documents is not None
         in_piece = (step * segment_len + np.arange(segment_len)) % loader.piece_len
         assert (batch.documents == np.minimum(within[batch.targets], in_piece)).all()
@@ -178,8 +162,8 @@ def test_training_positions_begin_anew_in_each_document(
     starts = np.cumsum([0, *sizes])
     ids, within = np.arange(starts[-1]), np.concatenate([np.arange(size) for size in sizes])
     loader = TrainLoader(ids, batch_size, START, starts[:-1])
-    for _ in range(steps):
-        batch = loader.next(segment_len)
+    for step in range(steps):
+        batch = loader.batch(step * segment_len, segment_len)
         assert batch.documents is not None
         assert (batch.documents == within[batch.targets]).all()
         assert (batch.inputs == np.where(batch.documents == 0, START, batch.targets - 1)).all()

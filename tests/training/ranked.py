@@ -58,7 +58,6 @@ FURTHER = {
     "microbatches": (DROPOUT, {"grad_accum": 2}),
     "recomputed": (DROPOUT, {"recompute_activations": True}),
     "adamw": (DROPOUT, {"optimizer": "adamw", "grad_clip": 0.1}),
-    "random lengths": (DROPOUT, {"random_lengths": True}),
     "independent segments": (DROPOUT, {"mem_len": 0}),
     "documents": (DROPOUT, {"reset_on_document": True}),
     "pieces": (DROPOUT, {"shuffle": True}),
@@ -174,11 +173,11 @@ def save_and_resume():
                 path.unlink()
         ranks.barrier()
         train({}, "lost", ranks, resume=True)
-        following = TrainLoader.next
+        following = TrainLoader.batch
 
-        def poisoned(loader, segment_len):
-            batch = following(loader, segment_len)
-            if ranks.rank == 1 and loader.n_read == 5 * segment_len and not done:
+        def poisoned(loader, n_read, segment_len):
+            batch = following(loader, n_read, segment_len)
+            if ranks.rank == 1 and n_read == 4 * segment_len and not done:
                 done.append(True)
                 ranks_run[0].model.embedding.table.weight.data.fill_(math.nan)
             return batch
@@ -186,7 +185,7 @@ def save_and_resume():
         ranks_run, done = [], []
         make_run = workflow.TrainingRun
         workflow.TrainingRun = lambda *args: ranks_run.insert(0, make_run(*args)) or ranks_run[0]
-        TrainLoader.next = poisoned
+        TrainLoader.batch = poisoned
         events = train(small(train=BUDGET), "diverged", ranks)
         print(json.dumps([event.text for event in events if isinstance(event, Notice) and "; back to" in event.text]))
         print(json.dumps([event.step for event in events if isinstance(event, Step)]))

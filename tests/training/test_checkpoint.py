@@ -488,26 +488,21 @@ def test_the_runtime_of_the_run_is_kept():
     assert remains("m") == remains("whole")
 
 
-def test_changed_text_is_noticed_unless_allowed():
+def test_changed_text_is_refused():
     text = corpus()
     After(3).run(small(), text, "m")
     changed = corpus(text="Q" + Path(text).read_text()[1:])
-    with pytest.raises(CheckpointError, match=r"runtime\.allow_data_change"):
+    with pytest.raises(CheckpointError, match="--init m"):
         go({}, changed, "m", resume=True)
-    events = go({"runtime": {"allow_data_change": True}}, changed, "m", resume=True)
-    assert any("began" in notice.text for notice in of_kind(events, Notice))
-    assert of_kind(events, Step)[0].step == 4
 
 
-def test_changed_held_out_text_is_noticed_unless_allowed():
+def test_changed_held_out_text_is_refused():
     text, held = corpus(), corpus(name="held.txt", text=b"some other text to be held out\n" * 9)
     After(4).run(small(text={"valid": held}), text, "m")
     assert Path("m/valid.txt").read_bytes() == Path(held).read_bytes()
     Path(held).write_bytes(b"quite another text to be held out\n" * 9)
     with pytest.raises(CheckpointError, match="held-out"):
         go({}, text, "m", resume=True)
-    go({"runtime": {"allow_data_change": True}}, text, "m", resume=True)
-    assert Path("m/valid.txt").read_bytes() == Path(held).read_bytes()
 
 
 def test_held_out_text_may_move():
@@ -520,14 +515,14 @@ def test_held_out_text_may_move():
     assert remains("m") == remains("whole")
 
 
-def test_another_tokenizer_in_the_folder_is_refused_even_then():
+def test_another_tokenizer_in_the_folder_is_refused():
     text = corpus()
     After(3).run(small(), text, "m")
     go(small(text={"tokenizer": "words"}), text, "other")
     for path in Path("other").glob("tokenizer.*"):
         shutil.copy(path, "m")
     with pytest.raises(CheckpointError):
-        go({"runtime": {"allow_data_change": True}}, text, "m", resume=True)
+        go({}, text, "m", resume=True)
 
 
 def test_another_number_of_threads_is_reported():

@@ -20,14 +20,14 @@ from xlcli.training.run import TrainingRun
 @pytest.fixture
 def poison(monkeypatch):
     """Makes the gradient of these batches of the text not finite, in every process that reads them."""
-    position, following, clip = [0], TrainLoader.next, torch.nn.utils.get_total_norm
+    position, following, clip = [0], TrainLoader.batch, torch.nn.utils.get_total_norm
 
     def poison(*batches):
-        def following_batch(loader, segment_len):
-            position[0] = loader.n_read // segment_len
-            return following(loader, segment_len)
+        def following_batch(loader, n_read, segment_len):
+            position[0] = n_read // segment_len
+            return following(loader, n_read, segment_len)
 
-        monkeypatch.setattr(TrainLoader, "next", following_batch)
+        monkeypatch.setattr(TrainLoader, "batch", following_batch)
         monkeypatch.setattr(
             torch.nn.utils,
             "get_total_norm",

@@ -78,7 +78,8 @@ def test_the_ponder_cost_in_unequal_parts_is_that_of_one_batch(parts):
     n_further = 0
     for _ in range(3):
         one.model.load_state_dict(run.model.state_dict())
-        _, [(x, y, _)] = one.next_batch()
+        one.count(n_read=run.counters.n_read)
+        [(x, y, _)] = one.next_batch()
         nll, one.states[0], ponder, _ = one.model.score(x, y, one.states[0])
         further = 0.3 * ponder.cost.mean()
         one.model.zero_grad()
@@ -176,7 +177,7 @@ def test_memory_carries_over_from_step_to_step():
     assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(16, 16, 16)]
     run.train_step(0.0)
     assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(32, 16, 16)]
-    assert run.loader.n_read == 32
+    assert run.counters.n_read == 32
     assert (run.counters.step, run.counters.tokens) == (2, 128)
 
 
@@ -187,9 +188,7 @@ def test_a_piece_of_a_shuffled_text_is_read_from_empty_memory(kind):
     begins = 0
     while not 0 < begins < 10:
         run.train_step(0.0)
-        n_read = run.loader.n_read
-        x, y, documents = run.next_batch()[1][0]
-        run.loader.seek(n_read)
+        x, y, documents = run.next_batch()[0]
         begins = documents[0].tolist().index(0) if 0 in documents[0] else 0
     empty = run.model.init_state(4, **run.config.train.reading.state)
     alone = run.model.score(x[:, begins:], y[:, begins:], empty).nll
@@ -201,7 +200,7 @@ def test_a_piece_of_a_shuffled_text_is_read_from_empty_memory(kind):
     "position", [{"kind": "sinusoidal"}, {"kind": "learned"}, {"kind": "rope", "placement": "embedding"}]
 )
 def test_absolute_positions_of_a_shuffled_text_are_those_of_a_long_text(position):
-    assert _run(small(model={"position": position}, train={"shuffle": True})).next_batch()[1][0][2] is None
+    assert _run(small(model={"position": position}, train={"shuffle": True})).next_batch()[0][2] is None
 
 
 @pytest.mark.parametrize(

@@ -151,23 +151,6 @@ def test_a_short_text_is_noticed():
     assert not any("general" in notice.text for notice in of_kind(events, Notice))
 
 
-def test_a_run_that_learns_nothing_is_noticed():
-    """With a rate of almost zero the score is that of the initial weights, worse than the entropy of eight letters."""
-    text = corpus(text="abcdefgh" * 4000)
-    rates = {"max_steps": 3, "adam_lr": 1e-9}
-    events = go(small(train=rates | {"lr": 1e-9}), text, "m", overwrite=True)
-    [notice] = [each.text for each in of_kind(events, Notice) if "frequencies" in each.text]
-    assert "(3.00)" in notice
-    assert "1e-09" in notice
-    assert "0.006" in notice
-    events = go(small(train=rates), text, "m", overwrite=True)
-    [notice] = [each.text for each in of_kind(events, Notice) if "frequencies" in each.text]
-    assert "1e-09" not in notice
-    learned = small(train={"max_steps": 40, "lr": 0.03, "adam_lr": 0.02, "eval_every": None, "save_every": None})
-    events = go(learned, text, "m", overwrite=True)
-    assert not any("frequencies" in each.text for each in of_kind(events, Notice))
-
-
 def test_the_best_weights_are_in_front():
     """With a rate that ruins what was learned, the weights kept are the earlier ones."""
     train_ = {"eval_every": 1, "lr": 0.3, "adam_lr": 0.3, "max_steps": 12, "warmup_steps": 0}

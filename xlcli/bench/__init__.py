@@ -191,7 +191,7 @@ def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Mea
 def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of training steps with full memory and full lengths."""
     given = options.model_dump(include={"mem_len", "segment_len", "batch_size"}, exclude_none=True)
-    config = settings.change(config, {"train": {**given, "random_lengths": False}})
+    config = settings.change(config, {"train": given})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
     config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
     memory.require([config], watch.runtime)  # before the parameters of an impossible model are counted

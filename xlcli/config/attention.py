@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_serializer, model_validator
 
@@ -32,10 +32,6 @@ class AttentionConfig(BaseConfig):
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """Attention of each of `n_layers` layers."""
         return (self,) * n_layers
-
-    def sized_for(self, mem_len: int) -> Self:
-        """This configuration with numbers for settings that follow from the memory length of training."""
-        return self
 
     def effective_mem_len(self, mem_len: int) -> int | None:
         """Number of memory tokens that a layer uses; None if its memory is unbounded."""
@@ -155,8 +151,6 @@ MAX_BUCKETS = 2**16
 """Largest number of hash buckets."""
 MAX_SLOTS = 2**20
 """Largest number of tokens in the buckets of one head and hash round."""
-MAX_SINGLE_FACTOR = 64
-"""Largest number of automatic buckets that are hashed by one set of directions; more are a product of two numbers."""
 MAX_HASHES = 8
 """Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
 
@@ -205,10 +199,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
     """
 
     kind: Literal["lsh"] = "lsh"
-    n_buckets: int | tuple[int, ...] | Literal["auto"] = Field(
+    n_buckets: int | tuple[int, ...] = Field(
         default=64,
-        description="Number of hash buckets: an even number, a list of even numbers whose product it is, or auto, with "
-        "which each round has a place for every token of the memory of training.",
+        description="Number of hash buckets: an even number, or a list of even numbers whose product it is.",
     )
     bucket_size: Annotated[int, Field(ge=1, le=2**16)] = Field(default=32, description="Number of tokens in a bucket.")
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = Field(default=4, description="Number of hash rounds.")
@@ -221,21 +214,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
     @property
     def factors(self) -> tuple[int, ...]:
         """Even factors of the number of buckets; empty for a single bucket."""
-        assert self.n_buckets != "auto", "config.make replaces it"
         if self.n_buckets == 1:
             return ()
         return (self.n_buckets,) if isinstance(self.n_buckets, int) else self.n_buckets
-
-    def sized_for(self, mem_len: int) -> Self:
-        """`auto` replaced by the power of two for which `n_buckets` times `bucket_size` is at least `mem_len`."""
-        if self.n_buckets != "auto":
-            return self
-        limit = min(MAX_BUCKETS, MAX_SLOTS // self.bucket_size)
-        bits = max(1, min((-(-mem_len // self.bucket_size) - 1).bit_length(), limit.bit_length() - 1))
-        n_buckets: int | tuple[int, int] = 2**bits
-        if 2**bits > MAX_SINGLE_FACTOR:
-            n_buckets = 2 ** (bits // 2), 2 ** (bits - bits // 2)
-        return self.model_copy(update={"n_buckets": n_buckets})
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""
@@ -252,12 +233,10 @@ class LSHAttentionConfig(RandomAttentionConfig):
         return f"the last {counted(self.bucket_size)} of {self.n_hashes} x {n_buckets} buckets"
 
     def _check(self) -> None:
-        if self.n_buckets == "auto":
-            return
         key, n_buckets = "model.attention.n_buckets", math.prod(self.factors)
         if self.n_buckets == () or any(n < 2 or n % 2 for n in self.factors):
             reason = f"is {self.n_buckets}, but buckets are pairs of opposite directions"
-            raise InvalidSettingError(key, reason, "Make it even, a list of even numbers, 1 or auto.")
+            raise InvalidSettingError(key, reason, "Make it even, a list of even numbers, or 1.")
         if n_buckets > MAX_BUCKETS:
             raise InvalidSettingError(key, f"{self.n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets.")
         if n_buckets * self.bucket_size > MAX_SLOTS:
@@ -293,10 +272,6 @@ class MixedAttentionConfig(AttentionConfig):
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """`layers`, repeated."""
         return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
-
-    def sized_for(self, mem_len: int) -> Self:
-        """Copy in which each layer is sized."""
-        return self.model_copy(update={"layers": tuple(layer.sized_for(mem_len) for layer in self.layers)})
 
     @model_validator(mode="before")
     @classmethod

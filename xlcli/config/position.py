@@ -21,6 +21,8 @@ class PositionConfig(BaseConfig):
     hooks: ClassVar[frozenset[str]] = frozenset()
     in_heads: ClassVar[str] = "qk"
     """Placement with which queries and keys of every head get positions."""
+    adds_vectors: ClassVar[bool] = False
+    """True if vectors of the absolute position are added."""
     in_pairs: ClassVar[bool] = False
     """True if pairs of features get positions, so that their width must be even."""
 
@@ -31,8 +33,11 @@ class PositionConfig(BaseConfig):
 
     @property
     def is_absolute(self) -> bool:
-        """True if predictions depend on the positions of tokens in their text, not only on distances."""
-        return False
+        """True if predictions depend on the positions of tokens in their text, not only on distances.
+
+        Also for rotated embeddings, since projections mix the features of a pair.
+        """
+        return self.adds_vectors or getattr(self, "placement", None) == "embedding"
 
     def check_dims(self, dim: int, head_dim: int) -> None:
         """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
@@ -48,16 +53,7 @@ class NoPositionConfig(PositionConfig):
     kind: Literal["none"] = "none"
 
 
-class AbsolutePositionConfig(PositionConfig):
-    """Base of encodings that add a vector of the absolute position."""
-
-    @property
-    def is_absolute(self) -> bool:
-        """True."""
-        return True
-
-
-class SinusoidalPositionConfig(AbsolutePositionConfig):
+class SinusoidalPositionConfig(PositionConfig):
     """Sinusoids of the absolute position (Vaswani et al. 2017); with placement `qk` of the width of a head."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -70,10 +66,11 @@ class SinusoidalPositionConfig(AbsolutePositionConfig):
         description="Amplitude of the sinusoids; 1 in the paper. Default: 1 with placement qk, else the initial root "
         "mean square of the embeddings, which is the ratio in the paper.",
     )
+    adds_vectors = True
     in_pairs = True
 
 
-class LearnedPositionConfig(AbsolutePositionConfig):
+class LearnedPositionConfig(PositionConfig):
     """A learned vector for each of `max_len` absolute positions.
 
     Placements `layers` and `qk` have one table per layer (as Al-Rfou et al. 2019) or, `shared`, one for all.
@@ -91,6 +88,7 @@ class LearnedPositionConfig(AbsolutePositionConfig):
         description="Positions beyond the table start again at 0 (wrap) or raise an error. With slide, a text is read "
         "in overlapping windows if there is no memory (stride).",
     )
+    adds_vectors = True
 
     def _check(self) -> None:
         if self.shared and self.placement == "embedding":
@@ -99,7 +97,7 @@ class LearnedPositionConfig(AbsolutePositionConfig):
             raise InvalidSettingError("model.position.shared", reason, remedy)
 
 
-class AxialPositionConfig(AbsolutePositionConfig):
+class AxialPositionConfig(PositionConfig):
     """Concatenated learned vectors of the digits of a position in a mixed radix, least significant digit last.
 
     Ho et al. 2019; Kitaev et al. 2020, section "axial positional encodings" of the code.
@@ -118,6 +116,7 @@ class AxialPositionConfig(AbsolutePositionConfig):
     overflow: Literal["wrap", "error"] = Field(
         default="wrap", description="Positions beyond the table start again at 0 (wrap) or raise an error."
     )
+    adds_vectors = True
 
     def widths(self, dim: int) -> tuple[int, ...]:
         """Width of the vectors of each digit: `dims`, or equal parts of `dim`, the first ones wider."""
@@ -205,11 +204,6 @@ class RopePositionConfig(PositionConfig):
         elif self.rotary_dim > (width := head_dim if "place" in self.needs else dim):
             reason = f"{self.rotary_dim} is more than the {width} features there are"
             raise InvalidSettingError("model.position.rotary_dim", reason, "Lower it, or leave it out for all.")
-
-    @property
-    def is_absolute(self) -> bool:
-        """True for rotated embeddings, whose projections mix the features of a pair."""
-        return self.placement == "embedding"
 
     def _check(self) -> None:
         if self.local_base is not None and self.placement == "embedding":

@@ -122,7 +122,7 @@ def make(*layers: Mapping[str, Any]) -> Config:
 
 
 def change(config: Config, *layers: Mapping[str, Any]) -> Config:
-    """The configuration with these tables merged over it, and numbers for settings that follow from others.
+    """The configuration with these tables merged over it.
 
     Raises:
         ConfigError: As in `make`.
@@ -131,9 +131,7 @@ def change(config: Config, *layers: Mapping[str, Any]) -> Config:
     tree |= config.model_dump(mode="json", include={"model"})
     for layer in layers:
         tree = merge(tree, layer)
-    config = validate(Config, tree)
-    attention = config.model.attention.sized_for(config.train.reading.longest)
-    return config.model_copy(update={"model": config.model.model_copy(update={"attention": attention})})
+    return validate(Config, tree)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

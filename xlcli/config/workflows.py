@@ -99,10 +99,6 @@ class TrainConfig(BaseConfig):
         "another random order in each pass, instead of from evenly spaced places on; full and local attention with "
         "relative positions read each piece from empty memory.",
     )
-    random_lengths: Switch = Field(
-        default=False,
-        description="Draw segment and memory length of each training step at random, up to the given ones.",
-    )
     batch_size: Annotated[Count, Option("Training", "--batch-size N", "16")] = Field(
         default=16, description="Sequences per batch."
     )
@@ -253,7 +249,6 @@ class RuntimeConfig(BaseConfig):
     timeout: Annotated[float, Field(ge=1e-3, le=1e6), DURATION] = Field(
         default=600.0, description="Time after which a run ends because another process does not answer."
     )
-    allow_data_change: Switch = Field(default=False, description="Resume a run although its text has changed.")
 
 
 class Config(BaseConfig):
@@ -279,10 +274,9 @@ class Config(BaseConfig):
             reason = f"does not apply: stack '{self.model.stack.kind}' keeps no activations"
             remedy = "Leave it out, or set model.stack.kind to standard or universal."
             raise InvalidSettingError("train.recompute_activations", reason, remedy)
-        for name in ("recompute_activations", "random_lengths"):
-            if getattr(train, name) and self.runtime.compile:
-                reason = "and runtime.compile exclude each other"
-                raise InvalidSettingError(f"train.{name}", reason, "Leave one of them out.")
+        if self.train.recompute_activations and self.runtime.compile:
+            reason = "and runtime.compile exclude each other"
+            raise InvalidSettingError("train.recompute_activations", reason, "Leave one of them out.")
 
     def check_division(self, n_ranks: int) -> None:
         """`InvalidSettingError` if a run with this configuration cannot be divided among so many ranks."""

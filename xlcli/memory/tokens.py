@@ -32,19 +32,16 @@ class TokenMemory(Memory):
         """Number of tokens."""
 
     @abstractmethod
-    def extend(
-        self, x: Tensor, project: Project, keep: int, read: int | None = None
-    ) -> tuple[Tensor, Tensor, TokenMemory]:
+    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, TokenMemory]:
         """Appends new tokens.
 
         Args:
             x: Inputs (b t d) of the new tokens.
             project: Projection of inputs to keys and values.
             keep: Number of tokens in the new memory.
-            read: Number of remembered tokens to return, the latest ones; None is all.
 
         Returns:
-            Keys and values (b h s e) of these remembered and the new tokens, and the memory of the last `keep` tokens.
+            Keys and values (b h s e) of remembered and new tokens, and the memory of the last `keep` tokens.
         """
 
 
@@ -101,7 +98,7 @@ class TokenBuffers(TokenMemory):
         joined = (torch.cat(parts, dim=2) for parts in zip(self.sinks, wide, strict=True)) if self.sinks else wide
         return replace(self, sinks=tuple(joined))
 
-    def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Self]:
+    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Self]:
         """Projects and appends the new inputs only: amortized O(1) per token.
 
         At inference new keys and values are rounded to the type of the memory before their first use, so a result does
@@ -123,9 +120,7 @@ class TokenBuffers(TokenMemory):
             # Copies: views would keep the keys and values of the whole call alive.
             copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
             kept = replace(self, buffers=copies, start=0, stop=keep)
-        k, v = whole.decode(k, v)
-        unread = 0 if read is None else self.length - read
-        return k[:, :, unread:], v[:, :, unread:], kept
+        return *whole.decode(k, v), kept
 
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
         """This memory with `n_new` more rows, to be written by the caller into its buffers, or into larger ones.
@@ -176,11 +171,10 @@ class Hidden(TokenMemory):
         """Number of tokens."""
         return self.h.shape[1]
 
-    def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Hidden]:
+    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Hidden]:
         """Projects memory and new inputs together."""
         both = torch.cat((self.h.to(x.dtype), x), dim=1) if self.length else x
-        unread = 0 if read is None else self.length - read
-        k, v = project(both[:, unread:] if unread else both)
+        k, v = project(both)
         # A copy: a view would keep the inputs of the whole call alive.
         return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())
 

@@ -150,7 +150,7 @@ class LanguageModel(nn.Module):
             return state
         if len(offsets) > 1 and bool((offsets == offsets[0]).all()):
             return self._with_zeros(state.select([0])).select([0] * len(offsets))
-        n = span.longest
+        n = span.mem_len
         context = AttentionContext(
             span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets
         ).for_rows(Rows(torch.zeros(len(offsets), n, dtype=torch.bool, device=offsets.device)))
@@ -268,7 +268,7 @@ class LanguageModel(nn.Module):
         `documents` are positions (b t) of the tokens in their documents, on the CPU; None: one document.
         """
         span, n_new, within = state.span, tokens.shape[1], None
-        n_memory = span.n_read(state.seen)
+        n_memory = span.n_kept(state.seen)
         if documents is not None:
             new = torch.arange(n_new)
             if span.kind == "segment":  # a segment begins anew even within a document

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,8 +29,6 @@ class Span:
     kind: Literal["uniform", "growing", "segment"]
     mem_len: Length
     segment_len: Count
-    kept_len: Count | None = None
-    """Number of tokens that memory keeps for later calls, if a call with a drawn `mem_len` reads fewer of them."""
     clamp_len: Count | None = None
     """Largest distance in position encodings that clamp distances: keys further back are at this one; None: any."""
     full_len: Count | None = None
@@ -44,15 +42,6 @@ class Span:
         if not self.mem_len:
             object.__setattr__(self, "kind", "segment")
             object.__setattr__(self, "zero_memory", False)
-
-    def shortened(self, segment: float, memory: float) -> Span:
-        """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
-        least = -(-self.segment_len // 2)
-        segment_len = least + int(segment * (self.segment_len - least + 1))
-        if self.kind == "segment":
-            return replace(self, segment_len=segment_len)
-        mem_len = 1 + int(memory * self.mem_len)
-        return replace(self, segment_len=segment_len, mem_len=mem_len, kept_len=self.mem_len)
 
     @staticmethod
     def parse(text: str) -> Span:
@@ -79,21 +68,11 @@ class Span:
         longest = self.mem_len + (0 if self.kind == "uniform" else self.segment_len - 1)
         return 0.0 if self.full_len is None else FAR_BIAS + min(0.0, math.log(self.full_len / max(1, longest)))
 
-    @property
-    def longest(self) -> int:
-        """Number of tokens in a full memory."""
-        return self.mem_len if self.kept_len is None else self.kept_len
-
     def n_kept(self, seen: int) -> int:
         """Number of tokens, or zero inputs, to remember after `seen` tokens have been read."""
         if self.kind == "segment":
             return self.next_position(seen)
-        return self.longest if self.zero_memory else min(seen, self.longest)
-
-    def n_read(self, seen: int) -> int:
-        """Number of remembered tokens that a call after `seen` tokens reads."""
-        kept = self.n_kept(seen)
-        return kept if self.kept_len is None else min(kept, self.mem_len)
+        return self.mem_len if self.zero_memory else min(seen, self.mem_len)
 
     def n_until_reset(self, seen: int) -> int | None:
         """Number of tokens that one call may read before the memory is reset; None if unlimited."""

@@ -195,12 +195,9 @@ def _sections(path: Path, tree: Tree, *, strict: bool) -> SavedConfig:
             if isinstance(tree[name], dict):
                 sections[name] = {key: value for key, value in tree[name].items() if key in kind.model_fields}
     try:
-        config = settings.validate(SavedConfig, sections)
+        return settings.validate(SavedConfig, sections)
     except ConfigError as error:
         raise CheckpointError(f"{path} is not a configuration of this xlcli: {error.message}", _NEWER) from None
-    if config.model.attention.sized_for(1) != config.model.attention:
-        raise CheckpointError(f"{path} does not say how many hash buckets the model has.", _RESTORE)
-    return config
 
 
 def _model_section(folder: Path, model: ModelConfig) -> Tree:

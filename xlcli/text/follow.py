@@ -275,8 +275,10 @@ class FollowedFile:
         devices = {place.device for place in places}
         if named is not None and len(devices) == 1 and named.identity[0] not in devices:
             # A file system may get another number when it is mounted again.
-            places = tuple(replace(place, device=named.identity[0]) for place in places)
-            self._neighbors.change_device(named.identity[0])
+            device, before = named.identity[0], self._neighbors
+            places = tuple(replace(place, device=device) for place in places)
+            known = {(device, inode): each for (_, inode), each in before.known.items()}
+            self._neighbors = Neighbors(self.path, known, before.schemes, self._tell)
         for place in places:
             entry = named if named and named.identity == place.identity else listing.get(place.identity)
             if entry not in (None, named) and not place.head and self._neighbors.belongs(entry) is False:

@@ -48,8 +48,7 @@ class TrainLoader:
     """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
 
     Each segment of a sequence continues the previous one, so memory carries over. With `seed` the text is cut into
-    pieces, at other places in each pass, and the sequences read all pieces of a pass in random order. The only state is
-    `n_read`, the number of tokens of each sequence that were read.
+    pieces, at other places in each pass, and the sequences read all pieces of a pass in random order.
 
     Args:
         ids: Tokens of the text, at least one.
@@ -82,7 +81,6 @@ class TrainLoader:
         self.ids = ids
         self.start_id = start_id
         self.documents = documents
-        self.n_read = 0
         self.seed = seed
         self.pieces_apart = pieces_apart
         self.rows = np.arange(batch_size) if rows is None else rows
@@ -95,14 +93,9 @@ class TrainLoader:
         self.drawn: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 0), np.int64)
         """The latest pass, and the positions in the text at which its pieces begin, in their order (b piece)."""
 
-    def seek(self, n_read: int) -> None:
-        """Continues after `n_read` tokens of each sequence."""
-        self.n_read = n_read
-
-    def next(self, segment_len: int) -> TrainBatch:
-        """The batch of the next step, with segments of this many tokens."""
-        read = self.n_read + np.arange(segment_len)
-        self.n_read += segment_len
+    def batch(self, n_read: int, segment_len: int) -> TrainBatch:
+        """The next `segment_len` tokens after `n_read` tokens of each sequence."""
+        read = n_read + np.arange(segment_len)
         positions = (self.starts[:, None] + read) % len(self.ids) if self.seed is None else self._shuffled(read)
         starts: NDArray[np.int64] | int = 0
         within = None

@@ -203,10 +203,6 @@ class Neighbors:
                         found[entry.identity] = entry
         return found
 
-    def change_device(self, device: int) -> None:
-        """Gives the known files another device."""
-        self.known = {(device, inode): each for (_, inode), each in self.known.items()}
-
     def remember(self, listing: Mapping[Identity, Entry]) -> None:
         """Takes the files of a listing for known: what comes later is not among them."""
         before = self.known

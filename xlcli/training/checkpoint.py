@@ -118,22 +118,15 @@ def runtime_settings(folder: Path) -> Tree:
     return {key: facts.get(key) for key in ("seed", "dtype", "threads")}
 
 
-def changed_texts(saved: Mapping[str, str], here: Mapping[str, str], *, allow_change: bool) -> list[str]:
-    """Names of the texts that differ from the texts of the checkpoint.
-
-    Raises:
-        CheckpointError: One does, and this is not allowed; or the tokenizer does.
-    """
-    changed = [name for name, checksum in saved.items() if here.get(name) != checksum]
+def check_texts(saved: Mapping[str, str], here: Mapping[str, str], folder: Path) -> None:
+    """`CheckpointError` if a text, or the tokenizer, differs from that of the checkpoint of the run in `folder`."""
+    changed = {name for name, checksum in saved.items() if here.get(name) != checksum}
     if "tokenizer" in changed:
         raise CheckpointError("the tokenizer in the folder is not the one this run began with.", _ANEW)
-    if changed and not allow_change:
+    if changed:
         which = "text" if "sha256" in changed else "held-out text"
-        raise CheckpointError(
-            f"the {which} has changed since this run began.",
-            "Give the same files, or set runtime.allow_data_change to true.",
-        )
-    return changed
+        remedy = f"Give the same files, or train a new model from this one: --init {folder} -o NAME."
+        raise CheckpointError(f"the {which} has changed since this run began.", remedy)
 
 
 def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ def fill_in(
         "lr": lr if given.lr is None else given.lr,
         "adam_lr": adam_lr if given.adam_lr is None else given.adam_lr,
     }
-    if _is_open(given):
+    if is_open(given):
         train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
         train["max_tokens"] = limit if limit < LARGEST_BUDGET else None
     runtime = {"seed": config.runtime.seed or 0}
@@ -95,13 +95,8 @@ def fill_in(
     return settings.change(config, filled)
 
 
-def ends_by_clock(train: TrainConfig) -> bool:
-    """True if a run has a time budget, which is the default, so that it does not repeat to the bit."""
-    return train.max_time is not None or _is_open(train)
-
-
-def _is_open(train: TrainConfig) -> bool:
-    """True if no budget is given."""
+def is_open(train: TrainConfig) -> bool:
+    """True if no budget is given, so that a run ends by the clock and does not repeat to the bit."""
     return all(getattr(train, budget) is None for budget in BUDGETS)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from torch import Tensor
 
 from xlcli.config import validate
 from xlcli.errors import CheckpointError
@@ -26,9 +28,6 @@ from xlcli.training.run import TrainingRun
 from xlcli.training.schedule import Counters
 from xlcli.training.validation import check_finite, describe_run
 
-_SCORES = {"best_bits", "best_step", "validated_step", "validation_due", "stale", "plateau"}
-"""Counters that belong to the validation text."""
-
 
 def write_held_out(place: Path, data: Prepared) -> None:
     """Writes the held-out texts, and the places of their documents if these are separate."""
@@ -48,24 +47,28 @@ def keep_weights(run: TrainingRun, data: Prepared, folder: Path, bits: float | N
     All ranks must call it. `bits` is their score in bits per byte, if there is one.
     """
     weights = gathered(weights_of(run.model), run.runtime.ranks)
-    if not run.runtime.ranks.is_first:
-        return
-    score = "" if bits is None else f"{bits:.6f}"
+    if run.runtime.ranks.is_first:
+        _write_model(run, data, place_of_run(folder), weights, "" if bits is None else f"{bits:.6f}")
+        settle(folder)
+
+
+def _write_model(
+    run: TrainingRun, data: Prepared, folder: Path, weights: Mapping[str, Tensor], score: str = ""
+) -> None:
+    """Writes weights of the present step, with their score in bits per byte, if there is one."""
     metadata = {"step": str(run.counters.step), "validation_bits_per_byte": score}
-    encoding = run.config.train.weights
-    store.save_model(place_of_run(folder), run.config, weights, data.tokenizer, metadata, encoding=encoding)
-    settle(folder)
+    store.save_model(folder, run.config, weights, data.tokenizer, metadata, encoding=run.config.train.weights)
 
 
 def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> Iterator[Saved]:
-    """Keeps the model of each point of `train.keep_at` that the last step reached; all ranks must call it.
+    """Keeps the model of each point of `train.keep_at` that the last step reached, with the held-out texts.
 
-    A point whose step was undone is written again. Nothing is written twice otherwise, and nothing lost: each point is
-    kept before the checkpoint of its step.
+    All ranks must call it. A point is kept before the checkpoint of its step, so none is lost, and is only written
+    again if its step was undone.
 
     Args:
         run: The run, which does not change.
-        data: Its texts, of which the model has the held-out ones.
+        data: Its texts.
         folder: Model folder.
         before: Tokens trained on before the step.
 
@@ -80,29 +83,26 @@ def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> 
     targets = [layout.kept_model(place_of_run(folder), point) for point in points]
     with run.optimizers.averaged():
         weights = gathered(weights_of(run.model), run.runtime.ranks)
-        for target in targets if run.runtime.ranks.is_first else ():
-            metadata = {"step": str(step), "validation_bits_per_byte": ""}
-            encoding = run.config.train.weights
-            store.save_model(target, run.config, weights, data.tokenizer, metadata, encoding=encoding)
+        for target in targets * run.runtime.ranks.is_first:
+            _write_model(run, data, target, weights)
             write_held_out(target, data)
-            layout.write_config(target, run.config, encoding=encoding)
+            layout.write_config(target, run.config, encoding=run.config.train.weights)
             layout.write_record(target, describe_run(run, data) | {"steps": step, "tokens": tokens})
     yield from (Saved(step, target) for target in targets)
 
 
 def missed_points(run: TrainingRun, folder: Path) -> Iterator[Notice]:
     """Says which points of `train.keep_at` the run will not keep: those after its end, and missing ones before it."""
-    train, place = run.config.train, place_of_run(folder)
-    missing = [point for point in train.keep_at if not layout.is_model(layout.kept_model(place, point))]
+    train, place, read = run.config.train, place_of_run(folder), run.counters.tokens
     of_step = train.batch_size * train.segment_len
-    ends = [math.inf if train.max_steps is None else train.max_steps * of_step]
-    ends.append(math.inf if train.max_tokens is None else -(-train.max_tokens // of_step) * of_step)
+    budgets = (train.max_steps, train.max_tokens and -(-train.max_tokens // of_step))
+    end = of_step * min(filter(None, budgets), default=math.inf)
+    missing = [point for point in train.keep_at if not layout.is_model(layout.kept_model(place, point))]
     for points, reason in (
-        ([point for point in missing if point > min(ends)], "the run ends before"),
-        ([point for point in missing if point <= run.counters.tokens], "the run has already read more than"),
+        ([point for point in missing if point > end], "the run ends before"),
+        ([point for point in missing if point <= read], "the run has already read"),
     ):
-        if points:
-            names = ", ".join(layout.kept_model(place, point).name for point in points)
+        if names := ", ".join(layout.kept_model(place, point).name for point in points):
             yield Notice(f"{reason} {names} tokens, so train.keep_at keeps no model of them")
 
 
@@ -116,14 +116,13 @@ def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
     return checkpoint.save(place, tensors, facts, run.config.train.keep_checkpoints)
 
 
-def restore(run: TrainingRun, data: Prepared, path: Path, *, allow_data_change: bool) -> list[Notice]:
+def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
     """Continues from a verified checkpoint, with the best weights up to it in the folder; all ranks must call it.
 
     Args:
         run: A run just built from the same configuration, or one that goes back.
         data: Its texts.
         path: The checkpoint.
-        allow_data_change: Accept other texts.
 
     Returns:
         Warnings about losses and differences that make the run deviate from the uninterrupted one.
@@ -131,20 +130,18 @@ def restore(run: TrainingRun, data: Prepared, path: Path, *, allow_data_change: 
     Raises:
         CheckpointError: The checkpoint is of another run, another text or another format.
     """
-    before, ranks, warnings = run.counters, run.runtime.ranks, []
+    ranks, warnings = run.runtime.ranks, []
     here = checkpoint.facts_of(run.config, run.runtime, data.identity)
     with checkpoint.opened(path) as saved:
         facts = saved.facts
         if facts["seed"] != here["seed"]:
             problem = f"{path} is of a run with the seed {facts['seed']}."
             raise CheckpointError(problem, "Train anew with --overwrite.")
-        changed = checkpoint.changed_texts(facts["corpus"], here["corpus"], allow_change=allow_data_change)
+        checkpoint.check_texts(facts["corpus"], here["corpus"], path.parents[1])
         run.restore(saved)
         if facts["lr"] != here["lr"]:  # a new rate is as given
             run.count(rollbacks=0)
-        if "valid" in changed:
-            run.count(**before.model_dump(include=_SCORES))
-        elif facts["limits"] != here["limits"]:  # another budget or patience is a new chance
+        if facts["limits"] != here["limits"]:  # another budget or patience is a new chance
             run.count(stale=0, plateau=None)
         if ranks.is_first:
             warnings += _restore_best(run, data, saved)
@@ -154,8 +151,6 @@ def restore(run: TrainingRun, data: Prepared, path: Path, *, allow_data_change: 
             if facts[name] != now and (run.counters.step or name != "processes")  # the first rank alone writes step 0
         ]
         checkpoint.restore_generators(saved)
-    if changed:
-        warnings.append("the text is not the one this run began with; the run continues as far into it")
     # The first rank alone reads and restores the best weights.
     run.count(**dict(validate(Counters, ranks.broadcast(run.counters.model_dump()))))
     return [Notice(warning, "warning") for warning in warnings]
@@ -190,9 +185,8 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
     if step is None and not present.exists():
         return []
     run.count(validated_step=None, validation_due=True)
-    metadata = {"step": str(run.counters.step), "validation_bits_per_byte": ""}
     best, of_optimizers = saved.tensors("weights"), saved.tensors("optimizer")
     best |= {name: of_optimizers[key] for name in best if (key := f"{name}:{AVERAGE}") in of_optimizers}
-    store.save_model(folder, run.config, best, data.tokenizer, metadata, encoding=encoding)
+    _write_model(run, data, folder, best)
     lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
     return [f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"]

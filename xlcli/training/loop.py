@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from xlcli.errors import DivergedError
 from xlcli.events import Event, Notice, Saved, Step, Validation
@@ -16,24 +16,16 @@ from xlcli.training import defaults
 from xlcli.training.folder import keep_points, keep_weights, restore, save
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun, Update
-from xlcli.training.schedule import Clock, IntervalTrigger, overfits
+from xlcli.training.schedule import Clock, Counters, IntervalTrigger, overfits
 from xlcli.training.validation import check_finite, validation_bits
 
 VALIDATION_SHARE = 0.1
 """Maximum share of a time budget for validation at the default interval."""
 
 OVERFITS = (
-    "the model overfits: validation rises while the training loss falls. Train on more text, or with more dropout "
-    "(--set model.dropout=0.2), or add --patience 3 to end sooner; the weights of step {}, the best so far, are kept"
+    "the model overfits: since step {}, whose weights are kept, validation has risen and the training loss fallen; "
+    "more text, more dropout (--set model.dropout=0.2) or --patience 3 help"
 )
-
-
-class Beginning(NamedTuple):
-    """Seconds, step and tokens before the first step of this process, or after a roll-back."""
-
-    seconds: float
-    step: int
-    tokens: int
 
 
 class Loop:
@@ -75,7 +67,7 @@ class Loop:
         for trigger in (self.validations, self.checkpoints):  # intervals are counted from here
             self._is_due(trigger)
         is_over = yield from self._check()
-        beginning = Beginning(self.clock.now(), self.run.counters.step, self.run.counters.tokens)
+        beginning = self.run.counters.model_copy(update={"seconds": self.clock.now()})
         while not is_over:
             before = self.run.counters.tokens
             update = self.run.train_step(self.run.fraction(self.clock.seconds))
@@ -152,8 +144,8 @@ class Loop:
         if not best and run.runtime.ranks.is_first and overfits(layout.read_metrics(place_of_run(self.folder))):
             yield Notice(OVERFITS.format(run.counters.best_step))
 
-    def _log_step(self, update: Update, beginning: Beginning) -> Step:
-        """Appends a step to the metrics; returns it."""
+    def _log_step(self, update: Update, beginning: Counters) -> Step:
+        """Appends a step to the metrics; returns it. `beginning`: before the first step of this process, or attempt."""
         run, counters, seconds = self.run, self.run.counters, self.clock.now()
         elapsed = max(seconds - beginning.seconds, 1e-9)
         n_steps, n_tokens = counters.step - beginning.step, counters.tokens - beginning.tokens
@@ -198,8 +190,8 @@ class Loop:
         found = ranks.broadcast(str(latest(place / layout.CHECKPOINTS).path or "") if ranks.is_first else None)
         if not found:
             raise error
-        n_read = run.loader.n_read
-        yield from restore(run, self.data, Path(found), allow_data_change=True)
+        n_read = run.counters.n_read
+        yield from restore(run, self.data, Path(found))
         run.count(rollbacks=1, seconds=self.clock.seconds)
         run.skip_to(n_read)
         step = run.counters.step

@@ -203,7 +203,8 @@ def _read(
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
     """Runtime and texts of a run; its configurations differ in model and training settings only."""
     config = configs[0]  # text and runtime settings are equal in all
-    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
+    by_clock = config.train.max_time is not None or defaults.is_open(config.train)
+    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
     ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])

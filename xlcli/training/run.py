@@ -15,7 +15,6 @@ from xlcli.errors import CheckpointError, DivergedError, StateError
 from xlcli.files.tensors import TensorInfo, type_name, with_prefix
 from xlcli.model.build import build_model
 from xlcli.ops.layers import has_bfloat16_units
-from xlcli.ops.span import Span
 from xlcli.optim import BUDGET_SCHEDULES, Optimizers, lr_factor
 from xlcli.ranks import divided, local
 from xlcli.runtime import Runtime, compile_stack
@@ -26,7 +25,7 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training.checkpoint import Checkpoint, gathered, generator_states
 from xlcli.training.defaults import BUDGETS
 from xlcli.training.parallel import own_rows, parallel
-from xlcli.training.schedule import Counters, Patience, drawn_span, with_span
+from xlcli.training.schedule import Counters, Patience
 
 LR_DIVISOR = 3.0
 """Divisor of the learning rates after a roll-back, and in the remedy for a run that diverged."""
@@ -95,9 +94,9 @@ class TrainingRun:
             seed=seed if train.shuffle else None,
             pieces_apart=config.model.can_hide_documents and not config.model.position.is_absolute,
         )
-        self.skip_to(0)
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
         self.counters = Counters(validation_due=weights is not None)
+        self.skip_to(0)
 
     def count(self, **changes: object) -> None:
         """Changes these counters."""
@@ -116,8 +115,9 @@ class TrainingRun:
         """
         train, ranks, counters = self.config.train, self.runtime.ranks, self.counters
         self._redraw_features()
-        span, microbatches = self.next_batch()
-        nats, steps = self._add_gradients(span, microbatches)
+        microbatches = self.next_batch()
+        self.count(n_read=counters.n_read + train.segment_len)  # also if the run diverges, which then skips this text
+        nats, steps = self._add_gradients(microbatches)
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
         if ranks.size > 1:  # means over all ranks, and the norm of the whole gradient
@@ -134,17 +134,16 @@ class TrainingRun:
         if train.grad_clip and norm_now > train.grad_clip:
             torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
         self.optimizers.step(factor, counters.step)
-        self.count(step=counters.step + 1, tokens=counters.tokens + train.batch_size * span.segment_len)
+        self.count(step=counters.step + 1, tokens=counters.tokens + train.batch_size * train.segment_len)
         return Update(loss_now, lr=(train.lr or 0.0) * factor, grad_norm=norm_now, mean_steps=steps_now or None)
 
     def _gradients(self) -> list[Tensor]:
         """Gradients of the parameters, of divided ones the part of this rank."""
         return [local(p.grad) for p in self.model.parameters() if p.grad is not None]
 
-    def _add_gradients(self, span: Span, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
+    def _add_gradients(self, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
         """Gradients of a step, and the new memory; returns the mean loss in nats and steps per token of this rank."""
-        count, stack = len(self.loader.starts) * span.segment_len, self.config.model.stack
-        is_drawn = self.config.train.random_lengths
+        count, stack = len(self.loader.starts) * self.config.train.segment_len, self.config.model.stack
         self.model.train()
         torch._foreach_zero_(self._gradients())
         nats, steps = torch.zeros((2,), device=self.runtime.device)
@@ -152,37 +151,30 @@ class TrainingRun:
             context = nullcontext if i + 1 == len(microbatches) else self.delayed
             with context():
                 with self.runtime.autocast():
-                    state = self.states[i]
-                    if is_drawn:
-                        state = with_span(state, span)
-                    nll, state, ponder, _ = self.score(x, y, state, documents)
+                    nll, state, ponder, _ = self.score(x, y, self.states[i], documents)
                 loss = nll.sum() / count
                 nats += loss.detach()
                 if ponder is not None and isinstance(stack, UniversalStackConfig):
                     loss = loss + stack.ponder_weight * ponder.cost.sum() / count
                     steps += ponder.steps.sum() / count
                 loss.backward()  # type: ignore[no-untyped-call]
-                if is_drawn:
-                    state = with_span(state, self.states[i].span)
                 self.states[i] = state.overwrite_earlier()
         return nats, steps
 
-    def next_batch(self) -> tuple[Span, list[Microbatch]]:
-        """Span of the next step, and its microbatches."""
-        span, n = self.states[0].span, self.config.train.grad_accum
-        if self.config.train.random_lengths:
-            span = drawn_span(span, self.config.runtime.seed or 0, self.counters.step)
-        batch = self.loader.next(span.segment_len)
+    def next_batch(self) -> list[Microbatch]:
+        """Microbatches of the next step."""
+        n = self.config.train.grad_accum
+        batch = self.loader.batch(self.counters.n_read, self.config.train.segment_len)
         x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
         documents: list[Tensor | None] = [None] * n
         if batch.documents is not None:
             documents = [*torch.from_numpy(batch.documents).tensor_split(n)]
-        return span, list(zip(x, y, documents, strict=True))
+        return list(zip(x, y, documents, strict=True))
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
         train = self.config.train
-        self.loader.seek(n_read)
+        self.count(n_read=n_read)
         self.states: list[State] = [
             self.model.init_state(
                 len(starts), memory=train.memory, offsets=(starts + n_read).tolist(), **train.reading.state
@@ -239,8 +231,7 @@ class TrainingRun:
     def describe(self) -> Tree:
         """Entries of `state.json` that belong to the tensors: counters, and metadata of the states."""
         states = [state.describe() for state in self.states]
-        counters = self.counters.model_copy(update={"n_read": self.loader.n_read})
-        return {**counters.model_dump(), "states": states}
+        return {**self.counters.model_dump(), "states": states}
 
     def restore(self, saved: Checkpoint) -> None:
         """Continues from a checkpoint of a run with the same configuration; random numbers go on as before.
@@ -269,4 +260,3 @@ class TrainingRun:
         if not all(self.model.is_compatible(state) for state in self.states):
             raise StateError("the memory does not fit the model.", "Train anew with --overwrite.")
         self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
-        self.loader.seek(self.counters.n_read)

@@ -1,15 +1,9 @@
-"""The course of a run: counters, clock, intervals of validations and checkpoints, early stopping, lengths of each step.
-
-With `train.random_lengths` segment and memory lengths are drawn in each step. A model then depends less on one segment
-length and one memory length. Varying segments are an idea of Merity et al. 2018 (section 4.1). Memory keeps as
-many tokens as configured; a step with a shorter one reads the latest of them.
-"""
+"""The course of a run: counters, clock, intervals of validations and checkpoints, early stopping, overfitting."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -17,9 +11,7 @@ import torch
 from pydantic import Field
 
 from xlcli.config import BaseConfig
-from xlcli.ops.span import Span
 from xlcli.ranks import Ranks
-from xlcli.state import State
 from xlcli.store.layout import numbers
 
 Steps = Annotated[int, Field(ge=0, lt=10**12)]
@@ -32,7 +24,7 @@ class Counters(BaseConfig):
         step: Steps taken.
         tokens: Tokens trained on.
         seconds: Time spent at the last save, in this process and before it.
-        n_read: Tokens of each sequence that the loader had read at the last save.
+        n_read: Tokens of each sequence that were read.
         best_bits: Bits per byte of the best validation; None without one.
         best_step: Step of the best validation.
         validated_step: Step of the last validation.
@@ -201,17 +193,3 @@ def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
         if rises and scores[-1] >= RISE * scores[0] and means[-1] < means[1]:
             return row is rows[-1]
     return False
-
-
-def drawn_span(span: Span, seed: int, step: int) -> Span:
-    """Span of a training step with random lengths, after `step` steps.
-
-    The lengths are uniform and depend on seed and step only, so a resumed run draws the same ones.
-    """
-    generator = random.Random(f"{seed} {step}")  # noqa: S311
-    return span.shortened(generator.random(), generator.random())
-
-
-def with_span(state: State, span: Span) -> State:
-    """The state with the span of the next step, or the configured one; an independent segment begins here."""
-    return replace(state, span=span, seen=0 if span.kind == "segment" else state.seen)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from xlcli import __version__
@@ -26,10 +25,8 @@ from xlcli.store.commit import place_of_run
 from xlcli.store.origin import INIT
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
-from xlcli.training.defaults import RATES
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
-from xlcli.training.schedule import with_span
 
 ABSURD_NATS = 100.0
 """Loss in nats per token above which a run counts as diverged."""
@@ -96,16 +93,13 @@ def check_finite(run: TrainingRun) -> None:
         raise DivergedError(f"{problem} after step {run.counters.step}.")
     if not run.counters.step:
         return
-    train, n_read = run.config.train, run.loader.n_read
-    span, microbatches = run.next_batch()
-    run.loader.seek(n_read)
+    train = run.config.train
     run.model.eval()
     nats = torch.zeros((), device=run.runtime.device)
     with torch.no_grad(), run.runtime.autocast():  # kernels of training: others may overflow later
-        for (x, y, documents), state in zip(microbatches, run.states, strict=True):
-            state = with_span(state, span) if train.random_lengths else state
+        for (x, y, documents), state in zip(run.next_batch(), run.states, strict=True):
             nats += run.model.score(x, y, state, documents).nll.sum()
-    mean = run.runtime.ranks.sum(nats).item() / (train.batch_size * span.segment_len)
+    mean = run.runtime.ranks.sum(nats).item() / (train.batch_size * train.segment_len)
     if not mean < ABSURD_NATS:
         raise DivergedError(f"the loss has risen to {mean:.3g} nats per token after step {run.counters.step}.")
 
@@ -131,10 +125,6 @@ SCORED_BYTES = 2**18
 """Maximum bytes of validation text scored at the end of a run; `xlcli eval` scores all of it."""
 SAMPLE_TOKENS = 60
 """Tokens of the sample."""
-LEAST_SCORED = 2**10
-"""Bytes of validation text from which the score is compared with byte frequencies."""
-UNUSUAL_FACTOR = 10.0
-"""Factor between a learning rate and its default from which the rate may be the reason of a bad score."""
 
 
 def finish(
@@ -191,7 +181,6 @@ def final_evaluation(
                 yield event
             elif isinstance(event, Score) and not event.partial:
                 score = event
-                yield from _compare_with_frequencies(model, path, event)
     end = finish(run, data, folder, score)
     for made in generate(model, prompt, GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Notice):
@@ -199,25 +188,6 @@ def final_evaluation(
         elif isinstance(made, Generated):
             end = replace(end, sample=made.text)
     return end
-
-
-def _compare_with_frequencies(model: store.LoadedModel, path: Path, score: Score) -> Iterator[Notice]:
-    """Notice if the score is not below the entropy of the byte frequencies of the scored text at `path`."""
-    if score.bytes < LEAST_SCORED:
-        return
-    with path.open("rb") as file:
-        counts = np.bincount(np.frombuffer(file.read(score.bytes), np.uint8))
-    shares = counts[counts > 0] / score.bytes
-    entropy = -float(np.sum(shares * np.log2(shares)))
-    if score.bits_per_byte < entropy:
-        return
-    train = model.config.train
-    remedy = "train longer or on more text"
-    if train.lr is not None and abs(math.log(train.lr / (usual := RATES[train.optimizer]))) > math.log(UNUSUAL_FACTOR):
-        remedy = f"the learning rate {train.lr:g} is far from the default --lr {usual:g}"
-    yield Notice(
-        f"{score.bits_per_byte:.2f} bits per byte are no better than byte frequencies alone ({entropy:.2f}): {remedy}"
-    )
 
 
 def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from xlcli.config import Config, Tree, make
+from xlcli.config import Config, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping, until
 from xlcli.machine import available_bytes
@@ -146,8 +146,7 @@ def resume(
         yield from _plan(folder, data, commit.step_of(checkpoint_folder))
         if dry_run:
             return None
-        may_differ = make({"runtime": (changes or {}).get("runtime", {})}).runtime.allow_data_change
-        run = yield from _make_run(data, place, checkpoint_folder, allow_data_change=may_differ)
+        run = yield from _make_run(data, place, checkpoint_folder)
         yield from _spent_budgets(run[0])
         return run
 
@@ -207,16 +206,10 @@ def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ran
     place = checkpoint_folder.parent.parent
     # A signal from here on stops all ranks after the same step.
     data = yield from prepare_resumed(paths, place, changes, None, None, ranks=ranks)
-    return (yield from _make_run(data, place, checkpoint_folder, allow_data_change=True))
+    return (yield from _make_run(data, place, checkpoint_folder))
 
 
-def _make_run(
-    data: Prepared,
-    place: Path,
-    checkpoint_folder: Path | None,
-    *,
-    allow_data_change: bool = False,
-) -> Generator[Event, None, Run]:
+def _make_run(data: Prepared, place: Path, checkpoint_folder: Path | None) -> Generator[Event, None, Run]:
     """The run of all ranks, restored from a checkpoint; without one the first rank writes a new run in `place`.
 
     A new run can be resumed as soon as `config.json` exists, which is written last.
@@ -233,7 +226,7 @@ def _make_run(
     if ranks.is_first:
         ranks.publish("run", {"checkpoint": str(checkpoint_folder.absolute())})
     run = TrainingRun(data.config, data.runtime, *inputs)
-    yield from restore(run, data, checkpoint_folder, allow_data_change=allow_data_change)
+    yield from restore(run, data, checkpoint_folder)
     if ranks.is_first:
         _write_texts(place, data, run)
     return run, data

@@ -59,7 +59,7 @@ class FullAttention(ProjectedAttention):
         if isinstance(memory, TokenBuffers) and (missing := self.n_sinks - memory.n_sinks):
             memory = memory.with_sinks(*self.unplaced(x[:, :missing]))
         q = self.queries(x, context) if context.needs_output else None
-        k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
+        k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep)
         if q is None:
             return x, memory
         sinks = None

@@ -40,7 +40,7 @@ class LocalAttention(FullAttention):
             return super().forward(x, memory, context)
         assert isinstance(memory, TokenMemory)
         q = self.queries(x, context)
-        k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
+        k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep)
         b, window = q.shape[0], self.window
         n_blocks = -(-context.n_new // window)
         tail = n_blocks * window - context.n_new

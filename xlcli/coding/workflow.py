@@ -111,7 +111,7 @@ def check_hash(session: InferenceSession, stop: Callable[[], bool]) -> Generator
         raise StoppedEarlyError
     hashed, options, vocab_size = hashlib.sha256(), session.options, session.model.tokenizer.vocab_size
     ids = np.array([(31 * i * i + 7 * i) % vocab_size for i in range(MOST_READ + N_CHECKED)], np.int32)
-    n_read = MOST_READ if options.learning.adapt else min(session.state.span.mem_len + 1, MOST_READ)
+    n_read = MOST_READ if options.learning.adapt else min((session.state.span.max_distance() or 0) + 1, MOST_READ)
     session.read(ids[:n_read], lambda: False)
     for token in ids[n_read : n_read + N_CHECKED].tolist():
         hashed.update(session.predict()[0].double().cpu().numpy().astype("<f8").tobytes())

@@ -83,10 +83,7 @@ def fill_in(
         if given.optimizer == source.optimizer and source.lr is not None:
             lr = source.lr
         lr, adam_lr = factor * lr, factor * (source.adam_lr or ADAM_RATE)
-    train: Tree = {
-        "lr": lr if given.lr is None else given.lr,
-        "adam_lr": adam_lr if given.adam_lr is None else given.adam_lr,
-    }
+    train: Tree = {"lr": given.lr or lr, "adam_lr": given.adam_lr or adam_lr}
     if is_open(given):
         train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
         train["max_tokens"] = limit if limit < LARGEST_BUDGET else None

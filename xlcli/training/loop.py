@@ -41,9 +41,8 @@ class Loop:
     def __init__(self, run: TrainingRun, data: Prepared, folder: Path, clock: Clock) -> None:
         self.run, self.data, self.folder, self.clock = run, data, folder, clock
         self.saved = run.counters.progress
-        every = run.config.train.save_every
         self.validations = IntervalTrigger(run.config.train.eval_every, parts=defaults.VALIDATIONS)
-        self.checkpoints = IntervalTrigger(defaults.SAVE_SECONDS if every is None else every)
+        self.checkpoints = IntervalTrigger(run.config.train.save_every or defaults.SAVE_SECONDS)
 
     def events(self) -> Iterator[Event]:
         """Trains.

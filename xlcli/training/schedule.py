@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -183,8 +184,8 @@ def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
     nats: list[float] = []
     for row in rows[best:]:
         figures = numbers(row)
-        nats += [figures["nats"]] if "nats" in figures else []
         if "validation_bits_per_byte" not in figures:
+            nats.append(figures.get("nats", math.inf))
             continue
         scores.append(figures["validation_bits_per_byte"])
         means.append(sum(nats) / max(1, len(nats)))

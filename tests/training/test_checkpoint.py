@@ -492,7 +492,7 @@ def test_changed_text_is_refused():
     text = corpus()
     After(3).run(small(), text, "m")
     changed = corpus(text="Q" + Path(text).read_text()[1:])
-    with pytest.raises(CheckpointError, match="--init m"):
+    with pytest.raises(CheckpointError, match="init m"):
         go({}, changed, "m", resume=True)
 
 

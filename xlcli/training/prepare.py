@@ -122,7 +122,9 @@ def prepare_new(
     else:
         tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
     origin = None if model is None else _origin(model)
-    data = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, dry_run=dry_run)
+    by_document = config.train.reset_on_document
+    ids = yield from _tokenize(parts, tokenizer, origin, by_document=by_document, dry_run=dry_run)
+    data = Prepared(config, runtime, preset, origin, parts, tokenizer, *ids)
     if model is not None:
         yield from warn_of_misfit(model, data.train_ids)
     config = defaults.fill_in(
@@ -173,8 +175,9 @@ def prepare_resumed(
         )
     config.check_division(ranks.size)
     runtime, parts = yield from _read(paths, [config], ranks)
-    tokenizer = load_tokenizer(folder)
-    return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, dry_run=dry_run))
+    tokenizer, by_document = load_tokenizer(folder), config.train.reset_on_document
+    ids = yield from _tokenize(parts, tokenizer, origin, by_document=by_document, dry_run=dry_run)
+    return Prepared(config, runtime, saved_preset, origin, parts, tokenizer, *ids)
 
 
 def _origin(model: LoadedModel) -> Tree:
@@ -205,6 +208,8 @@ def _read(
     config = configs[0]  # text and runtime settings are equal in all
     by_clock = config.train.max_time is not None or defaults.is_open(config.train)
     runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
+    if runtime.dtype_name == "float16":
+        raise ConfigError("no model is trained in float16.", "Set runtime.dtype to bfloat16, or to float32.")
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
     ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
@@ -266,26 +271,16 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
 
 
 def _tokenize(
-    config: Config,
-    runtime: Runtime,
-    preset: str,
-    origin: Tree | None,
-    parts: Split,
-    tokenizer: Tokenizer,
-    *,
-    dry_run: bool,
-) -> Generator[Event, None, Prepared]:
+    parts: Split, tokenizer: Tokenizer, origin: Tree | None, *, by_document: bool, dry_run: bool
+) -> Generator[Event, None, tuple[TokenFile, TokenFile]]:
+    """Tokens of the training and the validation text; of a dry run a sample."""
     if tokenizer.kind != "bytes":
         _require_utf8(parts, origin)
-    if runtime.dtype_name == "float16":
-        raise ConfigError("no model is trained in float16.", "Set runtime.dtype to bfloat16, or to float32.")
-    by_document = config.train.reset_on_document
     if dry_run:
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
-        return Prepared(config, runtime, preset, origin, parts, tokenizer, sample, sample)
+        return sample, sample
     train_ids = yield from token_file(parts.train, tokenizer, by_document=by_document)
-    valid_ids = yield from token_file(parts.valid, tokenizer, by_document=by_document)
-    return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)
+    return train_ids, (yield from token_file(parts.valid, tokenizer, by_document=by_document))
 
 
 def _require_utf8(parts: Split, origin: Tree | None) -> None:

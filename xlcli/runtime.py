@@ -143,7 +143,7 @@ def compile_stack(stack: Stack) -> None:
     compiled = torch.compile(plain, dynamic=False, options={"cpp_cache_precompile_headers": False})
 
     def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        if not stack.training or context.n_memory < context.span.mem_len:
+        if not stack.training or not context.span.is_full(context.n_memory):
             return plain(x, memories, context)
         _ = context.mask.visible  # computed here: the lock of a cached property cannot be traced on Python 3.11
         contiguous = tuple(

@@ -94,8 +94,8 @@ def attend_hashed(
     large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
     # With gradients, keys and values before a tile are stored if some of them are in the table.
     tile = bucket_size if bucket_size % TILE or (table is not None and torch.is_grad_enabled()) else TILE
-    qkv, codes = tuple(part.flatten(0, 2) for part in (q, k, v)), _codes(ranks, bucket_size)
-    call = _Call(qkv, large if large.any() else None, ranks, codes, table, key_window, bucket_size, tile, dropout)
+    qkv = tuple(part.flatten(0, 2) for part in (q, k, v))
+    call = _Call(qkv, large if large.any() else None, ranks, table, key_window, bucket_size, tile, dropout)
     rounds: list[Sums] = []
     for r, n_tiles in enumerate((-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
@@ -105,28 +105,6 @@ def attend_hashed(
     y, total = add_rounds(rounds)
     alone = (total == 0).to(total.dtype)
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
-
-
-class _Codes(NamedTuple):
-    """Global ranks as small floats, which are fast to subtract.
-
-    Two codes differ by at most `size` exactly where the global ranks do: tokens of a bucket have successive codes, all
-    tokens more than `size` before the call share one, and codes of different buckets differ by more than `size`.
-
-    first   (b h r n)  code of the first token of the call in each bucket
-    own     (b h r t)  codes of the tokens of the call
-    """
-
-    first: Tensor
-    own: Tensor
-
-
-def _codes(ranks: BucketRanks, size: int) -> _Codes:
-    steps = ranks.sizes + 2 * size + 2
-    first = steps.cumsum(-1) - steps + size + 1
-    largest = ranks.buckets.shape[-1] + steps.shape[-1] * (2 * size + 2)
-    exact = torch.float32 if largest < 2**24 else torch.float64
-    return _Codes(first.to(exact), (first.gather(-1, ranks.buckets) + ranks.ranks).to(exact))
 
 
 class _Tiles(NamedTuple):
@@ -157,7 +135,6 @@ class _Call(NamedTuple):
     qkv: Sequence[Tensor]
     large: Tensor | None
     ranks: BucketRanks
-    codes: _Codes
     table: Table | None
     key_window: KeyWindow
     size: int
@@ -169,9 +146,9 @@ class _Call(NamedTuple):
         tiles, t = self.tiles(r, n_tiles), self.ranks.buckets.shape[-1]
         order, tile, size = tiles.order, self.tile, self.size
         limit = None if self.table is None and (self.key_window.limit or 0) >= t - 1 else self.key_window.limit
-        marks = [self.codes.own[:, :, i].flatten().index_select(0, order) for i in range(r)]
+        marks = [self.ranks.global_ranks[:, :, i].flatten().index_select(0, order) for i in range(r)]
         if limit is not None:
-            marks.append((order % t).to(torch.float32 if t + limit < 2**24 else torch.float64))
+            marks.append(order % t)
         new = [*(arrange(part, order, tiles.place) for part in self.qkv), *marks]
         exists = tiles.before >= 0
         if self.table is None:
@@ -220,29 +197,16 @@ class _Call(NamedTuple):
     def earlier(self, table: Table, sizes: Tensor, r: int, limit: int | None) -> list[Tensor]:
         """Tokens (m c ...) in the table, of the buckets of round r that have new ones.
 
-        A mask of those that exist, keys, values, codes in earlier rounds, and positions if there is a limit.
+        A mask of those that exist, keys, values, global ranks in earlier rounds, and positions if there is a limit.
         """
         n_rounds, n = table.counts.shape[2:]
         nonempty = sizes.nonzero().squeeze(1)
         bucket_ids = (nonempty // n * n_rounds + r) * n + nonempty % n
         keys, values, positions, global_ranks, known = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
-        codes = _codes_of(global_ranks[..., :r], self.codes, table, nonempty // n).unbind(-1)
-        found = [known & (positions >= self.key_window.oldest), keys, values, *codes]
+        found = [known & (positions >= self.key_window.oldest), keys, values, *global_ranks[..., :r].unbind(-1)]
         if limit is not None:
             found.append((positions - self.key_window.start).clamp(min=-limit - 1))
         return found
-
-
-def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
-    """Codes (m c r) of earlier tokens with these global ranks (m c r); `heads` (m) counts sequences and heads."""
-    rounds, n = global_ranks.shape[-1], table.counts.shape[-1]
-    buckets, counts = global_ranks // RANKS_PER_BUCKET, global_ranks % RANKS_PER_BUCKET
-    cells = (
-        rearrange(heads, "m -> m 1 1") * table.counts.shape[2] + flat_index(heads, rounds).squeeze(-1)
-    ) * n + buckets
-    since = counts - table.counts.flatten()[cells]
-    first = codes.first.flatten()[cells]
-    return first + since.clamp(min=-table.positions.shape[-1] - 1).to(first.dtype)
 
 
 class Sums(NamedTuple):
@@ -335,9 +299,9 @@ def mix(
     together, so scores with the first keys before the tile are replaced by scores with its own keys.
 
     Args:
-        own: Queries (m c e), keys and values of the tiles, their codes in earlier rounds (m c), and their positions
-            (m c) if there is a limit.
-        before: Keys (m n e) and values before the tiles, their codes, and their positions.
+        own: Queries (m c e), keys and values of the tiles, their global ranks in earlier rounds (m c), and their
+            positions (m c) if there is a limit.
+        before: Keys (m n e) and values before the tiles, their global ranks, and their positions.
         exists: Mask (m n) of the keys before the tiles that exist.
         large: Mask (m c 1) of the queries whose maximum score is subtracted.
         limit: Largest distance of a visible key; None: any.

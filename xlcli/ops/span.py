@@ -95,6 +95,10 @@ class Span:
         kept = self.n_kept(seen)
         return kept if self.kept_len is None else min(kept, self.mem_len)
 
+    def is_full(self, n_memory: int) -> bool:
+        """True if a call that reads `n_memory` remembered tokens reads as many as any call does."""
+        return n_memory >= self.mem_len
+
     def n_until_reset(self, seen: int) -> int | None:
         """Number of tokens that one call may read before the memory is reset; None if unlimited."""
         return self.segment_len - self.next_position(seen) if self.kind == "segment" else None

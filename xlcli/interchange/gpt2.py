@@ -146,12 +146,11 @@ class GPTNeo(GPT2):
         window = settings.take("window_size", int, 256)
         if window < 2:
             settings.refuse("window_size", window)
-        softmax = {"bias": "all", "scaled": False}
-        layers = [{"kind": "local", "window": window - 1} if kind == "local" else {"kind": "full"} for kind in kinds]
+        layers = {"local": {"kind": "local", "window": window - 1}, "global": {"kind": "full"}}
         model["attention"] = {
             "kind": "mixed",
             "n_heads": model["attention"]["n_heads"],
-            "layers": [layer | softmax for layer in layers],
+            "layers": [layers[kind] | {"bias": "all", "scaled": False} for kind in kinds],
         }
 
 

@@ -237,7 +237,8 @@ def model_kind(model: ModelConfig) -> str:
     """The `model_type` that can hold a model, if one can."""
     bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
     slides = all(getattr(layer, "window", None) for layer in model.attentions)
-    return "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if slides else "llama"
+    holds = {"qwen3": has_norms, "qwen2": bias == "qkv", "mistral": slides, "llama": True}
+    return next(kind for kind, can_hold in holds.items() if can_hold)
 
 
 def with_memory(reach: int, length: int) -> dict[str, Any]:

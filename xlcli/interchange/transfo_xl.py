@@ -128,7 +128,7 @@ class TransfoXL(Format):
             return self.prefix + foreign.rpartition(".")[2] if is_shared else foreign, start, n
         end, cluster, borders = name.rpartition(".")[2], _cluster(name), (0, *model.cutoffs, model.vocab_size)
         is_divided = bool(model.cutoffs) and model.embedding.div_val == 1
-        table = 0 if is_divided else cluster
+        table = cluster * (not is_divided)
         if name.startswith("head.tails."):
             return f"crit.cluster_{end}", 0, 0
         if end == "projection":
@@ -136,7 +136,7 @@ class TransfoXL(Format):
         if name.endswith(".up.weight"):
             return f"{self.prefix}word_emb.emb_projs.{table}", 0, 0
         tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
-        return f"{tables}.{table}.{end}", borders[cluster] if is_divided else 0, borders[-1] if is_divided else 0
+        return f"{tables}.{table}.{end}", borders[cluster] * is_divided, borders[-1] * is_divided
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
@@ -293,7 +293,7 @@ def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict
     embedding, layer = state["_modules"]["word_emb"].state, state["_modules"]["layers"].state["_modules"]["0"].state
     attention = layer["_modules"]["dec_attn"].state
     cutoffs, is_divided = list(embedding["cutoffs"][:-1]), embedding["div_val"] > 1
-    pairs = [(f"crit.out_projs.{i}", f"word_emb.emb_projs.{i if is_divided else 0}") for i in range(len(cutoffs) + 1)]
+    pairs = [(f"crit.out_projs.{i}", f"word_emb.emb_projs.{i * is_divided}") for i in range(len(cutoffs) + 1)]
     same = ("attn_type", "clamp_len", "d_embed", "d_head", "d_model", "ext_len", "mem_len", "n_head", "n_layer")
     settings = {key: state[key] for key in (*same, "same_length", "sample_softmax", "tgt_len")} | {
         "vocab_size": state["n_token"],

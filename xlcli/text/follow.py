@@ -352,8 +352,6 @@ class FollowedFile:
         """Opens a file at a place; None if it cannot be opened or has other text there."""
         try:
             text = _Text(open_text(entry), place or FilePosition(*entry.identity), is_copy=is_copy)
-        except MovedError:
-            raise
         except (OSError, XLError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
             remark = f"{entry.path} cannot be opened ({reason}); {consequence}"

@@ -39,7 +39,7 @@ Identity = tuple[int, int]
 _Number = Annotated[int, Field(ge=0, lt=2**64)]
 
 
-class MovedError(OSError):
+class MovedError(Exception):
     """Another file has the name of one that was listed, or none."""
 
 
@@ -105,8 +105,6 @@ def head_of(entry: Entry) -> bytes:
     try:
         with os.fdopen(_open(entry), "rb") as file:
             return (next(filter(None, _text_of(entry, file)), None) or b"")[:HEAD]
-    except MovedError:
-        raise
     except (OSError, DataError):
         return b""
 
@@ -116,8 +114,6 @@ def tail_of(entry: Entry, size: int) -> bytes:
     try:
         with os.fdopen(_open(entry), "rb") as file:
             return os.pread(file.fileno(), min(HEAD, size), max(0, size - HEAD))
-    except MovedError:
-        raise
     except OSError:
         return b""
 
@@ -283,12 +279,12 @@ def _open(entry: Entry) -> int:
         descriptor = os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise MovedError(error.errno, error.strerror, str(entry.path)) from None
+            raise MovedError(entry.path) from None
         raise
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino) != entry.identity:
         os.close(descriptor)
-        raise MovedError(errno.ESTALE, os.strerror(errno.ESTALE), str(entry.path))
+        raise MovedError(entry.path)
     return descriptor
 
 

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from xlcli import config, presets
-from xlcli.bench.timing import count_operations
 from xlcli.config import Config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_on_meta
@@ -202,6 +204,26 @@ def plan(made: Config, runtime: Runtime, n: int, row_operations: float, network:
         "gradient_bytes": 4 * -(-size.parameters // share) + unreduced,
         "optimizer_bytes": 4 * -(-size.state // share),
     }
+
+
+def count_operations(call: Callable[[], object]) -> int:
+    """Floating-point operations of the matrix products of a call, forward and backward; an addition is one more."""
+    aten = torch.ops.aten
+    fused = aten._scaled_dot_product_flash_attention_for_cpu
+    more = {
+        aten.baddbmm_: flop_registry[aten.baddbmm],
+        fused: flop_registry[aten._scaled_dot_product_flash_attention],
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+            aten._scaled_dot_product_flash_attention_backward
+        ],
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hooks of modules whose activations are computed again
+        counter = FlopCounterMode(display=False)
+        counter.flop_registry.update(more)
+        with counter:
+            call()
+    return int(counter.get_total_flops())
 
 
 def row_operations(made: Config, runtime: Runtime) -> float:

@@ -4,8 +4,15 @@ import os
 
 import pytest
 
+from xlcli import machine
 from xlcli.errors import ResourceError
 from xlcli.machine import available_bytes, cpu_limit, fitting, is_contended, require_memory
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    return tmp_path
 
 
 def write(root, **files):
@@ -15,36 +22,36 @@ def write(root, **files):
         path.write_text(text)
 
 
-def machine(root, lines):
+def describe(root, lines):
     """Files of a machine with 8 GiB, of which 6 are free, and of a process in these cgroups."""
     meminfo = "MemTotal:       8388608 kB\nMemFree:        1 kB\nMemAvailable:   6291456 kB\n"
     write(root, proc__meminfo=meminfo, proc__self__cgroup=lines)
 
 
-def test_free_memory_without_a_limit(tmp_path):
-    machine(tmp_path, "0::/\n")
-    assert available_bytes(root=tmp_path) == 6 * 2**30
+def test_free_memory_without_a_limit(root):
+    describe(root, "0::/\n")
+    assert available_bytes() == 6 * 2**30
 
 
-def test_the_smallest_limit_of_the_cgroups_around_the_process(tmp_path):
-    machine(tmp_path, "0::/user/job\n")
-    top = tmp_path / "sys/fs/cgroup"
+def test_the_smallest_limit_of_the_cgroups_around_the_process(root):
+    describe(root, "0::/user/job\n")
+    top = root / "sys/fs/cgroup"
     for folder, limit, used in ((top, "max", 2**32), (top / "user", 2**31, 2**30), (top / "user/job", 2**33, 2**30)):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 1\ninactive_file 1048576\n")
-    assert available_bytes(root=tmp_path) == 2**30 + 2**20
+    assert available_bytes() == 2**30 + 2**20
 
 
-def test_limits_of_cgroups_of_version_1(tmp_path):
-    machine(tmp_path, "4:memory:/job\n0::/\n")
-    folder = tmp_path / "sys/fs/cgroup/memory/job"
+def test_limits_of_cgroups_of_version_1(root):
+    describe(root, "4:memory:/job\n0::/\n")
+    folder = root / "sys/fs/cgroup/memory/job"
     folder.mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text(f"{2**28}")
     (folder / "memory.usage_in_bytes").write_text(f"{2**27}")
     (folder / "memory.stat").write_text("total_inactive_file 4096\n")
-    assert available_bytes(root=tmp_path) == 2**27 + 4096
+    assert available_bytes() == 2**27 + 4096
 
 
 def test_this_machine_has_memory():
@@ -67,9 +74,9 @@ def test_the_first_setting_that_suffices_is_lowered_to_a_power_of_two():
     assert fitting({"batch_size": 8}, lambda sizes: 5, 4) == ""
 
 
-def test_other_running_processes_share_its_cpus(tmp_path):
-    assert not is_contended(tmp_path)
+def test_other_running_processes_share_its_cpus(root):
+    assert not is_contended()
     others = os.cpu_count() - cpu_limit()
     for running, contended in ((1, False), (others + 1, False), (others + 2, True), ("x", False)):
-        write(tmp_path, proc__loadavg=f"0.00 0.50 0.90 {running}/345 12345\n")
-        assert is_contended(tmp_path) == contended, running
+        write(root, proc__loadavg=f"0.00 0.50 0.90 {running}/345 12345\n")
+        assert is_contended() == contended, running

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from xlcli import runtime
+from xlcli import machine, runtime
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
 from xlcli.ranks import Ranks
@@ -156,13 +156,14 @@ def test_training_uses_no_more_threads_than_cpus(cpus, threads, no_number_given)
 )
 def test_cpus_are_limited_by_cgroups(table, files, limit, tmp_path, monkeypatch):
     monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    assert runtime.cpu_limit(tmp_path) == 8
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert runtime.cpu_limit() == 8
     for name, content in {"proc/self/cgroup": table, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert runtime.cpu_limit(tmp_path) == limit
+    assert runtime.cpu_limit() == limit
     monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda process: {3}, raising=False)
-    assert runtime.cpu_limit(tmp_path) == 1
+    assert runtime.cpu_limit() == 1
 
 
 def test_a_parallel_loop_is_measured_without_changing_the_threads():

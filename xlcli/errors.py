@@ -27,7 +27,7 @@ _KEYWORDS = {"-m": "model", "-o": "folder"}
 
 
 def in_python(text: str) -> str:
-    """A sentence of an error with keywords in place of options: `mem_len=0` for `--mem-len 0`. Commands stay."""
+    """A sentence of an error with keywords in place of options: `batch_size=1` for `--batch-size 1`. Commands stay."""
 
     def keyword(found: re.Match[str]) -> str:
         if (option := found[3]) is None:

@@ -424,13 +424,7 @@ class Speed(Event):
         recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it of one sequence, from
             empty memory. None if it does not fit the machine.
         recompute_ratio: That time over `ms_per_token`.
-        read_bytes_per_token: Size of the weights, memory and tables that a call reads, as they are stored.
-        read_share: Share of the machine's bandwidth with which they are read; None if that is more, from a cache.
-        flops_per_token: Operations of the matrix products that are computed, in training of the whole step.
-        flops_share: Share of the machine's arithmetic; None if that is more.
         peak_rss_bytes: Peak RAM of the process up to the last timed call, without the comparison.
-        machine_read_bytes_per_second: Measured bandwidth of the machine.
-        machine_flops_per_second: Measured rate of matrix products in the number type.
         seconds: Duration of the timed calls.
         kernels: Whether compiled kernels decode.
     """
@@ -446,20 +440,14 @@ class Speed(Event):
     tokens_per_second: float
     ms_per_token: float
     ms_per_token_p90: float
-    ms_per_token_p99: float | None
-    recompute_ms_per_token: float | None
-    recompute_ratio: float | None
-    read_bytes_per_token: float | None
-    read_share: float | None
-    flops_per_token: float
-    flops_share: float | None
-    machine_read_bytes_per_second: float
-    machine_flops_per_second: float
     peak_rss_bytes: int
     seconds: float
     device: str
     dtype: str
     threads: int
+    ms_per_token_p99: float | None = None
+    recompute_ms_per_token: float | None = None
+    recompute_ratio: float | None = None
     weight_dtype: str = "float32"
     memory_dtype: str = "float32"
     first_token_seconds: float | None = None

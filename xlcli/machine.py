@@ -9,51 +9,42 @@ from pathlib import Path
 
 from xlcli.errors import ResourceError
 
+ROOT = Path("/")
+"""Folder of the files `proc` and `sys`."""
 
-def cpu_limit(root: Path = Path("/")) -> int:
-    """Number of CPUs that the process may use: its affinity, and the CPU quotas of its cgroup and those around it.
 
-    Args:
-        root: Folder of the files `proc/self/cgroup` and `sys/fs/cgroup`.
-    """
+def cpu_limit() -> int:
+    """Number of CPUs that the process may use: its affinity, and the CPU quotas of its cgroup and those around it."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min([cpus, *_cgroup_quotas(root)])))
+    return max(1, math.ceil(min([cpus, *_cgroup_quotas()])))
 
 
-def is_contended(root: Path = Path("/")) -> bool:
-    """True if so many other processes are running at this moment that they share CPUs with this one; False if unknown.
-
-    Args:
-        root: Folder of the file `proc/loadavg`.
-    """
+def is_contended() -> bool:
+    """True if so many other processes run at this moment that they share CPUs with this one; False if unknown."""
     try:
-        running = int((root / "proc" / "loadavg").read_text().split()[3].partition("/")[0])
+        running = int((ROOT / "proc" / "loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
         return False
     return running - 1 + cpu_limit() > (os.cpu_count() or 1)
 
 
-def available_bytes(device: str = "cpu", root: Path = Path("/")) -> int:
+def available_bytes(device: str = "cpu") -> int:
     """Bytes of RAM, or of the memory of a GPU, that the process can still allocate on `device`.
 
     On a CPU the least of the free RAM of the machine and of its cgroup and those around it; where that is unknown,
     all RAM of the machine.
-
-    Args:
-        device: Name of a device of torch.
-        root: Folder of the files `proc/meminfo`, `proc/self/cgroup` and `sys/fs/cgroup`.
     """
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
     try:
-        table = (root / "proc" / "meminfo").read_text()
+        table = (ROOT / "proc" / "meminfo").read_text()
     except OSError:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     entries = dict(line.split(":", 1) for line in table.splitlines() if ":" in line)
     free = 1024 * int(entries.get("MemAvailable", entries["MemTotal"]).split()[0])
-    return max(0, min([free, *_free_in_cgroups(root)]))
+    return max(0, min([free, *_free_in_cgroups()]))
 
 
 def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu") -> None:
@@ -80,29 +71,29 @@ def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int
     return ""
 
 
-def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:
+def cgroup_folders(controller: str) -> Iterator[tuple[Path, int]]:
     """Folder of the cgroup of this process and of each one around it, with the version of cgroups, 1 or 2."""
     try:
-        lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
+        lines = (ROOT / "proc" / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers and controller not in controllers.split(","):
             continue
-        top = root / "sys" / "fs" / "cgroup" / (controller if controllers else "")
+        top = ROOT / "sys" / "fs" / "cgroup" / (controller if controllers else "")
         folder = top / path.lstrip("/")
         for place in (folder, *folder.parents):
             if place.is_relative_to(top):
                 yield place, 1 if controllers else 2
 
 
-def _free_in_cgroups(root: Path) -> Iterator[int]:
+def _free_in_cgroups() -> Iterator[int]:
     """Limit of each cgroup minus its use; pages of files that it can drop count as free."""
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         2: ("memory.max", "memory.current", "inactive_file"),
     }
-    for folder, version in cgroup_folders("memory", root):
+    for folder, version in cgroup_folders("memory"):
         limit, used, dropped = names[version]
         try:
             text = (folder / limit).read_text().strip()
@@ -117,10 +108,10 @@ def _gib(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:,.1f} GiB"
 
 
-def _cgroup_quotas(root: Path) -> Iterator[float]:
+def _cgroup_quotas() -> Iterator[float]:
     """CPU quotas in CPUs, from version 1 (`cpu.cfs_quota_us`) and version 2 (`cpu.max`) of cgroups."""
     names = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
-    for folder, version in cgroup_folders("cpu", root):
+    for folder, version in cgroup_folders("cpu"):
         files = [folder / name for name in names[version]]
         if all(file.exists() for file in files):
             quota, period = " ".join(file.read_text() for file in files).split()

@@ -12,10 +12,9 @@ from pathlib import Path
 import pyarrow
 import pytest
 import zstandard
+from corpora import open_corpus
 from programs import TEXT
 from pyarrow import parquet
-
-from xlcli.text.corpus import open_corpus
 
 FORMATS = {
     "plain": bytes,

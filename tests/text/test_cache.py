@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 
 import numpy as np
+from corpora import drain, open_corpus
 
 from xlcli.files import cache_folder
 from xlcli.text import tokens as cache
-from xlcli.text.corpus import Part, open_corpus
+from xlcli.text.corpus import Part
 from xlcli.text.tokenizers import TOKENIZERS
 from xlcli.text.tokens import token_file
 
@@ -16,16 +17,7 @@ def build(text, name="text.txt"):
     """Tokens of a text by the tokenizer of bytes."""
     Path(name).write_bytes(text)
     corpus = open_corpus([name])
-    return finish(token_file(Part(corpus, 0, corpus.n_bytes), TOKENIZERS["bytes"].train([])))
-
-
-def finish(work):
-    """The tokens at the end of the work."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value
+    return drain(token_file(Part(corpus, 0, corpus.n_bytes), TOKENIZERS["bytes"].train([])))
 
 
 def names():
@@ -100,4 +92,4 @@ def test_a_builder_keeps_its_unfinished_file(monkeypatch):
     next(work)
     prune(monkeypatch, 0)
     assert len(names()) == 1
-    assert len(finish(work)) == 2_000_000
+    assert len(drain(work)) == 2_000_000

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from corpora import open_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from piped import standard_input
@@ -23,7 +24,7 @@ from piped import standard_input
 from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
 from xlcli.files import cache_folder
-from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, open_corpus, split
+from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, split
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import TOKENIZERS, WordsTokenizer
 from xlcli.text.tokens import TokenFile, token_file

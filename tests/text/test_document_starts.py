@@ -6,35 +6,26 @@ import gzip
 import itertools
 import json
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
+from corpora import drain, open_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from xlcli.text.corpus import Corpus, Part, open_corpus, split
+from xlcli.text.corpus import Corpus, Part, split
 from xlcli.text.documents import Document
 from xlcli.text.formats import text_of
-from xlcli.text.pretokenize import split_words, whole_words
+from xlcli.text.pretokenize import Splitter, whole_words
 from xlcli.text.sources import BLOCK, InputFormat, open_source
 from xlcli.text.tokenizers import TOKENIZERS
 from xlcli.text.tokens import token_file
 
-T = TypeVar("T")
 TEXTS = ["one two\nthree", "four", "", "fünf  sechs\n", "seven eight nine"]
 WORDS = st.text("ab \n", min_size=1, max_size=40)
-
-
-def drain(steps: Generator[Any, None, T]) -> T:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
 
 
 def json_lines(texts: Sequence[str]) -> bytes:
@@ -118,8 +109,8 @@ def test_a_word_ends_with_its_document(texts: list[str], size: int, at_least: in
     portions = [data[i : i + size] for i in range(0, len(data), size)]
     found: list[bytes] = []
     for whole in whole_words(portions, at_least, starts):
-        found += split_words(whole)
-    apart = [word for text in texts for word in split_words(text.encode())]
+        found += Splitter().split(whole)
+    apart = [word for text in texts for word in Splitter().split(text.encode())]
     # Words of one call of the tokenizer are found again, so only ends of documents may differ from ends of words.
     assert b"".join(found) == data
     ends = {*itertools.accumulate(map(len, apart))}

@@ -17,13 +17,13 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 import zstandard
+from corpora import open_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from piped import standard_input
 from pyarrow import parquet
 
 from xlcli.errors import DataError
-from xlcli.text.corpus import open_corpus
 from xlcli.text.formats import FRAMES, HEAD, LineEnds, checked, ends_in_crlf, is_plain, text_of
 from xlcli.text.sources import InputFormat
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corpora import open_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlcli.errors import DataError
-from xlcli.text.corpus import open_corpus
 from xlcli.text.documents import Document
 from xlcli.text.formats import is_plain, text_of
 

@@ -8,7 +8,7 @@ import tracemalloc
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xlcli.text.pretokenize import LONGEST, PreTokenizer, split_words, stable_prefix_len, whole_characters, whole_words
+from xlcli.text.pretokenize import LONGEST, WORDS, PreTokenizer, whole_characters, whole_words
 
 ALPHABET = [
     b" ",
@@ -47,13 +47,13 @@ def fed(portions: list[bytes], pretokenizer: PreTokenizer) -> list[bytes]:
 @example(b"\n\n")
 @example(b"  a  b \n c")
 def test_words_join_to_the_text_and_are_bounded(data: bytes) -> None:
-    found = split_words(data)
+    found = WORDS.split(data)
     assert b"".join(found) == data
     assert all(0 < len(word) <= LONGEST for word in found)
 
 
 def test_words_start_with_spaces_and_end_with_a_line_end() -> None:
-    assert split_words(b"a  bc\n\n  d\te ") == [b"a", b"  bc\n", b"\n", b"  d\te", b" "]
+    assert WORDS.split(b"a  bc\n\n  d\te ") == [b"a", b"  bc\n", b"\n", b"  d\te", b" "]
 
 
 @given(texts, st.lists(st.integers(0, 4000), max_size=20))
@@ -61,7 +61,7 @@ def test_any_portions_give_the_same_words(data: bytes, cuts: list[int]) -> None:
     pretokenizer = PreTokenizer()
     returned = fed(portions_of(data, cuts), pretokenizer)
     returned.append(pretokenizer.finish())
-    assert [word for part in returned for word in split_words(part)] == split_words(data)
+    assert [word for part in returned for word in WORDS.split(part)] == WORDS.split(data)
     assert pretokenizer.pending == b""
 
 
@@ -77,18 +77,18 @@ def test_the_pending_bytes_are_the_whole_state(data: bytes, cuts: list[int]) -> 
 
 @given(texts, texts)
 def test_a_stable_prefix_has_the_same_words_whatever_follows(data: bytes, more: bytes) -> None:
-    cut = stable_prefix_len(data)
-    whole = split_words(data + more)
-    prefix = split_words(data[:cut])
+    cut = WORDS.stable_prefix_len(data)
+    whole = WORDS.split(data + more)
+    prefix = WORDS.split(data[:cut])
     assert whole[: len(prefix)] == prefix
 
 
 @given(texts)
 def test_less_than_a_word_is_not_stable(data: bytes) -> None:
-    held = data[stable_prefix_len(data) :]
+    held = data[WORDS.stable_prefix_len(data) :]
     assert len(held) <= LONGEST
     assert b"\n" not in held
-    assert len(split_words(held)) <= 1
+    assert len(WORDS.split(held)) <= 1
 
 
 def test_a_complete_line_is_returned_at_once() -> None:
@@ -96,13 +96,13 @@ def test_a_complete_line_is_returned_at_once() -> None:
 
 
 def test_long_words_are_cut_between_characters() -> None:
-    found = split_words("漢".encode() * 1000)
+    found = WORDS.split("漢".encode() * 1000)
     assert all(part.decode() for part in found)
     assert {len(part) for part in found[:-1]} == {LONGEST - LONGEST % 3}
 
 
 def test_bytes_that_are_not_utf8_are_cut_too() -> None:
-    assert [len(word) for word in split_words(b"\x80" * (LONGEST + 5))] == [LONGEST, 5]
+    assert [len(word) for word in WORDS.split(b"\x80" * (LONGEST + 5))] == [LONGEST, 5]
 
 
 @given(st.text(max_size=20), st.integers(0, 3))
@@ -126,7 +126,7 @@ def test_flush_keeps_an_unfinished_character() -> None:
 @given(texts, st.lists(st.integers(0, 4000), max_size=20), st.integers(1, 3000))
 def test_portions_of_whole_words(data: bytes, cuts: list[int], at_least: int) -> None:
     portions = list(whole_words(portions_of(data, cuts), at_least))
-    assert [word for part in portions for word in split_words(part)] == split_words(data)
+    assert [word for part in portions for word in WORDS.split(part)] == WORDS.split(data)
 
 
 def test_an_endless_line_takes_bounded_memory() -> None:

@@ -17,12 +17,13 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from corpora import open_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from xlcli.errors import DataError, named
-from xlcli.text.corpus import Corpus, open_corpus
+from xlcli.text.corpus import Corpus
 from xlcli.text.documents import Document
 from xlcli.text.formats import text_of
 from xlcli.text.sources import InputFormat

@@ -27,10 +27,9 @@ VOCAB_SIZE = 2048
 COLUMN = 12
 """Maximum width of a column of figures with the gap before it."""
 MEANING = (
-    "first token: after a prompt as long as the memory. bandwidth, arithmetic: share of what the machine can read and "
-    "multiply; - if a cache has the data. recomputed: the same model without memory reads the window anew for each "
-    "token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times "
-    "faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.\n"
+    "first token: after a prompt as long as the memory. recomputed: the same model without memory reads the window "
+    "anew for each token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and "
+    "1,874 times faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.\n"
 )
 """Meaning of the figures."""
 app = App()
@@ -114,8 +113,6 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
     about = (
         f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
         f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
-        f"machine, measured: reads {first.machine_read_bytes_per_second / 1e9:.1f} GB/s, "
-        f"{first.machine_flops_per_second / 1e9:.0f} GFLOP/s\n"
     )
     columns = [_figures(speed) for speed in speeds]
     names = [name for name in columns[0] if any(column[name] for column in columns)]
@@ -136,12 +133,6 @@ def _figures(speed: Speed) -> dict[str, str]:
     def ms(value: float | None) -> str:
         return text(value, ".3g" if (value or 0) < 1000 else ",.0f")
 
-    def share(of: float | None, value: float | None) -> str:
-        return text(value, ".0%").replace("%", " %") or "-" * (of is not None)
-
-    def millions(value: float | None) -> str:
-        return text(value and value / 1e6, ",.4g")
-
     is_decoding, first = speed.task == "decode", speed.first_token_seconds
     return {
         "memory": f"{speed.mem_len:,}",
@@ -153,10 +144,6 @@ def _figures(speed: Speed) -> dict[str, str]:
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
         "first token": text(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
-        "bandwidth": share(speed.read_bytes_per_token, speed.read_share),
-        "  MB per token": millions(speed.read_bytes_per_token),
-        "arithmetic": share(speed.flops_per_token, speed.flops_share),
-        "  million operations": millions(speed.flops_per_token),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": text(speed.recompute_ratio, ",.1f"),
         "peak RAM": report.size(speed.peak_rss_bytes),

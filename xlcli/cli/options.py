@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "Refuses a model that the format cannot hold. Importing it again gives the same model.",
     "models": "List models (default) or presets; show or copy one.\n\n"
     "A model is a folder: rm, mv and rsync do the rest.",
-    "bench": "Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine.",
+    "bench": "Measure the speed of decoding (default), evaluation or training.",
 }
 """What each command does, in the order of the help."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Import and export of models of other programs. Imports no torch, but in the functions that read or write weights."""
+"""Import and export of models of other programs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from xlcli.config import InferenceConfig, ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.interchange.bloom import Bloom
-from xlcli.interchange.eleuther import GPTJ, GPTNeo, GPTNeoX
 from xlcli.interchange.format import OWN, model_type
 from xlcli.interchange.format import Format as Format
-from xlcli.interchange.gemma3 import Gemma3
 from xlcli.interchange.gguf import GGUF
 from xlcli.interchange.gguf_file import QUANTIZED
-from xlcli.interchange.gpt2 import GPT2
-from xlcli.interchange.llama import Llama
-from xlcli.interchange.opt import OPT
-from xlcli.interchange.original import Original
-from xlcli.interchange.settings import CAN
-from xlcli.interchange.source import ADAPTER, CONFIG, DOWNLOAD, MERGE
+from xlcli.interchange.gpt2 import GPT2, GPTJ, OPT, Bloom, GPTNeo, GPTNeoX
+from xlcli.interchange.llama import Gemma3, Llama
+from xlcli.interchange.source import ADAPTER, CAN, CONFIG, DOWNLOAD, MERGE
 from xlcli.interchange.source import Source as Source
-from xlcli.interchange.transfo_xl import TransfoXL
+from xlcli.interchange.transfo_xl import Original, TransfoXL
 from xlcli.machine import require_memory
 from xlcli.presets import models_folder
-from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, read_config_file, write_record
-
-if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
+from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save_model
+from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
+from xlcli.store.weights import encode, stored_infos, weights
+from xlcli.text.tokenizers import load_tokenizer
 
 _ALL: tuple[Format, ...] = (
     *(GGUF(), Llama(), Gemma3(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), OPT(), Bloom()),
@@ -81,10 +77,6 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         ConfigError: `target` exists, or the files say another format than `name`.
         ResourceError: The disk is full, or the weights do not fit the machine.
     """
-    from xlcli.store.folder import new_folder, save_model
-    from xlcli.store.layout import n_weights
-    from xlcli.text.tokenizers import load_tokenizer
-
     format_ = FORMATS[name or _required_format(path)]
     if name and name != (found := find_format(path) or name):
         raise ConfigError(f"{path} is of the format {found}, not {name}.", "Leave out --format.")
@@ -138,9 +130,6 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
         ConfigError: `target` exists, or the format cannot hold the model; the error names the setting.
         ResourceError: The disk is full.
     """
-    from xlcli.store.folder import load, require_free
-    from xlcli.store.weights import encode, stored_infos, weights
-
     header = read_config_file(folder)
     by_model = "transfo-xl" if header.config.model.position.kind == "xl" else "llama"
     format_ = FORMATS[name or ("gguf" if target.suffix == ".gguf" else by_model)]
@@ -236,9 +225,6 @@ def _make_small(folder: Path) -> str | None:
 
     Returns the encoding; None if it was not changed.
     """
-    from xlcli.store.folder import load, save_model
-    from xlcli.store.weights import weights
-
     with (models_folder() / "books" / "valid.txt").open("rb") as file:
         text = file.read(_LONG)
     whole, is_known = _score(load(folder), text)
@@ -257,9 +243,6 @@ def _check(folder: Path) -> float | None:
     Raises:
         CheckpointError: It is no number, or a weight is none.
     """
-    from xlcli.store.folder import load
-    from xlcli.store.weights import weights
-
     model = load(folder)
     bits, is_known = _score(model, _TEXT)
     if not math.isfinite(bits) or not all(bool(each.isfinite().all()) for each in weights(model.network).values()):
@@ -269,8 +252,6 @@ def _check(folder: Path) -> float | None:
 
 def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
     """Mean surprisal in bits of the tokens of the beginning of a text; of token 0, and False, if it has no tokens."""
-    import torch
-
     try:
         ids, is_known = model.tokenizer.encode(text).tolist(), True
     except DataError:

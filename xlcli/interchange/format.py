@@ -1,4 +1,4 @@
-"""The base class of formats: how the models of another program become those of xlcli, and back. Imports no torch."""
+"""The base class of formats: how the models of another program become those of xlcli, and back."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from einops import rearrange
+from torch import Tensor
 
 from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json, write_atomic
+from xlcli.files.tensors import write_tensors
 from xlcli.interchange.source import CONFIG, Source, follow, open_folder
 from xlcli.interchange.vocabulary import tokenizer_config, tokenizer_json
+from xlcli.store.folder import new_folder
 from xlcli.store.layout import WEIGHTS, SavedConfig
+from xlcli.store.weights import empty_weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PARTS = ("attention.query.", "attention.key.", "attention.value.")
 """Parts of the names of weights that are one tensor in some formats."""
@@ -96,16 +100,11 @@ class Format(ABC):
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
         """Name in xlcli and values of each weight, of which one at a time is read."""
-        from xlcli.store.weights import empty_weights
-
         for name, empty in empty_weights(model).items():
             yield name, self.read(source, name, model, tuple(empty.shape))
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli, of this shape."""
-        import torch
-        from einops import rearrange
-
         foreign, start, n = self.place(name, model)
         if foreign.endswith(self.zeros) and foreign not in source.stored:
             return torch.zeros(shape)
@@ -179,9 +178,6 @@ class Format(ABC):
 
     def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
         """Writes a model, a folder of this name, from its `config.json` and tensors; all or nothing."""
-        from xlcli.files.tensors import write_tensors
-        from xlcli.store.folder import new_folder
-
         files = self.export_tokenizer(tokenizer)
         with new_folder(target) as folder:
             if tokenizer.data not in files.values():

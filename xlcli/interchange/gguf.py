@@ -1,7 +1,4 @@
-"""GGUF files of llama.cpp, to be imported and exported: their settings and tensors are those of other formats.
-
-Imports no torch.
-"""
+"""GGUF files of llama.cpp, to be imported and exported: their settings and tensors are those of other formats."""
 
 from __future__ import annotations
 
@@ -11,29 +8,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor
 
 from xlcli.config import ModelConfig
 from xlcli.config.position import RopePositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, parse_json
 from xlcli.files.tensors import TensorInfo
-from xlcli.interchange.eleuther import GPTNeoX
 from xlcli.interchange.format import OWN, PARTS, Format, first_id
-from xlcli.interchange.gemma3 import Gemma3, query_scale
 from xlcli.interchange.gguf_file import MAGIC, read_file, shortest, write_file
 from xlcli.interchange.gguf_vocabulary import read_vocabulary, write_vocabulary
-from xlcli.interchange.gpt2 import GPT2
-from xlcli.interchange.llama import Llama, model_kind
-from xlcli.interchange.settings import CAN
-from xlcli.interchange.source import Source, follow
+from xlcli.interchange.gpt2 import GPT2, GPTNeoX
+from xlcli.interchange.llama import Gemma3, Llama, model_kind, query_scale
+from xlcli.interchange.pickles import StoredTensor
+from xlcli.interchange.source import CAN, Source, follow
+from xlcli.model.position.rope import rope_frequencies
 from xlcli.store.layout import SavedConfig
 from xlcli.text.base import Tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from xlcli.interchange.pickles import StoredTensor
 
 _FUSED = ".attn_qkv."
 _FREQUENCIES = "rope_freqs.weight"
@@ -287,18 +282,12 @@ def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTe
 
 def _reordered(name: str, tensor: Tensor, model: ModelConfig, order: str) -> Tensor:
     """A weight or bias of queries or keys with the two halves of each head in another order; others as they are."""
-    from einops import rearrange
-
     is_rotated = any(part in name for part in PARTS[:2])
     return rearrange(tensor, order, two=2, f=model.head_dim // 2) if is_rotated else tensor
 
 
 def _factors(model: ModelConfig) -> Tensor:
     """What the scaling of a model divides each frequency of its rotary positions by, in float32."""
-    import torch
-
-    from xlcli.model.position.rope import rope_frequencies
-
     position, cpu = model.position, torch.device("cpu")
     assert isinstance(position, RopePositionConfig)
     unscaled, scaled = (rope_frequencies(model.head_dim, cpu, position.base, s) for s in (None, position.scaling))

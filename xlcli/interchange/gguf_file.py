@@ -1,4 +1,4 @@
-"""GGUF files: metadata and places of tensors, tensors in quantized blocks, writing. Imports no torch.
+"""GGUF files: metadata and places of tensors, tensors in quantized blocks, writing.
 
 The header is read here and not by the package gguf, which trusts the counts and sizes in it. The layout of a file is
 that of version 3 of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; version 2 has the same.
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, version, write_atomic
 from xlcli.files.tensors import TYPES, TensorInfo
 from xlcli.interchange.pickles import StoredTensor
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAGIC = b"GGUF"
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -47,8 +48,6 @@ def package() -> ModuleType:
 
 def shortest(number: float) -> float:
     """The number with the fewest decimal places that is the same in float32, as a configuration has it."""
-    import numpy as np
-
     return float(str(np.float32(number)))
 
 
@@ -58,9 +57,6 @@ class QuantizedTensor(StoredTensor):
 
     def read(self) -> Tensor:
         """The tensor in float32, of which a portion at a time is in blocks."""
-        import numpy as np
-        import torch
-
         gguf, storage = package(), self.storage
         kind = gguf.GGMLQuantizationType[storage.dtype]
         n_block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -168,8 +164,6 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 def write_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Writes a file with `write_atomic`, matrices in their own type, others in float32."""
-    import torch
-
     gguf = package()
     writer = gguf.GGUFWriter(None, metadata["general.architecture"])
     add = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array", bytes: "array"}

@@ -1,4 +1,4 @@
-"""Vocabularies in GGUF files: byte BPE (`gpt2`) and pieces of sentencepiece with scores (`llama`). Imports no torch.
+"""Vocabularies in GGUF files: byte BPE (`gpt2`) and pieces of sentencepiece with scores (`llama`).
 
 Names of pre-tokenizers (`tokenizer.ggml.pre`) stand for patterns that llama.cpp has in its code.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.interchange.format import OWN
-from xlcli.interchange.settings import CAN
+from xlcli.interchange.source import CAN
 from xlcli.interchange.vocabulary import split_step
 from xlcli.text import foreign
 from xlcli.text.base import Tokenizer

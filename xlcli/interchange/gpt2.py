@@ -1,23 +1,28 @@
-"""GPT-2 in the format of Hugging Face, to be imported. Imports no torch."""
+"""GPT-2 and its kind in the format of Hugging Face, to be imported: GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT, BLOOM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from xlcli.interchange.format import PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Format
-from xlcli.interchange.settings import Settings
-from xlcli.interchange.source import Source
+import torch
+from torch import Tensor
+
+from xlcli.config import ModelConfig
+from xlcli.interchange.format import HEAD_BIAS, PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Format
+from xlcli.interchange.llama import MOST_LAYERS, N_SINKS, rotary, with_memory
+from xlcli.interchange.source import Settings, Source
 
 _TANH = dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh")
 _ACTIVATIONS = {**_TANH, "gelu": "gelu", "relu": "relu"}
+_PROJECTIONS = ("q_proj.", "k_proj.", "v_proj.")
 
 
 class GPT2(Format):
     """Pre-norm Transformer with LayerNorm, biases and learned positions (Radford et al. 2019).
 
     Attributes:
-        keys: Names of settings, and their values where they are missing (`...`: they must not be).
+        keys: Names of settings, the first of which that is there counts, and the value where none is (`...`: one must).
         harmless: Settings that change no prediction.
     """
 
@@ -43,7 +48,8 @@ class GPT2(Format):
         **dict.fromkeys(PARTS, "attn.c_attn."),
     }
 
-    keys: ClassVar[Mapping[str, tuple[str, Any]]] = {
+    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "vocab_size": ("vocab_size", ...),
         "dim": ("n_embd", ...),
         "length": ("n_positions", ...),
         "n_layers": ("n_layer", ...),
@@ -65,26 +71,28 @@ class GPT2(Format):
         def take(kind: Any, *names: str) -> dict[str, Any]:
             """Settings of a type by their names here; several may have one name in the source."""
             keys = {name: self.keys[name] for name in names if name in self.keys}
-            found = {key: settings.take(key[0], kind, key[1]) for key in dict.fromkeys(keys.values())}
-            return {name: found[key] for name, key in keys.items()}
+            found = {}
+            for *own, value in dict.fromkeys(keys.values()):
+                for name in reversed(own):
+                    value = settings.take(name, kind, value)
+                found[own[0]] = value
+            return {name: found[key[0]] for name, key in keys.items()}
 
-        sizes = take(int, "dim", "n_layers", "ffn_dim")
-        length = take(int, "length")["length"]
+        sizes = take(int, "vocab_size", "dim", "n_layers", "ffn_dim")
+        length, dim = take(int, "length")["length"], sizes["dim"]
         settings.require("n_ctx", length)
         settings.require("afn", source.config.get("activation_function", "gelu_new"))
-        model = {
-            "vocab_size": settings.take("vocab_size", int),
-            "dim": sizes["dim"],
-            "n_layers": sizes["n_layers"],
+        ffn_dim = sizes.pop("ffn_dim", None) or 4 * dim
+        model = sizes | {
             "attention": {"kind": "full", "bias": "all"} | take(int, "n_heads"),
             "position": {"kind": "learned", "placement": "embedding", "max_len": length, "overflow": "slide"},
             "norm": {"kind": "layer"} | take(float, "epsilon"),
-            "feedforward": {"ffn_dim": sizes["ffn_dim"] or 4 * sizes["dim"]} | take(_ACTIVATIONS, "kind"),
+            "feedforward": {"ffn_dim": ffn_dim} | take(_ACTIVATIONS, "kind"),
             "embedding": {"tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=True))},
             "dropout": take(float, "embedding", "attention", "residual"),
             "bias": True,
         }
-        train = {"mem_len": 0, "segment_len": length, "batch_size": 1}
+        train = with_memory(0, length) | {"segment_len": length, "span": "growing"}
         self.adapt(settings, model, train)
         settings.finish(*self.harmless, *(key for key in source.config if key.startswith("summary_")))
         return {"model": model, "train": train}
@@ -92,3 +100,260 @@ class GPT2(Format):
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
         """Changes the sections where a family differs from the others."""
         model["attention"]["scaled"] = settings.take("scale_attn_weights", bool, default=True)
+
+
+class GPTNeo(GPT2):
+    """GPT-2 with scores that are not scaled, and local attention in every other layer (Black et al. 2021)."""
+
+    name = "gpt-neo"
+    model_types = ("gpt_neo",)
+    buffers = (".attention.bias", ".attention.masked_bias")
+    zeros = (*HEAD_BIAS, *(f"{part}bias" for part in _PROJECTIONS))
+    is_fused = False
+    is_transposed = False
+    names: ClassVar[Mapping[str, str]] = {
+        **GPT2.names,
+        "attention.output.": "attn.attention.out_proj.",
+        **{part: f"attn.attention.{name}" for part, name in zip(PARTS, _PROJECTIONS, strict=True)},
+    }
+    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "vocab_size": ("vocab_size", ...),
+        "dim": ("hidden_size", ...),
+        "length": ("max_position_embeddings", ...),
+        "n_layers": ("num_layers", ...),
+        "n_heads": ("num_heads", ...),
+        "ffn_dim": ("intermediate_size", None),
+        "kind": ("activation_function", "gelu_new"),
+        "epsilon": ("layer_norm_epsilon", 1e-5),
+        "embedding": ("embed_dropout", 0.0),
+        "attention": ("attention_dropout", 0.0),
+        "residual": ("resid_dropout", 0.0),
+    }
+
+    def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
+        """A local layer sees `window_size` tokens, its own included."""
+        n_layers, types = model["n_layers"], settings.take("attention_types", list, [[["global", "local"], 12]])
+        kinds: list[Any] = []
+        for pattern in types:
+            match pattern:
+                case [list(names), int(n)] if len(names) * n <= MOST_LAYERS >= len(kinds):
+                    kinds += names * n
+                case _:
+                    settings.refuse("attention_types", types)
+        if len(kinds) != n_layers or not all(kind in ("global", "local") for kind in kinds):
+            settings.refuse("attention_types", types)
+        settings.require("attention_layers", kinds)
+        window = settings.take("window_size", int, 256)
+        if window < 2:
+            settings.refuse("window_size", window)
+        layers = {"local": {"kind": "local", "window": window - 1}, "global": {"kind": "full"}}
+        model["attention"] = {
+            "kind": "mixed",
+            "n_heads": model["attention"]["n_heads"],
+            "layers": [layers[kind] | {"bias": "all", "scaled": False} for kind in kinds],
+        }
+
+
+class GPTJ(GPT2):
+    """Both branches read the same norm; rotary positions in the first features of a head (Wang and Komatsuzaki 2021).
+
+    Each branch has a norm here, with the same values.
+    """
+
+    name = "gpt-j"
+    model_types = ("gptj",)
+    zeros = ()
+    is_fused = False
+    is_transposed = False
+    names: ClassVar[Mapping[str, str]] = {
+        **GPT2.names,
+        "feedforward_residual.norm.": "ln_1.",
+        "attention.output.": "attn.out_proj.",
+        "feedforward.up.": "mlp.fc_in.",
+        "feedforward.down.": "mlp.fc_out.",
+        **{part: f"attn.{name}" for part, name in zip(PARTS, _PROJECTIONS, strict=True)},
+    }
+
+    def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
+        """Beyond the trained window there are sinks, as in Llama."""
+        settings.require("rotary", True)
+        settings.require("scale_attn_weights", True)
+        model["attention"]["bias"] = "none"
+        model["norm"]["placement"] = "parallel"
+        rotate(model, train, layout="interleaved", rotary_dim=settings.take("rotary_dim", int))
+
+
+class GPTNeoX(GPT2):
+    """Parallel branches with a norm each, and rotary positions in a part of each head (Black et al. 2022; Pythia)."""
+
+    name = "gpt-neox"
+    model_types = ("gpt_neox",)
+    buffers = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+    prefix = "gpt_neox."
+    head = "embed_out.weight"
+    table = "embed_in.weight"
+    copies = r"embed_out\.weight"
+    zeros = ("embed_out.bias",)
+    is_by_head = True
+    is_transposed = False
+    names: ClassVar[Mapping[str, str]] = {
+        "embedding.table.": "embed_in.",
+        "stack.final.": "final_layer_norm.",
+        "head.": "embed_out.",
+        "stack.blocks.": "layers.",
+        "attention_residual.norm.": "input_layernorm.",
+        "feedforward_residual.norm.": "post_attention_layernorm.",
+        "attention.output.": "attention.dense.",
+        "feedforward.up.": "mlp.dense_h_to_4h.",
+        "feedforward.down.": "mlp.dense_4h_to_h.",
+        **dict.fromkeys(PARTS, "attention.query_key_value."),
+    }
+    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GPTNeo.keys,
+        "n_layers": ("num_hidden_layers", ...),
+        "n_heads": ("num_attention_heads", ...),
+        "kind": ("hidden_act", "gelu"),
+        "epsilon": ("layer_norm_eps", 1e-5),
+        "embedding": ("hidden_dropout", 0.0),
+        "residual": ("hidden_dropout", 0.0),
+    }
+
+    def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
+        """Beyond the trained window there are sinks, as in Llama."""
+        if not settings.take("attention_bias", bool, default=True):
+            model["attention"]["bias"] = "none"
+        is_parallel = settings.take("use_parallel_residual", bool, default=True)
+        model["norm"]["placement"] = "parallel" if is_parallel else "pre"
+        base, scaling, share = rotary(settings, "rotary_emb_base", "rotary_pct", 0.25)
+        if not 0 < share <= 1:
+            settings.refuse("rotary_pct", share)
+        head_dim = model["dim"] // max(model["attention"]["n_heads"], 1)
+        rotary_dim = None if share == 1 else int(head_dim * share)
+        rotate(model, train, layout="half", base=base, scaling=scaling, rotary_dim=rotary_dim)
+
+
+class OPT(GPT2):
+    """Transformer with LayerNorm, ReLU, biases and learned positions (Zhang et al. 2022). OPT-350m is post-norm.
+
+    Galactica has neither biases nor weights of norms.
+    """
+
+    name = "opt"
+    model_types = ("opt",)
+    prefix = "model."
+    table = "decoder.embed_tokens.weight"
+    buffers = ()
+    is_fused = False
+    is_transposed = False
+    names: ClassVar[Mapping[str, str]] = {
+        "embedding.table.": "decoder.embed_tokens.",
+        "embedding.up.": "decoder.project_in.",
+        "position.axes.0.": "decoder.embed_positions.",
+        "head.projection": "model.decoder.project_out.weight",
+        "head.": "lm_head.",
+        "stack.final.": "decoder.final_layer_norm.",
+        "stack.blocks.": "decoder.layers.",
+        "attention_residual.norm.": "self_attn_layer_norm.",
+        "feedforward_residual.norm.": "final_layer_norm.",
+        "attention.query.": "self_attn.q_proj.",
+        "attention.key.": "self_attn.k_proj.",
+        "attention.value.": "self_attn.v_proj.",
+        "attention.output.": "self_attn.out_proj.",
+        "feedforward.up.": "fc1.",
+        "feedforward.down.": "fc2.",
+    }
+    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "vocab_size": ("vocab_size", ...),
+        "dim": ("hidden_size", ...),
+        "length": ("max_position_embeddings", ...),
+        "n_layers": ("num_hidden_layers", ...),
+        "n_heads": ("num_attention_heads", ...),
+        "ffn_dim": ("ffn_dim", ...),
+        "kind": ("activation_function", "relu"),
+        "attention": ("attention_dropout", 0.0),
+        "residual": ("dropout", 0.1),
+    }
+    harmless = ("activation_dropout", "layerdrop", "init_std", "learned_embeddings")
+
+    def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
+        """Norms before or after a branch, and embeddings narrower than the model."""
+        inner_dim = settings.take("word_embed_proj_dim", int, model["dim"])
+        if inner_dim != model["dim"]:
+            model["embedding"] |= {"inner_dim": inner_dim, "tied_projections": "none"}
+        if not settings.take("do_layer_norm_before", bool, default=True):
+            model["norm"]["placement"] = "post"
+        model["norm"]["final"] = not settings.take("_remove_final_layer_norm", bool, default=False)
+        has_biases = settings.take("enable_bias", bool, default=True)
+        if not has_biases:
+            model["attention"]["bias"] = "none"
+        model["bias"] = settings.take("layer_norm_elementwise_affine", bool, default=True) or has_biases
+
+    def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of xlcli, of this shape. Biases and norms that the settings leave out are 0 and 1."""
+        is_norm = "norm." in name or name.startswith("stack.final.")
+        is_off = source.config.get("layer_norm_elementwise_affine" if is_norm else "enable_bias") is False
+        if is_off and (is_norm or name.endswith(".bias")):
+            return torch.full(shape, float(name.endswith(".weight")))
+        if name == "head.projection":
+            return super().read(source, name, model, shape[::-1]).T
+        return super().read(source, name, model, shape)
+
+    def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
+        """Where the weight `name` of xlcli is. The first two rows of the table of positions are those of padding."""
+        foreign, start, n = super().place(name, model)
+        if name.startswith("position."):
+            return foreign, 2, 2 + getattr(model.position, "max_len", 0)
+        return foreign, start, n
+
+
+class Bloom(GPT2):
+    """Pre-norm Transformer with ALiBi, LayerNorm, also of the embeddings, and biases (BigScience Workshop 2022)."""
+
+    name = "bloom"
+    model_types = ("bloom",)
+    table = "word_embeddings.weight"
+    is_by_head = True
+    is_transposed = False
+    start_keys = ("eos_token_id", "bos_token_id")
+    """</s> ends each text of the training data, in which <s> does not occur."""
+    names: ClassVar[Mapping[str, str]] = {
+        "embedding.table.": "word_embeddings.",
+        "embedding_norm.": "word_embeddings_layernorm.",
+        "stack.final.": "ln_f.",
+        "head.": "lm_head.",
+        "stack.blocks.": "h.",
+        "attention_residual.norm.": "input_layernorm.",
+        "feedforward_residual.norm.": "post_attention_layernorm.",
+        "attention.output.": "self_attention.dense.",
+        "feedforward.up.": "mlp.dense_h_to_4h.",
+        "feedforward.down.": "mlp.dense_4h_to_h.",
+        **dict.fromkeys(PARTS, "self_attention.query_key_value."),
+    }
+    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "vocab_size": ("vocab_size", 250_880),
+        "dim": ("n_embed", "hidden_size", 64),
+        "length": ("seq_length", 2048),
+        "n_layers": ("n_layer", "num_hidden_layers", 2),
+        "n_heads": ("n_head", "num_attention_heads", 8),
+        "epsilon": ("layer_norm_epsilon", 1e-5),
+        "attention": ("attention_dropout", 0.0),
+        "residual": ("hidden_dropout", 0.0),
+    }
+    harmless = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "skip_bias_add",
+                "skip_bias_add_qkv", "offset_alibi", "pretraining_tp", "slow_but_exact")  # fmt: skip
+
+    def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
+        """The memory is as long as the texts of training."""
+        settings.require("n_inner", 4 * model["dim"])
+        settings.require("apply_residual_connection_post_layernorm", False)
+        model["position"] = {"kind": "alibi"}
+        model["feedforward"]["kind"] = "gelu-tanh"
+        model["embedding"]["norm"] = True
+        train |= with_memory(train["segment_len"] - 1, train["segment_len"])
+
+
+def rotate(model: dict[str, Any], train: dict[str, Any], **position: Any) -> None:
+    """Gives the sections rotary positions: distances end at the trained window, whose first tokens are sinks."""
+    length = train["segment_len"]
+    model["position"] = {"kind": "rope", "clamp_len": length - 1, "n_sinks": N_SINKS} | position
+    train |= with_memory(length - 1, length)

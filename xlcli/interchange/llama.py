@@ -1,20 +1,21 @@
-"""Llama and its kind in the format of Hugging Face: Mistral, Qwen2, Qwen3, SmolLM2, OLMo. Imports no torch."""
+"""Llama and its kind in the format of Hugging Face: Mistral, Qwen2, Qwen3, SmolLM2, OLMo, Gemma 3 (text alone)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from xlcli.config import ModelConfig
 from xlcli.interchange.format import TOKENIZER, Format
-from xlcli.interchange.settings import Settings
-from xlcli.interchange.source import Source
+from xlcli.interchange.source import Settings, Source
 from xlcli.interchange.vocabulary import differences
 from xlcli.store.layout import SavedConfig
 from xlcli.text.base import Tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 N_SINKS = 4
 """Number of first tokens of a text that stay visible (Xiao et al. 2024)."""
@@ -30,6 +31,14 @@ _SCALING: Mapping[str, Mapping[str, str]] = {
     "llama3": _FACTORS | {"original_len": "original_max_position_embeddings"},
 }
 """Settings of each kind of scaling of rotary positions, here and in a source."""
+_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "rope_theta": 1_000_000.0,
+    "query_pre_attn_scalar": 256,
+}
+"""Settings that a Gemma 3 may leave out, where they differ from those of Llama."""
 
 
 class Llama(Format):
@@ -111,8 +120,6 @@ class Llama(Format):
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli, of this shape. The norms of OLMo have none."""
-        import torch
-
         has_none = model.norm.kind == "layer" and name.endswith(("norm.weight", "final.weight"))
         return torch.ones(shape) if has_none else super().read(source, name, model, shape)
 
@@ -158,11 +165,80 @@ class Llama(Format):
         return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] * bool(kinds)
 
 
+class Gemma3(Llama):
+    """Llama with norms before and after branches and local layers between those that see all (Gemma Team 2025).
+
+    Norms multiply by 1 + weight, and scores are divided by the root of `query_pre_attn_scalar`: both become weights of
+    norms, in float32, which holds them exactly if those of the source are in bfloat16 and the number is head_dim.
+    """
+
+    name = "gemma3"
+    model_types = ("gemma3_text",)
+    keeps_types = False
+    names: ClassVar[Mapping[str, str]] = {
+        **Llama.names,
+        "attention_residual.last_norm.": "post_attention_layernorm.",
+        "feedforward_residual.norm.": "pre_feedforward_layernorm.",
+        "feedforward_residual.last_norm.": "post_feedforward_layernorm.",
+    }
+    export_config = Format.export_config
+
+    def sections(self, source: Source) -> dict[str, dict[str, Any]]:
+        """Sections `model` and `train`: those of Qwen3, which has norms of queries and keys too, and what differs."""
+        config = {key: value for key, value in source.config.items() if value is not None}
+        settings = Settings(source.path, _DEFAULTS | config)
+        settings.require("model_type", *self.model_types)
+        settings.require("hidden_activation", "gelu_pytorch_tanh")
+        settings.require("attn_logit_softcapping")
+        if settings.take("query_pre_attn_scalar", float) <= 0:
+            settings.refuse("query_pre_attn_scalar", config["query_pre_attn_scalar"])
+        softcap = settings.take("final_logit_softcapping", float, None)
+        period = settings.take("sliding_window_pattern", int, settings.take("_sliding_window_pattern", int, 6))
+        n_layers = settings.take("num_hidden_layers", int)
+        types = [LAYERS[i % max(period, 1) != period - 1] for i in range(min(n_layers, MOST_LAYERS))]
+        of_layers = Settings(source.path, settings.take("rope_parameters", dict, {}))
+        local = Settings(source.path, of_layers.take(LAYERS[1], dict, {}))
+        local.require("rope_type", "default")
+        local_base = local.take("rope_theta", float, settings.take("rope_local_base_freq", float, 10_000.0))
+        translated = {
+            **settings.left,
+            "model_type": "qwen3",
+            "num_hidden_layers": n_layers,
+            "layer_types": config.get("layer_types", types),
+            "rope_parameters": of_layers.take(LAYERS[0], dict, None),
+        }
+        for each in (of_layers, local):
+            each.finish()
+        tree = Llama().sections(replace(source, config=translated))
+        model = tree["model"]
+        model["position"]["local_base"] = local_base
+        model["norm"]["placement"] = "sandwich"
+        model["feedforward"]["kind"] = "geglu-tanh"
+        model["embedding"]["scaled"] = True
+        model["logit_softcap"] = softcap
+        return tree
+
+    def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of xlcli, of this shape."""
+        weight = super().read(source, name, model, shape)
+        if "norm." not in name and not name.startswith("stack.final."):
+            return weight
+        factor = query_scale(source.config, model) if ".query_norm." in name else 1.0
+        return factor * (1 + weight.to(torch.promote_types(weight.dtype, torch.float32)))
+
+
+def query_scale(config: Mapping[str, Any], model: ModelConfig) -> float:
+    """Factor of the norm of queries, with which scores are divided by the root of `query_pre_attn_scalar`."""
+    scalar = config.get("query_pre_attn_scalar") or _DEFAULTS["query_pre_attn_scalar"]
+    return math.sqrt(model.head_dim / scalar)
+
+
 def model_kind(model: ModelConfig) -> str:
     """The `model_type` that can hold a model, if one can."""
     bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
     slides = all(getattr(layer, "window", None) for layer in model.attentions)
-    return "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if slides else "llama"
+    holds = {"qwen3": has_norms, "qwen2": bias == "qkv", "mistral": slides, "llama": True}
+    return next(kind for kind, can_hold in holds.items() if can_hold)
 
 
 def with_memory(reach: int, length: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints of PyTorch, and other pickles, read without executing anything. Torch is imported when a tensor is read.
+"""Checkpoints of PyTorch, and other pickles, read without executing anything.
 
 A pickle is a program for a stack machine, which can call any function by name. Here it can build plain containers,
 describe tensors, and make a `Record`, which only holds values, of a class in `RECORDS`; every other name is refused.
@@ -18,15 +18,14 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor
 
 from xlcli.errors import CheckpointError
 from xlcli.files import open_regular, version
 from xlcli.files.tensors import TYPES, TensorInfo
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 LARGEST_PICKLE = 2**26
 """Maximum bytes of a pickle without its storages. The vocabulary of 267,735 words of WikiText-103 takes 9 MB."""
@@ -109,8 +108,6 @@ class Storage:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The type of the numbers."""
-        import torch
-
         dtype: torch.dtype = getattr(torch, TYPES[self.dtype])
         return dtype
 
@@ -142,8 +139,6 @@ class StoredTensor:
 
     def read(self) -> Tensor:
         """The tensor, in RAM of its own."""
-        import torch
-
         dtype = self.storage.torch_dtype
         n_bytes = _extent(self.info.shape, self.strides) * dtype.itemsize
         data = self.storage.read(self.offset * dtype.itemsize, n_bytes)

@@ -1,26 +1,28 @@
-"""Transformer-XL in the format of Hugging Face (transformers 4.35), to be imported and exported. Imports no torch."""
+"""Transformer-XL in the format of Hugging Face (transformers 4.35), to be imported and exported.
+
+Also `model.pt` of the original code (kimiyoung/transformer-xl), to be imported.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded
 from xlcli.interchange.format import PARTS, Format
-from xlcli.interchange.pickles import Record, read_checkpoint
-from xlcli.interchange.settings import Settings
-from xlcli.interchange.source import Source, follow
+from xlcli.interchange.pickles import LONGEST_KEY, REMEDY, Record, StoredTensor, read_checkpoint
+from xlcli.interchange.source import Settings, Source, follow
 from xlcli.store.layout import SavedConfig
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import WordsTokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SEGMENT_LEN = 128
 """Tokens per call of a model that does not say it, as of the published one."""
@@ -28,6 +30,8 @@ MOST_CUTOFFS = 64
 WORDS = "vocab.txt"
 PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
 """Names of pickled vocabularies, of Hugging Face and of the original code."""
+ORIGINAL = "model.pt"
+MOST_PARTS = 2**17
 _CLUSTER = re.compile(r"\.(clusters|rest)\.(\d+)\.")
 
 
@@ -124,7 +128,7 @@ class TransfoXL(Format):
             return self.prefix + foreign.rpartition(".")[2] if is_shared else foreign, start, n
         end, cluster, borders = name.rpartition(".")[2], _cluster(name), (0, *model.cutoffs, model.vocab_size)
         is_divided = bool(model.cutoffs) and model.embedding.div_val == 1
-        table = 0 if is_divided else cluster
+        table = cluster * (not is_divided)
         if name.startswith("head.tails."):
             return f"crit.cluster_{end}", 0, 0
         if end == "projection":
@@ -132,7 +136,7 @@ class TransfoXL(Format):
         if name.endswith(".up.weight"):
             return f"{self.prefix}word_emb.emb_projs.{table}", 0, 0
         tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
-        return f"{tables}.{table}.{end}", borders[cluster] if is_divided else 0, borders[-1] if is_divided else 0
+        return f"{tables}.{table}.{end}", borders[cluster] * is_divided, borders[-1] * is_divided
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
@@ -183,8 +187,6 @@ class TransfoXL(Format):
 
     def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
         """The tensors of the format, with shared ones in each place."""
-        import torch
-
         whole = super().export_weights(weights, model)
         for layer in range(model.n_layers):
             for end in ("r_w_bias", "r_r_bias"):
@@ -237,3 +239,76 @@ def _words(path: Path) -> bytes:
     if isinstance(words, list) and {*map(type, words)} == {str} and sum(map(len, words)) <= VOCABULARY_LIMIT:
         return b"".join(word.encode("utf-8", "replace") + b"\n" for word in words)
     raise CheckpointError(f"{path} holds no vocabulary.", "Remove it from the folder, and token ids are read.")
+
+
+class Original(TransfoXL):
+    """Transformer-XL as its authors published it. The whole module is pickled, and the first memory is empty."""
+
+    name = "transfo-xl-original"
+    model_types = ()
+    prefix = ""
+    zero_memory = False
+
+    def recognizes(self, path: Path) -> bool:
+        """True if it is, or holds, a file `model.pt`."""
+        return path.name == ORIGINAL or (path / ORIGINAL).is_file()
+
+    def open(self, path: Path) -> Source:
+        """The source at `path`, a file or its folder, with the settings of Hugging Face."""
+        path = path / ORIGINAL if path.is_dir() else path
+        model = read_checkpoint(follow(path))
+        try:
+            stored = dict(_tensors(model))
+            return Source(path, _settings(model.state, stored), stored)
+        except (LookupError, TypeError, AttributeError, ValueError):
+            raise CheckpointError(f"{path} is no model of the original Transformer-XL.", REMEDY) from None
+
+    def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of xlcli. The original code counts the tails of clusters from the last one."""
+        tensor = super().read(source, name, model, shape)
+        return tensor.flip(0) if name.startswith("head.tails.") else tensor
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of a module and of those in it, by name. Each module has one place."""
+    todo, seen, n_parts = [("", model)], {id(model)}, 0
+    while todo:
+        prefix, module = todo.pop()
+        parts = {**module.state["_parameters"], **module.state["_buffers"], **module.state["_modules"]}
+        n_parts += len(parts)
+        if n_parts > MOST_PARTS or any(len(prefix) + len(name) > LONGEST_KEY for name in parts):
+            raise ValueError("modules are nested without end")
+        for name, part in parts.items():
+            if isinstance(part, StoredTensor):
+                yield prefix + name, part
+            elif part is not None:
+                if id(part) in seen:
+                    raise ValueError("a module is part of two others")
+                seen.add(id(part))
+                todo.append((f"{prefix}{name}.", part))
+
+
+def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """The settings of a module by their names in Hugging Face. What is shared is one tensor under two names."""
+    embedding, layer = state["_modules"]["word_emb"].state, state["_modules"]["layers"].state["_modules"]["0"].state
+    attention = layer["_modules"]["dec_attn"].state
+    cutoffs, is_divided = list(embedding["cutoffs"][:-1]), embedding["div_val"] > 1
+    pairs = [(f"crit.out_projs.{i}", f"word_emb.emb_projs.{i * is_divided}") for i in range(len(cutoffs) + 1)]
+    same = ("attn_type", "clamp_len", "d_embed", "d_head", "d_model", "ext_len", "mem_len", "n_head", "n_layer")
+    settings = {key: state[key] for key in (*same, "same_length", "sample_softmax", "tgt_len")} | {
+        "vocab_size": state["n_token"],
+        "div_val": embedding["div_val"],
+        "d_inner": stored["layers.0.pos_ff.CoreNet.0.weight"].info.shape[0],
+        "pre_lnorm": attention["pre_lnorm"],
+        "tie_word_embeddings": stored["crit.out_layers.0.weight"] is stored["word_emb.emb_layers.0.weight"],
+        "untie_r": False,
+        "dropout": state["_modules"]["drop"].state["p"],
+        "dropatt": attention["_modules"]["dropatt"].state["p"],
+        "layer_norm_epsilon": attention["_modules"]["layer_norm"].state["eps"],
+    }
+    if not all(type(value) in (bool, int, float) for value in (*settings.values(), *cutoffs)):
+        raise TypeError("a setting that is no number")
+    return settings | {
+        "cutoffs": cutoffs,
+        "tie_projs": [stored.get(head) is stored.get(table) for head, table in pairs],
+    }

@@ -17,7 +17,7 @@ from xlcli.text.tokenizers import FROM_PICTURES
 
 _BLANKS = r"[ \t\n\r\x0b\x0c]+"
 _WITHOUT_WORD = r"(?:(?<! )(?> +[\t\r\x0b\x0c]*)|(?<=\A|\n)[\t\r\x0b\x0c]+)(?= |\z)"
-"""White space that is a word of xlcli (`split_words`) without a line end."""
+"""White space that is a word of xlcli (`Splitter`) without a line end."""
 _WHITE = {"\t": "tab", "\n": "line end", "\r": "carriage return", " ": "blank"}
 
 

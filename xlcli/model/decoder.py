@@ -26,7 +26,7 @@ from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.head import SoftmaxHead
-from xlcli.model.lm import LanguageModel, parameter_bytes
+from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position, ScoreRule
 from xlcli.model.position.distance import AlibiPosition, T5Position
 from xlcli.model.position.rope import RopePosition
@@ -149,33 +149,6 @@ class Decoder:
             logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
             return logits, self.network.advance(state, tokens, tuple(after))
 
-    def operations(self, state: State) -> int:
-        """Floating-point operations of the products that kernels compute for a token of each sequence."""
-        products = self._packer.n_weights
-        for block, n in self._with_kernels(state):
-            attention = block["attention"]
-            h, e, f = (int(attention[name]) for name in ("n_heads", "head_dim", "n_features"))
-            products += h * (2 * e + f) * n + (h * e * f if attention["relative"] else 0)
-        return 2 * products * state.batch_size
-
-    def read_bytes(self, state: State) -> int:
-        """Size in bytes of the memory of all sequences, and of the weights and tables that a call reads."""
-        longest = max(n for _, n in self._with_kernels(state))
-        tables = self._tables.read_bytes(longest)
-        modules: list[nn.Module] = [block for part in self.parts if not part.packed.size for block in part.blocks]
-        if self.parts[-1].head is None:
-            modules += [self.network.stack.final, self.network.head]
-        looked_up = {b.vectors.weight.data_ptr() for part in self.parts for b in part.blocks if b.vectors is not None}
-        weights = sum(t.nbytes for t in self._packer.kept if t.data_ptr() not in looked_up)
-        return state.bytes + weights + tables + parameter_bytes(modules)
-
-    def _with_kernels(self, state: State) -> Iterator[tuple[Any, int]]:
-        """Fields of `BLOCK` of each block with a kernel, and the number of keys of the next token."""
-        for part in self.parts:
-            for block, memory in zip(part.packed, state.layers[part.first :], strict=False):
-                assert isinstance(memory, TokenBuffers)
-                yield block, memory.length + 1
-
     def _run(
         self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
@@ -244,14 +217,12 @@ class Packer:
 
     Attributes:
         kept: Tensors whose addresses are packed.
-        n_weights: Number of weights in packed matrices.
     """
 
     def __init__(self, network: LanguageModel, weight_type: torch.dtype) -> None:
         self.network = network
         self.weight_type = weight_type
         self.kept: list[Tensor] = []
-        self.n_weights = 0
 
     def part(self, blocks: Sequence[tuple[int, Block]], *, with_kernel: bool) -> Part:
         """Numbered successive blocks."""
@@ -336,7 +307,6 @@ class Packer:
     ) -> Packed:
         """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
         scale = None
-        self.n_weights += weight.numel()
         if self.weight_type == torch.int8:
             weight, scale = quantize(weight)
             scale = scale.float()
@@ -355,10 +325,6 @@ class DistanceTables:
 
     def __init__(self) -> None:
         self.tables: dict[Hashable, Tensor] = {}
-
-    def read_bytes(self, longest: int) -> int:
-        """Size in bytes of the tables that a call with at most `longest` keys reads."""
-        return sum(t[..., :longest].nbytes for t in self.tables.values())
 
     def of(self, block: Block, length: int, context: AttentionContext) -> tuple[Tensor, ...]:
         """Last arrays of `CACHE`: tables of the position encoding for `length` keys, the new one included."""

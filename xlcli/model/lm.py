@@ -84,12 +84,6 @@ class LanguageModel(nn.Module):
         """Number of parameters; shared ones count once."""
         return sum(p.numel() for p in self.parameters())
 
-    @property
-    def read_bytes(self) -> int:
-        """Size in bytes of the weights that a call reads, of blocks once for each step; tables are looked up."""
-        once = parameter_bytes((self.embedding, self.embedding_norm, self.stack.final, self.head))
-        return once + self.config.n_repeats * parameter_bytes(self.stack.blocks)
-
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
         if self.config.n_sinks and mem_len:
@@ -322,9 +316,3 @@ class LanguageModel(nn.Module):
         if first is None or tokens.shape[1] <= first:
             return [tokens]
         return [tokens[:, :first], *torch.split(tokens[:, first:], state.span.segment_len - state.span.overlap, dim=1)]
-
-
-def parameter_bytes(modules: Iterable[nn.Module]) -> int:
-    """Size in bytes of the parameters of these modules, without tables of vectors that are looked up."""
-    parts = [part for module in modules for part in module.modules()]
-    return sum(p.nbytes for part in parts if not isinstance(part, nn.Embedding) for p in part.parameters(recurse=False))

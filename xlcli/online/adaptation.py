@@ -129,17 +129,15 @@ class AdaptiveModel:
         state, at = self._drop_unlearned(state), 0
         while at < tokens.shape[1]:
             n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
-            out = self._score_part(tokens[:, at : at + n], targets[:, at : at + n], state, readout)
+            x, y = tokens[:, at : at + n], targets[:, at : at + n]
+            self._load(state)
+            if n == self.block and _is_exact(state):
+                out = self._score_and_learn(x, y, state, readout)
+            else:
+                out = self.network.score(x, y, self._begin(state, x, y), readout=readout)
+                out = out._replace(state=self._learn_if_complete(out.state))
             state, at = out.state, at + n
             yield out
-
-    def _score_part(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
-        """`score` of tokens (1 n) of one block."""
-        self._load(state)
-        if tokens.shape[1] == self.block and _is_exact(state):
-            return self._score_and_learn(tokens, targets, state, readout)
-        out = self.network.score(tokens, targets, self._begin(state, tokens, targets), readout=readout)
-        return out._replace(state=self._learn_if_complete(out.state))
 
     def _score_and_learn(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
         """`score` of a whole block, and the step that follows it, in one reading."""

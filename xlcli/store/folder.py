@@ -75,10 +75,10 @@ class LoadedModel:
         """Predictions after one token (`logits`): a `Decoder` where one applies, else the network."""
         return make_decoder(self.network, self.encoding) or self.network
 
-    def decoder_bytes(self, mem_len: int) -> int:
-        """Size in bytes of what `decoder` adds to the weights of the network, with memory of `mem_len` tokens."""
+    def decoder_bytes(self, n_memory: int) -> int:
+        """Size in bytes of what `decoder` adds to the weights of the network, with `n_memory` tokens in memory."""
         weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
-        return weights + table_bytes(self.network, mem_len)
+        return weights + table_bytes(self.network, n_memory)
 
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""

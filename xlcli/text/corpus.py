@@ -26,7 +26,7 @@ from xlcli.errors import DataError, named
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.files import is_pipe
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
-from xlcli.text.pretokenize import stable_prefix_len, whole_characters
+from xlcli.text.pretokenize import WORDS, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
 
 
@@ -55,7 +55,7 @@ class Facts:
 
 
 class Corpus:
-    """One text made of files in order. Made by `open_corpus` and `gather`.
+    """One text made of files in order. Made by `gather`.
 
     Args:
         skipped: Files of folders that are not text, each with the reason.
@@ -217,16 +217,6 @@ class Corpus:
         return self.sources[-1].name, sizes[-1]
 
 
-def open_corpus(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -> Corpus:
-    """The text of files, folders and `-`, as by `gather`, without progress."""
-    work = gather(paths, reading=reading)
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-
 def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of pipes.
 
@@ -324,7 +314,7 @@ class Part:
             if first < 0:
                 first = max(block.find(b" ", 0, _SAMPLE_BLOCK // 2), 0) - 1
             block = block[first + 1 :]
-            yield block[: stable_prefix_len(block)] or block
+            yield block[: WORDS.stable_prefix_len(block)] or block
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,13 @@ class Document(bytes):
         fields: The fields of its row that are not texts: strings of a table, values of a JSON object.
     """
 
-    def __new__(cls, text: bytes, fields: Mapping[str, Any] | None = None) -> Self:
-        """The text; `fields` are for `__init__`."""
-        return super().__new__(cls, text)
+    fields: Mapping[str, Any]
 
-    def __init__(self, text: bytes, fields: Mapping[str, Any] | None = None) -> None:
+    def __new__(cls, text: bytes, fields: Mapping[str, Any] | None = None) -> Self:
+        """The text with its fields."""
+        self = super().__new__(cls, text)
         self.fields = fields or {}
+        return self
 
 
 class Joined(tuple[str, ...]):

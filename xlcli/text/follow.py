@@ -12,17 +12,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Base64Bytes, Field
+from pydantic import Base64Bytes
 
 from xlcli.errors import MAX_NAMED, XLError
 from xlcli.text.documents import LONGEST_LINE
 from xlcli.text.rotation import (
     HEAD,
     Entry,
+    FilePosition,
     Identity,
-    Known,
     MovedError,
     Neighbors,
     head_of,
@@ -45,29 +44,6 @@ LOOK_SECONDS = 1.0
 """Time between two looks at the files beside the log, unless it was rotated."""
 _LOST = "its text may be lost"
 _WAITING = "waiting until it can be"
-_Number = Annotated[int, Field(ge=0, lt=2**64)]
-
-
-@dataclass(frozen=True)
-class FilePosition:
-    """Place in a file of a log, behind all text that was taken from it.
-
-    Attributes:
-        offset: Offset of the place in bytes.
-        tail: Bytes before the place, by which the file is recognized.
-        head: First bytes of the file, read or not.
-    """
-
-    device: _Number
-    inode: _Number
-    offset: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    tail: Base64Bytes = b""
-    head: Base64Bytes = b""
-
-    @property
-    def identity(self) -> Identity:
-        """Device and inode."""
-        return self.device, self.inode
 
 
 @dataclass(frozen=True)
@@ -91,33 +67,29 @@ class _Text:
     """An open file of the log and the place in it. `is_copy`: the file that it was copied from goes on behind it."""
 
     def __init__(self, descriptor: int, place: FilePosition, *, is_copy: bool = False) -> None:
-        self.descriptor, self.is_copy = descriptor, is_copy
-        self.identity, self.offset, self.tail, self.head = place.identity, place.offset, place.tail, place.head
+        self.descriptor, self.place, self.is_copy = descriptor, place, is_copy
         self.wait()
         weakref.finalize(self, os.close, descriptor)
 
-    @property
-    def place(self) -> FilePosition:
-        return FilePosition(*self.identity, self.offset, self.tail, self.head)
-
     def read(self, size: int) -> bytes | None:
         """At most `size` next bytes; None if the bytes before them are not those that were read."""
+        place, n_before = self.place, len(self.place.tail)
         head = os.pread(self.descriptor, HEAD, 0)
-        data = os.pread(self.descriptor, len(self.tail) + size, self.offset - len(self.tail))
-        if not (head.startswith(self.head) and data.startswith(self.tail)):
+        data = os.pread(self.descriptor, n_before + size, place.offset - n_before)
+        if not (head.startswith(place.head) and data.startswith(place.tail)):
             return None
-        self.head = head
-        return data[len(self.tail) :]
+        self.place = replace(place, head=head)
+        return data[n_before:]
 
     def advance(self, data: bytes) -> bytes:
         """Moves behind bytes that were read."""
-        self.move_to(self.offset + len(data), (self.tail + data)[-TAIL:])
+        self.move_to(self.place.offset + len(data), (self.place.tail + data)[-TAIL:])
         self.wait()
         return data
 
     def move_to(self, offset: int, tail: bytes) -> None:
         """Moves to a place behind these bytes."""
-        self.offset, self.tail = offset, tail
+        self.place = replace(self.place, offset=offset, tail=tail)
 
     def move_to_end(self) -> None:
         """Moves to the end, or to the start of the unfinished line there."""
@@ -153,7 +125,7 @@ class FollowedFile:
         self._is_begun = position is not None
         self._saved = position
         position = position or LogPosition(os.fsencode(path), ())
-        known = {place.identity: Known(place.head, place.offset, place.tail) for place in position.known}
+        known = {each.identity: each for each in position.known}
         self._neighbors = Neighbors(path, known, map(os.fsdecode, position.schemes), self._tell)
         self._texts: list[_Text] = []
         self._look()
@@ -164,12 +136,11 @@ class FollowedFile:
         """Place behind the last portion."""
         if self._saved is not None:
             return self._saved
-        known = (FilePosition(*key, each.size, each.tail, each.head) for key, each in self._neighbors.known.items())
         for text in self._texts:
             text.read(0)  # its head may have grown
         places = tuple(text.place for text in self._texts)
         schemes = tuple(map(os.fsencode, self._neighbors.schemes))
-        return LogPosition(os.fsencode(self.path), places, tuple(known), schemes)
+        return LogPosition(os.fsencode(self.path), places, tuple(self._neighbors.known.values()), schemes)
 
     def portions(self, *, by_line: bool, unfinished: bool) -> Iterator[bytes | None]:
         """Lines as they are written, many at once or, `by_line`, one by one; None while there are none. Does not end.
@@ -220,7 +191,7 @@ class FollowedFile:
     def _look(self) -> None:
         """Goes on to the file that has the name now, and to those that had it since the last look."""
         named = seen_log(self.path)
-        if not (self._has_name(named) and self._texts[-1].offset and time.monotonic() < self._next_look):
+        if not (self._has_name(named) and self._texts[-1].place.offset and time.monotonic() < self._next_look):
             before = list(self._texts), set(self._told), self._saved, self._neighbors.copy()
             try:
                 self._look_beside(named)
@@ -235,7 +206,7 @@ class FollowedFile:
     def _has_name(self, named: Entry | None) -> bool:
         """True if the last file has the name of the log, and the text that was read of it."""
         last = self._texts[-1] if self._texts else None
-        return bool(last and named and last.identity == named.identity and last.read(0) is not None)
+        return bool(last and named and last.place.identity == named.identity and last.read(0) is not None)
 
     def _look_beside(self, named: Entry | None) -> None:
         if self._saved is not None and (named is None or self._open(named, _WAITING)):
@@ -255,7 +226,7 @@ class FollowedFile:
             return
         if not is_same:
             listing = self._go_on(text, listing)
-        elif not text.offset:  # it may have been filled and truncated since the last look
+        elif not text.place.offset:  # it may have been filled and truncated since the last look
             self._texts[-1:] = [*self._between(text, listing, is_copy=True), text]
         self._neighbors.remember(listing)
 
@@ -286,19 +257,19 @@ class FollowedFile:
             if entry is not None and (text := self._open(entry, _LOST, place)) is not None:
                 self._texts.append(text)
             elif entry is not None and self._is_told(entry):
-                self._neighbors.known[place.identity] = Known(place.head, place.offset)
+                self._neighbors.known[place.identity] = replace(place, tail=b"")
             else:
                 self._replace(place, listing, is_gone=entry is None)
 
     def _go_on(self, text: _Text, listing: dict[Identity, Entry]) -> dict[Identity, Entry]:
         """Appends the file that has the name now, and before it those that came between. Returns the latest listing."""
         last = self._texts[-1] if self._texts else None
-        if last is not None and last.identity == text.identity:  # it was truncated
+        if last is not None and last.place.identity == text.place.identity:  # it was truncated
             self._texts.remove(last)
             self._replace(last.place, listing, is_gone=False)
         elif last is not None and _is_replaced(last, text):
             self._texts.remove(last)
-            text.move_to(last.offset, last.tail)
+            text.move_to(last.place.offset, last.place.tail)
         elif last is not None:
             last.wait()
             listing = self._place(last, listing)
@@ -315,9 +286,11 @@ class FollowedFile:
         """Learns where a file was moved to, or warns. Returns a listing that has its new folder."""
         status = os.fstat(text.descriptor)
         text.read(0)
-        packed = [entry.path for entry in listing.values() if entry.is_packed and head_of(entry) == text.head != b""]
-        if text.identity in listing:
-            path = listing[text.identity].path
+        packed = [
+            entry.path for entry in listing.values() if entry.is_packed and head_of(entry) == text.place.head != b""
+        ]
+        if text.place.identity in listing:
+            path = listing[text.place.identity].path
         elif status.st_nlink and Path(link := f"/proc/self/fd/{text.descriptor}").is_symlink():
             path = Path(os.readlink(link))  # noqa: PTH115
         elif packed:
@@ -355,7 +328,7 @@ class FollowedFile:
         n_before = len(chain) - 1
         for entry in self._neighbors.appeared(listing):
             belongs = self._neighbors.belongs(entry)
-            if belongs is False or self._is_told(entry) or entry.identity in {each.identity for each in chain}:
+            if belongs is False or self._is_told(entry) or entry.identity in {each.place.identity for each in chain}:
                 continue
             head = head_of(entry)
             is_binary = b"\0" in head.lstrip(b"\0")  # a hole at the beginning is left by a writer that does not append
@@ -367,7 +340,7 @@ class FollowedFile:
             size = os.fstat(found.descriptor).st_size
             alike = [known for known in self._neighbors.known.values() if entry.is_packed and known.head == head]
             tail = os.pread(found.descriptor, HEAD, max(0, size - HEAD))
-            is_known = any((known.size, known.tail) == (size, tail) for known in alike)
+            is_known = any((known.offset, known.tail) == (size, tail) for known in alike)
             is_new = not is_known and not any(is_beginning(found.descriptor, each.descriptor) for each in chain)
             if is_new and belongs and not alike:
                 chain.insert(-1, found)
@@ -381,8 +354,6 @@ class FollowedFile:
         """Opens a file at a place; None if it cannot be opened or has other text there."""
         try:
             text = _Text(open_text(entry), place or FilePosition(*entry.identity), is_copy=is_copy)
-        except MovedError:
-            raise
         except (OSError, XLError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
             remark = f"{entry.path} cannot be opened ({reason}); {consequence}"

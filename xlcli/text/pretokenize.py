@@ -27,12 +27,22 @@ class Splitter:
     ends_at_lines = True
 
     def split(self, data: bytes) -> list[bytes]:
-        """The parts of a text that starts where a part does."""
-        return split_words(data)
+        """The parts of a text that starts where a part does; joined they are the text."""
+        found = _WORD.findall(data)
+        found.pop()  # the pattern always matches the empty end
+        if found and max(map(len, found)) > LONGEST:
+            return [part for word in found for part in _parts(word)]
+        return found
 
     def stable_prefix_len(self, data: bytes) -> int:
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
-        return stable_prefix_len(data)
+        if data.endswith(b"\n"):
+            return len(data)
+        start = data.rfind(b"\n") + 1
+        blank = data.rfind(b" ")
+        if blank >= start:
+            start += len(data[start : blank + 1].rstrip(b" "))
+        return start + sum(len(part) for part in _parts(data[start:])[:-1])
 
     def flushable_len(self, data: bytes) -> int:
         """Length of what may be tokenized of `data`, an unfinished part, before it is known how it goes on."""
@@ -40,29 +50,6 @@ class Splitter:
 
 
 WORDS = Splitter()
-
-
-def split_words(data: bytes) -> list[bytes]:
-    """Words of a text that starts at a word boundary; joined they are the text."""
-    found = _WORD.findall(data)
-    found.pop()  # the pattern always matches the empty end
-    if found and max(map(len, found)) > LONGEST:
-        return [part for word in found for part in _parts(word)]
-    return found
-
-
-def stable_prefix_len(data: bytes) -> int:
-    """Length of the longest prefix of `data` that consists of whole words for any continuation; 0 if there is none.
-
-    `data` starts at a word boundary.
-    """
-    if data.endswith(b"\n"):
-        return len(data)
-    start = data.rfind(b"\n") + 1
-    blank = data.rfind(b" ")
-    if blank >= start:
-        start += len(data[start : blank + 1].rstrip(b" "))
-    return start + sum(len(part) for part in _parts(data[start:])[:-1])
 
 
 def whole_characters(data: bytes) -> int:

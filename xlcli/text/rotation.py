@@ -14,8 +14,11 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple
+
+from pydantic import Base64Bytes, Field
 
 from xlcli.errors import DataError
 from xlcli.files import cache_folder
@@ -33,18 +36,33 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".Z", ".zip")
 
 Identity = tuple[int, int]
 """Device and inode."""
+_Number = Annotated[int, Field(ge=0, lt=2**64)]
 
 
-class MovedError(OSError):
+class MovedError(Exception):
     """Another file has the name of one that was listed, or none."""
 
 
-class Known(NamedTuple):
-    """A file at the last look: its first bytes, its size in bytes, and the bytes before its end as they are stored."""
+@dataclass(frozen=True)
+class FilePosition:
+    """Place in a file of a log, behind all text that was taken from it; or the end of another file beside it.
 
-    head: bytes = b""
-    size: int = 0
-    tail: bytes = b""
+    Attributes:
+        offset: Offset of the place in bytes as they are stored.
+        tail: Bytes before the place, by which the file is recognized.
+        head: First bytes of the file, read or not, unpacked if it is compressed.
+    """
+
+    device: _Number
+    inode: _Number
+    offset: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    tail: Base64Bytes = b""
+    head: Base64Bytes = b""
+
+    @property
+    def identity(self) -> Identity:
+        """Device and inode."""
+        return self.device, self.inode
 
 
 class Entry(NamedTuple):
@@ -87,8 +105,6 @@ def head_of(entry: Entry) -> bytes:
     try:
         with os.fdopen(_open(entry), "rb") as file:
             return (next(filter(None, _text_of(entry, file)), None) or b"")[:HEAD]
-    except MovedError:
-        raise
     except (OSError, DataError):
         return b""
 
@@ -98,8 +114,6 @@ def tail_of(entry: Entry, size: int) -> bytes:
     try:
         with os.fdopen(_open(entry), "rb") as file:
             return os.pread(file.fileno(), min(HEAD, size), max(0, size - HEAD))
-    except MovedError:
-        raise
     except OSError:
         return b""
 
@@ -141,14 +155,14 @@ class Neighbors:
     `warn` is called with the folder and a remark if it cannot be listed.
 
     Attributes:
-        known: First bytes and size of the files with content that were there at the last look.
+        known: The files with content that were there at the last look.
         schemes: Paths to which files of this log were moved, with # for each number.
     """
 
     def __init__(
         self,
         path: Path,
-        known: Mapping[Identity, Known],
+        known: Mapping[Identity, FilePosition],
         schemes: Iterable[str],
         warn: Callable[[object, str], None],
     ) -> None:
@@ -205,8 +219,8 @@ class Neighbors:
 
     def remember(self, listing: Mapping[Identity, Entry]) -> None:
         """Takes the files of a listing for known: what comes later is not among them."""
-        before = self.known
-        self.known = {key: _known(entry, before.get(key, Known()).head) for key, entry in listing.items() if entry.size}
+        heads = {key: each.head for key, each in self.known.items()}
+        self.known = {key: _known(entry, heads.get(key, b"")) for key, entry in listing.items() if entry.size}
 
     def learn(self, path: Path, changed: int) -> bool:
         """Takes the path to which a file of the log was moved for a scheme. True if its folder is a new one.
@@ -227,9 +241,9 @@ class Neighbors:
 
     def _knows(self, entry: Entry) -> bool:
         known = self.known.get(entry.identity)
-        if known is None or entry.size < known.size:
+        if known is None or entry.size < known.offset:
             return False
-        return head_of(entry).startswith(known.head) and tail_of(entry, known.size).endswith(known.tail)
+        return head_of(entry).startswith(known.head) and tail_of(entry, known.offset).endswith(known.tail)
 
     def belongs(self, entry: Entry) -> bool | None:
         """True if a file that appeared is a part of the log, False if it is not, None if this cannot be told."""
@@ -244,9 +258,9 @@ class Neighbors:
         return None if is_scheme or is_named or is_like else False
 
 
-def _known(entry: Entry, head: bytes = b"") -> Known:
-    """A file as it is now; `head` is known of it if it cannot be read."""
-    return Known(head_of(entry) or head, entry.size, tail_of(entry, entry.size))
+def _known(entry: Entry, head: bytes = b"") -> FilePosition:
+    """The end of a file as it is now; `head` is known of it if it cannot be read."""
+    return FilePosition(*entry.identity, entry.size, tail_of(entry, entry.size), head_of(entry) or head)
 
 
 def _subfolders(folder: Path) -> Iterator[str]:
@@ -261,12 +275,12 @@ def _open(entry: Entry) -> int:
         descriptor = os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise MovedError(error.errno, error.strerror, str(entry.path)) from None
+            raise MovedError(entry.path) from None
         raise
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino) != entry.identity:
         os.close(descriptor)
-        raise MovedError(errno.ESTALE, os.strerror(errno.ESTALE), str(entry.path))
+        raise MovedError(entry.path)
     return descriptor
 
 

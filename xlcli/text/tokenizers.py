@@ -24,7 +24,7 @@ from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json
 from xlcli.text.base import FILE, REMEDY, SCHEMA, PieceTokenizer, Tokenizer
 from xlcli.text.corpus import Facts
 from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer
-from xlcli.text.pretokenize import split_words, whole_words
+from xlcli.text.pretokenize import WORDS, whole_words
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -119,7 +119,7 @@ class WordsTokenizer(Tokenizer):
 def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
     """Each token of `data` and its size in bytes."""
     result: list[tuple[bytes, int]] = []
-    for word in split_words(data):
+    for word in WORDS.split(data):
         taken = 0
         for match in _WORD.findall(word):
             result.append((match.lstrip(), len(match)))
@@ -204,7 +204,7 @@ class SentencePieceTokenizer(PieceTokenizer):
             )
         counts: Counter[bytes] = Counter()
         for portion in whole_words(chunks):
-            counts.update(split_words(portion))
+            counts.update(WORDS.split(portion))
         if not counts:
             raise DataError("the text to train the tokenizer on is empty.", "Give a file with text in it.")
         return cls(_train(counts, vocab_size))

@@ -1,16 +1,16 @@
-"""Benchmark: speed of decoding, evaluation and training on this machine, beside the peaks of the machine.
+"""Benchmark: speed of decoding, evaluation and training on this machine.
 
 Calls are repeated with full memory, after calls that are not timed. Times are medians, with percentiles beside the time
-per token; tokens per second is a mean, and the peaks of the machine are the best of their calls. Tokens are random, and
-their frequencies follow Zipf's law; the cost of a call depends on their values only with LSH attention and an adaptive
-softmax.
+per token; tokens per second is a mean. Tokens are random, and their frequencies follow Zipf's law; the cost of a call
+depends on their values only with LSH attention and an adaptive softmax.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from xlcli import config as settings
-from xlcli.bench.timing import PEAK_SECONDS, Stopwatch, count_operations
 from xlcli.config import BenchConfig, Config, EvalConfig, Sampling
 from xlcli.errors import ResourceError
 from xlcli.evaluation.text import TokenizedText, choose_lengths
-from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
+from xlcli.events import Notice, Progress, ProgressMeter, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.machine import require_memory
 from xlcli.metrics import TextCounts
@@ -39,6 +38,8 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults, memory
 from xlcli.training.run import TrainingRun
 
+WARMUP = LEAST = 3
+"""Number of calls before the timed ones, and minimum number of timed calls."""
 UNEVEN = 1.5
 """Ratio of the 90th percentile to the median above which the machine was not quiet."""
 FIGURES = {"decode": 3, "eval": 2, "train": 1}
@@ -47,6 +48,50 @@ LEAST_FOR_P99 = 100
 """Minimum number of calls for their 99th percentile."""
 Measurement = Generator[Progress | Notice, None, Speed]
 """One task with one memory length. Its first event comes once its memory is known to fit; else a `ResourceError`."""
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Times calls again and again.
+
+    Attributes:
+        runtime: Device, which is waited for.
+        seconds: Time for all calls of a figure; at least `LEAST` are timed. A second call that takes longer is the only
+            timed one.
+        stop: Called between calls.
+    """
+
+    runtime: Runtime
+    seconds: float
+    stop: Callable[[], bool]
+
+    def repeat(
+        self, call: Callable[[], object], stage: str, *, fill: int = 0, warmup: int = WARMUP
+    ) -> Generator[Progress, None, NDArray[np.float64]]:
+        """Durations of a call in seconds, ascending; yields progress of this stage.
+
+        The first `fill` calls fill the memory; `warmup` more are not timed, at least 1, which may compile or allocate.
+
+        Raises:
+            StoppedEarlyError: `stop` became true.
+        """
+        meter = ProgressMeter(stage, None, "calls")
+        durations: list[float] = []
+        for n in itertools.count(1):
+            if self.stop():
+                raise StoppedEarlyError
+            started = time.perf_counter()
+            call()
+            if self.runtime.device.type == "cuda":
+                torch.cuda.synchronize()
+            if n > fill:
+                durations.append(time.perf_counter() - started)
+            yield from meter.report(n)
+            timed = durations[warmup:]
+            is_enough = len(timed) >= LEAST and sum(timed) >= self.seconds
+            if len(durations) > 1 and (durations[1] >= self.seconds or is_enough):
+                break
+        return np.sort(timed or durations[1:])
 
 
 def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
@@ -99,11 +144,10 @@ def bench(
         measurements = [start(model, each, watch) for each in options.sweep]
     for measurement in measurements:
         next(measurement)
-    planned = 2 * min(options.seconds, PEAK_SECONDS) + options.seconds * FIGURES[task] * len(measurements)
+    planned = options.seconds * FIGURES[task] * len(measurements)
     lengths = ", ".join(map(str, options.mem_lens)) or "as trained"
-    yield Notice(f"peaks of this machine, then {task} of {name} with memory {lengths}: about {planned:.0f} s")
+    yield Notice(f"{task} of {name} with memory {lengths}: about {planned:.0f} s")
     try:
-        yield from watch.measure_peaks()
         for measurement in measurements:
             forget_peak_rss()
             speed = yield from measurement
@@ -145,19 +189,10 @@ def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measu
     branch, rngs = session.select([0] * rows), [SampleRNG(row) for row in range(rows)]
     times = yield from watch.repeat(next_token, f"{stage}: decoding")
     peak = peak_rss_bytes()
-    if not mem_len:  # memory of length 0 is emptied after each segment: half of one on average
-        session.reset()
-        session.read(prompt[: max((config.train.segment_len - 1) // 2 - 1, 0)], watch.stop)
-        branch = session.select([0] * rows)
-        branch.predict()
-    decoder, state = branch.decoder, branch.state
-    read, operations = model.network.read_bytes + state.bytes, count_operations(branch.predict)
-    if decoder is not None:
-        read, operations = decoder.read_bytes(state), operations + decoder.operations(state)
     recomputed = (yield from _recompute(model, mem_len, watch)) if rows == 1 else None
     figures = {"task": "decode", "first_token_seconds": float(np.median(first)), "prompt_tokens": mem_len or 1}
-    figures |= _of_model(model, mem_len) | sizes | {"peak_rss_bytes": peak, "kernels": decoder is not None}
-    return _speed(watch, times, read, operations, recomputed, **figures)
+    figures |= _of_model(model, mem_len) | sizes | {"peak_rss_bytes": peak, "kernels": branch.decoder is not None}
+    return _speed(watch, times, recomputed, **figures)
 
 
 def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
@@ -184,8 +219,7 @@ def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Mea
     fill = -(-mem_len // segment_len)
     times = yield from watch.repeat(call, f"memory {mem_len:,}: evaluation", fill=fill)
     figures = {"task": "eval", "peak_rss_bytes": peak_rss_bytes()} | _of_model(model, mem_len) | sizes
-    read, operations = model.network.read_bytes + state.bytes, count_operations(call)
-    return _speed(watch, times, read, operations, (yield from _recompute(model, mem_len, watch)), **figures)
+    return _speed(watch, times, (yield from _recompute(model, mem_len, watch)), **figures)
 
 
 def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
@@ -205,8 +239,7 @@ def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) ->
     times = yield from watch.repeat(step, f"{stage}: training", fill=fill)
     figures = {"task": "train", "model": name, "parameters": run.model.n_parameters, "peak_rss_bytes": peak_rss_bytes()}
     figures |= shape.model_dump(include={"mem_len", "segment_len", "batch_size"})
-    with torch.compiler.set_stance("force_eager") if config.runtime.compile else contextlib.nullcontext():
-        return _speed(watch, times, None, count_operations(step), None, **figures)
+    return _speed(watch, times, None, **figures)
 
 
 def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[Progress | Notice, None, float | None]:
@@ -242,51 +275,26 @@ def _of_model(model: LoadedModel, mem_len: int) -> dict[str, Any]:
     return {"model": model.name, "parameters": parameters, "weight_dtype": weight_dtype, "mem_len": mem_len}
 
 
-def _speed(
-    watch: Stopwatch,
-    times: NDArray[np.float64],
-    read: int | None,
-    operations: int,
-    recomputed: float | None,
-    **figures: Any,
-) -> Speed:
+def _speed(watch: Stopwatch, times: NDArray[np.float64], recomputed: float | None, **figures: Any) -> Speed:
     """The figures of timed calls that make or read `segment_len` tokens of each sequence.
 
-    `read` is the number of bytes that a call reads, `operations` its floating-point operations, `recomputed` the
-    seconds of a token without memory, `figures` other fields of `Speed`.
+    `recomputed` are the seconds of a token without memory, `figures` other fields of `Speed`.
     """
     n_tokens, total = figures["batch_size"] * figures["segment_len"], float(times.sum())
     median, p90, p99 = (float(seconds) for seconds in np.quantile(times, (0.5, 0.9, 0.99)))
-    optional: dict[str, float | None] = dict.fromkeys(
-        ("ms_per_token_p99", "recompute_ms_per_token", "recompute_ratio", "read_bytes_per_token", "read_share")
-    )
     if len(times) >= LEAST_FOR_P99:
-        optional["ms_per_token_p99"] = 1e3 * p99 / n_tokens
+        figures["ms_per_token_p99"] = 1e3 * p99 / n_tokens
     if recomputed is not None:
-        optional |= {"recompute_ms_per_token": 1e3 * recomputed, "recompute_ratio": recomputed * n_tokens / median}
-    if read is not None:
-        optional |= {
-            "read_bytes_per_token": read / n_tokens,
-            "read_share": _share(read, median * watch.bytes_per_second),
-        }
+        figures |= {"recompute_ms_per_token": 1e3 * recomputed, "recompute_ratio": recomputed * n_tokens / median}
     return Speed(
         calls=len(times),
         tokens=n_tokens * len(times),
         tokens_per_second=n_tokens * len(times) / total,
         ms_per_token=1e3 * median / n_tokens,
         ms_per_token_p90=1e3 * p90 / n_tokens,
-        flops_per_token=operations / n_tokens,
-        flops_share=_share(operations, median * watch.flops_per_second),
-        machine_read_bytes_per_second=watch.bytes_per_second,
-        machine_flops_per_second=watch.flops_per_second,
         seconds=total,
         device=str(watch.runtime.device),
         dtype=watch.runtime.dtype_name,
         threads=watch.runtime.threads,
-        **figures | optional,
+        **figures,
     )
-
-
-def _share(amount: float, most: float) -> float | None:
-    """Share of the most that is possible; None above it, where data come from a cache."""
-    return amount / most if amount <= most else None

@@ -1,0 +1,17 @@
+"""Corpora opened without progress."""
+
+from xlcli.text.corpus import gather
+
+
+def drain(work):
+    """Result of a generator, whose events are dropped."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
+def open_corpus(paths, *, reading=None):
+    """The text of files, folders and `-`."""
+    return drain(gather(paths, reading=reading))

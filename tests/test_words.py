@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, toy
 
 from xlcli import api
-from xlcli.cli.tables import Table
+from xlcli.cli.tables import Table, form_of
 from xlcli.config import EvalConfig, StreamConfig
 from xlcli.evaluation import evaluate
 from xlcli.events import Prediction, Row, Score, TokenScore, WordScore
@@ -371,7 +371,7 @@ def test_documents_without_words_do_not_pile_up():
 @pytest.mark.parametrize("path", ["o.tsv", "o.csv", "o.jsonl"])
 def test_lists_are_read_as_they_were_written(path):
     warned = []
-    table = Table(warned.append, path, json=False)
+    table = Table(warned.append, form_of(path, json=False))
     rows = [{"word": 'a "b"\tc', "input_word": "x", "n": 1e-9}, {"n": "1\r2", "z": None}]
     score = WordScore(1, 2, 3, 4, "NA,\n", 1.5, 1.25, 0.0, 1)
     text = "".join(table.line(event) for row in rows for event in (Row(1, row), score))

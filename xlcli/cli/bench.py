@@ -11,7 +11,7 @@ from xlcli import config as settings
 from xlcli.cli import options, prologue, report
 from xlcli.cli.help import App
 from xlcli.cli.options import option, plot_option
-from xlcli.cli.outputs import Kept
+from xlcli.cli.outputs import PICTURE, Kept
 from xlcli.cli.plot import draw_speed
 from xlcli.cli.settings import name_option_in_errors, user_settings
 from xlcli.cli.terminal import table, wrapped
@@ -43,7 +43,7 @@ def bench(
     preset: Annotated[
         str | None, option("Model", "--preset NAME", "Measure this preset with random weights instead of a model.")
     ] = None,
-    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
+    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length"), PICTURE] = None,
     **_: Any,
 ) -> int:
     """Measures speed."""
@@ -61,7 +61,7 @@ def bench(
         prologue.show_config(context, config, screen)
         if folder is None:
             prologue.check_settings("bench", config.bench, config, f"preset {preset}")
-    prologue.check_files(context, filter(None, [folder]), ["plot"])
+    prologue.check_files(context, filter(None, [folder]))
 
     def show(speeds: list[Speed]) -> None:
         if speeds and plot is not None:
@@ -127,11 +127,8 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
 def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
 
-    def text(value: float | None, style: str) -> str:
-        return "" if value is None else format(value, style)
-
     def ms(value: float | None) -> str:
-        return text(value, ".3g" if (value or 0) < 1000 else ",.0f")
+        return report.optional(value, ".3g" if (value or 0) < 1000 else ",.0f")
 
     is_decoding, first = speed.task == "decode", speed.first_token_seconds
     return {
@@ -143,8 +140,8 @@ def _figures(speed: Speed) -> dict[str, str]:
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
-        "first token": text(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
+        "first token": report.optional(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
-        "  times slower": text(speed.recompute_ratio, ",.1f"),
+        "  times slower": report.optional(speed.recompute_ratio, ",.1f"),
         "peak RAM": report.size(speed.peak_rss_bytes),
     }

@@ -13,7 +13,7 @@ import typer
 from xlcli.cli import options, prologue, report
 from xlcli.cli.help import App
 from xlcli.cli.options import option
-from xlcli.cli.outputs import FileSink, check_standard_output
+from xlcli.cli.outputs import NEW, FileSink, check_standard_output
 from xlcli.cli.pipe import label, open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
@@ -36,7 +36,9 @@ def compress(
     file: Annotated[str, typer.Argument(metavar="FILE|-")],
     model: options.Model = None,
     out: Annotated[
-        str | None, option("Output", "-o, --out FILE.xl", "Compressed text; - is standard output. Default: FILE.xl.")
+        str | None,
+        option("Output", "-o, --out FILE.xl", "Compressed text; - is standard output. Default: FILE.xl."),
+        NEW,
     ] = None,
     **_: Any,
 ) -> int:
@@ -49,7 +51,7 @@ def compress(
     if target == "-" and os.isatty(1):
         raise ConfigError("the result is not text for a terminal.", "Add -o FILE, or redirect standard output.")
     check_target(context, target, screen)
-    prologue.check_files(context, [folder, *texts], ["out"])
+    prologue.check_files(context, [folder, *texts])
     source = open_source(file)
     check_standard_output(file)
     with screen.stop() as stop:
@@ -76,7 +78,9 @@ def decompress(
         list[str] | None, option("Model", "-m, --model NAME|FOLDER", "Model. Default: the one that the file names.")
     ] = None,
     out: Annotated[
-        str | None, option("Output", "-o, --out FILE", "Text; - is standard output. Default: the name without .xl.")
+        str | None,
+        option("Output", "-o, --out FILE", "Text; - is standard output. Default: the name without .xl."),
+        NEW,
     ] = None,
     **_: Any,
 ) -> int:
@@ -103,7 +107,7 @@ def decompress(
                 f"{reader.name} was compressed with another model than {folder.name}: {error.message}",
                 "Give the folder of that model: -m FOLDER.",
             ) from None
-        prologue.check_files(context, [folder, *texts], ["out"])
+        prologue.check_files(context, [folder, *texts])
         machine = machine_of(header, reader.name, config.runtime)
         loaded, runtime = prologue.load_model(folder, header.settings, machine, screen)
         from xlcli.coding import workflow

@@ -66,7 +66,7 @@ def generate(
         raise ConfigError("--interactive reads standard input itself.", "Leave out -.")
     folder = prologue.find_model(context, settings, screen)
     texts = prologue.check_texts([prompts or "-"], "xlcli generate -m {}")
-    prologue.check_files(context, [folder, *texts], ["state", "state_out"])
+    prologue.check_files(context, [folder, *texts])
     if dry_run:
         action = f"generates {settings.num_samples} x {settings.max_new_tokens} tokens"
         action += f" for each prompt of {prompts}" * (prompts is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import typer
@@ -90,10 +90,10 @@ class Group(_Page, TyperGroup):
 class _Callback:
     """The function of a command, with the options of its settings and the shared ones in its signature."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], more: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, function)
         signature = inspect.signature(function, eval_str=True)
-        self.__signature__ = signature.replace(parameters=parameters(name, signature.parameters))
+        self.__signature__ = signature.replace(parameters=parameters(name, signature.parameters, more))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
@@ -106,12 +106,15 @@ class App(typer.Typer):
         super().__init__(**{"rich_markup_mode": None, "suggest_commands": False, "add_completion": False} | settings)
 
     def command(  # type: ignore[override]
-        self, name: str, *examples: str, about: str | None = None
+        self, name: str, *examples: str, about: str | None = None, more: Mapping[str, Any] = {}
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator: makes a function a command with these examples; `about` is its help, if not in `COMMANDS`."""
+        """Decorator: makes a function a command with these examples.
+
+        `about` is its help, if not in `COMMANDS`, and `more` are types of options that the function does not name.
+        """
         text, epilog = about or COMMANDS[name], "\n".join(examples)
         register = super().command(name, cls=Command, context_settings=CONTEXT, help=text, epilog=epilog)
-        return lambda function: register(_Callback(name, function))
+        return lambda function: register(_Callback(name, function, more))
 
 
 def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:

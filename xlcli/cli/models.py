@@ -12,9 +12,9 @@ import typer
 from xlcli.cli import options, report
 from xlcli.cli.help import CONTEXT, App, Group
 from xlcli.cli.options import plot_option
-from xlcli.cli.outputs import check_outputs
+from xlcli.cli.outputs import PICTURE
 from xlcli.cli.plot import draw_training
-from xlcli.cli.prologue import open_screen
+from xlcli.cli.prologue import check_files, open_screen
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import to_toml
 from xlcli.cli.terminal import table
@@ -105,7 +105,7 @@ def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME")],
     plot: Annotated[
-        str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False)
+        str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False), PICTURE
     ] = None,
     force: options.Force = False,
     **_: Any,
@@ -113,7 +113,7 @@ def show(
     """Shows a model or preset."""
     screen = open_screen(context)
     if plot is not None:
-        check_outputs({"--plot": plot}, [], force=force)
+        check_files(context, [])
         folder = find(name)
         if not draw_training(plot, read_metrics(folder), folder.name):
             raise CheckpointError(f"{folder} has no {METRICS} with a training curve.", "Choose a model trained here.")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional,
 
 import typer
 
+from xlcli.cli.outputs import PAGE, STATE
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -68,11 +70,16 @@ Model = Annotated[
 State = Annotated[
     str | None,
     option("Memory", "--state FILE", "Continue from the state saved in this file, if it exists, and save in it."),
+    STATE,
 ]
 StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state saved in this file.")]
-StateOut = Annotated[str | None, option("Memory", "--state-out FILE", "Save the state at the end, or when stopped.")]
+StateOut = Annotated[
+    str | None, option("Memory", "--state-out FILE", "Save the state at the end, or when stopped."), STATE
+]
 Html = Annotated[
-    str | None, option("Output", "--html FILE.html", "Write a page: text by surprisal, its curve, surprising lines.")
+    str | None,
+    option("Output", "--html FILE.html", "Write a page: text by surprisal, its curve, surprising lines."),
+    PAGE,
 ]
 DryRun = Annotated[
     bool, option("Settings", "--dry-run", "Print the plan, the model size and the RAM needed, and exit.")
@@ -152,13 +159,13 @@ def settings_of(command: str | None) -> dict[str, Setting]:
     return found
 
 
-def parameters(command: str, own: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Parameters of a command whose function has these: its own, then options of settings and shared ones.
+def parameters(command: str, own: Mapping[str, inspect.Parameter], more: Mapping[str, Any]) -> list[inspect.Parameter]:
+    """Parameters of a command whose function has these: its own, then `more` options, those of settings, shared ones.
 
     The function ignores the values of those that it does not name; they are in the parameters of the context.
     """
-    options = {key: _annotation(each) for key, each in settings_of(command).items() if each.option is not None}
-    options |= (SETTINGS_OPTIONS if command in SECTIONS else {}) | SHARED_OPTIONS
+    settings = {key: _annotation(each) for key, each in settings_of(command).items() if each.option is not None}
+    options = {**more, **settings} | (SETTINGS_OPTIONS if command in SECTIONS else {}) | SHARED_OPTIONS
     found = {name: each for name, each in own.items() if each.kind is not each.VAR_KEYWORD}
     for key, kind in options.items():
         default = False if get_args(kind)[0] is bool else None

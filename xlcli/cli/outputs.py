@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,12 +24,19 @@ READER_SECONDS = 5.0
 _OTHER = "Choose another file"
 _FORCE = f"{_OTHER}, or add --force to overwrite it."
 
+# First bytes of what an option writes, a part of its type: only such a file is overwritten.
+PICTURE = re.compile(rb"\x89PNG|%PDF|<\?xml|<svg")
+PAGE = re.compile(rb'(?s).{0,225}name="generator" content="xlcli')
+STATE = re.compile(rb"(?s).*state\.memory")
+NEW = re.compile(rb"(?!)")
 
-def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, force: bool) -> None:
-    """Checks the output files of a command.
 
-    `outputs` gives the name of the file, if any, for options of states and the keys of `_KINDS`. The standard streams
-    are added to the inputs. `--out` is a new file. `force` overwrites inputs and files of any kind.
+def check_outputs(
+    outputs: Iterable[tuple[str, str, re.Pattern[bytes]]], inputs: Iterable[Path], *, force: bool
+) -> None:
+    """Checks the output files of a command: the option, the name and the first bytes of each.
+
+    The standard streams are added to the inputs. `force` overwrites inputs and files of any kind.
 
     Raises:
         ConfigError: An output is a folder, read-only, an input or a file of another kind; or, even with `force`,
@@ -39,15 +46,15 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
     used = dict.fromkeys(_identities((), 1, 2), "the output of this command")
     used |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
     places: dict[Path, str] = {}
-    for option, name in outputs.items():
-        if option == "--plot" and name is not None:
+    for option, name, head in outputs:
+        if head is PICTURE:
             if Path(name).suffix.lower() not in (".png", ".svg", ".pdf"):
                 raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
             if importlib.util.find_spec("matplotlib") is None:
                 raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
-        if option == "--html" and name == "-":
+        if head is PAGE and name == "-":
             raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
-        if name is None or name == "-":
+        if name == "-":
             continue
         path = Path(name)
         try:
@@ -58,8 +65,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"cannot write {option} {name}: {reason}.", f"{_OTHER}.") from None
         is_file = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        is_state = option.startswith("--state")
-        if not is_file and not is_state:  # a device or a pipe
+        if not is_file and head is not STATE:  # a device or a pipe
             continue
         earlier = places.setdefault(path.resolve(), option)
         if earlier != option:
@@ -72,9 +78,9 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
                 raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
             if status.st_mode & 0o222 == 0:
                 raise ConfigError(f"{option} {path} is read-only.", _FORCE)
-            if status.st_size and option == "--out":
+            if status.st_size and head is NEW:
                 raise ConfigError(f"{path} exists.", _FORCE)
-            if status.st_size and not (is_state_file(path) if is_state else _KINDS[option].match(_head(path))):
+            if status.st_size and not (is_state_file(path) if head is STATE else head.match(_head(path))):
                 raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
         used[_identity(status)] = f"the file of {option}"
 
@@ -203,12 +209,3 @@ def _head(path: Path) -> bytes:
     with suppress(OSError), path.open("rb") as file:
         return file.read(2**16)
     return b""
-
-
-_KINDS = {
-    "--per-token": re.compile(rb'\{.*"line": \d+, "byte": -?\d+, "text": "'),
-    "--words": re.compile(rb".*\b(naive_bits|second_tokens|best_per_byte)"),
-    "--plot": re.compile(rb"\x89PNG|%PDF|<\?xml|<svg"),
-    "--html": re.compile(rb'.{0,225}name="generator" content="xlcli', re.DOTALL),
-}
-"""Option to the first bytes of files that it writes."""

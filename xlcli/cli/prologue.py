@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
@@ -270,14 +272,16 @@ def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
     return before, after
 
 
-def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: Iterable[str]) -> None:
-    """Refuses outputs that cannot be written, before a model is loaded.
-
-    `outputs` are parameters whose values are names of files; `inputs` are the files and folders that are read.
-    """
-    params = context.params
-    read = map(Path, [*inputs, *filter(None, [params["config_file"]])])
-    check_outputs({f"--{name.replace('_', '-')}": params[name] for name in outputs}, read, force=params["force"])
+def check_files(context: typer.Context, inputs: Iterable[str | Path]) -> None:
+    """Refuses outputs that cannot be written, before a model is loaded; `inputs` are the files and folders read."""
+    params, own = context.params, inspect.signature(context.command.callback)  # type: ignore[arg-type]
+    outputs = [
+        (f"--{name.replace('_', '-')}", params[name], head)
+        for name, param in own.parameters.items()
+        for head in get_args(param.annotation)
+        if isinstance(head, re.Pattern) and params[name] is not None
+    ]
+    check_outputs(outputs, map(Path, [*inputs, *filter(None, [params.get("config_file")])]), force=params["force"])
 
 
 def open_model(

@@ -18,7 +18,7 @@ from xlcli.cli.outputs import Sink, check_standard_output
 from xlcli.cli.page import Page
 from xlcli.cli.pipe import followed, label, open_source, portions
 from xlcli.cli.render import Screen
-from xlcli.cli.tables import Table
+from xlcli.cli.tables import Table, form_of
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Event, LineScore, Row, StreamStats, TokenScore, WordScore
@@ -77,7 +77,7 @@ def stream(
         raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
     texts = [name] if follow else prologue.check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     folder = prologue.find_model(context, settings, screen)
-    prologue.check_files(context, [folder, *texts], ["state", "state_out", "html"])
+    prologue.check_files(context, [folder, *texts])
     if dry_run:
         is_endless = follow or name == "-"
         prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
@@ -180,7 +180,7 @@ class _Scores(Sink):
     def __init__(self, screen: Screen, emit: str, model: str, resume: SessionState | None) -> None:
         self._screen, self._emit, self._model = screen, emit, model
         is_listed = resume is not None and resume.stream is not None and resume.stream.words is not None
-        self._table = Table(partial(screen.say, level="warning"), "-", json=screen.json, continued=is_listed)
+        self._table = Table(partial(screen.say, level="warning"), form_of("-", json=screen.json), continued=is_listed)
 
     def add(self, event: Event) -> None:
         screen = self._screen

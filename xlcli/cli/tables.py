@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -24,6 +25,12 @@ PLACES = ("document", "line", "number", "byte", "word", "text", "base64", "pair"
 """Columns that are no scores."""
 
 
+def form_of(path: str, *, json: bool) -> str:
+    """The lines of a list: the suffix of its file, else JSON lines if those are asked for, else TSV."""
+    suffix = path.rpartition(".")[2]
+    return suffix if suffix in ("jsonl", "csv", "tsv") else "jsonl" if json else "tsv"
+
+
 class Table:
     """Lines of a list, one for each event but rows, whose columns precede those of the events after them.
 
@@ -32,14 +39,12 @@ class Table:
 
     Args:
         warn: Called once if a later row has other columns.
-        path: File of the list: JSON lines in .jsonl, CSV in .csv, else TSV.
-        json: JSON lines instead of TSV, unless in .tsv.
+        form: `jsonl`, `csv` or `tsv`.
         continued: An earlier process has written the header.
     """
 
-    def __init__(self, warn: Callable[[str], None], path: str, *, json: bool, continued: bool = False) -> None:
-        self.json = path.endswith(".jsonl") or (json and not path.endswith((".tsv", ".csv")))
-        self._dialect = "excel" if path.endswith(".csv") else "excel-tab"
+    def __init__(self, warn: Callable[[str], None], form: str, *, continued: bool = False) -> None:
+        self.json, self._dialect = form == "jsonl", "excel" if form == "csv" else "excel-tab"
         self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
         self._columns: list[str] = []
@@ -81,9 +86,9 @@ class Table:
 class Listing(FileSink):
     """Prints the lines of events of some classes, or writes them; a regular file only once the list is whole."""
 
-    def __init__(self, table: Table, path: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
-        super().__init__(path, lambda line: screen.print(line.decode("utf-8", "surrogateescape"), json=table.json))
-        self._table, self._screen, self._kinds = table, screen, kinds
+    def __init__(self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
+        super().__init__(path, lambda line: screen.print(line.decode("utf-8", "surrogateescape"), json=form == "jsonl"))
+        self._table, self._screen, self._kinds = Table(partial(screen.say, level="warning"), form), screen, kinds
 
     def add(self, event: Any) -> None:
         """Adds a line; `Done` puts the file in its place."""

@@ -17,7 +17,7 @@ from xlcli.cli.entry import discard_stdout
 from xlcli.cli.help import App
 from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
-from xlcli.cli.outputs import Sink
+from xlcli.cli.outputs import PICTURE, Sink
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import name_option_in_errors, user_settings
@@ -70,7 +70,9 @@ def train(
     preset: Preset = None,
     init: Init = None,
     tensorboard: Tensorboard = False,
-    plot: Annotated[str | None, plot_option("Output", "Plot the training curve at the end or when stopped")] = None,
+    plot: Annotated[
+        str | None, plot_option("Output", "Plot the training curve at the end or when stopped"), PICTURE
+    ] = None,
     dry_run: options.DryRun = False,
     **_: Any,
 ) -> int:
@@ -114,14 +116,13 @@ def train(
 
 def check_paths(context: typer.Context, text: TextConfig) -> list[str]:
     """The texts of a run, held-out ones last, if they exist, the plot can be written and TensorBoard is installed."""
-    paths, plot = context.params["paths"], context.params["plot"]
+    paths = context.params["paths"]
     if not paths:
         reason = "train needs a text: a file, a folder, or - for standard input."
         raise ConfigError(reason, "Type xlcli train corpus.txt.")
     texts = [*paths, *(part for part in (text.valid, text.test) if isinstance(part, str))]
     prologue.check_texts(texts, "xlcli train FILE --init {}")
-    if plot is not None:
-        prologue.check_files(context, paths, ["plot"])
+    prologue.check_files(context, paths)
     if context.params["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
     return texts

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import chain, groupby
@@ -215,13 +215,9 @@ class _Evaluation(NamedTuple):
                 yield Notice(remark)
             fields: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
-                yield from self._parts(run, scores, is_whole=is_whole)
-            if scores is not None and options.pairs and is_whole:
-                fields["pairs"] = figures.pair_shares(figures.pair_scores(text, scores.nats), options.by)
-            if scores is not None and options.score_field and options.by and is_whole:
-                fields |= figures.share_correct(
-                    [*figures.continuation_scores(text, scores.nats, options.by)], options.by
-                )
+                rows = [*figures.row_scores(text, scores.nats, options)] if options.by_row and is_whole else []
+                yield from self._parts(run, scores, rows, is_whole=is_whole)
+                fields |= figures.row_results(rows, options)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
             if scores is not None and exact is not None and is_whole:
@@ -231,14 +227,12 @@ class _Evaluation(NamedTuple):
             self.divided.pause()
         yield Score(**_facts(run, options, totals, batches.size, seconds), **fields)
 
-    def _parts(self, run: Pass, scores: TokenScores, *, is_whole: bool) -> Iterator[Scored | Done]:
-        """Tokens, words or pairs, if they are asked for, until stopped."""
+    def _parts(
+        self, run: Pass, scores: TokenScores, rows: Sequence[Scored], *, is_whole: bool
+    ) -> Iterator[Scored | Done]:
+        """Tokens, words or `rows` that are compared, if they are asked for, until stopped."""
         options, text = self.options, self.text
-        found: list[Iterator[Scored]] = []
-        if self.words and options.pairs and is_whole:
-            found.append(figures.pair_scores(text, scores.nats))
-        if self.words and options.score_field and is_whole:
-            found.append(figures.continuation_scores(text, scores.nats, options.by))
+        found: list[Iterable[Scored]] = [rows] if self.words else []
         if self.words and not options.by_row:
             search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
             by_line, with_tokens = options.each_line, self.per_token

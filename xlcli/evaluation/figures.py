@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xlcli.config import EvalConfig
 from xlcli.errors import DataError
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text, text_batches
 from xlcli.evaluation.text import TokenizedText, TokenScores
-from xlcli.events import ContextBin, ContinuationScore, PairScore, PairShare, Progress, ProgressMeter, Row
+from xlcli.events import ContextBin, ContinuationScore, PairScore, PairShare, Progress, ProgressMeter, Row, Scored
 from xlcli.metrics import LN2, bits_per, share_interval
 from xlcli.text.loaders import EvalLoader
 
@@ -73,14 +74,36 @@ def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None,
     return bits_per(float(rounded) - totals.nats, totals.bytes)
 
 
-def pair_scores(text: TokenizedText, nats: NDArray[Any]) -> Iterator[Row | PairScore]:
-    """The row of each pair, then the pair, given the surprisal of each token (n)."""
+def document_sums(text: TokenizedText, nats: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Bits of each document (d), and bytes and number of its scored tokens (d 2), given the surprisal of tokens (n)."""
+    scored = np.ones(len(nats), bool) if text.scored is None else text.scored
+    counts = np.column_stack((text.tokens.sizes(slice(None)) * scored, scored))
     bits = np.add.reduceat(nats, text.documents, dtype=np.float64) / LN2
-    sizes = np.diff(text.documents, append=len(nats))
-    for i, (_, fields) in enumerate(text.part.corpus.rows()):
-        if i % 2:
-            yield Row(i // 2 + 1, fields)
-            yield PairScore(i // 2 + 1, *bits[i - 1 : i + 1].tolist(), *sizes[i - 1 : i + 1].tolist())
+    return bits, np.add.reduceat(counts, text.documents, dtype=np.int64)
+
+
+def row_scores(text: TokenizedText, nats: NDArray[Any], options: EvalConfig) -> Iterator[Scored]:
+    """The row of each pair, or continuation, and its score, given the surprisal of each token (n)."""
+    rows, (bits, counts) = [fields for _, fields in text.part.corpus.rows()], document_sums(text, nats)
+    if options.pairs:
+        for i in range(1, len(rows), 2):
+            yield Row(i // 2 + 1, rows[i])
+            yield PairScore(i // 2 + 1, *bits[i - 1 : i + 1].tolist(), *counts[i - 1 : i + 1, 1].tolist())
+        return
+    values, lowest = np.column_stack((bits, bits / counts[:, 0])), np.full((len(rows), 2), np.inf)
+    _, groups = np.unique([str(fields.get(options.by or "")) for fields in rows], return_inverse=True)
+    np.minimum.at(lowest, groups, values)
+    best = np.full((len(rows), 2), None) if options.by is None else values == lowest[groups]
+    for i, fields in enumerate(rows):
+        yield Row(i + 1, fields)
+        yield ContinuationScore(i + 1, *values[i].tolist(), *counts[i].tolist(), *best[i].tolist())
+
+
+def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:
+    """Fields of `Score` that rows and their scores make: `pairs`, `correct`, `correct_per_byte`."""
+    if options.pairs:
+        return {"pairs": pair_shares(scores, options.by)}
+    return share_correct(scores, options.by) if options.by and scores else {}
 
 
 def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[PairShare, ...]:
@@ -101,22 +124,6 @@ def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[Pair
         PairShare(group, n, won / n, *share_interval(won / n, n), per_token / n)
         for group, (n, won, per_token) in wins.items()
     )
-
-
-def continuation_scores(text: TokenizedText, nats: NDArray[Any], by: str | None) -> Iterator[Row | ContinuationScore]:
-    """Each row, then its continuation, given the surprisal of each token (n); `by` groups rows."""
-    assert text.scored is not None
-    rows = [fields for _, fields in text.part.corpus.rows()]
-    bits = np.add.reduceat(nats, text.documents, dtype=np.float64) / LN2
-    counts = np.column_stack((text.tokens.sizes(slice(None)) * text.scored, text.scored))
-    counts = np.add.reduceat(counts, text.documents, dtype=np.int64)
-    values, lowest = np.column_stack((bits, bits / counts[:, 0])), np.full((len(rows), 2), np.inf)
-    _, groups = np.unique([str(fields.get(by or "")) for fields in rows], return_inverse=True)
-    np.minimum.at(lowest, groups, values)
-    best = np.full((len(rows), 2), None) if by is None else values == lowest[groups]
-    for i, fields in enumerate(rows):
-        yield Row(i + 1, fields)
-        yield ContinuationScore(i + 1, *values[i].tolist(), *counts[i].tolist(), *best[i].tolist())
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:

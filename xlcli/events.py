@@ -300,7 +300,8 @@ class PairScore(Event):
 class PairShare:
     """Share of the `pairs` of a group (None: all) whose first text is more probable, with its 95 % interval.
 
-    `share_per_token` compares means per token. Equal texts count half.
+    `share_per_token` compares means per token. Equal texts count half. `signs`, not in JSON, are 1 for each pair whose
+    first text is more probable, -1 if the second one is, else 0.
     """
 
     group: str | None
@@ -309,6 +310,49 @@ class PairShare:
     low: float
     high: float
     share_per_token: float
+    signs: tuple[int, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Bits per byte of several documents with 95 % intervals (`xlcli.evaluation.spread`), or a difference of them.
+
+    `bits_per_byte` is that of the whole text, `document_mean` the mean over documents, however long each is.
+    """
+
+    documents: int
+    resamples: int
+    bits_per_byte: float
+    bits_per_byte_low: float
+    bits_per_byte_high: float
+    document_mean: float
+    document_mean_low: float
+    document_mean_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Discordance:
+    """Pairs of a group (None: all) in which only one of two models gives the first text the higher probability.
+
+    In the others both do, or none, or texts are equal. `p` is of the exact test of McNemar, two-sided.
+    """
+
+    group: str | None
+    only_model: int
+    only_other: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An evaluation less another one of the same text: the spread of the difference, or pairs that they disagree on."""
+
+    model: str
+    mem_len: int
+    other: str
+    other_mem_len: int
+    spread: Spread | None = None
+    pairs: tuple[Discordance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +408,8 @@ class Score(Event):
     `pairs` has the results of all pairs of texts and of each group, if pairs were compared. `correct` is the share of
     groups of continuations whose most probable one is correct, if rows say which one is; `correct_per_byte` compares
     means per byte.
+    `spread` is that over documents, if there are several that are neither pairs nor groups. `sums`, not in JSON, is an
+    array of their bits and bytes (d 2), from which it comes.
     """
 
     model: str
@@ -406,6 +452,8 @@ class Score(Event):
     pairs: tuple[PairShare, ...] = ()
     correct: float | None = None
     correct_per_byte: float | None = None
+    spread: Spread | None = None
+    sums: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

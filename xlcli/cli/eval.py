@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,27 +18,29 @@ from xlcli.cli import options, prologue, report
 from xlcli.cli.help import App
 from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
-from xlcli.cli.outputs import PICTURE, Kept, Sink
+from xlcli.cli.outputs import PICTURE, Kept, Sink, write_output
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import JoinedListing, Listing, form_of
+from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
 from xlcli.config import Config, EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, Scored, TokenScore, WordScore
 from xlcli.files import cache_folder, is_pipe, read_json
 from xlcli.ranks import Ranks, join
-from xlcli.store.layout import HELD_OUT, TOKENIZER, read_config
+from xlcli.store.layout import HELD_OUT, TOKENIZER, read_config, read_record
 
 
 class Run(NamedTuple):
     """What outputs know of an evaluation: names of the models, the shape of the first one, and how to print.
 
-    `n_rows` is the number of models and memory lengths of a table; 0 for one score.
+    `seeds` are groups of models that differ in their seeds only. `n_rows` is the number of models and memory lengths of
+    a table; 0 for one score.
     """
 
     names: Sequence[str]
+    seeds: Sequence[Sequence[str]]
     shape: ModelConfig
     n_rows: int
     screen: Screen
@@ -95,6 +98,22 @@ def plot_scores(path: str, run: Run) -> Sink:
     return Kept(Score, draw)
 
 
+def write_table(path: str, run: Run) -> Sink:
+    """The table of the report, unless the evaluation was stopped."""
+
+    def write(scores: list[Score]) -> None:
+        if run.stop():
+            run.screen.not_written(path)
+            return
+        text = csv_text([row for score in scores for row in report.score_rows(score)])
+        if path == "-":
+            run.screen.print(text)
+        else:
+            write_output(Path(path), [text.encode("utf-8", "surrogateescape")])
+
+    return Kept(Score, write)
+
+
 class ScorePage(Sink):
     """The page of a text."""
 
@@ -126,6 +145,7 @@ class ScorePage(Sink):
 
 PER_TOKEN = option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
 WORDS = option("Results", "--words FILE.tsv", "Write the bits of each word, or of each row; JSON lines if in .jsonl.")
+CSV = option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length.")
 PLOT = plot_option("Results", "Plot loss by context length")
 OUTPUTS: Mapping[str, Output] = {
     "per_token": Output(
@@ -148,6 +168,7 @@ OUTPUTS: Mapping[str, Output] = {
         asks="per_token",
         check=partial(check_single, "--html"),
     ),
+    "csv": Output(Annotated[str | None, CSV, re.compile(rb"model,(position|mem_len),")], write_table),
     "plot": Output(Annotated[str | None, PLOT, PICTURE], plot_scores, excludes=["stride", "adapt", "context_cache"]),
 }
 """The outputs beside the report, by their parameters, in the order of their ends."""
@@ -200,7 +221,8 @@ def evaluate(
         asked = {argument: True for name in given if (argument := OUTPUTS[name].asks) is not None}
         events = score_all(folders, texts, config, screen, ranks, stop, asked)
         n_rows = len(folders) * len(settings.sweep) * (len(folders) > 1 or bool(settings.sweep_mem_len))
-        run = Run(names_of(folders), settings.shape(read_config(folders[0]).model), n_rows, screen, stop)
+        shape = settings.shape(read_config(folders[0]).model)
+        run = Run(names_of(folders), seeds_of(folders), shape, n_rows, screen, stop)
         screen.drive(events, *(sinks_of(given, run) if ranks.is_first else ()))
         return stop.exit_code
 
@@ -267,18 +289,36 @@ def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: 
     prologue.print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
+def seeds_of(folders: Sequence[Path]) -> list[list[str]]:
+    """Names of models that were trained with the same settings on the same text, but with different seeds."""
+    groups = defaultdict[str, dict[int, str]](dict)
+    for folder, name in zip(folders, names_of(folders), strict=True):
+        record = read_record(folder)
+        if (seed := record.get("runtime", {}).get("seed")) is not None:
+            about = [read_config(folder).model_dump(mode="json"), *map(record.get, ("corpus_sha256", "train", "init"))]
+            groups[report.to_json(about)].setdefault(seed, name)
+    return [list(group.values()) for group in groups.values() if len(group) > 1]
+
+
 def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
-    """Prints at least one score as text or JSON, or as text `to_stderr`."""
-    screen = run.screen
+    """Prints at least one score as text or JSON, or as text `to_stderr`, and what their comparison says."""
+    from xlcli.evaluation.spread import compare
+
+    screen, lengths = run.screen, dict.fromkeys(score.mem_len for score in scores)
+    comparisons = [compare(score, scores[0]) for score in scores[1:]]
+    groups = [[s for s in scores if s.model in names and s.mem_len == n] for names in run.seeds for n in lengths]
+    seeds = [report.over_seeds(group) for group in groups if len(group) > 1]
     if screen.json and not to_stderr:
         objects = [report.score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != run.n_rows
-        screen.object({"sweep": objects, "partial": is_partial} if run.n_rows else objects[0])
+        compared = {"comparisons": [*filter(None, comparisons)], "seeds": seeds}
+        screen.object({"sweep": objects, "partial": is_partial, **compared} if run.n_rows else objects[0])
     else:
         if any(score.pairs for score in scores):
-            text = report.pairs_text(scores, run.shape, screen.columns)
+            text = report.pairs_text(scores, run.shape, screen.columns, comparisons)
         elif run.n_rows and not scores[0].partial:
-            text = report.sweep_text(scores, run.n_rows, screen.columns)
+            text = report.sweep_text(scores, run.n_rows, screen.columns, seeds)
         else:
             text = report.score_table(scores[0], run.shape)
+        text += report.spread_text(scores, comparisons, screen.columns)
         (screen.say if to_stderr else screen.report)(text)

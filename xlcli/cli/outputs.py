@@ -55,6 +55,8 @@ def check_outputs(
         if head is PAGE and name == "-":
             raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
         if name == "-":
+            if (earlier := places.setdefault(Path(name), option)) != option:
+                raise ConfigError(f"{option} - is also the output of {earlier}.", f"{_OTHER}.")
             continue
         path = Path(name)
         try:

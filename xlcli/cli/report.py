@@ -8,8 +8,9 @@ import json
 import math
 import operator
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from xlcli import events
@@ -251,38 +252,107 @@ def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
     return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", optional(context.margin, ".4f") or "-"
 
 
-def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None = None) -> str:
-    """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for."""
+FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "bits/byte": ("bits_per_byte", lambda value: _decimals(value, 4)),
+    "perplexity": ("perplexity", lambda value: _decimals(value, 3)),
+    "tokens/s": ("tokens_per_second", amount),
+    "correct": ("correct", lambda value: _decimals(value, 3)),
+    "rounding": ("rounding_cost", _signed),
+    "mean steps": ("mean_steps", lambda value: _decimals(value, 2)),
+}
+"""Figures of a table of evaluations: heading, field of `Score`, style."""
+SPREAD = {
+    "bits_per_byte": "bits/byte",
+    "bits_per_byte_low": "from",
+    "bits_per_byte_high": "to",
+    "document_mean": "mean",
+    "document_mean_low": "from",
+    "document_mean_high": "to",
+}
+"""Figures of a table of intervals: field of `Spread`, heading."""
+
+
+def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
+    """Mean and standard deviation (n - 1) of the figures of models whose training differs in its seed only."""
+    values = {key: [getattr(score, key) for score in scores] for key, _ in FIGURES.values()}
+    known = {key: found for key, found in values.items() if None not in found and max(found) < math.inf}
+    mean, sd = ({key: of(found) for key, found in known.items()} for of in (fmean, stdev))
+    return {"models": [score.model for score in scores], "mem_len": scores[0].mem_len, "mean": mean, "sd": sd}
+
+
+def sweep_text(
+    scores: Sequence[events.Score], n_scores: int, width: int | None = None, seeds: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for.
+
+    `seeds` are results of `over_seeds`.
+    """
     first = scores[0]
     n_models = len({score.model for score in scores})
-    title, columns = first.model, dict[str, list[str]]()
-    if n_models > 1:
-        title = f"{n_models} models"
-        columns["model"] = [score.model + " (unfinished)" * (not score.finished) for score in scores]
-        columns["position"] = [score.position for score in scores]
-        columns["attention"] = [score.attention for score in scores]
-        columns["params"] = [amount(score.parameters) for score in scores]
-    columns["memory"] = [str(score.mem_len) for score in scores]
-    columns["bits/byte"] = [f"{score.bits_per_byte:.4f}" for score in scores]
-    if n_models == 1:
-        columns["perplexity"] = [f"{score.perplexity:.3f}" for score in scores]
-    columns["tokens/s"] = [amount(score.tokens_per_second) for score in scores]
-    columns["correct"] = [_decimals(score.correct, 3) for score in scores]
-    columns["rounding"] = [_signed(score.rounding_cost) for score in scores]
-    columns["mean steps"] = [_decimals(score.mean_steps, 2) for score in scores]
-    names = [name for name, cells in columns.items() if any(cells)]
-    rows = zip(*(columns[name] for name in names), strict=True)
+    title = f"{n_models} models" if n_models > 1 else first.model
+    rows = [
+        [
+            score.model + " (unfinished)" * (not score.finished),
+            score.position,
+            score.attention,
+            amount(score.parameters),
+            str(score.mem_len),
+            *(style(getattr(score, key)) for key, style in FIGURES.values()),
+        ]
+        for score in scores
+    ]
+    for each in seeds:
+        for name, key in ((f"mean of {len(each['models'])} seeds", "mean"), ("standard deviation", "sd")):
+            cells = (style(each[key].get(figure)) for figure, style in FIGURES.values())
+            rows.append([name, "", "", "", str(each["mem_len"]), *cells])
+    heading = ["model", "position", "attention", "params", "memory", *FIGURES]
+    left_out = {"perplexity"} if n_models > 1 else {*heading[:4]}
+    kept = [i for i, name in enumerate(heading) if name not in left_out and any(row[i] for row in rows)]
     stopped = f", PARTIAL: {len(scores)} of {n_scores} evaluations" * (len(scores) < n_scores)
     dtypes = rounding(first.weight_dtype, first.memory_dtype)
     about = f"{title} on {first.file}, span {first.span}{dtypes}{stopped}\n\n"
-    left = range(names.index("memory") or 1)
-    return about + table([names, *rows], width, left=left)
+    shown = [[row[i] for i in kept] for row in (heading, *rows)]
+    return about + table(shown, width, left=range(kept.index(4) or 1))
 
 
-def pairs_text(scores: Sequence[events.Score], shape: ModelConfig, width: int | None = None) -> str:
-    """Shares of pairs by group, of one model of this shape with intervals, or of several in columns."""
+def spread_text(
+    scores: Sequence[events.Score], comparisons: Sequence[events.Comparison | None], width: int | None = None
+) -> str:
+    """Table of intervals over documents, of scores and of the differences of all to the first one.
+
+    Empty for a single document.
+    """
+    names, first = _labels(scores), scores[0].spread
+    rows = [(name, score.spread, ".4f") for name, score in zip(names, scores, strict=True)]
+    compared = zip(names[1:], comparisons, strict=True)
+    rows += [(f"{name} - {names[0]}", each.spread, "+.4f") for name, each in compared if each is not None]
+    cells = [(name, *(format(getattr(of, key), style) for key in SPREAD)) for name, of, style in rows if of]
+    if first is None:
+        return ""
+    unit = "lines" if scores[0].each_line else "documents"
+    about = f"95 % intervals: bootstrap over {first.documents:,} {unit}, {first.resamples:,} resamples"
+    return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *cells], width)}"
+
+
+def _labels(scores: Sequence[events.Score]) -> list[str]:
+    """Names of evaluations: their models, and memory lengths if there are several of a model."""
+    is_sweep = len({score.model for score in scores}) < len(scores)
+    return [score.model + f" {score.mem_len}" * is_sweep for score in scores]
+
+
+def pairs_text(
+    scores: Sequence[events.Score],
+    shape: ModelConfig,
+    width: int | None = None,
+    comparisons: Sequence[events.Comparison | None] = (),
+) -> str:
+    """Shares of pairs by group, of one model of this shape with intervals, or of several in columns.
+
+    Of two, also the pairs that one of them alone gets right.
+    """
     first = scores[0]
     kept = context(shape, first.mem_len, first.segment_len, first.stride)
+    meaning = f"Share of pairs whose first text is more probable, in {first.file}\n"
     rows = [["all" if pair.group is None else pair.group, str(pair.pairs)] for pair in first.pairs]
     if len(scores) == 1:
         heading, about = ["share", "95 %", "per token"], f"{first.model}; {kept}\n"
@@ -291,13 +361,24 @@ def pairs_text(scores: Sequence[events.Score], shape: ModelConfig, width: int | 
             for pair in first.pairs
         ]
     else:
-        is_sweep, about = len({score.model for score in scores}) < len(scores), ""
-        heading = [score.model + f" {score.mem_len}" * is_sweep for score in scores]
+        heading, about = _labels(scores), ""
         columns = [[f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(rows) for score in scores]
+        if len(scores) == 2 and (compared := next(iter(comparisons), None)):
+            heading += [*(f"only {name}" for name in heading), "p"]
+            found = [(str(each.only_other), str(each.only_model), f"{each.p:.2g}") for each in compared.pairs]
+            columns += map(list, zip(*found, strict=True))
+            meaning += "only: pairs in which one of them alone prefers the first text; p: exact McNemar test\n"
         cells = [list(row) for row in zip(*columns, strict=True)]
     heading, rows = ["group", "pairs", *heading], [row + more for row, more in zip(rows, cells, strict=True)]
-    meaning = f"Share of pairs whose first text is more probable, in {first.file}\n\n"
-    return about + meaning + table([heading, *rows], width)
+    return f"{about}{meaning}\n{table([heading, *rows], width)}"
+
+
+def score_rows(score: events.Score) -> list[dict[str, Any]]:
+    """Rows of a table of all figures: one, or one for each group of pairs."""
+    if score.pairs:
+        return [{"model": score.model, "mem_len": score.mem_len, **fields(pair)} for pair in score.pairs]
+    spread = {key: getattr(score.spread, key, None) for key in SPREAD if key != "bits_per_byte"}
+    return [fields(score, "by_context", "pairs", "spread") | spread]
 
 
 class Shown(NamedTuple):
@@ -353,8 +434,8 @@ def _plain(value: Any) -> Any:
 
 
 def fields(event: Any, *without: str) -> dict[str, Any]:
-    """Name and value of each attribute of a dataclass, but for some."""
-    names = (field.name for field in dataclasses.fields(event) if field.name not in without)
+    """Name and value of each attribute of a dataclass, but for some, and for those that its text leaves out, too."""
+    names = (field.name for field in dataclasses.fields(event) if field.name not in without and field.repr)
     return {name: getattr(event, name) for name in names}
 
 

@@ -146,6 +146,15 @@ class JoinedListing(Listing):
             self.write(self._table.row(rows[0], joined).encode("utf-8", "surrogateescape"))
 
 
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table in CSV whose columns are the keys of the first row; numbers are not rounded."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(rows[0])
+    table.writerows([_cell(row[name]) for name in rows[0]] for row in rows)
+    return text.getvalue()
+
+
 def _own(event: Scored) -> dict[str, Any]:
     """The columns of an event."""
     if isinstance(event, TokenScore):

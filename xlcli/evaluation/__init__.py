@@ -36,6 +36,7 @@ from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
+from xlcli.evaluation.spread import spread
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
@@ -197,7 +198,7 @@ class _Evaluation(NamedTuple):
         """
         options, text, started = self.options, self.text, time.perf_counter()
         with ExitStack() as files:
-            is_kept = self.per_token or self.words or exact is not None or options.by_row
+            is_kept = self.per_token or self.words or exact is not None or run.lengths.by_document or options.by_row
             scores = TokenScores(len(text.tokens), self.predictions, files) if is_kept else None
             sums, meter = ContextSums(batches.longest), ProgressMeter(stage, len(text.tokens), "tokens")
             totals = yield from score_text(run, batches, sums, meter, scores)
@@ -218,6 +219,9 @@ class _Evaluation(NamedTuple):
                 rows = [*figures.row_scores(text, scores.nats, options)] if options.by_row and is_whole else []
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
+                if run.lengths.by_document and is_whole and not (options.pairs or options.by):
+                    documents = figures.document_sums(text, scores.nats)[:, :2]
+                    fields |= {"spread": spread(documents), "sums": documents}
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
             if scores is not None and exact is not None and is_whole:

@@ -74,17 +74,18 @@ def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None,
     return bits_per(float(rounded) - totals.nats, totals.bytes)
 
 
-def document_sums(text: TokenizedText, nats: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Bits of each document (d), and bytes and number of its scored tokens (d 2), given the surprisal of tokens (n)."""
+def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64]:
+    """Bits, bytes and number of the scored tokens of each document (d 3), given the surprisal of all tokens (n)."""
     scored = np.ones(len(nats), bool) if text.scored is None else text.scored
-    counts = np.column_stack((text.tokens.sizes(slice(None)) * scored, scored))
-    bits = np.add.reduceat(nats, text.documents, dtype=np.float64) / LN2
-    return bits, np.add.reduceat(counts, text.documents, dtype=np.int64)
+    columns = (nats, text.tokens.sizes(slice(None)) * scored, scored)
+    sums = [np.add.reduceat(column, text.documents, dtype=np.float64) for column in columns]
+    return np.column_stack((sums[0] / LN2, *sums[1:]))
 
 
 def row_scores(text: TokenizedText, nats: NDArray[Any], options: EvalConfig) -> Iterator[Scored]:
     """The row of each pair, or continuation, and its score, given the surprisal of each token (n)."""
-    rows, (bits, counts) = [fields for _, fields in text.part.corpus.rows()], document_sums(text, nats)
+    rows, sums = [fields for _, fields in text.part.corpus.rows()], document_sums(text, nats)
+    bits, counts = sums[:, 0], sums[:, 1:].astype(np.int64)
     if options.pairs:
         for i in range(1, len(rows), 2):
             yield Row(i // 2 + 1, rows[i])
@@ -108,22 +109,23 @@ def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:
 
 def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[PairShare, ...]:
     """Results of all pairs and, if rows are grouped by a key, of each group."""
-    wins: dict[str | None, tuple[int, float, float]] = {}
+    signs = defaultdict[str | None, list[tuple[int, int]]](list)
     groups: list[str | None] = [None]
     for each in scores:
         if isinstance(each, Row):
             groups[1:] = [] if by is None else [str(each.fields[by])]
             continue
         first, second = each.first_bits, each.second_bits
-        won = (1.0 + float(np.sign(second - first))) / 2
-        won_per_token = (1.0 + float(np.sign(second / each.second_tokens - first / each.first_tokens))) / 2
+        per_token = int(np.sign(second / each.second_tokens - first / each.first_tokens))
         for group in groups:
-            n, total, per_token = wins.get(group, (0, 0.0, 0.0))
-            wins[group] = n + 1, total + won, per_token + won_per_token
-    return tuple(
-        PairShare(group, n, won / n, *share_interval(won / n, n), per_token / n)
-        for group, (n, won, per_token) in wins.items()
-    )
+            signs[group].append((int(np.sign(second - first)), per_token))
+    return tuple(_pair_share(group, *zip(*found, strict=True)) for group, found in signs.items())
+
+
+def _pair_share(group: str | None, signs: tuple[int, ...], per_token: tuple[int, ...]) -> PairShare:
+    n = len(signs)
+    share, share_per_token = ((n + sum(each)) / 2 / n for each in (signs, per_token))
+    return PairShare(group, n, share, *share_interval(share, n), share_per_token, signs)
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:

@@ -36,7 +36,7 @@ from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
-from xlcli.evaluation.spread import spread
+from xlcli.evaluation.spread import spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
@@ -221,7 +221,7 @@ class _Evaluation(NamedTuple):
                 fields |= figures.row_results(rows, options)
                 if run.lengths.by_document and is_whole and not (options.pairs or options.by):
                     documents = figures.document_sums(text, scores.nats)[:, :2]
-                    fields |= {"spread": spread(documents), "sums": documents}
+                    fields |= {"spread": spread_of(documents), "sums": documents}
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
             if scores is not None and exact is not None and is_whole:

@@ -17,38 +17,42 @@ from numpy.typing import NDArray
 from xlcli.events import Comparison, Discordance, PairShare, Score, Spread
 from xlcli.metrics import LN2
 
-RESAMPLES = 10_000
-FEWEST_RESAMPLES, MOST_DRAWS = 1_000, 10**8
-"""Of very many documents there are fewer resamples, in which no more documents are drawn, but at least so many."""
+RESAMPLES, MOST_UNITS = 10_000, 2_000
+"""Number of resamples, and of units that are drawn: documents, or random groups of them if there are more."""
 BLOCK = 2**20
-"""Number of documents that are drawn at a time."""
+"""Number of units that are drawn at a time."""
 
 
-def spread(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
+def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
     """Spread of an evaluation, given bits and bytes of each document (d 2), or of its difference to another one."""
-    columns = [column for each in (sums, less) if each is not None for column in (*each.T, each[:, 0] / each[:, 1])]
-    n = len(sums)
-    n_resamples = max(FEWEST_RESAMPLES, min(RESAMPLES, MOST_DRAWS // n))
-    totals = np.vstack((np.sum(columns, axis=1), resampled(columns, n_resamples)))
-    means = _means(totals[:, :3], n) - (0.0 if less is None else _means(totals[:, 3:], n))
-    (low, document_low), (high, document_high) = np.quantile(means[1:], (0.025, 0.975), axis=0).tolist()
-    bits_per_byte, document_mean = means[0].tolist()
-    return Spread(n, n_resamples, bits_per_byte, low, high, document_mean, document_low, document_high)
+    units = np.hstack([_units(each) for each in (sums, less) if each is not None])
+    totals = np.vstack((units.sum(0), resampled(units)))
+    means = _means(totals[:, :4]) - (0.0 if less is None else _means(totals[:, 4:]))
+    (low, mean_low), (high, mean_high) = np.quantile(means[1:], (0.025, 0.975), axis=0).tolist()
+    bits_per_byte, mean = means[0].tolist()
+    return Spread(len(sums), RESAMPLES, bits_per_byte, low, high, mean, mean_low, mean_high)
 
 
-def resampled(columns: list[NDArray[Any]], n_resamples: int) -> NDArray[np.float64]:
-    """Sums (r k) of k columns (d) over resamples of the documents, which depend on the number of documents only."""
-    n, random = len(columns[0]), np.random.default_rng(0)
-    rows, parts = max(1, BLOCK // n), []
-    for start in range(0, n_resamples, rows):
-        drawn = random.integers(n, size=(min(rows, n_resamples - start), n))
-        parts.append(np.stack([column[drawn].sum(1) for column in columns], 1))
+def resampled(units: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums (r k) of the columns of units (u k) over resamples, which depend on the number of units only."""
+    n, random, parts = len(units), np.random.default_rng(0), []
+    for start in range(0, RESAMPLES, rows := max(1, BLOCK // n)):
+        drawn = random.integers(n, size=(min(rows, RESAMPLES - start), n))
+        parts.append(np.stack([column[drawn].sum(1) for column in np.ascontiguousarray(units.T)], 1))
     return np.concatenate(parts)
 
 
-def _means(sums: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Bits per byte of the text and their mean over documents (r 2), given sums of bits, bytes, bits per byte (r 3)."""
-    return np.stack((sums[:, 0] / sums[:, 1], sums[:, 2] / n), 1)
+def _units(sums: NDArray[Any]) -> NDArray[np.float64]:
+    """Sums of bits, bytes, bits per byte and documents (u 4) of each unit, which are the same for any values."""
+    n, n_units = len(sums), min(len(sums), MOST_UNITS)
+    documents = np.column_stack((sums, sums[:, 0] / sums[:, 1], np.ones(n)))
+    order = np.random.default_rng(0).permutation(n)
+    return np.add.reduceat(documents[order], np.arange(n_units) * n // n_units, axis=0, dtype=np.float64)
+
+
+def _means(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bits per byte of the text, and their mean over documents (r 2), given sums as of units (r 4)."""
+    return sums[:, ::2] / sums[:, 1::2]
 
 
 def compare(score: Score, other: Score) -> Comparison | None:
@@ -58,7 +62,7 @@ def compare(score: Score, other: Score) -> Comparison | None:
         return Comparison(*names, pairs=tuple(map(discordance, score.pairs, other.pairs)))
     if score.sums is None or other.sums is None or len(score.sums) != len(other.sums):
         return None
-    return Comparison(*names, spread=spread(score.sums, other.sums))
+    return Comparison(*names, spread=spread_of(score.sums, other.sums))
 
 
 def discordance(pairs: PairShare, other: PairShare) -> Discordance:

@@ -347,10 +347,6 @@ class Discordance:
 class Comparison:
     """An evaluation less another one of the same text: the spread of the difference, or pairs that they disagree on."""
 
-    model: str
-    mem_len: int
-    other: str
-    other_mem_len: int
     spread: Spread | None = None
     pairs: tuple[Discordance, ...] = ()
 

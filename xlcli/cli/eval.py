@@ -54,6 +54,7 @@ class Output(NamedTuple):
         option: Type of the option.
         sink: Makes the sink of this file.
         excludes: Other options and settings without which it is made.
+        serves: Settings that need this output, or another one that serves them.
         asks: What it takes beside scores: an argument of `xlcli.evaluation.evaluate`.
         check: Refuses the folders of models that it cannot compare.
     """
@@ -61,6 +62,7 @@ class Output(NamedTuple):
     option: Any
     sink: Callable[[str, Run], Sink]
     excludes: Sequence[str] = ()
+    serves: Sequence[str] = ()
     asks: str | None = None
     check: Callable[[Sequence[Path]], None] = lambda _: None
 
@@ -152,6 +154,7 @@ OUTPUTS: Mapping[str, Output] = {
         Annotated[str | None, PER_TOKEN, re.compile(rb'\{.*"line": \d+, "byte": -?\d+, "text": "')],
         partial(list_scores, form="jsonl", kinds=(Row, TokenScore)),
         excludes=["words", "score_field", "sweep_mem_len"],
+        serves=["columns"],
         asks="per_token",
         check=check_vocabulary,
     ),
@@ -159,6 +162,7 @@ OUTPUTS: Mapping[str, Output] = {
         Annotated[str | None, WORDS, re.compile(rb".*\b(naive_bits|second_tokens|best_per_byte)")],
         partial(list_scores, kinds=(Row, WordScore, PairScore, ContinuationScore)),
         excludes=["sweep_mem_len"],
+        serves=["columns", "split_punctuation"],
         asks="words",
     ),
     "html": Output(
@@ -192,11 +196,11 @@ def evaluate(
     **_: Any,
 ) -> int:
     """Scores a text."""
-    config, screen = prologue.begin(
-        context,
-        needs={"by": ["pairs|score_field"], "columns": ["per_token|words"], "split_punctuation": ["words"]},
-        excludes={name: output.excludes for name, output in OUTPUTS.items()},
-    )
+    needs = {"by": ["pairs|score_field"]}
+    for setting in {setting: None for output in OUTPUTS.values() for setting in output.serves}:
+        needs[setting] = ["|".join(name for name, output in OUTPUTS.items() if setting in output.serves)]
+    excludes = {name: output.excludes for name, output in OUTPUTS.items()}
+    config, screen = prologue.begin(context, needs, excludes)
     settings, texts = config.eval, files or []
     given = {name: path for name in OUTPUTS if (path := context.params[name]) is not None}
     prologue.check_texts(texts, "xlcli eval -m {}")
@@ -311,8 +315,8 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
     if screen.json and not to_stderr:
         objects = [report.score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != run.n_rows
-        compared = {"comparisons": [*filter(None, comparisons)], "seeds": seeds}
-        screen.object({"sweep": objects, "partial": is_partial, **compared} if run.n_rows else objects[0])
+        tree = {"sweep": objects, "partial": is_partial, "comparisons": comparisons, "seeds": seeds}
+        screen.object(tree if run.n_rows else objects[0])
     else:
         if any(score.pairs for score in scores):
             text = report.pairs_text(scores, run.shape, screen.columns, comparisons)

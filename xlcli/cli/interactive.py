@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.prompts import Samples
@@ -25,23 +26,19 @@ LONGEST_LINE = 2**20
 """Maximum number of bytes of a line of standard input."""
 
 
+@dataclass
 class Conversation:
     """Continues lines, one after the other, each after all that was read and generated before.
 
     `seed` is for the first answer; the others continue its generator.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        settings: GenerateConfig,
-        runtime: Runtime,
-        screen: Screen,
-        seed: int | None,
-        session: SessionState | None,
-    ) -> None:
-        self.model, self.settings, self.runtime, self.screen = model, settings, runtime, screen
-        self.seed, self.session = seed, session
+    model: LoadedModel
+    settings: GenerateConfig
+    runtime: Runtime
+    screen: Screen
+    seed: int | None
+    session: SessionState | None
 
     def run(self, first: bytes | None, save: SaveState | None) -> int:
         """Continues `first` and the lines of standard input until it ends; returns the exit code.

@@ -57,12 +57,11 @@ def _means(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def compare(score: Score, other: Score) -> Comparison | None:
     """A score less another one of the same documents or pairs; None if they are others, or if it is a single one."""
-    names = (score.model, score.mem_len, other.model, other.mem_len)
     if score.pairs and other.pairs:
-        return Comparison(*names, pairs=tuple(map(discordance, score.pairs, other.pairs)))
+        return Comparison(pairs=tuple(map(discordance, score.pairs, other.pairs)))
     if score.sums is None or other.sums is None or len(score.sums) != len(other.sums):
         return None
-    return Comparison(*names, spread=spread_of(score.sums, other.sums))
+    return Comparison(spread=spread_of(score.sums, other.sums))
 
 
 def discordance(pairs: PairShare, other: PairShare) -> Discordance:

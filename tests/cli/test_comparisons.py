@@ -89,6 +89,12 @@ def test_models_that_differ_in_their_seeds_have_a_mean(run):
     *_, mean, sd = lines(run("eval", "corpus.txt", *models))
     assert [*mean[:4], mean[5]] == ["mean", "of", "3", "seeds", f"{fmean(bits):.4f}"]
     assert [*sd[:2], sd[3]] == ["standard", "deviation", f"{stdev(bits):.4f}"]
+    Path("rows.tsv").write_text("text\tother\nThe dog sat.\tA dog\nA fox, lazy\tThe fox and\nIt went in.\tI\n")
+    pairs = ("eval", "rows.tsv", "--pairs", "text,other", *models)
+    shares = [score["pairs"][0]["share"] for score in json.loads(run(*pairs, "--json").out)["sweep"]]
+    *_, heading, row = lines(run(*pairs))
+    assert heading == ["group", "pairs", *"abcd", "mean", "SD"]
+    assert row[2:] == [f"{value:.3f}" for value in (*shares, fmean(shares[:3]), stdev(shares[:3]))]
     record = json.loads(Path("models/b/record.json").read_text())
     record["runtime"]["seed"] = 3  # of a copy of c
     write_record(Path("models/b"), record)

@@ -319,7 +319,7 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
         screen.object(tree if run.n_rows else objects[0])
     else:
         if any(score.pairs for score in scores):
-            text = report.pairs_text(scores, run.shape, screen.columns, comparisons)
+            text = report.pairs_text(scores, run.shape, screen.columns, comparisons, seeds)
         elif run.n_rows and not scores[0].partial:
             text = report.sweep_text(scores, run.n_rows, screen.columns, seeds)
         else:

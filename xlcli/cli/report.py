@@ -345,10 +345,11 @@ def pairs_text(
     shape: ModelConfig,
     width: int | None = None,
     comparisons: Sequence[events.Comparison | None] = (),
+    seeds: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Shares of pairs by group, of one model of this shape with intervals, or of several in columns.
 
-    Of two, also the pairs that one of them alone gets right.
+    Of two, also the pairs that one of them alone gets right. `seeds` are results of `over_seeds`.
     """
     first = scores[0]
     kept = context(shape, first.mem_len, first.segment_len, first.stride)
@@ -361,10 +362,15 @@ def pairs_text(
             for pair in first.pairs
         ]
     else:
-        heading, about = _labels(scores), ""
+        names, about = _labels(scores), ""
+        heading = names + ["mean", "SD"] * len(seeds)
         columns = [[f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(rows) for score in scores]
+        for each in seeds:
+            own = [score for score in scores if score.model in each["models"] and score.mem_len == each["mem_len"]]
+            shares = [*zip(*([pair.share for pair in score.pairs] for score in own), strict=True)]
+            columns += [[f"{of(group):.3f}" for group in shares] for of in (fmean, stdev)]
         if len(scores) == 2 and (compared := next(iter(comparisons), None)):
-            heading += [*(f"only {name}" for name in heading), "p"]
+            heading += [*(f"only {name}" for name in names), "p"]
             found = [(str(each.only_other), str(each.only_model), f"{each.p:.2g}") for each in compared.pairs]
             columns += map(list, zip(*found, strict=True))
             meaning += "only: pairs in which one of them alone prefers the first text; p: exact McNemar test\n"

@@ -297,10 +297,10 @@ def seeds_of(folders: Sequence[Path]) -> list[list[str]]:
     """Names of models that were trained with the same settings on the same text, but with different seeds."""
     groups = defaultdict[str, dict[int, str]](dict)
     for folder, name in zip(folders, names_of(folders), strict=True):
-        record = read_record(folder)
-        if (seed := record.get("runtime", {}).get("seed")) is not None:
-            about = [read_config(folder).model_dump(mode="json"), *map(record.get, ("corpus_sha256", "train", "init"))]
-            groups[report.to_json(about)].setdefault(seed, name)
+        match record := read_record(folder):
+            case {"runtime": {"seed": int(seed)}}:
+                about = read_config(folder), *map(record.get, ("corpus_sha256", "train", "init"))
+                groups[repr(about)].setdefault(seed, name)
     return [list(group.values()) for group in groups.values() if len(group) > 1]
 
 

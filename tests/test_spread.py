@@ -123,7 +123,7 @@ def test_documents_are_those_that_are_scored_alone(rows, tmp_path):
     score = score_of(rows, reset_on_document=True)
     model = toy()
     wanted = [(sum(slow_bits(model, text.encode())), len(text.encode())) for text in TEXTS]
-    assert score.sums == pytest.approx(np.array(wanted), abs=1e-4)
+    assert np.array(score.sums) == pytest.approx(np.array(wanted), abs=1e-4)
     assert [score.spread.bits_per_byte, score.spread.document_mean] == pytest.approx(means(wanted), abs=1e-6)
     assert score.spread.bits_per_byte == pytest.approx(score.bits_per_byte, rel=1e-7)
     (tmp_path / "lines.txt").write_text("".join(TEXTS))

@@ -404,8 +404,8 @@ class Score(Event):
     `pairs` has the results of all pairs of texts and of each group, if pairs were compared. `correct` is the share of
     groups of continuations whose most probable one is correct, if rows say which one is; `correct_per_byte` compares
     means per byte.
-    `spread` is that over documents, if there are several that are neither pairs nor groups. `sums`, not in JSON, is an
-    array of their bits and bytes (d 2), from which it comes.
+    `spread` is that over documents, if there are several that are neither pairs nor groups. `sums`, not in JSON, are
+    bits and bytes of each, from which it comes.
     """
 
     model: str
@@ -449,7 +449,7 @@ class Score(Event):
     correct: float | None = None
     correct_per_byte: float | None = None
     spread: Spread | None = None
-    sums: Any = field(default=None, repr=False, compare=False)
+    sums: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

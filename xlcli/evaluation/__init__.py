@@ -221,7 +221,7 @@ class _Evaluation(NamedTuple):
                 fields |= figures.row_results(rows, options)
                 if run.lengths.by_document and is_whole and not (options.pairs or options.by):
                     documents = figures.document_sums(text, scores.nats)[:, :2]
-                    fields |= {"spread": spread_of(documents), "sums": documents}
+                    fields |= {"spread": spread_of(documents), "sums": tuple(map(tuple, documents.tolist()))}
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
             if scores is not None and exact is not None and is_whole:

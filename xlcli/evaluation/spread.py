@@ -59,9 +59,9 @@ def compare(score: Score, other: Score) -> Comparison | None:
     """A score less another one of the same documents or pairs; None if they are others, or if it is a single one."""
     if score.pairs and other.pairs:
         return Comparison(pairs=tuple(map(discordance, score.pairs, other.pairs)))
-    if score.sums is None or other.sums is None or len(score.sums) != len(other.sums):
+    if not score.sums or len(score.sums) != len(other.sums):
         return None
-    return Comparison(spread=spread_of(score.sums, other.sums))
+    return Comparison(spread=spread_of(np.array(score.sums), np.array(other.sums)))
 
 
 def discordance(pairs: PairShare, other: PairShare) -> Discordance:

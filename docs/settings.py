@@ -9,12 +9,14 @@ from xlcli.config import BaseConfig, Config, Option, tree
 PAGE = Path(__file__).with_suffix(".md")
 INTRODUCTION = """# Settings
 
-All settings by section. Each is set by its key, as in `--set train.grad_clip=0.5`, or in a file (`--config FILE.toml`);
-some have an option, and those outside `model` a variable such as `XLCLI_GRAD_CLIP`. In Python the settings of `eval`,
-`generate`, `stream` and `compress` are keyword arguments. A preset replaces defaults (`xlcli models presets`). Where
-the default is empty, the last column explains it.
+All settings by section.
+Set one by its key, as in `--set train.grad_clip=0.5`, or many in a file (`--config FILE.toml`).
+Some have an option, and those outside `model` have a variable such as `XLCLI_GRAD_CLIP`.
+In Python, the settings of `eval`, `generate`, `stream` and `compress` are keyword arguments.
+A preset replaces defaults (`xlcli models presets`).
+Where the default is empty, the last column explains it.
 
-This page is written by `python docs/settings.py`.
+`python docs/settings.py` writes this page.
 """
 NAMES = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "array": "list"}
 LARGE = 2**24
@@ -38,7 +40,8 @@ def section(heading: str, kind: type[BaseConfig]) -> str:
             below += section(f"{heading}.{name}", table)
         elif field.description:
             shown = (f"`{part.spellings[-1]}`" for part in field.metadata if isinstance(part, Option))
-            default = "" if field.default in (None, ()) or field.is_required() else f"`{field.default}`"
+            unset = field.is_required() or field.default_factory is not None
+            default = "" if unset or field.default in (None, ()) else f"`{field.default}`"
             cells = (f"`{name}`", values(schemas[name]), default, next(shown, ""), field.description)
             rows += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
     if not rows:

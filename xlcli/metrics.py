@@ -27,8 +27,8 @@ def misfit(model: str, bits_per_byte: float) -> str | None:
     if bits_per_byte <= 8.0:
         return None
     return (
-        "more than 8 bits per byte, the size of the text itself: "
-        f"model {model} was trained on text of another kind, or on too little."
+        "more than 8 bits per byte, as many as the text itself has: "
+        f"model {model} was trained on a different kind of text, or on too little."
     )
 
 

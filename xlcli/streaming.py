@@ -66,6 +66,7 @@ def stream(
     save: SaveState | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_token: Callable[[TokenScore], None] | None = None,
+    on_word: Callable[[WordScore], None] | None = None,
 ) -> Iterator[StreamEvent]:
     """Scores text as it arrives.
 
@@ -81,6 +82,7 @@ def stream(
         save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         on_token: Called with each token when it is scored, whatever is yielded.
+        on_word: Called with each word after the token that ends it, whatever is yielded.
 
     Yields:
         Scores as `options.emit`, `min_bits` and `top` say, totals about once a second, and the final totals last.
@@ -88,17 +90,17 @@ def stream(
     Raises:
         StateError: `resume` does not fit `options`.
     """
-    running = _Stream(model, options, runtime, resume, save, stop)
+    running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     intake, output = running.intake, running.output
     if resume is None and options.save_every is not None:
         running.save()  # so that a stream that is killed early knows where it began
     yield from compile_cache(running.session.options, stop)
-    if output.words and output.words.at.document:  # a row of a table in which the stream continues
-        yield Row(output.words.at.document, output.words.at.fields)
+    if (at := output.position.words) and at.document:  # a row of a table in which the stream continues
+        yield Row(at.document, at.fields)
     for portion in portions:
         running.begin_document(portion)
         is_flushed = intake.receive(portion)
-        yield from running.score(on_token)
+        yield from running.score()
         if stop():
             running.save()
             break
@@ -107,7 +109,7 @@ def stream(
         if running.is_due():
             running.save()
     else:
-        yield from running.end(on_token)
+        yield from running.end()
     yield from map(Notice, model.tokenizer.take_notices())
     yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
     yield running.stats(final=True)
@@ -124,14 +126,17 @@ class _Stream:
         resume: SessionState | None,
         save: SaveState | None,
         stop: Callable[[], bool],
+        on_token: Callable[[TokenScore], None] | None,
+        on_word: Callable[[WordScore], None] | None,
     ) -> None:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
         position = (resume and resume.stream) or StreamPosition(0, 0, 0, 0.0, 0, ())
         self.intake = Intake(model, options, position, resume)
-        predicts = options.emit == "words" or bool(options.columns)
+        predicts = options.emit == "words" or bool(options.columns) or on_word is not None
         layers = options.asked.layers_of(model.config.model, self.session.options.learning)
         predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
-        self.output = Output(options, position, predictions, before=model.tokenizer.decode(self.session.last_tokens))
+        before = model.tokenizer.decode(self.session.last_tokens)
+        self.output = Output(options, position, predictions, before, on_token, on_word)
         self.meter = Meter(position.n_lines)
         self._options, self.story = options, position.story
         self._every, self._save, self._stop = options.save_every, save, stop
@@ -145,12 +150,12 @@ class _Stream:
             if key not in fields:
                 raise DataError(f"the text has no rows, or one without '{key}'.", "Name a key that all rows have.")
             self.story = str(fields[key])
-        if isinstance(portion, Document) and (self.intake.resets_at_documents or self.output.words):
+        if isinstance(portion, Document) and (self.intake.resets_at_documents or self._options.emit == "words"):
             start = self.intake.begin_document(is_reset=key is None or self.story != story)
             if self.output.words:
                 self.output.words.at.begin(start, fields)
 
-    def score(self, on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
+    def score(self) -> Iterator[StreamEvent]:
         """Scores the text that is ready, until `stop`."""
         session, output, meter = self.session, self.output, self.meter
         while not self._stop() and (tokens := self.intake.take(to_line_end=(due := self.is_due()))):
@@ -162,7 +167,7 @@ class _Stream:
             nats, features = session.score(tokens.ids, output.predictions)
             unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
             meter.add(time.perf_counter() - started, len(tokens.ids), unknown)
-            yield from output.feed(tokens, nats / LN2, features, on_token)
+            yield from output.feed(tokens, nats / LN2, features)
             if self.intake.line_ends.replaced:
                 yield from self._once([Notice(f"{CRLF_NOTICE}; --binary keeps them")])
             yield from self._once(window_notice(session.state.span, session.options, session.state.seen))
@@ -171,10 +176,10 @@ class _Stream:
             if due:
                 self.save()
 
-    def end(self, on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
+    def end(self) -> Iterator[StreamEvent]:
         """Scores the lines that wait for others, and the unfinished end of the text."""
         self.intake.release_lines()
-        yield from self.score(on_token)
+        yield from self.score()
         # A line that ends is scored before the state is saved, so that its row does not come again.
         ends_line = self.intake.ends_line and not self._stop()
         if not ends_line:
@@ -182,7 +187,7 @@ class _Stream:
         if self._stop():
             return
         self.intake.end()
-        yield from self.score(on_token)
+        yield from self.score()
         if ends_line:
             self.save()
         yield from self.output.end(self.session)
@@ -455,14 +460,20 @@ class Output:
     """
 
     def __init__(
-        self, options: StreamConfig, position: StreamPosition, predictions: Predictions | None, *, before: bytes
+        self,
+        options: StreamConfig,
+        position: StreamPosition,
+        predictions: Predictions | None,
+        before: bytes,
+        on_token: Callable[[TokenScore], None] | None,
+        on_word: Callable[[WordScore], None] | None,
     ) -> None:
-        self.options, self.predictions = options, predictions
+        self.options, self.predictions, self._on_token, self._on_word = options, predictions, on_token, on_word
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
         self.bits, self._line_start = position.bits, position.line_start
         self.words = None
-        if options.emit == "words" and predictions:
-            at = position.words or WordPosition(last=before)
+        if predictions and (options.emit == "words" or on_word):
+            at = (options.emit == "words" and position.words) or WordPosition(last=before)
             self.words = Words(predictions.boundaries, at.copy(), by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self._line, self._line_tokens = list(position.scored), position.line_tokens
@@ -481,16 +492,12 @@ class Output:
             scored=tuple(self._line),
             n_shown=self.selection.n_shown,
             recent={str(self.options.emit): latest} if latest else {},
-            words=self.words.at.copy() if self.words else None,
+            words=self.words.at.copy() if self.words and self.options.emit == "words" else None,
             line_tokens=self._line_tokens,
         )
 
     def feed(
-        self,
-        tokens: Tokens,
-        bits: NDArray[np.float64],
-        features: NDArray[np.float64] | None,
-        on_token: Callable[[TokenScore], None] | None,
+        self, tokens: Tokens, bits: NDArray[np.float64], features: NDArray[np.float64] | None
     ) -> Iterator[StreamEvent]:
         """Outputs the next tokens with their surprisals (t) and features (t f), or the words or lines they complete."""
         self.n_tokens += len(bits)
@@ -501,13 +508,12 @@ class Output:
             start += size
             self._line_tokens += emit == "lines"
             score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits, prediction)
-            if on_token:
-                on_token(score)
-            if emit == "tokens":
-                if self.selection.shows(token_bits):
-                    yield score
-            elif self.words:
-                yield from self._selected(self.words.feed(score))
+            if self._on_token:
+                self._on_token(score)
+            if self.words:
+                yield from self._listed(self.words.feed(score))
+            if emit == "tokens" and self.selection.shows(token_bits):
+                yield score
             yield from self._add_to_line(token, token_bits)
 
     def end_line_part(self) -> Iterator[LineScore]:
@@ -534,7 +540,7 @@ class Output:
             self.n_lines += 1
         if self.words and self.words.at.text:
             _, features = session.score(np.array([session.model.tokenizer.start_id]), self.predictions)
-            yield from self._selected(self.words.end(self.n_bytes, next(self._values(features))))
+            yield from self._listed(self.words.end(self.n_bytes, next(self._values(features))))
 
     def _add_to_line(self, token: bytes, bits: float) -> Iterator[LineScore]:
         """Adds a token to the line; one with two line ends counts for the line that it begins in."""
@@ -560,8 +566,13 @@ class Output:
             return itertools.repeat(None)
         return map(self.predictions.value, features.tolist())
 
-    def _selected(self, events: Iterator[Row | WordScore]) -> Iterator[Row | WordScore]:
-        return (event for event in events if isinstance(event, Row) or self.selection.shows(event.bits))
+    def _listed(self, events: Iterator[Row | WordScore]) -> Iterator[Row | WordScore]:
+        """Hands words to `on_word`, and yields those that are selected if words are listed."""
+        for event in events:
+            if self._on_word and isinstance(event, WordScore):
+                self._on_word(event)
+            if self.options.emit == "words" and (isinstance(event, Row) or self.selection.shows(event.bits)):
+                yield event
 
 
 class Selection:

@@ -248,7 +248,7 @@ def test_short_lines_are_listed_only_without_long_ones():
 
 
 def test_a_line_without_end_is_shown_in_rows():
-    parsed = Parsed(make(by_bytes(b"x" * 10_000)))
+    parsed = Parsed(make([(b" abc", 1.0)] * 2500))
     assert [len(row["text"]) for row in parsed.rows] == [4096, 4096, 10_000 - 8192]
     assert [row.get("id") for row in parsed.rows] == ["L1", None, None]
 
@@ -300,6 +300,26 @@ def test_stream_writes_the_page_of_eval(run, model, text, emit):
     pages = [Parsed(Path(name).read_text()) for name in ("page.html", "other.html")]
     assert pages[0].text == pages[1].text == text.read_text()
     assert [token[:3] for token in pages[0].tokens] == [token[:3] for token in pages[1].tokens]
+
+
+@pytest.mark.parametrize("name", ["eval", "stream"])
+def test_words_have_the_bits_of_the_table_of_words(run, model, tmp_path, name):
+    path = tmp_path / "in.txt"
+    path.write_text(
+        "A word, and\ttwo  words.\n\n \nof “quotes” 漢字 かな\u3000 x\n" + "a line without end " * 400, "utf-8"
+    )
+    assert run("eval", path, "--words", "words.jsonl").code == 0
+    assert run(name, path, "--html", "page.html").code == 0
+    listed = [json.loads(line) for line in Path("words.jsonl").read_text("utf-8").splitlines()]
+    parsed, shown = Parsed(Path("page.html").read_text("utf-8")), {}
+    for byte, word, _, bits in parsed.tokens:
+        if word.strip():
+            shown[byte + len(word.encode()) - len(word.lstrip().encode())] = (word.strip(), bits)
+    assert parsed.text == path.read_text("utf-8")
+    assert [*shown] == [word["byte"] for word in listed]
+    assert [word for word, _ in shown.values()] == [word["word"] for word in listed]
+    assert [bits for _, bits in shown.values()] == pytest.approx([word["bits"] for word in listed], abs=0.0255)
+    assert any(abs(word["bits"] - word["naive_bits"]) > 0.1 for word in listed)
 
 
 def memory(name):

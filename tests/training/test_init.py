@@ -163,7 +163,7 @@ def test_a_resumed_run_accepts_the_name_of_its_origin_only(base):
         assert go(more, text, "m", resume=True, preset=None, init=init)[-1].step == 7
     with pytest.raises(ConfigError, match=r"\bbase\b.*\balone\b"):
         go(more, text, "m", resume=True, preset=None, init="alone")
-    with pytest.raises(ConfigError, match=r"\bnew\b.*\bbase\b"):
+    with pytest.raises(ConfigError, match=r"\bscratch\b.*\bbase\b"):
         go(more, text, "alone", resume=True, preset=None, init="base")
 
 

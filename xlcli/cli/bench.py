@@ -41,14 +41,14 @@ def bench(
     task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
     model: options.Model = None,
     preset: Annotated[
-        str | None, option("Model", "--preset NAME", "Measure this preset with random weights instead of a model.")
+        str | None, option("Model", "--preset NAME", "Measure this preset, with random weights, instead of a model.")
     ] = None,
     plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length"), PICTURE] = None,
     **_: Any,
 ) -> int:
     """Measures speed."""
     if preset is not None and source(context, "model") == "COMMANDLINE":
-        raise ConfigError("--preset and --model exclude each other.", "Give one of them.")
+        raise ConfigError("--preset and --model cannot be combined.", "Give one of them.")
     if task == "decode" and source(context, "segment_len") == "COMMANDLINE":
         raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
     screen, folder = prologue.open_screen(context), None

@@ -37,7 +37,7 @@ def compress(
     model: options.Model = None,
     out: Annotated[
         str | None,
-        option("Output", "-o, --out FILE.xl", "Compressed text; - is standard output. Default: FILE.xl."),
+        option("Output", "-o, --out FILE.xl", "Write the compressed text here (-: standard output). Default: FILE.xl."),
         NEW,
     ] = None,
     **_: Any,
@@ -79,7 +79,7 @@ def decompress(
     ] = None,
     out: Annotated[
         str | None,
-        option("Output", "-o, --out FILE", "Text; - is standard output. Default: the name without .xl."),
+        option("Output", "-o, --out FILE", "Write the text here (-: standard output). Default: the name without .xl."),
         NEW,
     ] = None,
     **_: Any,

@@ -55,7 +55,7 @@ class Output(NamedTuple):
         sink: Makes the sink of this file.
         excludes: Other options and settings without which it is made.
         serves: Settings that need this output, or another one that serves them.
-        asks: What it takes beside scores: an argument of `xlcli.evaluation.evaluate`.
+        asks: What it takes beside scores: arguments of `xlcli.evaluation.evaluate`.
         check: Refuses the folders of models that it cannot compare.
     """
 
@@ -63,7 +63,7 @@ class Output(NamedTuple):
     sink: Callable[[str, Run], Sink]
     excludes: Sequence[str] = ()
     serves: Sequence[str] = ()
-    asks: str | None = None
+    asks: Sequence[str] = ()
     check: Callable[[Sequence[Path]], None] = lambda _: None
 
 
@@ -125,9 +125,11 @@ class ScorePage(Sink):
         self._is_whole = False
 
     def add(self, event: Event) -> None:
-        """Adds a token, or keeps the score."""
+        """Adds a token or a word, or keeps the score."""
         if isinstance(event, TokenScore):
             self._page.add(event)
+        elif isinstance(event, WordScore):
+            self._page.add_word(event)
         elif isinstance(event, Score):
             self._score = event
         self._is_whole = self._is_whole or isinstance(event, Done)
@@ -146,7 +148,7 @@ class ScorePage(Sink):
 
 
 PER_TOKEN = option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
-WORDS = option("Results", "--words FILE.tsv", "Write the bits of each word, or of each row; JSON lines if in .jsonl.")
+WORDS = option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines.")
 CSV = option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length.")
 PLOT = plot_option("Results", "Plot loss by context length")
 OUTPUTS: Mapping[str, Output] = {
@@ -155,7 +157,7 @@ OUTPUTS: Mapping[str, Output] = {
         partial(list_scores, form="jsonl", kinds=(Row, TokenScore)),
         excludes=["words", "score_field", "sweep_mem_len"],
         serves=["columns"],
-        asks="per_token",
+        asks=["per_token"],
         check=check_vocabulary,
     ),
     "words": Output(
@@ -163,13 +165,13 @@ OUTPUTS: Mapping[str, Output] = {
         partial(list_scores, kinds=(Row, WordScore, PairScore, ContinuationScore)),
         excludes=["sweep_mem_len"],
         serves=["columns", "split_punctuation"],
-        asks="words",
+        asks=["words"],
     ),
     "html": Output(
         options.Html,
         ScorePage,
         excludes=["score_field", "sweep_mem_len"],
-        asks="per_token",
+        asks=["per_token", "words"],
         check=partial(check_single, "--html"),
     ),
     "csv": Output(Annotated[str | None, CSV, re.compile(rb"model,(position|mem_len),")], write_table),
@@ -190,7 +192,7 @@ def evaluate(
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE|-...]")] = None,
     model: Annotated[
         list[str] | None,
-        option("Model", "-m, --model NAME|FOLDER", "Model; several make a table. Default: newest, else bundled."),
+        option("Model", "-m, --model NAME|FOLDER", "Use this model; several: a table. Default: newest, else bundled."),
     ] = None,
     dry_run: options.DryRun = False,
     **_: Any,
@@ -222,7 +224,7 @@ def evaluate(
         return launch(context.obj, nproc)
     with join(config.runtime.timeout) as ranks, screen.stop() as stop:
         screen.expect_pipes(texts)
-        asked = {argument: True for name in given if (argument := OUTPUTS[name].asks) is not None}
+        asked = {argument: True for name in given for argument in OUTPUTS[name].asks}
         events = score_all(folders, texts, config, screen, ranks, stop, asked)
         n_rows = len(folders) * len(settings.sweep) * (len(folders) > 1 or bool(settings.sweep_mem_len))
         shape = settings.shape(read_config(folders[0]).model)

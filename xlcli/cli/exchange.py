@@ -30,7 +30,7 @@ def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE")],
     out: Annotated[
         str | None,
-        option("Model", "-o, --out FOLDER", "Folder of the model. Default: models/NAME.", allow_from_autoenv=False),
+        option("Model", "-o, --out FOLDER", "Write to this folder. Default: models/NAME.", allow_from_autoenv=False),
     ] = None,
     model_format: options.Format = None,
     encoding: options.Weights = None,
@@ -78,11 +78,11 @@ def export(
     name: Annotated[str, typer.Argument(metavar="MODEL")],
     out: Annotated[
         str | None,
-        option("Model", "-o, --out PATH", "New folder, or GGUF file, to write.", allow_from_autoenv=False),
+        option("Model", "-o, --out PATH", "Write to this new folder or GGUF file.", allow_from_autoenv=False),
     ] = None,
     model_format: Annotated[
         Literal["llama", "transfo-xl", "gguf"] | None,
-        option("Model", "--format", "Format to write. Default: by the model.", allow_from_autoenv=False),
+        option("Model", "--format", "Write this format. Default: by the kind of model.", allow_from_autoenv=False),
     ] = None,
     **_: Any,
 ) -> None:

@@ -23,8 +23,7 @@ Prompts = Annotated[
     option(
         "Sampling",
         "--prompts FILE.jsonl|-",
-        'Continue many prompts in batches: lines {"prompt": TEXT}, with an "id" if wanted, which are all read '
-        "first. Prints a line of JSON for each, in their order; with --seed each as the prompt alone.",
+        'Continue many prompts, one {"prompt": TEXT} per line. Prints one JSON line for each.',
     ),
 ]
 Interactive = Annotated[
@@ -32,7 +31,7 @@ Interactive = Annotated[
     option(
         "Memory",
         "-i, --interactive",
-        "Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
+        "Continue each line that you type, and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
         allow_from_autoenv=False,
     ),
 ]

@@ -68,8 +68,8 @@ class Command(_Page, TyperCommand):
         if ctx.info_name in SECTIONS:
             formatter.write_paragraph()
             formatter.write_text(
-                f"All settings are listed by xlcli {ctx.info_name} --print-config and in docs/settings.md. Those "
-                "without an option are set with --set, in a file of --config, or by a variable such as XLCLI_DTYPE."
+                f"xlcli {ctx.info_name} --print-config and docs/settings.md list all settings. Set those without an "
+                "option with --set, in a --config file, or by a variable such as XLCLI_DTYPE."
             )
 
 

@@ -161,7 +161,7 @@ def show(
     "xlcli models copy small my.toml",
     "xlcli models copy books models/books8 --weights int8",
     about="Copy a preset to a file, or a model.\n\n"
-    "A preset is copied to a TOML file to edit, or to standard output (-); a model to a folder.",
+    "Copies a preset to a TOML file for editing (-: standard output), or a model to a folder.",
 )
 def copy(
     context: typer.Context,
@@ -204,7 +204,7 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
     command = f"xlcli eval -m {shlex.quote(target)}"
     screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
     if texts := [text for text in HELD_OUT.values() if Path(target, text).is_file()]:
-        screen.say(f"it holds text of the corpus: remove {' and '.join(texts)} if that is not to be published")
+        screen.say(f"it holds text of the corpus: remove {' and '.join(texts)} before you publish it")
 
 
 def _is_partial(model: ModelSummary) -> bool:

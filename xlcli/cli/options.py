@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 COMMANDS: Mapping[str, str] = {
     "train": "Train a model on a text and save it in models/. Everything has a default.",
-    "eval": "Score a text: bits per byte and more, every token once and in order.",
-    "generate": "Continue a text; print the prompt and its continuation as it is generated.",
-    "stream": "Score text line by line as it arrives, without end, in constant RAM.",
+    "eval": "Score a text: bits per byte, perplexity, loss by context.",
+    "generate": "Continue a text and print it as it is generated.",
+    "stream": "Score text line by line as it arrives, indefinitely, in constant RAM.",
     "compress": "Compress a text with the predictions of a model, to the size that eval reports.\n\n"
-    "To decompress it, the same model, versions and type of processor are needed.",
-    "decompress": "Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly.",
-    "import": "Import a model of another program, a folder or file that you have downloaded.\n\n"
-    "Nothing in it is executed. docs/models.md lists the formats, and what is exact.",
+    "To restore it you need the same model, software versions and type of processor.",
+    "decompress": "Restore a compressed text byte for byte.\n\nRejects a file this machine cannot restore exactly.",
+    "import": "Import a model of another program from a folder or file that you have downloaded.\n\n"
+    "Nothing in it is executed. docs/models.md lists the formats and what is exact.",
     "export": "Write a model for transformers or llama.cpp, with the same predictions.\n\n"
-    "Refuses a model that the format cannot hold. Importing it again gives the same model.",
+    "Rejects a model that the format cannot hold. Importing it again gives the same model.",
     "models": "List models (default) or presets; show or copy one.\n\n"
     "A model is a folder: rm, mv and rsync do the rest.",
     "bench": "Measure the speed of decoding (default), evaluation or training.",
@@ -65,29 +65,29 @@ def plot_option(panel: str, about: str, **settings: Any) -> Any:
 
 Model = Annotated[
     list[str] | None,
-    option("Model", "-m, --model NAME|FOLDER", "Model. Default: the newest in ./models, else the bundled one."),
+    option("Model", "-m, --model NAME|FOLDER", "Use this model. Default: newest in ./models, else the bundled one."),
 ]
 State = Annotated[
     str | None,
-    option("Memory", "--state FILE", "Continue from the state saved in this file, if it exists, and save in it."),
+    option("Memory", "--state FILE", "Continue from the state in this file, if it exists; save the new one there."),
     STATE,
 ]
-StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state saved in this file.")]
+StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state in this file.")]
 StateOut = Annotated[
-    str | None, option("Memory", "--state-out FILE", "Save the state at the end, or when stopped."), STATE
+    str | None, option("Memory", "--state-out FILE", "Save the state here at the end or when stopped."), STATE
 ]
 Html = Annotated[
     str | None,
-    option("Output", "--html FILE.html", "Write a page: text by surprisal, its curve, surprising lines."),
+    option("Output", "--html FILE.html", "Write a page: words by surprisal, a curve, surprising lines."),
     PAGE,
 ]
 DryRun = Annotated[
-    bool, option("Settings", "--dry-run", "Print the plan, the model size and the RAM needed, and exit.")
+    bool, option("Settings", "--dry-run", "Print the plan, the size of the model and the RAM it needs, and exit.")
 ]
-Force = Annotated[bool, option("Output", "--force", "Overwrite files of any kind with the outputs, inputs too.")]
+Force = Annotated[bool, option("Output", "--force", "Let outputs overwrite any file, even an input.")]
 Weights = Annotated[
     Literal["float32", "bfloat16", "int8"] | None,
-    option("Model", "--weights", "Encoding of the weights. Default: as in the model.", allow_from_autoenv=False),
+    option("Model", "--weights", "Store the weights in this type. Default: as in the model.", allow_from_autoenv=False),
 ]
 Format = Annotated[
     Literal[
@@ -104,7 +104,7 @@ Format = Annotated[
         "gguf",
     ]
     | None,
-    option("Model", "--format", "Format of the other program. Default: by the model.", allow_from_autoenv=False),
+    option("Model", "--format", "Name the format of the model. Default: recognized.", allow_from_autoenv=False),
 ]
 SETTINGS_OPTIONS = {
     "config_file": Annotated[
@@ -112,9 +112,7 @@ SETTINGS_OPTIONS = {
     ],
     "overrides": Annotated[
         list[str] | None,
-        option(
-            "Settings", "--set a.b=c", "Set one key of the configuration. May be repeated.", allow_from_autoenv=False
-        ),
+        option("Settings", "--set a.b=c", "Set one setting. May be repeated.", allow_from_autoenv=False),
     ],
     "print_config": Annotated[
         bool, option("Settings", "--print-config", "Print all settings with their meaning, and exit.")
@@ -125,10 +123,10 @@ SETTINGS_OPTIONS = {
 """Parameters of the commands that have settings, beside `SHARED_OPTIONS`."""
 SHARED_OPTIONS = {
     "json": Annotated[bool, option("Output", "--json", "Print JSON on stdout.")],
-    "quiet": Annotated[bool, option("Output", "-q, --quiet", "Print results, warnings and errors only.")],
+    "quiet": Annotated[bool, option("Output", "-q, --quiet", "Print only results, warnings and errors.")],
     "color": Annotated[
         Literal["auto", "always", "never"] | None,
-        option("Output", "--color", "Use color. auto: on a terminal, unless NO_COLOR is set."),
+        option("Output", "--color", "Use color. auto: on a terminal unless NO_COLOR is set."),
     ],
     "debug": Annotated[bool, option("Output", "--debug", "Show a traceback on errors.")],
 }

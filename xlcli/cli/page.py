@@ -7,6 +7,9 @@ A text of ten megabytes would otherwise have millions of elements.
 
 Colors begin at quantiles of the text, which are known at its end. So the class of a word is a bin of its bits, and the
 style of the page, which is written last, colors the bins.
+
+The bits of a word are those of `--words`, and what they leave of the bits of a line is in its line end. So the bits of
+a line are the sum of its tokens, too.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from string import Template
 import xlcli
 from xlcli.cli import report
 from xlcli.cli.outputs import write_output
-from xlcli.cli.report import Shown, by_word
+from xlcli.cli.report import Shown, by_word, joined
 from xlcli.cli.terminal import Visible, visible
-from xlcli.events import ContextBin, TokenScore
+from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cannot_write
 
 SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
@@ -53,6 +56,8 @@ _BITS_STEP = 0.05
 """Precision of the bits in tooltips; two digits of base 64 reach 204 bits."""
 CURVE_POINTS = 512
 """Maximum number of points of the curve."""
+MOST_WAITING = 2**15
+"""Maximum number of tokens that wait for the end of a word, more than the longest word has."""
 
 
 @dataclass(slots=True)
@@ -60,18 +65,19 @@ class _Row:
     """A line, or a part of a long line."""
 
     line: int
-    tokens: list[Shown] = field(default_factory=list)
+    words: list[Shown] = field(default_factory=list)
     n_bytes: int = 0
     bits: float = 0.0
 
     @property
     def bits_per_byte(self) -> float:
-        return self.bits / self.n_bytes
+        return self.bits / max(1, self.n_bytes)
 
-    def add(self, token: Shown) -> None:
-        self.tokens.append(token)
-        self.n_bytes += token.n_bytes
-        self.bits += token.bits
+    def add(self, word: Shown, bits: float) -> None:
+        """Adds a word whose tokens have so many bits."""
+        self.words.append(word)
+        self.n_bytes += word.n_bytes
+        self.bits += bits
 
 
 class _Blocks:
@@ -94,14 +100,14 @@ class _Blocks:
         except OSError as error:
             raise cannot_write(path, error) from None
 
-    def add(self, row: _Row, words: Sequence[Shown], byte: int) -> None:
+    def add(self, row: _Row, byte: int) -> None:
         if not self._rows:
             self._start = byte
         is_colored = self.n_bytes < COLORED_BYTES
-        content = _colored(words) if is_colored else escape("".join(word.text for word in words), quote=False)
+        content = _colored(row.words) if is_colored else escape("".join(word.text for word in row.words), quote=False)
         name = f" id=L{row.line}" * (row.line > self.last_line)
         self._rows.append(f"<b{name} data-b={row.bits_per_byte:.2f}>{content}</b>")
-        self._scores += map(_encoded, words)
+        self._scores += map(_encoded, row.words)
         self.n_bytes += row.n_bytes
         self.last_line = row.line
         if byte + row.n_bytes - self._start >= BLOCK_BYTES or len(self._rows) >= BLOCK_ROWS:
@@ -125,14 +131,14 @@ class _MostSurprising:
         self._rows: list[tuple[bool, float, int, str]] = []
         self._n_rows = 0
 
-    def add(self, row: _Row, words: Sequence[Shown], *, is_shown: bool) -> None:
+    def add(self, row: _Row, *, is_shown: bool) -> None:
         self._n_rows += 1
         rank = (row.n_bytes >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf, -self._n_rows)
         if len(self._rows) == TABLE_ROWS and rank <= self._rows[0][:3]:
             return
         line = f'<a href="#L{row.line}">{row.line:,}</a>' if is_shown else f"{row.line:,}"
-        length = len("".join(word.text for word in words).rstrip("\n"))
-        text = _colored(words, min(length, PREVIEW)) + "..." * (length > PREVIEW)
+        length = len("".join(word.text for word in row.words).rstrip("\n"))
+        text = _colored(row.words, min(length, PREVIEW)) + "..." * (length > PREVIEW)
         heapq.heappush(self._rows, (*rank, f"<tr><td>{row.bits_per_byte:.2f}<td>{line}<td>{text}</tr>"))
         if len(self._rows) > TABLE_ROWS:
             heapq.heappop(self._rows)
@@ -151,15 +157,17 @@ class _MostSurprising:
 
 
 class Page(AbstractContextManager["Page"]):
-    """Page of a text whose tokens are added in order; a context manager. `save` writes the page."""
+    """Page of a text whose tokens, and words after them, are added in order; a context manager. `save` writes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.n_bytes = self.n_tokens = self.n_lines = 0
         self.bits = 0.0
-        self._first = 0
+        self._first: int | None = None
         self._visible = Visible()
-        self._row = _Row(1)
+        self._row, self._row_byte = _Row(1), 0
+        self._waiting: list[TokenScore] = []  # for the end of their word
+        self._owed = 0.0  # bits of the tokens before, less those of their words
         self._bins = [0] * BINS
         self._curve, self._most_surprising, self._blocks = Curve(), _MostSurprising(), _Blocks(path)
 
@@ -168,17 +176,45 @@ class Page(AbstractContextManager["Page"]):
 
     def add(self, token: TokenScore) -> None:
         """Adds the next token. Offsets count from the first one, which may continue another text."""
-        text, bits = token.text, token.bits
-        if not self.n_tokens:
-            self._first = token.byte
-        self.n_bytes += len(text)
+        if self._first is None:
+            self._first = self._row_byte = token.byte
+        if self._waiting and (self._waiting[-1].text.endswith(b"\n") or len(self._waiting) >= MOST_WAITING):
+            self._show_rest(len(self._waiting))  # words end at a line end
+        self._waiting.append(token)
+        self.n_bytes += len(token.text)
         self.n_tokens += 1
-        self.bits += bits
-        self._curve.add(len(text), bits, self._row.line)
-        self._row.add(Shown(self._visible.feed(text), len(text), bits))
-        n_ended = text.count(b"\n")
-        self.n_lines += n_ended
-        if n_ended or self._row.n_bytes >= ROW_BYTES:
+        self.bits += token.bits
+        self._curve.add(len(token.text), token.bits, self.n_lines + 1)
+        self.n_lines += token.text.count(b"\n")
+
+    def add_word(self, word: WordScore) -> None:
+        """Adds the next word, after its tokens and at most one more."""
+        waiting = self._waiting
+        if not waiting or word.byte < waiting[0].byte:  # it began in the text before
+            return
+        start = next((i for i, each in enumerate(waiting) if each.byte + len(each.text) > word.byte), len(waiting))
+        while start and _is_blank(waiting[start - 1].text):
+            start -= 1
+        self._show_rest(start)
+        shown = joined(self._take(word.tokens))
+        self._owed += shown.bits - word.bits
+        self._place(shown._replace(bits=word.bits), shown.bits)
+
+    def _take(self, n_tokens: int) -> list[Shown]:
+        """The first waiting tokens, which wait no more."""
+        tokens, self._waiting = self._waiting[:n_tokens], self._waiting[n_tokens:]
+        return [Shown(self._visible.feed(token.text), len(token.text), token.bits) for token in tokens]
+
+    def _show_rest(self, n_tokens: int) -> None:
+        """Moves waiting tokens that no word has to rows, with the bits that words have left to them."""
+        for rest in by_word(self._take(n_tokens)):
+            self._place(rest._replace(bits=rest.bits + self._owed), rest.bits)
+            self._owed = 0.0
+
+    def _place(self, word: Shown, bits: float) -> None:
+        """Puts a word whose tokens have so many bits into the row."""
+        self._row.add(word, bits)
+        if "\n" in word.text or self._row.n_bytes >= ROW_BYTES:
             self._end_row()
 
     def save(
@@ -199,22 +235,23 @@ class Page(AbstractContextManager["Page"]):
         write_output(self.path, self._pieces(title, shown, by_context))
 
     def _end_row(self) -> None:
-        row, self._row = self._row, _Row(self.n_lines + 1)
-        if not row.tokens:
+        row, self._row = self._row, _Row(self._row.line + sum(word.text.count("\n") for word in self._row.words))
+        if not row.words:
             return
-        words = list(by_word(row.tokens))
-        for word in words:
+        for word in row.words:
             self._bins[_bin(word.bits)] += not word.text.isspace()
         is_shown = self._blocks.n_bytes < TEXT_BYTES
-        self._most_surprising.add(row, words, is_shown=is_shown)
+        self._most_surprising.add(row, is_shown=is_shown)
         if is_shown:
-            self._blocks.add(row, words, self._first + self.n_bytes - row.n_bytes)
+            self._blocks.add(row, self._row_byte)
+        self._row_byte += row.n_bytes
 
     def _pieces(
         self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin]
     ) -> Iterator[bytes]:
+        self._show_rest(len(self._waiting))
         if rest := self._visible.feed(b"", final=True):
-            self._row.add(Shown(rest, 0, 0.0))
+            self._row.add(Shown(rest, 0, 0.0), 0.0)
         self._end_row()
         self._blocks.end()
         files = resources.files("xlcli.cli")
@@ -236,7 +273,7 @@ class Page(AbstractContextManager["Page"]):
                 f"<i class=w{n}>{2 ** (n / BINS_PER_OCTAVE) - 1:.1f} ({max(0.1, 100 * share):.1f} %)</i>"
                 for n, share in reversed(firsts.values())
             ),
-            "curve": self._curve.figure(self._first, blocks.last_line),
+            "curve": self._curve.figure(self._first or 0, blocks.last_line),
             "by_context": context_section(by_context),
             "lines": self._most_surprising.section(),
             "cut": f"<p class=note>The text after its first {shown} is not shown.</p>"
@@ -252,6 +289,11 @@ class Page(AbstractContextManager["Page"]):
         """Color, from 0 on, of each bin that has words, and the share of the words in this bin and later ones."""
         shares = {n: sum(self._bins[n:]) / sum(self._bins) for n in range(BINS) if self._bins[n]}
         return {n: (sum(share <= most for most in SHARES), share) for n, share in shares.items()}
+
+
+def _is_blank(text: bytes) -> bool:
+    """True for white space within a line, which belongs to the next word."""
+    return b"\n" not in text and text.decode("utf-8", "replace").isspace()
 
 
 def _bits_steps(bits: float) -> int:

@@ -102,7 +102,7 @@ def check_together(
             raise ConfigError(f"{typed(name)} needs {wanted}.", f"Add {wanted}.")
     for name, others in excludes.items():
         if is_given(name) and (other := next(filter(is_given, others), None)):
-            raise ConfigError(f"{typed(name)} and {typed(other)} exclude each other.", "Give one of them.")
+            raise ConfigError(f"{typed(name)} and {typed(other)} cannot be combined.", "Give one of them.")
 
 
 def open_screen(context: typer.Context) -> Screen:
@@ -138,7 +138,7 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
             for notice in passed_over:
                 screen.say(notice, "warning")
             if reason is not None:
-                screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
+                screen.say(f"model {folder.name} ({reason}); choose another with -m NAME")
         with name_option_in_errors(context):
             check_settings(str(context.info_name), settings, read_config(folder), f"model {folder.name}")
         folders.append(folder)
@@ -267,7 +267,7 @@ def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
     if state is not None:
         before, after = state if state.exists() and state.stat().st_size else None, state
     if before is not None and not is_state_file(before):
-        problem = "is damaged or no saved state" if before.exists() else "does not exist"
+        problem = "is damaged or not a state file" if before.exists() else "does not exist"
         raise StateError(f"state {before} {problem}.", "Make one with --state FILE, or start without it.")
     return before, after
 

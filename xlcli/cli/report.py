@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import json
 import math
-import operator
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -397,14 +396,20 @@ class Shown(NamedTuple):
 
 def by_word(tokens: Iterable[Shown]) -> Iterator[Shown]:
     """Tokens joined to words. A word begins with the token that begins with a blank, or ends the line."""
-    word = Shown("", 0, 0.0)
+    word: list[Shown] = []
     for token in tokens:
-        if token.text[:1] in (" ", "\t", "\n") and word.text.strip():
-            yield word
-            word = Shown("", 0, 0.0)
-        word = Shown(*map(operator.add, word, token))
-    if word.n_bytes or word.text:
-        yield word
+        if token.text[:1] in (" ", "\t", "\n") and any(part.text.strip() for part in word):
+            yield joined(word)
+            word = []
+        word.append(token)
+    if word:
+        yield joined(word)
+
+
+def joined(tokens: Sequence[Shown]) -> Shown:
+    """One word of these tokens."""
+    texts, sizes, bits = zip(*tokens, strict=True)
+    return Shown("".join(texts), sum(sizes), sum(bits))
 
 
 def stats_line(stats: events.StreamStats) -> str:

@@ -37,12 +37,12 @@ Follow = Annotated[
     option(
         "Text",
         "--follow",
-        "Wait for text that is appended to FILE, also when it is rotated; go on where --state ended.",
+        "Wait for text appended to FILE, across rotations; continue where --state stopped.",
         allow_from_autoenv=False,
     ),
 ]
 FromEnd = Annotated[
-    bool, option("Text", "--from-end", "With --follow, begin at the end of FILE, unless there is a state of it.")
+    bool, option("Text", "--from-end", "With --follow: begin at the end of FILE, unless --state exists.")
 ]
 NEEDS = {
     "columns": ["emit=tokens", "json"],
@@ -104,7 +104,9 @@ def stream(
         page = (
             None if html is None else _StreamPage(Path(html), label(name), context_of(loaded, settings, resume), screen)
         )
-        how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop, "on_token": page and page.page.add}
+        how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop}
+        if page is not None:
+            how |= {"on_token": page.page.add, "on_word": page.page.add_word}
         events = streaming.stream(loaded, text, settings, runtime, **how)
         screen.drive(events, _Scores(screen, settings.emit, loaded.name, resume), *filter(None, [page]))
         return stop.exit_code

@@ -73,7 +73,7 @@ class Table:
         if not self._left_out and (unknown := values.keys() - self._columns):
             self._left_out = unknown
             names = named(sorted(unknown))
-            self._warn(f"columns that the first row does not have are left out: {names}; JSON lines keep them")
+            self._warn(f"columns missing in the first row are left out: {names}; .jsonl output keeps them")
         rows.append([_cell(values.get(name)) for name in self._columns])
         lines = ""
         for row in rows:

@@ -43,16 +43,16 @@ Init = Annotated[
     option(
         "Run",
         "--init NAME|FOLDER|none",
-        "Start from weights, vocabulary and shape of this model, or from new weights. Default: from the bundled "
-        "model if the text resembles its own.",
+        "Start from this model, or from scratch (none). Default: the bundled model for similar text.",
     ),
 ]
 Preset = Annotated[
-    str | None, option("Run", "--preset NAME", "Preset, see xlcli models presets. Default: by text and device.")
+    str | None,
+    option("Run", "--preset NAME", "Use this preset (xlcli models presets lists them). Default: by text and device."),
 ]
-Resume = Annotated[bool, option("Run", "--resume", "Continue the run in that folder from its newest checkpoint.")]
+Resume = Annotated[bool, option("Run", "--resume", "Continue the run in the model folder from its newest checkpoint.")]
 Tensorboard = Annotated[
-    bool, option("Run", "--tensorboard", "Write the training curve for TensorBoard into the model folder.")
+    bool, option("Run", "--tensorboard", "Also write the training curve for TensorBoard into the model folder.")
 ]
 
 
@@ -64,9 +64,11 @@ Tensorboard = Annotated[
 def train(
     context: typer.Context,
     paths: Annotated[list[str] | None, typer.Argument(metavar="FILE|FOLDER|-...")] = None,
-    out: Annotated[str | None, option("Run", "-o, --out FOLDER", "Model folder. Default: models/<corpus>.")] = None,
+    out: Annotated[
+        str | None, option("Run", "-o, --out FOLDER", "Save the model in this folder. Default: models/<corpus>.")
+    ] = None,
     resume: Resume = False,
-    overwrite: Annotated[bool, option("Run", "--overwrite", "Replace the model in that folder.")] = False,
+    overwrite: Annotated[bool, option("Run", "--overwrite", "Replace the model in the model folder.")] = False,
     preset: Preset = None,
     init: Init = None,
     tensorboard: Tensorboard = False,

@@ -148,8 +148,8 @@ def compress(
     """
     if model.tokenizer.id_sizes is None:
         raise ConfigError(
-            f"model {model.name} has a vocabulary of words, or none, from which a text cannot be restored.",
-            "Use a model that spells every text, with a vocabulary of subwords or bytes.",
+            f"model {model.name} cannot restore a text: its vocabulary is of words, or it has none.",
+            "Use a model with a vocabulary of subwords or bytes.",
         )
     started = time.monotonic()
     check = yield from check_hash(InferenceSession.open(model, runtime, options, None), stop)
@@ -258,8 +258,8 @@ def _check_maker(header: Header, name: str, model: LoadedModel, runtime: Runtime
     """`DataError` if a file was not compressed with this model on such a machine."""
     if header.fingerprint != model_fingerprint(model):
         raise DataError(
-            f"{name} was compressed with another model than {model.name} ({header.model}, fingerprint "
-            f"{header.fingerprint[:12]}).",
+            f"{name} was compressed with another model than {model.name}: {header.model}, fingerprint "
+            f"{header.fingerprint[:12]}.",
             "Give the folder of that model: -m FOLDER.",
         )
     here = runtime.device.type, runtime.dtype_name, runtime.threads

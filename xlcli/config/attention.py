@@ -70,7 +70,7 @@ def counted(n: int) -> str:
 
 KV_HEADS: Any = Field(
     default=None,
-    description="Number of heads of keys and values in softmax attention; as many heads of queries share each of them "
+    description="Number of heads of keys and values in softmax attention, which query heads share "
     "(Ainslie et al. 2023). Default: n_heads.",
 )
 
@@ -160,8 +160,8 @@ class RandomAttentionConfig(AttentionConfig):
 
     redraw_every: Count | None = Field(
         default=None,
-        description="Training steps between two draws of the random features or hashes, each of which clears the "
-        "memory of the layer. Default: never.",
+        description="Training steps between two draws of random features or hashes. A draw clears the memory "
+        "of the layer. Default: never.",
     )
 
 
@@ -206,7 +206,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
     bucket_size: Annotated[int, Field(ge=1, le=2**16)] = Field(default=32, description="Number of tokens in a bucket.")
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = Field(default=4, description="Number of hash rounds.")
     query_scale: Positive | None = Field(
-        default=None, description="Initial value of a learned factor of each head on the queries. Default: no factor."
+        default=None, description="Initial value of a learned factor on the queries of each head. Default: no factor."
     )
 
     offers = frozenset({"place"})
@@ -263,7 +263,7 @@ class MixedAttentionConfig(AttentionConfig):
     kind: Literal["mixed"] = "mixed"
     layers: Annotated[tuple[LayerAttentionConfig, ...], Field(min_length=1, max_length=1024)] = Field(
         default_factory=lambda: (LocalAttentionConfig(), LSHAttentionConfig()),
-        description="Kinds or tables of the layers from the first one on, repeated over the depth.",
+        description="Kinds (or tables) of the layers, from the first, repeated over the depth. Default: local, lsh.",
     )
     n_kv_heads: Count | None = KV_HEADS
     offers = SoftmaxAttentionConfig.offers

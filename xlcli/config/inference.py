@@ -35,12 +35,12 @@ Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 Binary = Annotated[
     Switch,
     Option("Text", "--binary", "1"),
-    Field(description="Take the bytes of the input as they are, text or not."),
+    Field(description="Read the input as raw bytes."),
 ]
 TextField = Annotated[
     str | None,
     Option("Text", "--text-field KEY"),
-    Field(description="Key of the text in JSON lines and Parquet files (default: text); column of it in CSV and TSV."),
+    Field(description="Read the text from this key or column. Default: text (JSON lines, Parquet)."),
 ]
 NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
 """Number of the most probable tokens."""
@@ -172,7 +172,7 @@ def as_trained(
         return reading
     if reading.mem_len:
         reason = "needs a memory length of 0, because each window is read anew"
-        raise InvalidSettingError("stride", reason, "Use no other memory length: --mem-len 0.")
+        raise InvalidSettingError("stride", reason, "Use --mem-len 0 alone.")
     if reading.stride > reading.segment_len:
         reason = f"needs a window of at least {reading.stride} tokens, not {reading.segment_len}"
         raise InvalidSettingError("stride", reason, "Use a smaller stride, or a longer window with --segment-len.")
@@ -191,27 +191,27 @@ class LearningConfig(BaseConfig):
     """
 
     adapt: Annotated[Switch, Option("Memory", "--adapt", "1")] = Field(
-        default=False, description="Adapt the weights to the text while it is read; the model is not changed."
+        default=False, description="Adapt the weights to the text while reading it; the model folder does not change."
     )
     adapt_block: Annotated[int, Field(ge=1, le=2**12), COUNT] = Field(
-        default=128, description="Number of tokens between steps of the optimizer that adapts."
+        default=128, description="Number of tokens between two steps of adaptation."
     )
     adapt_lr: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
-        default=6e-4, description="Learning rate of adaptation: root mean square of the change of a matrix in a step."
+        default=6e-4, description="Initial learning rate of adaptation: root mean square change of a matrix per step."
     )
     adapt_decay: Rate = Field(
-        default=0.001, description="Share of the distance to the trained weights that a step of adaptation takes back."
+        default=0.001, description="Share of the distance to the trained weights that each step takes back."
     )
     adapt_weights: AdaptedWeights = Field(
         default="feedforward",
-        description="Weights that adapt: feed-forward matrices, token vectors and the table of a softmax "
-        "(feedforward), all but embedding tables and head (blocks), or all.",
+        description="Weights that adapt: feed-forward matrices, token vectors and softmax table "
+        "(feedforward); all but embeddings and head (blocks); or all.",
     )
     context_cache: Annotated[
         Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")
     ] = Field(
         default=None,
-        description="Mix predictions with the tokens that followed the same context among this many latest tokens.",
+        description="Also predict what followed the same context earlier in the last N tokens.",
     )
 
     @property
@@ -231,35 +231,34 @@ class InferenceConfig(BaseConfig):
 
     mem_len: Annotated[Length | None, Option("Memory", "--mem-len TOKENS", "512")] = Field(
         default=None,
-        description="Memory length of each layer in tokens; 0 disables recurrence. Default: as in training.",
+        description="Let each layer remember this many tokens; 0 disables memory. Default: as in training.",
     )
     n_steps: Annotated[int, Field(ge=1, le=1024), COUNT] | None = Field(
-        default=None, description="Number of times a universal model applies its blocks. Default: as trained."
+        default=None, description="How often a universal model applies its blocks. Default: as trained."
     )
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES), COUNT] | None = Field(
         default=None, description=f"Number of hash rounds of LSH attention, 1 to {MAX_HASHES}. Default: as trained."
     )
     clamp_len: ClampLen | None = Field(
         default=None,
-        description="Largest distance of positions xl and rope, where tokens further back are taken to be, or none. "
-        "Default: that of model.position, else the largest one of training, and tokens further back than in training "
-        "have less weight.",
+        description="Largest distance of positions xl and rope; tokens further back count as being there. "
+        "none: no limit. Default: clamp_len of model.position, else the largest trained distance, "
+        "with less weight for tokens further back.",
     )
     weight_dtype: Dtype = Field(
         default="auto",
-        description="Number type that the weights are rounded to when the model is loaded; auto is float32. Only "
-        "compiled kernels are faster with another one.",
+        description="Round weights to this type when loading the model; auto is float32. Only compiled "
+        "kernels gain speed.",
     )
     memory_dtype: Dtype = Field(
         default="auto",
-        description="Number type of the keys and values in memory, which are rounded before their first use; auto is "
-        "float32, or as in a saved state.",
+        description="Round keys and values in memory to this type before their first use; auto is float32, or "
+        "as in a saved state.",
     )
     stride: Count | None = Field(
         default=None,
-        description="With mem_len 0, read overlapping windows of segment_len tokens, each anew, and score the last "
-        "stride tokens of each, the first one whole. Default: independent segments, or half a window with "
-        "position.overflow slide.",
+        description="With mem_len 0: read overlapping windows of segment_len tokens, and score the last stride tokens "
+        "of each (all of the first). Default: independent segments, or half a window with position.overflow slide.",
     )
 
     def shape(self, model: ModelConfig) -> ModelConfig:
@@ -302,24 +301,23 @@ class ScoreConfig(InferenceConfig):
 
     each_line: Annotated[Switch, Option("Memory", "--each-line", "1")] = Field(
         default=False,
-        description="Score each line as if it were alone, such as sentences that do not belong together.",
+        description="Score each line on its own, for example unrelated sentences.",
     )
     reset_on_document: Annotated[Switch | None, Option("Memory", "--reset-on-document", "1")] = Field(
         default=None,
-        description="Score each document as if it were alone: a text of JSON lines, a table or Parquet, else a file. "
-        "Default: as the model was trained.",
+        description="Score each document on its own: a row (JSONL, CSV, Parquet) or a file. Default: as trained.",
     )
     reset_on_change: Annotated[str | None, Option("Memory", "--reset-on-change KEY")] = Field(
-        default=None, description="Clear the memory only where this column or key of a row differs from the row before."
+        default=None, description="Clear the memory where this column or key differs from the row before."
     )
     binary: Binary = False
     text_field: TextField = None
     split_punctuation: Annotated[Switch, Option("Text", "--split-punctuation", "1")] = Field(
-        default=False, description="Score punctuation marks as words of their own."
+        default=False, description="Score punctuation marks as separate words."
     )
     columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
         default="",
-        description="Also list rank, entropy, logprobs=K, layers, alternatives=K or frequency=FILE (docs/words.md).",
+        description="Add columns such as rank, entropy, logprobs=K or layers (docs/words.md).",
     )
 
     @property
@@ -341,7 +339,7 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
 
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
         default=None,
-        description="Tokens per call of the model; changes the result only without memory or with span growing.",
+        description="Read this many tokens per call. Changes scores only without memory or with span growing.",
     )
     batch_size: Count | None = Field(default=None, description="Sequences per batch; changes speed, not results.")
     span: SpanKind = Field(
@@ -349,28 +347,30 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         description="Attention span: exactly the memory length (uniform), or memory and the segment so far (growing).",
     )
     split: Annotated[Literal["valid", "test"], Option("Text", "--split")] = Field(
-        default="valid", description="Held-out text of the model to score without FILE."
+        default="valid", description="Which held-out text to score if no FILE is given."
     )
     sweep_mem_len: Annotated[tuple[Length, ...], LENGTHS, Option("Memory", "--sweep-mem-len M,M,...", "0,128,512")] = (
-        Field(default=(), description="One evaluation per memory length.")
+        Field(default=(), description="Evaluate once for each of these memory lengths.")
     )
     limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
-        default=None, description="Number of bytes to score, from the beginning of the text."
+        default=None, description="Score only this many bytes from the beginning of the text."
     )
     context_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
-        default=0.1, description="Tokens to read again for the loss by context length, per token of the text."
+        default=0.1, description="Share of the text that is read again for the loss by context."
     )
     pairs: Annotated[
         tuple[str, str] | None, units.reads(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
     by: Annotated[str | None, Option("Results", "--by KEY")] = Field(
-        default=None, description="With --pairs or --score-field: column or key by which rows are grouped."
+        default=None, description="With --pairs or --score-field: group rows by this column or key."
     )
     score_field: Annotated[str | None, Option("Results", "--score-field KEY")] = Field(
         default=None,
-        description="Score only the text in this column or key of each row, after the one in --text-field.",
+        description="Score only the text in this column or key, as a continuation of --text-field.",
     )
-    joiner: str = Field(default=" ", description="With score_field: between the texts, unless white space is.")
+    joiner: str = Field(
+        default=" ", description="With score_field: text between context and continuation, unless there is white space."
+    )
 
     def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
         """How the text is read; see `as_trained`."""
@@ -431,15 +431,15 @@ class GenerateConfig(LearningConfig, InferenceConfig):
     """Sampling of a continuation."""
 
     max_new_tokens: Annotated[Length, Option("Sampling", "-n, --max-new-tokens N", "256")] = Field(
-        default=256, description="Maximum number of new tokens. Default: 256."
+        default=256, description="Generate at most this many tokens. Default: 256."
     )
     temperature: Annotated[
         Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), NUMBER] | None,
         Option("Sampling", "-t, --temperature T", "0.8"),
     ] = Field(
         default=None,
-        description="0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8, without any option of "
-        "sampling with --top-p 0.95 and --repetition-penalty 1.1 if the vocabulary is of subwords.",
+        description="0 is greedy; default 0.8. Subword models also use --top-p 0.95 --repetition-penalty 1.1 "
+        "by default.",
     )
     top_k: Annotated[Length | None, Option("Sampling", "-k, --top-k K", "40")] = Field(
         default=None, description="Sample from the K most probable tokens; 0 keeps all."
@@ -448,8 +448,7 @@ class GenerateConfig(LearningConfig, InferenceConfig):
         Annotated[float, Field(gt=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--top-p P", "0.95")
     ] = Field(
         default=None,
-        description="Nucleus sampling (Holtzman et al. 2020): the fewest most probable tokens whose probabilities sum "
-        "to P.",
+        description="Sample from the most probable tokens whose probabilities sum to P (Holtzman et al. 2020).",
     )
     min_p: Annotated[
         Annotated[float, Field(ge=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--min-p P", "0.05")
@@ -459,17 +458,16 @@ class GenerateConfig(LearningConfig, InferenceConfig):
     repetition_penalty: Annotated[
         Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False), NUMBER] | None,
         Option("Sampling", "--repetition-penalty X", "1.1"),
-    ] = Field(default=None, description="Above 1: make recent tokens less probable (Keskar et al. 2019).")
+    ] = Field(default=None, description="Make recent tokens less probable if above 1 (Keskar et al. 2019).")
     stop: Annotated[tuple[str, ...], units.reads(lambda text: [text]), Option("Sampling", "--stop TEXT", "END")] = (
         Field(default=(), description="Stop before this text. May be repeated.")
     )
     num_samples: Annotated[int, Field(ge=1, le=2**16), COUNT, Option("Sampling", "--num-samples N", "3")] = Field(
-        default=1, description="Number of continuations."
+        default=1, description="Generate this many continuations."
     )
     logprobs: Annotated[NBest | None, Option("Output", "--logprobs N", "5")] = Field(
         default=None,
-        description="With --json: log probability in nats of each new token and of the N best ones, before "
-        "temperature, penalty and filters.",
+        description="With --json: add log probabilities (nats) of each token and the N best, before sampling filters.",
     )
 
     def _check(self) -> None:
@@ -498,27 +496,28 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
     """Scoring of a stream."""
 
     emit: Annotated[Literal["lines", "words", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
-        default="lines", description="Scores to print. Default: lines."
+        default="lines", description="Print these scores. Default: lines."
     )
     min_bits: Annotated[
         Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] | None, Option("Text", "--min-bits X", "3")
-    ] = Field(default=None, description="Print only lines of at least X bits per byte, or words or tokens of X bits.")
+    ] = Field(
+        default=None, description="Print only lines of at least X bits per byte, or words or tokens of at least X bits."
+    )
     top: Annotated[
         Annotated[float, Field(ge=0.001, lt=1.0), units.reads(units.fraction)] | None,
         Option("Text", "--top SHARE", "1%"),
     ] = Field(
         default=None,
-        description="Print only this share of lines, words or tokens, each compared with the 1,000 before it; at first "
-        "none.",
+        description="Print only the most surprising lines, words or tokens: this share of the last 1,000.",
     )
     save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
-        default=None, description="Time between saves of the state. Default: 1m with --state, else at the end only."
+        default=None, description="Save the state this often. Default: 1m with --state, else only at the end."
     )
     flush_ms: Annotated[Length | None, Option("Text", "--flush-ms N", "200")] = Field(
         default=None, description="Score an unfinished line after N milliseconds without input."
     )
     reset_on: Annotated[str | None, Option("Memory", "--reset-on REGEX")] = Field(
-        default=None, description="Clear the memory before each line that matches this regular expression of RE2."
+        default=None, description="Clear the memory before each line that matches this regular expression (RE2)."
     )
 
     def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
@@ -545,18 +544,20 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
 class BenchConfig(InferenceConfig):
     """A benchmark."""
 
-    mem_len: Length | None = Field(default=None, description="Memory length without mem_lens. Default: as in training.")
+    mem_len: Length | None = Field(
+        default=None, description="Memory length if mem_lens is empty. Default: as in training."
+    )
     mem_lens: Annotated[tuple[Length, ...], LENGTHS, Option("Memory", "--mem-len M,M,...", "0,512,3800")] = Field(
-        default=(), description="Memory lengths of each layer in tokens; one measurement for each. Default: as trained."
+        default=(), description="Measure with each of these memory lengths. Default: as trained."
     )
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
-        default=None, description="Tokens per call of eval and train. Default: as these commands choose."
+        default=None, description="Read this many tokens per call of eval and train. Default: as in these commands."
     )
     batch_size: Annotated[Count | None, Option("Memory", "--batch-size N", "8")] = Field(
-        default=None, description="Sequences per batch. Default: 1 for decode, else as these commands choose."
+        default=None, description="Use this many sequences per batch. Default: 1 for decode, else as in eval and train."
     )
     seconds: Annotated[float, Field(gt=0.0, le=3600.0), DURATION, Option("Results", "--seconds S", "3")] = Field(
-        default=3.0, description="Time for each figure. Default: 3."
+        default=3.0, description="Measure each figure for this long. Default: 3."
     )
 
     def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:

@@ -27,8 +27,8 @@ class StandardStackConfig(BaseConfig):
     kind: Literal["standard"] = "standard"
     input_residual: bool = Field(
         default=False,
-        description="Make the input of each block a x + b x0 with two learned scalars for each block, initially 1 and "
-        "0, where x is the stream and x0 the embedding.",
+        description="Make the input of each block a x + b x0, where x is the stream, x0 the embedding, and a "
+        "and b are learned scalars of the block, initially 1 and 0.",
     )
 
 
@@ -49,7 +49,7 @@ class UniversalStackConfig(BaseConfig):
         "at the last step.",
     )
     epsilon: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.01, description="Rest of the halting probability."
+        default=0.01, description="Halting probability that may remain."
     )
     ponder_weight: Annotated[float, Field(ge=0.0, le=1e3)] = Field(
         default=0.01, description="Weight of the ponder cost in the loss."
@@ -102,11 +102,11 @@ class NormConfig(BaseConfig):
     kind: Literal["layer", "rms"] = Field(default="rms", description="LayerNorm or RMSNorm.")
     placement: Literal["pre", "post", "sandwich", "rezero", "parallel"] = Field(
         default="pre",
-        description="Norms before, after (post, as the published Transformer-XL), or before and after a branch "
-        "(sandwich); or none, but a learned factor on each branch, initially 0 (rezero; Bachlechner et al. 2021). "
+        description="Norms before a branch (pre), after it (post, as in the published Transformer-XL), or both "
+        "(sandwich). rezero: no norm but a learned factor on each branch, initially 0 (Bachlechner et al. 2021). "
         "parallel: as pre, but both branches read the input of the block (GPT-NeoX; Black et al. 2022).",
     )
-    epsilon: Positive = Field(default=1e-5, description="Addition to the mean square by which a norm divides.")
+    epsilon: Positive = Field(default=1e-5, description="Added to the mean square by which a norm divides.")
     final: bool = Field(
         default=True,
         description="Apply a norm to the output of the last block, with placement pre, sandwich or parallel.",
@@ -118,13 +118,12 @@ class EmbeddingConfig(BaseConfig):
 
     n_bigrams: Annotated[int, Field(ge=0, le=2**24)] = Field(
         default=0,
-        description="Number of rows of a table of vectors for pairs of successive tokens, which are added to the token "
-        "vectors; pairs are assigned to rows by a hash. 0: no table.",
+        description="Add a vector for each pair of successive tokens, from a table of this many rows that a "
+        "hash indexes. 0: no table.",
     )
     per_layer: bool = Field(
         default=False,
-        description="Add a further token vector, from a table of each layer, to the input of that layer (Gemma Team "
-        "2025).",
+        description="Add another token vector, from a table of the layer, to each layer's input (Gemma Team 2025).",
     )
     tied: bool = Field(default=True, description="Share the matrices of embedding and head.")
     scaled: bool = Field(
@@ -133,8 +132,8 @@ class EmbeddingConfig(BaseConfig):
     norm: bool = Field(default=False, description="Apply a norm to token vectors, before positions are added (BLOOM).")
     tied_projections: Literal["all", "rest", "none"] = Field(
         default="all",
-        description="Matrices of a factorized or clustered vocabulary that a tied head shares besides the tables: all, "
-        "all but that of the first cluster (rest, as the published Transformer-XL), or none.",
+        description="Matrices of a factorized or clustered vocabulary that a tied head shares, beside the tables: all, "
+        "all but the one of the first cluster (rest, as in the published Transformer-XL), or none.",
     )
     inner_dim: Count | None = Field(
         default=None,
@@ -143,12 +142,12 @@ class EmbeddingConfig(BaseConfig):
     )
     cutoffs: tuple[Count, ...] = Field(
         default=(),
-        description="First words of the clusters of a vocabulary sorted by frequency; those beyond the vocabulary are "
-        "ignored.",
+        description="First words of the clusters of a vocabulary sorted by frequency. Cutoffs beyond the "
+        "vocabulary are ignored.",
     )
     div_val: Annotated[int, Field(ge=1, le=64)] = Field(
         default=1,
-        description="Number of times that each cluster is narrower than the previous one (Baevski and Auli 2019).",
+        description="Each cluster is this many times narrower than the one before (Baevski and Auli 2019).",
     )
 
     def _check(self) -> None:
@@ -184,7 +183,7 @@ class ModelConfig(BaseConfig):
     """Shape of the network."""
 
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] = Field(
-        default=256, description="Vocabulary size, as of the tokenizer."
+        default=256, description="Vocabulary size, from the tokenizer."
     )
     dim: Count = Field(default=128, description="Width of the model.")
     n_layers: Annotated[int, Field(ge=1, le=1024)] = Field(default=4, description="Number of blocks.")
@@ -197,8 +196,8 @@ class ModelConfig(BaseConfig):
     dropout: DropoutConfig = Field(default_factory=DropoutConfig)
     loss_chunk: Count | None = Field(
         default=None,
-        description="Number of tokens whose logits are computed at once and again in the backward pass. Default: as "
-        "many as take little RAM.",
+        description="Number of tokens whose logits are computed at once, and again in the backward pass. "
+        "Default: few enough to take little RAM.",
     )
     logit_softcap: Positive | None = Field(
         default=None,
@@ -206,13 +205,13 @@ class ModelConfig(BaseConfig):
     )
     zero_init: bool = Field(
         default=False,
-        description="Begin with zeros in the last matrix of each branch, so that the stack starts as the identity.",
+        description="Begin with zeros in the last matrix of each branch: the stack starts as the identity.",
     )
     bias: bool = Field(default=False, description="Use biases in linear layers.")
     zero_memory: bool = Field(
         default=False,
-        description="Begin a text with a memory full of zero layer inputs, which are attended to (Transformer-XL of "
-        "Hugging Face), instead of an empty one.",
+        description="Begin a text with a memory of zero layer inputs that tokens attend to (Transformer-XL of "
+        "Hugging Face), not with an empty one.",
     )
     init_std: Positive = Field(default=0.02, description="Standard deviation of the initial weights.")
 

@@ -63,8 +63,8 @@ class SinusoidalPositionConfig(PositionConfig):
     )
     amplitude: Positive | None = Field(
         default=None,
-        description="Amplitude of the sinusoids; 1 in the paper. Default: 1 with placement qk, else the initial root "
-        "mean square of the embeddings, which is the ratio in the paper.",
+        description="Amplitude of the sinusoids; 1 in the paper. Default: 1 with placement qk, else the "
+        "initial root mean square of the embeddings (the ratio in the paper).",
     )
     adds_vectors = True
     in_pairs = True
@@ -167,8 +167,8 @@ class RopePositionConfig(PositionConfig):
     kind: Literal["rope"] = "rope"
     placement: Placement = Field(
         default="layers",
-        description="Rotate queries and keys of every layer, or the embedding, an ablation that is not relative after "
-        "a projection.",
+        description="Rotate queries and keys of every layer, or the embedding (an ablation; not relative "
+        "after a projection).",
     )
     layout: Literal["half", "interleaved"] = Field(
         default="half",
@@ -177,7 +177,7 @@ class RopePositionConfig(PositionConfig):
     )
     rotary_dim: Annotated[int, Field(ge=2, le=2**16, multiple_of=2)] | None = Field(
         default=None,
-        description="Number of features to rotate, the first ones of each head, or of the embedding. Default: all.",
+        description="Rotate the first features of each head, or of the embedding: this many. Default: all.",
     )
     base: Positive = Field(default=10000.0, description="Base of the wavelengths.")
     local_base: Positive | None = Field(
@@ -187,12 +187,12 @@ class RopePositionConfig(PositionConfig):
     )
     scaling: RopeScalingConfig = Field(default_factory=RopeScalingConfig)
     clamp_len: Count | None = Field(
-        default=None, description="Largest distance in softmax attention, as of position xl."
+        default=None, description="Largest distance in softmax attention, as for position xl."
     )
     n_sinks: Annotated[int, Field(ge=0, le=2**16)] = Field(
         default=0,
-        description="Number of the first tokens of a text that full attention sees besides the memory, as if at "
-        "distance clamp_len (Xiao et al. 2024). At inference.",
+        description="At inference, full attention also sees this many first tokens of the text, as if at "
+        "distance clamp_len (Xiao et al. 2024).",
     )
     in_heads = "layers"
     in_pairs = True
@@ -226,15 +226,15 @@ class RelativeBucketConfig(PositionConfig):
     """
 
     n_buckets: Annotated[int, Field(ge=2, le=2**16)] = Field(default=32, description="Number of buckets of distances.")
-    max_distance: Count = Field(default=128, description="Distance from which on all are in the last bucket.")
+    max_distance: Count = Field(default=128, description="Distances from here on share the last bucket.")
     hooks = frozenset({"bias"})
 
     def _check(self) -> None:
         if self.max_distance < 2 * self.n_buckets:
             raise InvalidSettingError(
                 "model.position.max_distance",
-                f"{self.max_distance} is less than twice model.position.n_buckets {self.n_buckets}, so that some "
-                "buckets would contain no distance",
+                f"{self.max_distance} is less than twice model.position.n_buckets {self.n_buckets}, so some "
+                "buckets would be empty",
                 "Raise it or use fewer buckets.",
             )
 
@@ -251,7 +251,7 @@ class ShawPositionConfig(PositionConfig):
 
     kind: Literal["shaw"] = "shaw"
     max_distance: Count = Field(
-        default=64, description="Distance from which on all share one vector; the published code uses 16 to 20."
+        default=64, description="Distances from here on share one vector; the published code uses 16 to 20."
     )
     hooks = frozenset({"bias", "value_bias"})
 
@@ -266,8 +266,8 @@ class XLPositionConfig(PositionConfig):
     tied: bool = Field(default=False, description="Share the biases u and v among the layers.")
     clamp_len: Count | None = Field(
         default=None,
-        description="Largest distance; longer ones are clamped to it. Default: no limit in training, at inference that "
-        "of training.",
+        description="Largest distance; longer ones are clamped to it. Default: no limit in training, the "
+        "largest trained distance at inference.",
     )
 
     @property

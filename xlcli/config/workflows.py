@@ -44,18 +44,18 @@ class TextConfig(BaseConfig):
     """Text and tokenizer."""
 
     tokenizer: Annotated[TokenizerKind, Option("Text", "--tokenizer")] = Field(
-        default="auto", description="Tokenizer. auto: by size and content of the text."
+        default="auto", description="Choose the tokenizer. auto: by size and content of the text."
     )
     vocab_size: Annotated[
         Annotated[int, Field(ge=2, le=2**24), COUNT] | None, Option("Text", "--vocab-size N", "4096")
-    ] = Field(default=None, description="Vocabulary size. Default: by size of the text.")
+    ] = Field(default=None, description="Set the vocabulary size. Default: by size of the text.")
     valid: Annotated[HeldOut, Option("Text", "--valid FILE|FRACTION", "0.05")] = Field(
         default=None,
-        description="Validation text: a file, or a fraction split off the end of the text. Default: 5%, at most 1 MiB.",
+        description="Validate on this file, or this fraction of the text's end. Default: 5%, at most 1 MiB.",
     )
     test: Annotated[HeldOut, Option("Text", "--test FILE|FRACTION", "0.05")] = Field(
         default=None,
-        description="Test text: a file, or a fraction split off the end of the text. Default: 5%, at most 1 MiB.",
+        description="Test on this file, or this fraction of the text's end. Default: 5%, at most 1 MiB.",
     )
     binary: Binary = False
     text_field: TextField = None
@@ -74,15 +74,15 @@ class TrainConfig(BaseConfig):
     """
 
     segment_len: Annotated[Count, Option("Memory", "--segment-len TOKENS", "128")] = Field(
-        default=128, description="Tokens per training segment."
+        default=128, description="Train on segments of this many tokens."
     )
     mem_len: Annotated[Length, Option("Memory", "--mem-len TOKENS", "512")] = Field(
-        default=128, description="Memory length of each layer in tokens; 0 disables recurrence."
+        default=128, description="Let each layer remember this many tokens; 0 disables memory."
     )
     memory: Literal["keyvalue", "hidden"] = Field(
         default="hidden",
-        description="Memory of softmax attention: keyvalue keeps keys and values, hidden keeps layer inputs and "
-        "projects them again in each step (Dai et al. 2019), which costs about a sixth more.",
+        description="Memory of softmax attention. hidden keeps layer inputs and projects them again in each "
+        "step (Dai et al. 2019), a sixth more arithmetic; keyvalue keeps keys and values.",
     )
     span: SpanKind = Field(
         default="growing",
@@ -90,29 +90,28 @@ class TrainConfig(BaseConfig):
     )
     reset_on_document: Switch = Field(
         default=False,
-        description="Let no token attend to an earlier document, and count absolute positions from its beginning: a "
-        "text of JSON lines, a table or Parquet, else a file.",
+        description="Mask attention across documents, and count absolute positions within each. A document is "
+        "a row (JSONL, CSV, Parquet) or a file.",
     )
     shuffle: Switch = Field(
         default=False,
-        description="Read the text in pieces of about 4,096 tokens (fewer in short texts), cut at other places and in "
-        "another random order in each pass, instead of from evenly spaced places on; full and local attention with "
-        "relative positions read each piece from empty memory.",
+        description="Read the text in pieces of about 4,096 tokens in random order, cut and ordered anew in each pass. "
+        "Full and local attention with relative positions read each piece from empty memory.",
     )
     batch_size: Annotated[Count, Option("Training", "--batch-size N", "16")] = Field(
-        default=16, description="Sequences per batch."
+        default=16, description="Use this many sequences per batch."
     )
     grad_accum: Count = Field(
-        default=1, description="Number of microbatches of a batch; more need less RAM, and the result is the same."
+        default=1, description="Divide each batch into this many microbatches: less RAM, same result."
     )
     recompute_activations: Switch = Field(
         default=False,
-        description="Keep only the input of each block for the backward pass, which computes the block again: less "
-        "RAM, a third more arithmetic, the same result.",
+        description="Keep only the input of each block and recompute the rest in the backward pass: less RAM, "
+        "a third more arithmetic, same result.",
     )
     optimizer: Literal["muon", "adamw"] = Field(default="muon", description="Optimizer.")
     lr: Annotated[Positive | None, Option("Training", "--lr RATE", "0.01")] = Field(
-        default=None, description="Peak learning rate. Default: by optimizer."
+        default=None, description="Set the peak learning rate. Default: by optimizer."
     )
     adam_lr: Positive | None = Field(
         default=None, description="Peak learning rate of parameters that Muon leaves to AdamW. Default: AdamW's."
@@ -129,41 +128,41 @@ class TrainConfig(BaseConfig):
         default="linear", description="Learning-rate schedule after the warmup."
     )
     decay_fraction: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
-        default=0.2, description="Share of the budget at its end in which schedule wsd decays."
+        default=0.2, description="Last share of the budget, in which the schedule wsd decays."
     )
     min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
         default=0.0, description="Final learning rate divided by the peak."
     )
     average_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
         default=0.0,
-        description="Share of the run so far over which weights are averaged. The average is validated and kept; 0 "
-        "averages nothing.",
+        description="Average the weights over the last share of the run so far, and validate and keep the "
+        "average; 0 averages nothing.",
     )
     grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
         default=1.0, description="Gradient-clipping norm; 0 disables clipping."
     )
     max_steps: Annotated[Count | None, Option("Training", "--max-steps N", "1000")] = Field(
-        default=None, description="Budget in steps."
+        default=None, description="Stop after this many steps."
     )
     max_tokens: Annotated[Count | None, Option("Training", "--max-tokens N", "10M")] = Field(
-        default=None, description="Budget in tokens."
+        default=None, description="Stop after this many tokens."
     )
     max_time: Annotated[Seconds | None, Option("Training", "--max-time TIME", "10m")] = Field(
         default=None,
-        description="Budget in time. Default without any: 10m on CPU, 30m on CUDA; at most 4 passes, 8 with dropout, 2 "
-        "from a model.",
+        description="Stop after this time. Default without a budget: 10m (CPU) or 30m (CUDA), or a few passes "
+        "over the text.",
     )
     eval_every: Interval | None = Field(
         default=None,
-        description="Steps (such as 100) or time (such as 60s) between validations. Default: 10 per run, fewer if they "
-        "take more than a tenth of a budget in time.",
+        description="Steps (100) or time (60s) between validations. Default: 10 validations per run, fewer if "
+        "they take over a tenth of a time budget.",
     )
     patience: Annotated[Count | None, Option("Training", "--patience N", "3")] = Field(
         default=None,
-        description="End the run, with a decay of the learning rate, after N validations without improvement.",
+        description="Decay the learning rate and end the run after N validations without improvement.",
     )
     save_every: Interval | None = Field(
-        default=None, description="Steps (such as 100) or time (such as 60s) between checkpoints. Default: 60s."
+        default=None, description="Steps (100) or time (60s) between checkpoints. Default: 60s."
     )
     keep_checkpoints: Count = Field(default=2, description="Number of checkpoints to keep.")
     keep_at: Annotated[tuple[Count, ...], LENGTHS] = Field(
@@ -173,12 +172,12 @@ class TrainConfig(BaseConfig):
     )
     on_divergence: Literal["rollback", "stop"] = Field(
         default="rollback",
-        description="If the loss is no longer finite: continue from the last checkpoint, behind the text that was read "
-        "since, at a third of the learning rates, once in a run (rollback), or stop.",
+        description="If the loss is not finite: stop, or return once to the last checkpoint and continue "
+        "after the text read since, at a third of the learning rates (rollback).",
     )
     weights: WeightEncoding = Field(
         default="float32",
-        description="Encoding of the saved weights, which the final score is of; checkpoints are in float32.",
+        description="Number type of the saved weights; the final score is theirs. Checkpoints are in float32.",
     )
 
     def max_distance(self, model: ModelConfig) -> int:
@@ -218,24 +217,24 @@ class RuntimeConfig(BaseConfig):
         str,
         units.reads(units.device),
         Option("Machine", "--device auto|cpu|cuda[:N]", "cpu"),
-    ] = Field(default="auto", description="Device to compute on. auto: the first CUDA device, else the CPU.")
+    ] = Field(default="auto", description="Compute on this device. auto: the first CUDA device, else the CPU.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Number type of matrix products. auto: bfloat16 in training where the hardware supports it "
-        "natively, else float32; no model is trained in float16. Compiled kernels of generation need float32.",
+        description="Number type of matrix products. auto: bfloat16 in training where the hardware supports "
+        "it natively, else float32. Compiled kernels of generation need float32.",
     )
     threads: Annotated[Annotated[int, Field(ge=1, le=1024), COUNT] | None, Option("Machine", "--threads N", "2")] = (
         Field(
             default=None,
-            description="CPU threads. Default: PyTorch's; to train for a time, the fastest; to decompress, the same.",
+            description="Use N CPU threads. Default: the fastest (train), as compressed (decompress), else PyTorch's.",
         )
     )
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=2**63), COUNT] | None,
         Option("Machine", "--seed N", "1", ("train", "generate", "stream")),
-    ] = Field(default=None, description="Seed of the random-number generator. Default: 0 in training, else random.")
+    ] = Field(default=None, description="Set the random seed. Default: 0 in training, else random.")
     nproc: Annotated[Count | None, Option("Machine", "--nproc N", "2", ("train", "eval"))] = Field(
-        default=None, description="Compute with N processes of this machine, which share the sequences of a batch."
+        default=None, description="Run N processes on this machine, which share the sequences of a batch."
     )
     compile: Switch = Field(default=False, description="Compile the model before training; faster in long runs only.")
     deterministic: Switch = Field(
@@ -243,11 +242,11 @@ class RuntimeConfig(BaseConfig):
     )
     shard: Switch = Field(
         default=False,
-        description="In training on several processes, divide parameters, gradients and optimizer states among them "
-        "(FSDP2): less RAM, the same result up to rounding. With bfloat16 blocks are gathered in bfloat16.",
+        description="Divide parameters, gradients and optimizer states among the training processes (FSDP2): "
+        "less RAM, same result up to rounding. With bfloat16, blocks are gathered in bfloat16.",
     )
     timeout: Annotated[float, Field(ge=1e-3, le=1e6), DURATION] = Field(
-        default=600.0, description="Time after which a run ends because another process does not answer."
+        default=600.0, description="End the run if another process does not answer for this long."
     )
 
 
@@ -275,7 +274,7 @@ class Config(BaseConfig):
             remedy = "Leave it out, or set model.stack.kind to standard or universal."
             raise InvalidSettingError("train.recompute_activations", reason, remedy)
         if self.train.recompute_activations and self.runtime.compile:
-            reason = "and runtime.compile exclude each other"
+            reason = "and runtime.compile cannot be combined"
             raise InvalidSettingError("train.recompute_activations", reason, "Leave one of them out.")
 
     def check_division(self, n_ranks: int) -> None:
@@ -299,7 +298,7 @@ class Config(BaseConfig):
         if not self.runtime.shard:
             return
         if self.runtime.compile:
-            _refuse("runtime.shard", "and runtime.compile exclude each other", "Leave one of them out")
+            _refuse("runtime.shard", "and runtime.compile cannot be combined", "Leave one of them out")
         if model.zero_memory:
             _refuse("runtime.shard", "cannot fill memory by divided parameters (model.zero_memory)", "Leave it out")
         if model.norm.placement == "rezero":

@@ -297,13 +297,13 @@ def _read(
     if source is not None and is_one and options.reset_on_document is None and n_rows > len(corpus.sources):
         yield Notice(
             f"{n_rows:,} rows are read as one text, in which earlier ones influence later ones; --reset-on-document "
-            "scores each as if it were alone"
+            "scores each on its own"
         )
     can_divide = source is not None and n_rows == 1 and options.online_option is None and not is_asked
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(
-            f"{corpus.sources[0].name} looks like a list of sentences, which influence each other; "
-            "--each-line scores each by itself"
+            f"{corpus.sources[0].name} looks like a list of sentences, which now influence each other; "
+            "--each-line scores each on its own"
         )
     return text
 

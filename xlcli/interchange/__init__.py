@@ -34,7 +34,7 @@ _ALL: tuple[Format, ...] = (
 )
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
-_REFORMER = "its attention at a token depends on the tokens that follow, so that no memory can continue it"
+_REFORMER = "its attention at a token depends on later tokens, so no memory can continue it"
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
 _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
@@ -155,7 +155,7 @@ def _required_format(path: Path) -> str:
         return name
     if (kind := model_type(path)) is None:
         if is_model(path):
-            raise CheckpointError(f"{path} is a model of xlcli already.", "Use it as it is, with -m.")
+            raise CheckpointError(f"{path} already is a model of xlcli.", "Use it as it is, with -m.")
         problem = f"{path} does not say what model it is: it has no {CONFIG} with a model_type."
         raise CheckpointError(problem, _what_to_give(path))
     reason = _REFORMER if kind == "reformer" else "xlcli has no such model"

@@ -149,7 +149,7 @@ class Format(ABC):
         begins = f"texts begin with token {tokenizer.start_id}, the word {text!r}: bos_token_id may be wrong"
         added = json.loads(tokenizer.data)["added_tokens"]
         names = [each["content"] for each in added if not each["special"] and any(map(each.get, ("lstrip", "rstrip")))]
-        strips = f"blanks beside {', '.join(names[:8])} stay tokens of their own, which the source takes away"
+        strips = f"blanks beside {', '.join(names[:8])} stay separate tokens here, but the source strips them"
         return [begins] * bool(text) + [strips] * bool(names)
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:

@@ -25,11 +25,11 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
 """What training with several processes and compilation put before the names of tensors."""
-DOWNLOAD = "Download all files of the model into one folder again."
+DOWNLOAD = "Download all files of the model again, into one folder."
 ADAPTER = "adapter_config.json"
 MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of the package peft), and import the result."
 
-CAN = "docs/models.md says what a format can have."
+CAN = "docs/models.md lists what each format supports."
 """Remedy for what cannot be imported or exported."""
 UNQUANTIZED = "Its weights are quantized: import those from before, or a GGUF file of the model."
 LARGEST_NUMBER = 2**31

@@ -56,7 +56,7 @@ def configurations(
                 found[model.name] = next(iter(configurations(changes, None, model.folder).values()))
         return found
     if preset is not None:
-        raise ConfigError("--preset and --init exclude each other: a model has its own shape.", "Give one of them.")
+        raise ConfigError("--preset and --init cannot be combined: a model has its own shape.", "Give one of them.")
     header, record = read_config_file(folder), read_record(folder)
     saved, description = header.config, TOKENIZER[0]
     if description in header.files:

@@ -101,7 +101,7 @@ def is_plain(head: bytes, text_fields: Sequence[str] = ()) -> bool:
     return not (text_fields or head.startswith(marks) or begins_json(head))
 
 
-CRLF_NOTICE = "CR LF line ends (Windows) are read as LF"
+CRLF_NOTICE = "Windows line endings (CR LF) are read as LF"
 
 
 class LineEnds:
@@ -223,7 +223,7 @@ def decimal(descriptor: int, name: str) -> Iterator[bytes]:
 
 def not_text(name: str, reason: str) -> DataError:
     """Error for a source that is not text; `reason` says why."""
-    return DataError(f"{name} {reason}, not text.", "Extract its text first, or use --binary if its bytes are meant.")
+    return DataError(f"{name} {reason}, not text.", "Extract its text first, or use --binary to read its raw bytes.")
 
 
 def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
@@ -231,7 +231,7 @@ def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
     reason, remedy = f"is not UTF-8: the byte at offset {offset} is invalid", "Convert it with iconv"
     if is_cut:
         reason, remedy = f"ends inside a UTF-8 character, at offset {offset}", "Cut it at a line end, as head -n does"
-    return DataError(f"{name} {reason}.", f"{remedy}, or use --binary if its bytes are meant.")
+    return DataError(f"{name} {reason}.", f"{remedy}, or use --binary to read its raw bytes.")
 
 
 class Utf8:

@@ -146,7 +146,7 @@ def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
         if ranks.is_first:
             warnings += _restore_best(run, data, saved)
         warnings += [
-            f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
+            f"{name} was {facts[name]} and is now {now}: results will differ in the last bits from an uninterrupted run"
             for name, now in checkpoint.environment(run.runtime).items()
             if facts[name] != now and (run.counters.step or name != "processes")  # the first rank alone writes step 0
         ]

@@ -101,12 +101,12 @@ def prepare_new(
         if all(ranks.gather(fits and resembles(each.folder, parts))):
             model = load(each.folder)
             configs = {str(model.record.get("preset", "")): chosen}
-            yield Notice(f"the text resembles that of {each.name}: training starts from it; --init none declines")
+            yield Notice(f"training starts from {each.name}, whose text is similar (--init none: from scratch)")
     preset, config = next(iter(configs.items()))
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
-            f"{n_bytes:,} byte{'s' * (n_bytes != 1)} of training text: the model will repeat this text and "
-            "learn nothing general; 100 kB is a useful minimum, less with --init"
+            f"{n_bytes:,} byte{'s' * (n_bytes != 1)} of training text: the model will memorize it and "
+            "learn nothing general; use at least 100 kB, or less with --init"
         )
     if len(configs) > 1:
         preset = defaults.choose_preset(parts.train.n_bytes, runtime.device)
@@ -170,7 +170,7 @@ def prepare_resumed(
             names.add(find(init).resolve().name)
     if init is not None and (origin["model"] if origin else NEW) not in names:
         raise ConfigError(
-            f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
+            f"this run started from {origin['model'] if origin else 'scratch'}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
         )
     config.check_division(ranks.size)
@@ -209,7 +209,7 @@ def _read(
     by_clock = config.train.max_time is not None or defaults.is_open(config.train)
     runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
     if runtime.dtype_name == "float16":
-        raise ConfigError("no model is trained in float16.", "Set runtime.dtype to bfloat16, or to float32.")
+        raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
     ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
@@ -319,7 +319,7 @@ def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
             bytes_per_token = f"{here:.1f} bytes per token, {own:.1f} in its own training text"
             reason = f"the vocabulary of {model.name} fits this text badly: {bytes_per_token}"
     if reason:
-        yield Notice(f"{reason}; with --init none, the run learns a vocabulary of its own", "warning")
+        yield Notice(f"{reason}; with --init none, the run learns a new vocabulary", "warning")
 
 
 def resembles(model: Path, parts: Split) -> bool:

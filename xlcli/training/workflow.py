@@ -309,11 +309,11 @@ def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
         unit = "s" if key == "max_time" else key.removeprefix("max_")
         if used >= budget:
             yield Notice(
-                f"the budget of {budget:,.15g} {unit} was used up by the earlier part of the run ({used:,} {unit}); "
-                f"a larger --{key.replace('_', '-')} or another budget continues it"
+                f"the run has used its budget of {budget:,.15g} {unit} ({used:,} {unit}); "
+                f"continue it with a larger --{key.replace('_', '-')} or another budget"
             )
     if run.counters.plateau is not None and run.spent(seconds) < 1.0 == run.fraction(seconds):
-        yield Notice("the run ended early by --patience; a larger one, or another budget, continues it")
+        yield Notice("--patience ended the run early; continue it with a larger one or another budget")
 
 
 def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:

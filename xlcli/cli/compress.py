@@ -88,7 +88,7 @@ def decompress(
     config, screen = prologue.begin(context)
     texts = prologue.check_texts([file], "xlcli decompress -m {} FILE.xl")
     if out is None and file != "-" and not file.endswith(SUFFIX):
-        raise ConfigError(f"{file} has no suffix {SUFFIX} to leave out.", "Add -o FILE.")
+        raise ConfigError(f"{file} does not end in {SUFFIX}, so the output has no name.", "Add -o FILE.")
     target = out or ("-" if file == "-" else file.removesuffix(SUFFIX))
     check_target(context, target, screen)
     source = open_source(file)
@@ -138,7 +138,7 @@ def machine_of(header: Header, name: str, given: RuntimeConfig) -> RuntimeConfig
 def check_target(context: typer.Context, target: str, screen: Screen) -> None:
     """Sets the parameter `out`; `ConfigError` if that is standard output, which `--json` uses."""
     if target == "-" and screen.json:
-        raise ConfigError("--json prints on standard output, as the result does.", "Add -o FILE.")
+        raise ConfigError("--json and the result would both go to standard output.", "Add -o FILE.")
     context.params["out"] = target
 
 

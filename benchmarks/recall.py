@@ -46,7 +46,7 @@ def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call_len: int
         call_len: Number of tokens per call.
     """
     n = tokens.shape[1]
-    limit = state.span.longest or n
+    limit = state.span.mem_len or n
     recorded: list[_LayerCall] = []
 
     def record(layer: LSHAttention, given: tuple[Tensor, Buckets, AttentionContext]) -> None:

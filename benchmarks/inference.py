@@ -44,6 +44,7 @@ EVAL_CALLS = 3
 XL64, XL512 = {"kind": "xl", "n_features": 64}, {"kind": "xl", "n_features": 512}
 HALF = {"memory_dtype": "bfloat16"}
 INT8 = {"weight_dtype": "int8", "memory_dtype": "bfloat16"}
+INT8_MEMORY = {"weight_dtype": "int8", "memory_dtype": "int8"}
 OURS = {
     "xlcli, XL, 64 features": {"position": XL64},
     "xlcli, XL, 512 features": {"position": XL512},
@@ -56,6 +57,9 @@ OURS = {
     "xlcli, XL, 512 features, 16-bit memory": {"position": XL512, "generate": HALF},
     "xlcli, rotary, 16-bit memory": {"position": {"kind": "rope"}, "generate": HALF},
     "xlcli, XL, 64 features, int8 weights, 16-bit memory": {"position": XL64, "generate": INT8},
+    "xlcli, rotary, int8 weights, 16-bit memory": {"position": {"kind": "rope"}, "generate": INT8},
+    "xlcli, XL, 64 features, int8 weights, int8 memory": {"position": XL64, "generate": INT8_MEMORY},
+    "xlcli, rotary, int8 weights, int8 memory": {"position": {"kind": "rope"}, "generate": INT8_MEMORY},
 }
 """Our entrants: settings over preset peer-12x512; of `generate` number types of weights and memory; whether tokens are
 decoded by compiled kernels where these apply."""

@@ -105,7 +105,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         # The kernel of LayerNorm, with a mean of zero. It subtracts the mean of grad · weight, which is added again.
         d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            grad, x, weight.shape, torch.zeros_like(scale), scale, weight, None, [True, True, False]
+            grad, x, weight.shape, torch.zeros_like(scale), scale, weight, None, [True, ctx.needs_input_grad[1], False]
         )
         return d_x.add_(scale * (grad @ weight)[..., None] / len(weight)), d_weight, None
 

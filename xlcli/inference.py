@@ -268,8 +268,8 @@ def check_memory(
     available = available_bytes(device)
     if need({}) <= available:
         return
-    changes = fitting({name: sizes[name] for name in (sizes if changeable is None else changeable)}, need, available)
-    remedy = f"Use {changes}." if changes else "Use a smaller model."
+    lowered = {name: sizes[name] for name in (sizes if changeable is None else changeable)}
+    remedy = fitting(lowered, need, available, "Use a smaller model.")
     require_memory(f"the memory of model {model.name}", need({}), remedy, device)
 
 

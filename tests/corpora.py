@@ -1,6 +1,6 @@
 """Corpora opened without progress."""
 
-from xlcli.text.corpus import gather
+from xlcli.text.corpus import TEXT, gather
 
 
 def drain(work):
@@ -12,6 +12,6 @@ def drain(work):
             return end.value
 
 
-def open_corpus(paths, *, reading=None):
+def open_corpus(paths, *, reading=TEXT):
     """The text of files, folders and `-`."""
     return drain(gather(paths, reading=reading))

@@ -68,10 +68,11 @@ def test_the_first_setting_that_suffices_is_lowered_to_a_power_of_two():
     def need(sizes):
         return sizes["batch_size"] * sizes["mem_len"]
 
-    assert fitting({"batch_size": 100, "mem_len": 7}, need, 200) == "batch_size 16"
-    assert fitting({"batch_size": 3, "mem_len": 1000}, need, 200) == "mem_len 64"
-    assert fitting({"batch_size": 1000, "mem_len": 1000}, need, 10) == "batch_size 1, mem_len 8"
-    assert fitting({"batch_size": 8}, lambda sizes: 5, 4) == ""
+    assert fitting({"batch_size": 100, "mem_len": 7}, need, 200, "") == "Use batch_size 16, or a smaller model."
+    assert fitting({"batch_size": 3, "mem_len": 1000}, need, 200, "") == "Use mem_len 64, or a smaller model."
+    both = fitting({"batch_size": 1000, "mem_len": 1000}, need, 10, "")
+    assert both == "Use batch_size 1, mem_len 8, or a smaller model."
+    assert fitting({"batch_size": 8}, lambda sizes: 5, 4, "Use another model.") == "Use another model."
 
 
 def test_other_running_processes_share_its_cpus(root):

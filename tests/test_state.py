@@ -227,7 +227,7 @@ def test_what_a_span_has_is_part_of_a_state(model):
     ends = {"clamp_len": 7, "full_len": 9}
     for table in (SPAN, WINDOWS, SPAN | ends, SPAN | {"full_len": 9}, SPAN | {"kind": "growing", "zero_memory": True},
                   WINDOWS | {"stride": 2}, WINDOWS | {"stride": 3}):  # fmt: skip
-        state = State((), 9, Span(**table), torch.tensor([5]))
+        state = State((), 9, Span(**table), torch.tensor([5]), torch.empty(1, 0, dtype=torch.int64))
         assert json.loads(state.describe()["span"]) == table
         assert State.restore(state.tensors(), state.describe()).span == state.span
 
@@ -240,7 +240,7 @@ def test_what_a_span_has_is_part_of_a_state(model):
     WINDOWS | {"stride": 4}, WINDOWS | {"stride": 0}, WINDOWS | {"zero_memory": True}, {"kind": "uniform"},
 ])  # fmt: skip
 def test_a_span_that_makes_no_sense_is_refused(table):
-    state = State((), 9, Span(**SPAN), torch.tensor([5]))
+    state = State((), 9, Span(**SPAN), torch.tensor([5]), torch.empty(1, 0, dtype=torch.int64))
     with pytest.raises(StateError, match="damaged"):
         State.restore(state.tensors(), state.describe() | {"span": json.dumps(table)})
 
@@ -253,9 +253,9 @@ def test_memory_may_differ_from_layer_to_layer():
         Sums(numbers.view(2, 1, 4, 3), numbers[:8].view(2, 1, 4)),
         KeyValue((numbers.view(2, 1, 4, 3), numbers[:16].view(2, 1, 4, 2)), 0, 4),
     )
-    state = State(layers, 9, Span("growing", 4, 3), torch.tensor([5, 2**40]))
+    state = State(layers, 9, Span("growing", 4, 3), torch.tensor([5, 2**40]), torch.empty(2, 0, dtype=torch.int64))
     assert state.describe() == {"memory": "hidden sums keyvalue", "seen": "9", "span": state.span.text}
-    assert set(state.tensors()) == {"offsets", "0.h", "1.s", "1.z", "2.k", "2.v"}
+    assert set(state.tensors()) == {"offsets", "last", "0.h", "1.s", "1.z", "2.k", "2.v"}
     again = State.restore(state.tensors(), state.describe())
     assert [type(layer) for layer in again.layers] == [Hidden, Sums, KeyValue]
     assert (again.seen, again.span, again.batch_size) == (9, state.span, 2)

@@ -105,7 +105,7 @@ def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
     torch.manual_seed(config.runtime.seed or 0)
     network = build_model(shape).to(runtime.device).eval()
     if options.clamp_len is not None:
-        network.clamp_len, network.full_len = config.train.limits(shape, options.clamp_len)
+        network.limit_distances(*config.train.limits(shape, options.clamp_len))
     if (weights := options.weights) != "float32":
         round_weights(network, weights)
     config = config.model_copy(update={"model": shape})
@@ -183,7 +183,7 @@ def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measu
         session.predict()
 
     def next_token() -> None:
-        branch.last_tokens = sample_tokens(branch.predict(), rngs, Sampling())
+        branch.append(sample_tokens(branch.predict(), rngs, Sampling()))
 
     first = yield from watch.repeat(first_token, f"{stage}: first token", warmup=1)
     branch, rngs = session.select([0] * rows), [SampleRNG(row) for row in range(rows)]

@@ -13,6 +13,11 @@ def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
     return f"{first} and {len(names) - most:,} more" if len(names) > most else first
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things: `1 token`, `2 tokens`."""
+    return f"{n} {noun}" + "s" * (n != 1)
+
+
 def shortened(text: str, length: int = 4000) -> str:
     """A message or name without its middle if it is longer."""
     return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 2 :]}"

@@ -83,7 +83,7 @@ def generate(
     if save:
         rng = text.rng
         sampler = SamplerState(rng.seed, rng.generator.get_state().numpy().tobytes(), tuple(rng.recent))
-        save(SessionState(session.state, session.last_tokens[0], text.unread, sampler, None))
+        save(SessionState(session.state, session.last_tokens[0], text.unread, sampler))
 
 
 def generate_prompts(
@@ -269,7 +269,7 @@ class Sample:
             tokens=self._n_tokens,
             seed=self.rng.seed,
             stop_reason=self.stop_reason,
-            tokens_per_second=self._n_tokens / self._seconds if self._seconds else 0.0,
+            tokens_per_second=self._n_tokens / max(self._seconds, 1e-9),
             logprobs=None if self.options.logprobs is None else tuple(self._logprobs),
         )
 

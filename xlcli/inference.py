@@ -243,14 +243,14 @@ def check_memory(
     batch_size: int | None = None,
     segment_len: int | None = None,
     memory_dtype: MemoryDtype = "float32",
-    changeable: Sequence[str] | None = None,
+    changeable: Sequence[str] = ("batch_size", "segment_len", "mem_len"),
     predicts: bool = False,
 ) -> None:
     """Compares the memory that calls of the model need with the machine, before it is allocated.
 
     `mem_len` is the maximum number of tokens in the memory of a sequence, `segment_len` per call. By default one
-    sequence is read, `TOKENS_PER_CALL` tokens at a time. `changeable` are the settings that the user may lower; None:
-    those that are given. `predicts`: tokens are predicted one by one, by kernels where there are any.
+    sequence is read, `TOKENS_PER_CALL` tokens at a time. `changeable` are the settings that the user may lower, if they
+    are given. `predicts`: tokens are predicted one by one, by kernels where there are any.
 
     Raises:
         ResourceError: The memory does not fit the machine.
@@ -268,8 +268,8 @@ def check_memory(
     available = available_bytes(device)
     if need({}) <= available:
         return
-    changes = fitting({name: sizes[name] for name in (sizes if changeable is None else changeable)}, need, available)
-    remedy = f"Use {changes}." if changes else "Use a smaller model."
+    lowered = {name: sizes[name] for name in changeable if name in sizes}
+    remedy = fitting(lowered, need, available, "Use a smaller model.")
     require_memory(f"the memory of model {model.name}", need({}), remedy, device)
 
 

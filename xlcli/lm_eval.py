@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +193,12 @@ class XlcliLM(LM):
             inputs = np.column_stack((session.last_tokens, targets[:, :-1]))
             x, y = (torch.from_numpy(array).to(device) for array in (inputs, targets))
             with torch.inference_mode(), self.runtime.autocast():
-                hidden, session.state = network(x, session.state)
+                hidden, state = network(x, session.state)
                 nll = network.head.nll(hidden, y).double().cpu().numpy()
                 best = network.head.logits(hidden[torch.from_numpy(counted).to(device)]).argmax(-1).cpu().numpy()
             nats[active] += np.where(counted, nll, 0.0).sum(1)
             np.logical_and.at(greedy, active[np.nonzero(counted)[0]], best == targets[counted])
-            session.last_tokens = targets[:, -1].tolist()
+            session = replace(session, state=state, last_tokens=targets[:, -1].tolist())
         for row, total, is_greedy in zip(rows, nats, greedy, strict=True):
             results[row.index] = (-float(total), bool(is_greedy))
 

@@ -56,10 +56,11 @@ def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu")
         raise ResourceError(problem, remedy)
 
 
-def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int) -> str:
-    """Settings with which `need` is at most `available` bytes: `batch_size 8, segment_len 64`. Empty if none suffice.
+def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int, smaller: str) -> str:
+    """Remedy that names settings with which `need` is at most `available` bytes: `batch_size 8, segment_len 64`.
 
-    One setting, the first that suffices, is lowered to a power of two; if none suffices alone, all are.
+    One setting, the first that suffices, is lowered to a power of two; if none suffices alone, all are. If those do
+    not suffice either, the remedy is `smaller`.
     """
     for names in (*((name,) for name in settings), tuple(settings)):
         chosen = dict(settings)
@@ -67,8 +68,9 @@ def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int
             while chosen[name] > 1 and need(chosen) > available:
                 chosen[name] = 1 << (chosen[name] - 1).bit_length() - 1
         if need(chosen) <= available:
-            return ", ".join(f"{name} {chosen[name]}" for name in names if chosen[name] != settings[name])
-    return ""
+            changes = ", ".join(f"{name} {chosen[name]}" for name in names if chosen[name] != settings[name])
+            return f"Use {changes}, or a smaller model."
+    return smaller
 
 
 def cgroup_folders(controller: str) -> Iterator[tuple[Path, int]]:
@@ -80,11 +82,10 @@ def cgroup_folders(controller: str) -> Iterator[tuple[Path, int]]:
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers and controller not in controllers.split(","):
             continue
-        top = ROOT / "sys" / "fs" / "cgroup" / (controller if controllers else "")
-        folder = top / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            if place.is_relative_to(top):
-                yield place, 1 if controllers else 2
+        version, folder = (1, controller) if controllers else (2, "")
+        top = ROOT / "sys" / "fs" / "cgroup" / folder
+        own = top / path.lstrip("/")
+        yield from ((place, version) for place in (own, *own.parents) if place.is_relative_to(top))
 
 
 def _free_in_cgroups() -> Iterator[int]:

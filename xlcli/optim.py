@@ -101,16 +101,16 @@ def orthogonalize(matrices: Tensor, eps: float) -> Tensor:
     Singular values begin below 1, because they are divided by the fourth root of the sum of their fourth powers. Those
     above 0.01 end within 0.27 of 1, but for rounding: in bfloat16 the largest reach 1.4, more in very small matrices.
     """
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    if matrices.shape[1] > matrices.shape[2]:
+        return orthogonalize(matrices.mT, eps).transpose(1, 2)
+    x: Tensor = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     gram = x @ x.mT
     norm = 1.01 * gram.norm(dim=(1, 2), keepdim=True).sqrt().clamp(min=eps)  # rounded products must not exceed it
     x, gram = x / norm, gram / norm.square()
     for i, (a, b, c) in enumerate(POLYNOMIALS):
         gram = x @ x.mT if i else gram
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return x
 
 
 class Optimizers:
@@ -211,14 +211,14 @@ class Optimizers:
                 if state and len(state) < len(quantities):
                     raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", anew)
                 for quantity, value in state.items():
-                    shape, dtype = parameter.shape, parameter.dtype
+                    like, shape, dtype = parameter, parameter.shape, parameter.dtype
                     if quantity == "step":
-                        shape, dtype = torch.Size(), torch.float32  # of fused AdamW for parameters of any type
+                        # Of fused AdamW for parameters of any type.
+                        like, shape, dtype = value, torch.Size(), torch.float32
                     if value.shape != shape or value.dtype != dtype:
                         found = f"'{name}:{quantity}' is {value.dtype} {list(value.shape)}"
                         raise CheckpointError(f"the optimizer state {found}, not {dtype} {list(shape)}.", anew)
                     value = value.to(parameter.device).clone()
-                    like = value if quantity == "step" else parameter
                     optimizer.state[parameter][quantity] = divided(value, like)
 
 

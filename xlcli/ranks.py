@@ -95,13 +95,14 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        own = tensor.contiguous().view(torch.uint8)  # bytes, because gloo lacks some number types
-        parts = [torch.empty_like(own) for _ in range(self.size)] if everywhere or self.is_first else None
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)] if everywhere or self.is_first else []
+        own, *received = (part.view(torch.uint8) for part in (tensor, *parts))  # gloo lacks some number types
         if everywhere:
-            dist.all_gather(parts, own)
+            dist.all_gather(received, own)
         else:
-            dist.gather(own, parts)
-        return torch.cat(parts).view(tensor.dtype) if parts else tensor
+            dist.gather(own, received or None)
+        return torch.cat(parts) if parts else tensor
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks in order, on every rank."""

@@ -30,7 +30,7 @@ class State:
         seen: Number of tokens read since the start, the same for every sequence of the batch.
         offsets: Position (b) in its text at which each sequence began.
         last: Latest tokens (b n) of each sequence, -1 before the first: one for a bigram embedding, as many as
-            overlapping windows share; None if there are no such.
+            overlapping windows share.
         lag: Largest number of tokens by which a sequence is behind `seen`; only joined states have any.
     """
 
@@ -38,7 +38,7 @@ class State:
     seen: int
     span: Span
     offsets: Tensor
-    last: Tensor | None = None
+    last: Tensor
     adaptation: Adaptation | None = None
     cache: ContextCache | None = None
     lag: int = 0
@@ -72,7 +72,7 @@ class State:
             self,
             layers=tuple(layer.map(change) for layer in self.layers),
             offsets=change(self.offsets),
-            last=None if self.last is None else change(self.last),
+            last=change(self.last),
         )
 
     def select(self, index: Sequence[int] | Tensor) -> State:
@@ -110,7 +110,7 @@ class State:
             ),
             seen=seen,
             offsets=torch.cat([state.offsets + (state.seen - seen) for state in states]),
-            last=None if first.last is None else torch.cat([s.last for s in states if s.last is not None]),
+            last=torch.cat([state.last for state in states]),
             lag=seen - min(state.seen - state.lag for state in states),
         )
 
@@ -127,14 +127,13 @@ class State:
         return replace(self.map(torch.clone), **learned)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name: `offsets`, `last` if there is one, and `0.k` for tensor k of the memory of layer 0.
+        """All tensors by name: `offsets`, `last`, and `0.k` for tensor k of the memory of layer 0.
 
         Those of learned values begin with the name of their field.
         """
         memories = {f"{i}.{name}": t for i, layer in enumerate(self.layers) for name, t in layer.tensors().items()}
-        last = {} if self.last is None else {"last": self.last}
         learned = {f"{name}.{key}": t for name, value in self.online.items() for key, t in value.tensors().items()}
-        return {"offsets": self.offsets, **last, **memories, **learned}
+        return {"offsets": self.offsets, "last": self.last, **memories, **learned}
 
     def describe(self) -> dict[str, str]:
         """Metadata to save with the tensors: memory kinds, tokens read, span, and entries of learned values."""
@@ -160,13 +159,14 @@ class State:
                 for name, kind in ONLINE_MEMORIES.items()
                 if (entries := with_prefix(f"{name}.", description))
             }
-            seen, offsets, last = int(description["seen"]), tensors["offsets"], tensors.get("last")
+            seen, offsets = int(description["seen"]), tensors["offsets"]
+            last = tensors.get("last", offsets.new_empty(batch_size, 0))
             state = State(layers, seen, span, offsets, last, **learned)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
             if extra := tensors.keys() - state.tensors().keys():
                 raise ValueError(f"unknown tensor '{min(extra)}'")
-            for t, n_axes in ((offsets, 1), (offsets[:, None] if last is None else last, 2)):
+            for t, n_axes in ((offsets, 1), (last, 2)):
                 if (t.ndim, len(t), t.dtype) != (n_axes, batch_size, torch.int64):
                     raise ValueError("offsets or latest tokens are not int64, a row for each sequence")
             return state

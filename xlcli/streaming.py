@@ -130,7 +130,7 @@ class _Stream:
         on_word: Callable[[WordScore], None] | None,
     ) -> None:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
-        position = (resume and resume.stream) or StreamPosition(0, 0, 0, 0.0, 0, ())
+        position = (resume and resume.stream) or StreamPosition()
         self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or bool(options.columns) or on_word is not None
         layers = options.asked.layers_of(model.config.model, self.session.options.learning)
@@ -259,9 +259,9 @@ class Meter:
     def speed(self, n_lines: int) -> dict[str, float]:
         """Fields of `StreamStats` after `n_lines` lines of the whole text."""
         seconds = max(time.monotonic() - self._started, 1e-9)
-        tokens_per_second = self.n_tokens / self._seconds if self._seconds else 0.0
         pace = (n_lines - self._first_line) / seconds
-        return {"seconds": seconds, "lines_per_second": pace, "tokens_per_second": tokens_per_second}
+        token_pace = self.n_tokens / max(self._seconds, 1e-9)
+        return {"seconds": seconds, "lines_per_second": pace, "tokens_per_second": token_pace}
 
 
 class Tokens(NamedTuple):
@@ -287,8 +287,8 @@ class Tokens(NamedTuple):
         return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
     def n_begun(self, n_bytes: int) -> int:
-        """Number of tokens that hold the first `n_bytes` bytes."""
-        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes)) + 1 if n_bytes else 0
+        """Number of tokens that begin within the first `n_bytes` bytes."""
+        return int(np.searchsorted(np.cumsum(self.sizes) - self.sizes, n_bytes))
 
 
 class Intake:

@@ -166,20 +166,21 @@ class Words:
         if is_new or not self.at.text:
             yield from self.end(token.byte, prediction)
             at, entropy = self.at, prediction.entropy
-            before = _mass(last, prediction.word_ends) if is_new else 0.0
-            layers = {name: _mass(last, each) if is_new else 0.0 for name, each in prediction.layer_ends.items()}
+            ended = last if is_new else None
+            before = _mass(ended, prediction.word_ends)
+            layers = {name: _mass(ended, each) for name, each in prediction.layer_ends.items()}
             self._columns = {**prediction.columns, **layers}
             if further is not None:
-                self._columns |= further(last if is_new else None)
+                self._columns |= further(ended)
             number = at.number if token.line == at.line else 0
             self.at = replace(at, before=before, entropy=entropy, line=token.line, number=number)
         for name in prediction.layer_ends:
             self._columns[name] += prediction.columns[name]
         text, bits = self.at.text + token.text, self.at.bits + token.bits
-        ended = is_ended(self.boundaries.last(text))
-        rest = b"\n" if ended else token.text  # a character may have several tokens
+        ends_here = is_ended(self.boundaries.last(text))
+        rest = b"\n" if ends_here else token.text  # a character may have several tokens
         self.at = replace(self.at, text=text, bits=bits, tokens=self.at.tokens + 1, last=rest)
-        if ended or (len(text) >= LONGEST and whole_characters(text) == len(text)):
+        if ends_here or (len(text) >= LONGEST and whole_characters(text) == len(text)):
             yield from self.end(token.byte + len(token.text), None)
 
     def end(self, byte: int, prediction: Prediction | None) -> Iterator[Row | WordScore]:
@@ -214,6 +215,6 @@ def split_words(text: str) -> list[str]:
     return _SINGLE.sub(r" \g<0> ", text).split()  # type: ignore[no-any-return]
 
 
-def _mass(last: int, word_ends: Sequence[float]) -> float:
-    """log2 of the probability that a word ends after a character of this kind."""
-    return 0.0 if is_ended(last) else word_ends[last == PUNCTUATION]
+def _mass(last: int | None, word_ends: Sequence[float]) -> float:
+    """log2 of the probability that a word ends after a character of this kind; 0 if there is no such word."""
+    return 0.0 if last is None or is_ended(last) else word_ends[last == PUNCTUATION]

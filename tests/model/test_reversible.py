@@ -91,7 +91,7 @@ def agree(one, other, within):
     for name, a in one.items():
         b = other[name]
         assert (a is None) == (b is None), name
-        assert a is None or (a - b).abs().max() <= within, name
+        assert a is None or bool(((a - b).abs() <= within).all()), name
 
 
 # Invariant 6.

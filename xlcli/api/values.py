@@ -70,14 +70,12 @@ class TextState:
     @property
     def n_lines(self) -> int:
         """Line ends since the start, those of the unread end included."""
-        stream = self.session.stream
-        return (stream.n_lines if stream else 0) + self.session.pending.data.count(b"\n")
+        return self.session.stream.n_lines + self.session.pending.data.count(b"\n")
 
     @property
     def n_bytes(self) -> int:
         """Bytes of text since the start, the unread end included."""
-        stream = self.session.stream
-        return (stream.n_bytes if stream else 0) + len(self.session.pending.data)
+        return self.session.stream.n_bytes + len(self.session.pending.data)
 
 
 def resumed(state: TextState | None, model: LoadedModel) -> SessionState | None:

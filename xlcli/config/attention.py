@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, field_serializer, model_validator
 
 from xlcli.config.base import BaseConfig, Count, Positive
-from xlcli.errors import InvalidSettingError
+from xlcli.errors import InvalidSettingError, counted
 
 MemoryDtype = Literal["float32", "bfloat16", "int8"]
 """Number type of past keys and values at inference; `float32` is the type in which they are computed, unrounded."""
@@ -60,12 +60,7 @@ class AttentionConfig(BaseConfig):
 
 def tokens(mem_len: int, segment_len: int) -> str:
     """Memory of `mem_len` tokens, as a noun phrase."""
-    return counted(mem_len) if mem_len else f"one segment of {counted(segment_len)}"
-
-
-def counted(n: int) -> str:
-    """A number of tokens: `1 token`, `2 tokens`."""
-    return f"{n} token{'' if n == 1 else 's'}"
+    return counted(mem_len, "token") if mem_len else f"one segment of {counted(segment_len, 'token')}"
 
 
 KV_HEADS: Any = Field(
@@ -230,7 +225,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Tokens in the table of buckets."""
         n_buckets = math.prod(self.factors)
-        return f"the last {counted(self.bucket_size)} of {self.n_hashes} x {n_buckets} buckets"
+        return f"the last {counted(self.bucket_size, 'token')} of {self.n_hashes} x {n_buckets} buckets"
 
     def _check(self) -> None:
         key, n_buckets = "model.attention.n_buckets", math.prod(self.factors)

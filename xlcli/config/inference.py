@@ -71,8 +71,10 @@ class Columns(NamedTuple):
                     found[name] = True
                 case ("logprobs" | "alternatives") as name, _, value if re.fullmatch("[1-9][0-9]{0,2}", value):
                     found[name] = int(value)
-                case "layers", sign, value if re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*" if sign else "", value):
-                    found["layers"] = tuple(units.lengths(value)) if sign else ()
+                case "layers", "", "":
+                    found["layers"] = ()
+                case "layers", _, value if re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*", value):
+                    found["layers"] = tuple(units.lengths(value))
                 case "frequency", _, value if value:
                     found["frequency"] = value
                 case _:
@@ -153,14 +155,9 @@ def as_trained(
         InvalidSettingError: The model has memory, or a window is shorter than the stride.
     """
     reading, position = train.reading, model.position
-    reading = Reading(
-        mem_len=reading.mem_len if settings.mem_len is None else settings.mem_len,
-        segment_len=segment_len or reading.segment_len,
-        memory_dtype=reading.memory_dtype if settings.memory_dtype == "auto" else settings.memory_dtype,
-        reset_on_document=reading.reset_on_document if reset_on_document is None else reset_on_document,
-        span=span,
-        stride=settings.stride,
-    )
+    given: dict[str, Any] = {"mem_len": settings.mem_len, "segment_len": segment_len, "stride": settings.stride}
+    given |= {"memory_dtype": settings.memory_dtype, "span": span, "reset_on_document": reset_on_document}
+    reading = replace(reading, **{name: value for name, value in given.items() if value not in (None, "auto")})
     if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
         if settings.mem_len:
             raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")

@@ -1,7 +1,7 @@
 """Configuration of a model: its parts and their legal combinations."""
 
 from collections import Counter
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -18,13 +18,14 @@ from xlcli.config.attention import (
 )
 from xlcli.config.base import BaseConfig, Count, Positive, Rate
 from xlcli.config.position import POSITIONS, AnyPositionConfig, LearnedPositionConfig, XLPositionConfig
-from xlcli.errors import InvalidSettingError
+from xlcli.errors import InvalidSettingError, counted
 
 
 class StandardStackConfig(BaseConfig):
     """`n_layers` blocks in sequence."""
 
     kind: Literal["standard"] = "standard"
+    n_steps: ClassVar[int] = 1
     input_residual: bool = Field(
         default=False,
         description="Make the input of each block a x + b x0, where x is the stream, x0 the embedding, and a "
@@ -64,6 +65,7 @@ class ReversibleStackConfig(BaseConfig):
     """Two streams, from which the backward pass recomputes activations (Kitaev et al. 2020, section 3)."""
 
     kind: Literal["reversible"] = "reversible"
+    n_steps: ClassVar[int] = 1
 
 
 AnyStackConfig = Annotated[
@@ -247,7 +249,7 @@ class ModelConfig(BaseConfig):
     @property
     def n_repeats(self) -> int:
         """Number of times the blocks are applied."""
-        return self.stack.n_steps if isinstance(self.stack, UniversalStackConfig) else 1
+        return self.stack.n_steps
 
     @property
     def depth(self) -> int:
@@ -364,7 +366,7 @@ class ModelConfig(BaseConfig):
         if len(contents) == 1:
             [text] = contents
             return f"{text} in {'one layer' if self.n_layers == 1 else f'each of {self.n_layers} layers'}{steps}"
-        return ", ".join(f"{text} in {n} layer{'s' if n > 1 else ''}" for text, n in contents.items()) + steps
+        return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + steps
 
     def mem_len_warning(self, mem_len: int) -> str | None:
         """Warning if a memory of `mem_len` tokens has no effect, or no more effect than a shorter one."""

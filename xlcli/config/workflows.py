@@ -285,10 +285,10 @@ class Config(BaseConfig):
         unit = n_ranks * train.grad_accum
         if train.batch_size % unit:
             below = train.batch_size // unit * unit
-            nearest = f"--batch-size {below} or {below + unit}" if below else f"--batch-size {unit}"
+            nearest = " or ".join(str(size) for size in (below, below + unit) if size)
             parts = f"{n_ranks} processes" + (f" with {train.grad_accum} microbatches" if train.grad_accum > 1 else "")
             reason = f"is {train.batch_size}, which {parts} cannot divide equally"
-            raise InvalidSettingError("train.batch_size", reason, f"Use {nearest}.")
+            raise InvalidSettingError("train.batch_size", reason, f"Use --batch-size {nearest}.")
         stack = model.stack
         if isinstance(stack, UniversalStackConfig) and stack.act and model.dropout.is_used:
             _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")

@@ -256,7 +256,7 @@ def _mode_of_replaced(path: Path) -> int | None:
     if stat.S_ISLNK(mode):
         return None
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"cannot write {path}: it is {_kind(mode)}.", "Choose the path of a file.")
+        raise ConfigError(f"cannot write {path}: it is {kind_of(mode)}.", "Choose the path of a file.")
     return stat.S_IMODE(mode) & 0o777
 
 
@@ -282,7 +282,7 @@ def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, os.stat_result
     """A regular file, open for reading, and its status; folders, FIFOs and devices are refused without opening them."""
     try:
         if not stat.S_ISREG(mode := path.stat().st_mode):
-            raise CheckpointError(f"{path} is {_kind(mode)}, not a file.", RESTORE)
+            raise CheckpointError(f"{path} is {kind_of(mode)}, not a file.", RESTORE)
         with open(path, "rb", opener=lambda path, _: os.open(path, _READ)) as file:
             yield file, os.fstat(file.fileno())
     except OSError as error:
@@ -382,7 +382,8 @@ def cannot_read(path: Path, error: OSError) -> XLError:
     return CheckpointError(problem, "Check the path.")
 
 
-def _kind(mode: int) -> str:
+def kind_of(mode: int) -> str:
+    """What is no file, by its mode: a folder, a pipe, a socket or a device."""
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
 

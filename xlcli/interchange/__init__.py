@@ -204,7 +204,7 @@ def _difference(model: ModelConfig, other: ModelConfig) -> str | None:
     """The first setting in which the predictions of two models differ, however far they see."""
     found = differences(_resolved(model), _resolved(other))
     found = [key for key in found if not key.startswith(_WITHOUT_NUMBERS)]
-    return next((key for key in found if key.endswith("kind")), found[0] if found else None)
+    return next(iter([*(key for key in found if key.endswith("kind")), *found]), None)
 
 
 def _resolved(model: ModelConfig) -> Tree:

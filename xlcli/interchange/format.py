@@ -17,7 +17,7 @@ from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json, write_atomic
 from xlcli.files.tensors import write_tensors
-from xlcli.interchange.source import CONFIG, Source, follow, open_folder
+from xlcli.interchange.source import CONFIG, Source, folder_of, follow, open_folder
 from xlcli.interchange.vocabulary import tokenizer_config, tokenizer_json
 from xlcli.store.folder import new_folder
 from xlcli.store.layout import WEIGHTS, SavedConfig
@@ -82,7 +82,7 @@ class Format(ABC):
 
     def open(self, path: Path) -> Source:
         """The source at `path`, a folder or one of its files."""
-        return open_folder(path if path.is_dir() else path.parent)
+        return open_folder(folder_of(path))
 
     def is_tied(self, source: Source, tied: bool) -> bool:
         """Whether the head is the embedding: as the settings say, but a head that is stored and differs is used."""
@@ -208,6 +208,6 @@ def first_id(config: Mapping[str, Any], vocab_size: int, keys: Sequence[str] = S
 
 def model_type(path: Path) -> str | None:
     """The type of model in the `config.json` of a folder, or beside a file; None if it has none."""
-    config = (path if path.is_dir() else path.parent) / CONFIG
+    config = folder_of(path) / CONFIG
     kind = read_json(follow(config)).get("model_type") if os.path.lexists(config) else None
     return kind if isinstance(kind, str) else None

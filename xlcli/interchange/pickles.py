@@ -281,10 +281,12 @@ class _Reader(pickle._Unpickler):
             raise TypeError("only records have a state")
 
     def set_item(self) -> None:
-        self.set_items([self.stack.pop(-2), self.stack.pop()])
+        self._set([self.stack.pop(-2), self.stack.pop()])
 
-    def set_items(self, items: list[Any] | None = None) -> None:
-        items = self.pop_mark() if items is None else items
+    def set_items(self) -> None:
+        self._set(self.pop_mark())
+
+    def _set(self, items: list[Any]) -> None:
         for key, value in zip(items[::2], items[1::2], strict=True):
             # The hash of a nested tuple may take for ever, as may the comparison of long texts.
             is_key = len(key) <= LONGEST_KEY if type(key) is str else type(key) is int and abs(key) < 2**63

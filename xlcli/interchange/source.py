@@ -90,6 +90,11 @@ class Source:
         return self.stored[name].read()
 
 
+def folder_of(path: Path) -> Path:
+    """The folder of a model that is given as this folder, or as a file in it."""
+    return path if path.is_dir() else path.parent
+
+
 def open_folder(path: Path) -> Source:
     """The model in a folder of Hugging Face: `config.json` and weights, which may be divided into shards.
 

@@ -19,7 +19,7 @@ from xlcli.errors import CheckpointError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded
 from xlcli.interchange.format import PARTS, Format
 from xlcli.interchange.pickles import LONGEST_KEY, REMEDY, Record, StoredTensor, read_checkpoint
-from xlcli.interchange.source import Settings, Source, follow
+from xlcli.interchange.source import Settings, Source, folder_of, follow
 from xlcli.store.layout import SavedConfig
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import WordsTokenizer
@@ -140,7 +140,7 @@ class TransfoXL(Format):
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
-        folder = source.path if source.path.is_dir() else source.path.parent
+        folder = folder_of(source.path)
         found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)), None)
         if found is None:
             return super().tokenizer(source, model)

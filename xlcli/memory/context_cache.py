@@ -188,7 +188,7 @@ class ContextCache(OnlineMemory):
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""
-        texts = self.unread[0] if self.unread else np.zeros((2, 0), np.int32)
+        texts = self.tensors()["texts"].numpy()
         is_known = (texts >= 0) & (texts < vocab_size)
         is_known[1] |= texts[1] == UNKNOWN
         is_same_tree = len(self.mixer.expected) == 2 * n_leaves(vocab_size)

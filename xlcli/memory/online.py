@@ -63,7 +63,7 @@ class Adaptation(OnlineMemory):
         inputs: Tokens (n) of the unfinished block.
         targets: Tokens (n) that follow them, `UNKNOWN` where nothing is to be learned.
         start: Memories of all layers before the block; empty if the block is.
-        last: Tokens (1 n) before the block, as `State.last`; None if the block is empty.
+        last: Tokens (1 n) before the block, as `State.last`; of any number if the block is empty.
     """
 
     settings: Mapping[str, Any]
@@ -72,18 +72,16 @@ class Adaptation(OnlineMemory):
     n_steps: int
     inputs: Tensor
     targets: Tensor
+    last: Tensor
     start: tuple[Memory, ...] = ()
-    last: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name: `weights.NAME`, `moments.NAME`, `inputs`, `targets`, `last`, and `start.0.k`."""
-        last = {} if self.last is None else {"last": self.last}
         return {
             **{f"weights.{name}": t for name, t in self.weights.items()},
             **{f"moments.{name}": t for name, t in self.moments.items()},
             **{f"start.{i}.{name}": t for i, layer in enumerate(self.start) for name, t in layer.tensors().items()},
-            **{"inputs": self.inputs, "targets": self.targets},
-            **last,
+            **{"inputs": self.inputs, "targets": self.targets, "last": self.last},
         }
 
     def describe(self) -> dict[str, str]:
@@ -98,7 +96,8 @@ class Adaptation(OnlineMemory):
         single = {name: t for name, t in tensors.items() if "." not in name}
         start = restored(description["start"], memories, 1)
         inputs, targets = single["inputs"], single["targets"]
-        for t, n_axes in ((inputs, 1), (targets, 1), (single.get("last", inputs[None]), 2)):
+        last = single.get("last", inputs.new_empty(1, 0))
+        for t, n_axes in ((inputs, 1), (targets, 1), (last, 2)):
             if (t.ndim, t.dtype) != (n_axes, torch.int64) or (n_axes == 2 and len(t) != 1):
                 raise ValueError("tokens of the adaptation are not int64 of one sequence")
         if len(inputs) != len(targets) or (len(inputs) > 0) != (len(start) > 0):
@@ -107,7 +106,7 @@ class Adaptation(OnlineMemory):
         if not 0 <= n_steps < 2**53:
             raise ValueError(f"{n_steps} steps of adaptation")
         settings = dict(json.loads(description["settings"]))
-        return cls(settings, weights, moments, n_steps, inputs, targets, start, single.get("last"))
+        return cls(settings, weights, moments, n_steps, inputs, targets, last, start)
 
     def extended(self, inputs: Tensor, targets: Tensor, **start: Any) -> Adaptation:
         """This value with tokens (n) added to the block; `start` are fields of a block that begins."""
@@ -116,4 +115,4 @@ class Adaptation(OnlineMemory):
 
     def without_block(self) -> Adaptation:
         """This value at the beginning of a block."""
-        return replace(self, inputs=self.inputs[:0], targets=self.targets[:0], start=(), last=None)
+        return replace(self, inputs=self.inputs[:0], targets=self.targets[:0], start=(), last=self.last[:, :0])

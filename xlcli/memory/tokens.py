@@ -173,7 +173,7 @@ class Hidden(TokenMemory):
 
     def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Hidden]:
         """Projects memory and new inputs together."""
-        both = torch.cat((self.h.to(x.dtype), x), dim=1) if self.length else x
+        both = torch.cat((self.h.to(x.dtype), x), dim=1)
         k, v = project(both)
         # A copy: a view would keep the inputs of the whole call alive.
         return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())

@@ -220,9 +220,8 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
     last_scale = (2 * config.depth) ** -0.5 if config.norm.placement in ("pre", "parallel") else 1.0
     if config.zero_init:
         last_scale = 0.0
-    last_matrices = {
-        id(branch.weight) for block in model.stack.blocks for branch in (block.attention.output, block.feedforward.down)
-    }
+    branches = (each for block in model.stack.blocks for each in (block.attention.output, block.feedforward.down))
+    scales = {id(branch.weight): last_scale for branch in branches}
     constants: dict[int, float] = {}
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
@@ -236,6 +235,5 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
             elif name.rpartition(".")[2] == "bias":
                 parameter.zero_()
             else:
-                std = config.init_std * (last_scale if id(parameter) in last_matrices else 1.0)
-                parameter.normal_(0.0, std, generator=generator)
+                parameter.normal_(0.0, config.init_std * scales.get(id(parameter), 1.0), generator=generator)
     model.stack.redraw(range(config.n_layers), generator)

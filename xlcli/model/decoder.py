@@ -208,7 +208,7 @@ class Part:
 
     def memory_type(self, state: State) -> torch.dtype | None:
         """Number type of all keys and values; None if there is no kernel for the blocks or for their memories."""
-        types = {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in self.memories(state)}
+        types = {memory.dtype for memory in self.memories(state)}
         return types.pop() if self.packed.size and len(types) == 1 and types <= TYPES.keys() else None
 
 
@@ -375,7 +375,7 @@ class DistanceTables:
 
 def sink_arrays(attention: Attention, memory: Memory, context: AttentionContext) -> tuple[int, list[Tensor]]:
     """Number of sinks, 0 if no token sees any, and their arrays of `CACHE`."""
-    seen = context.visible_sinks(memory.n_sinks) if memory.n_sinks else None
+    seen = context.visible_sinks(memory.n_sinks)
     position = attention.position
     if seen is None or not isinstance(position, RopePosition):
         return 0, [ABSENT] * 5

@@ -74,10 +74,11 @@ class LanguageModel(nn.Module):
         self.position = position
         self.stack = stack
         self.head = head
-        self.clamp_len = config.clamp_len
-        """`Span.clamp_len` of new states; loading a model sets the one for inference."""
-        self.full_len: int | None = None
-        """`Span.full_len` of new states, likewise."""
+        self.limit_distances(config.clamp_len, None)
+
+    def limit_distances(self, clamp_len: int | None, full_len: int | None) -> None:
+        """Sets `Span.clamp_len` and `Span.full_len` of new states; loading a model sets those for inference."""
+        self.clamp_len, self.full_len = clamp_len, full_len
 
     @property
     def n_parameters(self) -> int:
@@ -101,7 +102,7 @@ class LanguageModel(nn.Module):
         segment_len: int,
         span: Literal["uniform", "growing"] = "uniform",
         memory: Literal["keyvalue", "hidden"] = "keyvalue",
-        offsets: Sequence[int] | None = None,
+        offsets: Sequence[int] = (0,),
         memory_dtype: MemoryDtype = "float32",
         stride: int | None = None,
     ) -> State:
@@ -113,18 +114,17 @@ class LanguageModel(nn.Module):
             segment_len: Length of an independent segment in tokens.
             span: Tokens that a token attends to (`ops/span.py`).
             memory: Memory of softmax attention: keys and values for inference, or layer inputs for training.
-            offsets: Position in its text at which each sequence begins; None: 0.
+            offsets: Position in its text at which each sequence begins, or one for all.
             memory_dtype: Number type of past keys and values at inference; `float32` does not round them.
             stride: Distance in tokens of overlapping windows of `segment_len` tokens, with `mem_len` 0; None: segments
                 are independent.
         """
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
-        starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
+        starts = torch.as_tensor(offsets, dtype=torch.int64).expand(batch).contiguous()
         device = next(self.parameters()).device
         limits: dict[str, Any] = {"clamp_len": self.clamp_len, "full_len": self.full_len}
         rule = Span(span, mem_len, segment_len, stride=stride, zero_memory=self.config.zero_memory, **limits)
-        n_last = self._n_last(rule)
-        last = torch.full((batch, n_last), -1, device=device) if n_last else None
+        last = torch.full((batch, self._n_last(rule)), -1, device=device)
         return self._with_zeros(State(layers, 0, rule, starts.to(device), last))
 
     def _n_last(self, span: Span) -> int:
@@ -166,10 +166,9 @@ class LanguageModel(nn.Module):
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
         has_zeros = self.config.zero_memory and state.span.mem_len > 0
-        n_last = 0 if state.last is None else state.last.shape[1]
-        if n_last != self._n_last(state.span) or state.span.zero_memory != has_zeros:
+        if state.last.shape[1] != self._n_last(state.span) or state.span.zero_memory != has_zeros:
             return False
-        if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
+        if not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False
         return self.stack.accepts_depth(len(state.layers)) and all(
             block.attention.accepts(memory, state.span, state.seen)
@@ -240,12 +239,12 @@ class LanguageModel(nn.Module):
         """
         x, state, ponder, inner = self._read(tokens, state, documents, readout.layers if readout else ())
         first = x.shape[1] - targets.shape[1]
-        x, kept, nll = x[:, first:], None, None
-        if readout is not None:
-            read = [self.head.read_out(each, targets, readout) for each in (*(each[:, first:] for each in inner), x)]
-            kept = torch.cat([features for _, features in read], dim=-1)
-            nll = None if torch.is_grad_enabled() else read[-1][0]
-        return ScoreOutput(self.head.nll(x, targets) if nll is None else nll, state, ponder, kept)
+        if readout is None:
+            return ScoreOutput(self.head.nll(x[:, first:], targets), state, ponder)
+        read = [self.head.read_out(each[:, first:], targets, readout) for each in (*inner, x)]
+        kept = torch.cat([features for _, features in read], dim=-1)
+        nll = self.head.nll(x[:, first:], targets) if torch.is_grad_enabled() else read[-1][0]
+        return ScoreOutput(nll, state, ponder, kept)
 
     def observe(self, targets: Tensor, state: State) -> State:
         """The state, unchanged: nothing is learned from targets (b)."""
@@ -285,7 +284,6 @@ class LanguageModel(nn.Module):
         )
         x = self.embedding_norm(self.embedding(tokens))
         if self.bigrams is not None:
-            assert state.last is not None
             # At the start of an independent segment the token before it does not count.
             previous = state.last[:, -1] if context.n_memory else torch.full_like(state.last[:, -1], -1)
             begins = None if within is None else within.positions == 0
@@ -297,12 +295,11 @@ class LanguageModel(nn.Module):
 
         At the end of an overlapping window the beginning of the next one is read.
         """
-        last = None
-        if state.last is not None:
-            last = torch.cat((state.last, tokens), dim=1)[:, -state.last.shape[1] :].clone()
+        last = state.last
+        if n := last.shape[1]:
+            last = torch.cat((last, tokens), dim=1)[:, -n:].clone()
         state = replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
         if (n := state.span.overlap) and state.seen >= state.span.segment_len and state.span.n_kept(state.seen) == n:
-            assert last is not None
             with torch.no_grad():
                 begun = self.reset(state)
                 embedded, context = self.embed(last[:, -n:], begun)

@@ -233,10 +233,9 @@ class Stack(nn.Module):
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output of the blocks for input (b t d), and the new memories."""
         after = []
-        x0, before_last = x, context.for_rows(None)
-        for i, (block, before) in enumerate(zip(self.blocks, memories, strict=True)):
+        x0, contexts = x, [*[context.for_rows(None)] * (len(self.blocks) - 1), context]
+        for i, (block, before, own) in enumerate(zip(self.blocks, memories, contexts, strict=True)):
             x = self.block_input(i, x, x0)
-            own = context if i == len(self.blocks) - 1 else before_last
             if self.recompute_activations and torch.is_grad_enabled():
                 x, memory = _recomputed(block, x, before, own)
             else:

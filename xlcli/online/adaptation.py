@@ -78,7 +78,7 @@ class AdaptiveModel:
         with torch.inference_mode(False):
             weights = {name: p.detach().clone() for name, p in self.origin.items()}
             none = torch.empty(0, dtype=torch.int64, device=next(iter(weights.values())).device)
-            value = Adaptation(self.settings, weights, self.optimizer.init_moments(weights), 0, none, none)
+            value = Adaptation(self.settings, weights, self.optimizer.init_moments(weights), 0, none, none, none[None])
         return replace(self.trained.init_state(batch, **options), adaptation=value)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:

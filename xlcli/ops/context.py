@@ -232,7 +232,7 @@ class AttentionContext:
         None if none is. A sequence of a joined state that began later has a negative offset.
         """
         limit = self.mask.max_distance
-        if limit is None or self.start + self.n_new - 1 <= limit:
+        if not n or limit is None or self.start + self.n_new - 1 <= limit:
             return None
 
         def make() -> Tensor:

@@ -81,7 +81,7 @@ class Span:
     @property
     def overlap(self) -> int:
         """Number of tokens that each window but the first reads again."""
-        return 0 if self.stride is None or self.kind != "segment" else self.segment_len - self.stride
+        return self.segment_len - (self.stride or self.segment_len)
 
     def next_position(self, seen: int) -> int:
         """Position of the next token, counted from the first token read or from the start of its segment."""

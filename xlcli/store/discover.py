@@ -80,11 +80,11 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
     Raises:
         CheckpointError: There is no such model. The remedy names similar ones.
     """
-    wanted = name or os.environ.get(VARIABLE)
     local, bundled = _local(), _bundled()
-    if wanted:
-        folder = _named(wanted, "" if name else f" (from {VARIABLE})", (*local, *bundled))
-        return folder, None if name else VARIABLE, []
+    if name:
+        return _named(name, "", (*local, *bundled)), None, []
+    if wanted := os.environ.get(VARIABLE):
+        return _named(wanted, f" (from {VARIABLE})", (*local, *bundled)), VARIABLE, []
     unfinished, damaged = "", []
     for folder in local:
         try:
@@ -192,9 +192,10 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
             remedy = f"To use it, type xlcli import {shlex.quote(wanted)}."
         raise CheckpointError(f"{other} is {kind}, not a model folder of xlcli{source}.", remedy)
     if other := next((place for place in places if os.path.isdir(place)), None):  # noqa: PTH112
+        missing = CONFIG
         if (other / CONFIG).is_file():
             read_config(other)
-        missing = WEIGHTS if (other / CONFIG).is_file() else CONFIG
+            missing = WEIGHTS
         is_original = (other / ORIGINAL).is_file()
         remedy = f"To import it, type xlcli import {shlex.quote(wanted)}." if is_original else _choices(wanted, known)
         raise CheckpointError(f"{other} is not a model: it has no {missing}{source}.", remedy)

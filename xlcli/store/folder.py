@@ -122,7 +122,7 @@ class LoadedModel:
         device = next(self.network.parameters()).device
         encoding = layout.read_config_file(self.folder).encoding
         network, metadata = read_network(self.folder, self.config.model, encoding, device)
-        network.clamp_len, network.full_len = self.network.clamp_len, self.network.full_len
+        network.limit_distances(self.network.clamp_len, self.network.full_len)
         if metadata["sha256"] != self.fingerprints["weights"]:
             raise CheckpointError(f"the weights in {self.folder} have changed.", "Run the command again.")
         return replace(self, network=network, weight_dtype="float32", encoding="float32")
@@ -227,7 +227,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     shape = options.shape(trained)
     weight_dtype = options.weights
     network, metadata = read_network(folder, shape, header.encoding, device)
-    network.clamp_len, network.full_len = header.config.train.limits(trained, options.clamp_len)
+    network.limit_distances(*header.config.train.limits(trained, options.clamp_len))
     tokenizer = load_tokenizer(folder)
     if metadata.get("config", "") != header.fingerprint:
         raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", KEEP_TOGETHER)

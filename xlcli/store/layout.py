@@ -250,8 +250,10 @@ def read_record(folder: Path) -> dict[str, Any]:
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
     """The text that `bits_per_byte` belongs to; None if the record does not say it, or has impossible numbers."""
     match record.get("scored"):
-        case {"bytes": int(n), "of_bytes": int(of), "mem_len": int(mem_len)} if 0 <= n <= of < 2**63:
-            return ScoredText(n, of, mem_len) if 0 <= mem_len < 2**31 else None
+        case {"bytes": int(n), "of_bytes": int(of), "mem_len": int(mem_len)} if (
+            0 <= n <= of < 2**63 and 0 <= mem_len < 2**31
+        ):
+            return ScoredText(n, of, mem_len)
     return None
 
 

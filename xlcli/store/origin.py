@@ -76,12 +76,12 @@ def configurations(
     return {str(record.get("preset", "")): config}
 
 
-def origin_of(record: Mapping[str, Any]) -> Tree | None:
-    """Description of the model that a run started from, by its record; None for new weights or a damaged entry."""
+def origin_of(record: Mapping[str, Any]) -> Tree:
+    """Description of the model that a run started from, by its record; empty for new weights or a damaged entry."""
     entry = record.get(INIT)
     if isinstance(entry, dict) and isinstance(entry.get("model"), str) and isinstance(entry.get("weights"), str):
         return entry
-    return None
+    return {}
 
 
 def text_size(record: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -123,12 +123,12 @@ class StreamPosition:
         story: Value of the column `reset_on_change` in the last row that arrived.
     """
 
-    n_lines: Count
-    n_bytes: Count
-    n_tokens: Count
-    bits: Finite
-    line_start: Count
-    scored: tuple[tuple[Annotated[Base64Bytes, Field(min_length=1)], Finite], ...]
+    n_lines: Count = 0
+    n_bytes: Count = 0
+    n_tokens: Count = 0
+    bits: Finite = 0.0
+    line_start: Count = 0
+    scored: tuple[tuple[Annotated[Base64Bytes, Field(min_length=1)], Finite], ...] = ()
     n_shown: Count = 0
     recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
     words: WordPosition | None = None
@@ -150,7 +150,7 @@ class SessionState:
     last_token: int
     pending: PendingText
     sampler: SamplerState | None = None
-    stream: StreamPosition | None = None
+    stream: StreamPosition = field(default_factory=StreamPosition)
     source: LogPosition | None = None
 
     def fork(self) -> SessionState:
@@ -261,4 +261,6 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
         raise ValueError("a path of the log does not fit")
     if sampler is not None:
         torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))
-    return SessionState(model_state, values.last_token, pending, sampler, values.stream, values.source)
+    return SessionState(
+        model_state, values.last_token, pending, sampler, values.stream or StreamPosition(), values.source
+    )

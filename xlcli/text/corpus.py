@@ -22,12 +22,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from xlcli.errors import DataError, named
+from xlcli.errors import DataError, counted, named
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.files import is_pipe
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import WORDS, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
+
+TEXT = InputFormat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,8 @@ class Corpus:
     def notices(self) -> Iterator[Notice]:
         """Warnings of skipped files and, after the scan, of rows that are read otherwise; a remark on CR LF."""
         if self.skipped:
-            n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
-            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {named(files, most=3)}", "warning")
+            yield Notice(f"skipped {counted(len(files), 'file')}: {named(files, most=3)}", "warning")
         if self._facts is not None and any(self._facts.crlf):
             yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
         yield from (Notice(remark, "warning") for remark in self._remarks[:3])
@@ -148,13 +149,12 @@ class Corpus:
             sum(sizes), utf8.n_chars, utf8.has_nul, digest.hexdigest(), tuple(sizes), bad, starts, tuple(crlf)
         )
 
-    def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Bytes from `start` to `stop` (None: the end), in portions of at most `BLOCK` bytes.
+    def read(self, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
+        """Bytes from `start` to `stop`, or to the end, in portions of at most `BLOCK` bytes.
 
         Raises:
             DataError: A file has changed since the scan.
         """
-        stop = self.n_bytes if stop is None else stop
         place = 0
         facts = self.facts
         for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self._checksums, strict=True):
@@ -217,20 +217,19 @@ class Corpus:
         return self.sources[-1].name, sizes[-1]
 
 
-def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -> Generator[Progress, None, Corpus]:
+def gather(paths: Sequence[str | Path], *, reading: InputFormat = TEXT) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of pipes.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
 
     Args:
         paths: Files, folders and `-`.
-        reading: Interpretation of their bytes; None is the default one.
+        reading: Interpretation of their bytes.
 
     Raises:
         DataError: `paths` is empty, or a path is not text.
         ResourceError: The disk is too full for a copy of standard input.
     """
-    reading = InputFormat() if reading is None else reading
     sources: list[Source] = []
     skipped: dict[Path, str] = {}
     for given in paths:
@@ -300,7 +299,7 @@ class Part:
 
     def read(self) -> Iterator[bytes]:
         """The bytes, in portions."""
-        return self.corpus.read(self.start, self.stop) if self.n_bytes else iter(())
+        return self.corpus.read(self.start, self.stop)
 
     def sample(self, limit: int) -> Iterator[bytes]:
         """At most `limit` bytes of the part, in evenly spread blocks that start and end between words."""
@@ -364,7 +363,7 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
     `by_document`: the last document that begins in the `_SEARCH` bytes up to `target`, if there is one.
     """
     if target >= end or target <= 0:
-        return end if target >= end else 0
+        return max(0, min(target, end))
     documents = corpus.facts.documents
     document = documents[bisect_right(documents, target) - 1]
     if by_document and document > max(target - _SEARCH, 0):

@@ -202,9 +202,9 @@ def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, st
         sequences -= 1
     stride = stride_of(sequences)
     # Rounding up to whole segments may leave nothing to score for the last sequences.
-    sequences = max(1, min(sequences, -(-(n - warmup_len) // stride))) if sequences > 1 else 1
+    sequences = max(1, min(sequences, -(-(n - warmup_len) // stride)))
     starts = np.arange(sequences, dtype=np.int64) * stride
-    ends = np.minimum(starts + stride + warmup_len, n) if sequences > 1 else np.array([n])
+    ends = np.minimum(starts + stride + warmup_len, n)
     return EvalLoader(ids, starts, ends, segment_len, start_id, starts, warmup_len)
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import STANDARD_INPUT, cache_folder, read_json
+from xlcli.files import STANDARD_INPUT, cache_folder, kind_of, read_json
 from xlcli.text import formats
 from xlcli.text.documents import Document, plain
 
@@ -295,5 +295,4 @@ def _open(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> int:
     if is_kind(mode):
         return descriptor
     os.close(descriptor)
-    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"
-    raise DataError(f"{path} is {kind}, not a file.", "Give a file, or - for standard input.")
+    raise DataError(f"{path} is {kind_of(mode)}, not a file.", "Give a file, or - for standard input.")

@@ -343,8 +343,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     described: dict[str, Any] = {key: about.get(key) for key in kind.described}
     if bad := next((key for key, value in described.items() if type(value) is not int or value > MOST_IDS), None):
         raise CheckpointError(f"{folder / FILE} has no valid {bad}.", REMEDY)
-    path = None if kind.file is None else folder / kind.file
-    vocabulary = () if path is None else (read_bounded(path, VOCABULARY_LIMIT), str(path))
+    vocabulary: tuple[Any, ...] = ()
+    if kind.file is not None:
+        path = folder / kind.file
+        vocabulary = read_bounded(path, VOCABULARY_LIMIT), str(path)
     tokenizer = kind(*vocabulary, **described)
     for key, found in (("vocab_size", tokenizer.vocab_size), ("fingerprint", tokenizer.fingerprint)):
         if about.get(key) != found:

@@ -76,8 +76,8 @@ class TokenFile:
     Attributes:
         ids: Token ids, uint16 or uint32, one axis, read only; may be a memory map.
         n_bytes: Length of the text.
-        id_sizes: Bytes of text of each id in the vocabulary; None if `text_sizes` is given.
-        text_sizes: Bytes of text of each token, where they do not follow from the id.
+        id_sizes: Bytes of text of each id in the vocabulary, unless `text_sizes` is given.
+        text_sizes: Bytes of text of each token.
         path: The file; None for tokens in memory.
         documents: First token of each document, ascending from 0; None if the text is one document.
     """
@@ -85,7 +85,7 @@ class TokenFile:
     ids: NDArray[Any]
     n_bytes: int
     id_sizes: NDArray[np.int32] | None = None
-    text_sizes: NDArray[np.uint16] | None = None
+    text_sizes: NDArray[np.integer] | None = None
     path: Path | None = None
     documents: NDArray[np.int64] | None = None
 
@@ -153,8 +153,7 @@ def sample_tokens(part: Part, tokenizer: Tokenizer, limit: int) -> TokenFile:
     """Tokens of a sample of at most `limit` bytes of `part`, in memory."""
     text = b"".join(part.sample(limit))
     ids, sizes = tokenizer.tokens(text)
-    text_sizes = None if tokenizer.id_sizes is not None else sizes.astype(np.uint16)
-    return TokenFile(ids, len(text), tokenizer.id_sizes, text_sizes)
+    return TokenFile(ids, len(text), text_sizes=sizes)
 
 
 def _record(tokenizer: Tokenizer) -> np.dtype[Any]:

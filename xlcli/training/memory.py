@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from xlcli.config import Config, ReversibleStackConfig
 from xlcli.config.attention import AttentionConfig, LinearAttentionConfig, LSHAttentionConfig, SoftmaxAttentionConfig
 from xlcli.machine import available_bytes, fitting, require_memory
@@ -41,9 +39,8 @@ def require(
     if min(need(each, {}) for each in configs) <= (LARGEST_MACHINE // ACCURACY if on_any_machine else available):
         return
     settings = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
-    changes = fitting(settings, lambda sizes: ACCURACY * need(config, sizes), available)
     smaller = "Use a smaller model, such as --preset tiny."
-    remedy = f"Use {changes}, or a smaller model." if changes else smaller
+    remedy = fitting(settings, lambda sizes: ACCURACY * need(config, sizes), available, smaller)
     require_memory("this training run", need(config, {}), remedy, device)
 
 
@@ -79,7 +76,7 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
     """Activations of a microbatch of `rows` sequences at the end of its forward pass."""
     model, train = config.model, config.train
     n_new, tokens = train.segment_len, rows * train.segment_len
-    size = 4 if runtime.dtype == torch.float32 else 2
+    size = runtime.dtype.itemsize
     of_token = 6 * model.dim + (4 * model.ffn_dim if model.feedforward.chunk_len is None else 0)
     if model.dropout.is_used:
         of_token += 6 * model.dim

@@ -44,14 +44,14 @@ class Prepared:
 
     Attributes:
         preset: Name of its preset; empty if unknown.
-        origin: Description of the model that it starts from (`store.origin.INIT`); None for new weights.
+        origin: Description of the model that it starts from (`store.origin.INIT`); empty for new weights.
         weights: Weights of that model, if the run is new.
     """
 
     config: Config
     runtime: Runtime
     preset: str
-    origin: Tree | None
+    origin: Tree
     parts: Split
     tokenizer: Tokenizer
     train_ids: TokenFile
@@ -118,12 +118,10 @@ def prepare_new(
         config = configs[preset]
     config.check_division(ranks.size)
     if model is not None:
-        tokenizer = model.tokenizer
+        tokenizer, origin, begun = model.tokenizer, _origin(model), weights(model.network)
     else:
-        tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
-    origin = None if model is None else _origin(model)
-    by_document = config.train.reset_on_document
-    ids = yield from _tokenize(parts, tokenizer, origin, by_document=by_document, dry_run=dry_run)
+        tokenizer, origin, begun = (yield from _train_tokenizer(config.text, parts, dry_run=dry_run)), {}, None
+    ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     data = Prepared(config, runtime, preset, origin, parts, tokenizer, *ids)
     if model is not None:
         yield from warn_of_misfit(model, data.train_ids)
@@ -135,7 +133,7 @@ def prepare_new(
         n_tokens=data.n_train_tokens,
         model=model,
     )
-    return replace(data, config=config, weights=None if model is None else weights(model.network))
+    return replace(data, config=config, weights=begun)
 
 
 def prepare_resumed(
@@ -168,9 +166,9 @@ def prepare_resumed(
         names.add(Path(init).resolve().name)
         with suppress(CheckpointError):
             names.add(find(init).resolve().name)
-    if init is not None and (origin["model"] if origin else NEW) not in names:
+    if init is not None and origin.get("model", NEW) not in names:
         raise ConfigError(
-            f"this run started from {origin['model'] if origin else 'scratch'}, not from {init}.",
+            f"this run started from {origin.get('model', 'scratch')}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
         )
     config.check_division(ranks.size)
@@ -240,7 +238,7 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
     """
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
-        _require_utf8(parts, None)
+        _require_utf8(parts, {})
     limit = DRY_RUN_BYTES if dry_run else parts.train.n_bytes if kind == "words" else SAMPLE_BYTES
     n_bytes = min(parts.train.n_bytes, limit)
     abandoned = False
@@ -271,7 +269,7 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
 
 
 def _tokenize(
-    parts: Split, tokenizer: Tokenizer, origin: Tree | None, *, by_document: bool, dry_run: bool
+    parts: Split, tokenizer: Tokenizer, origin: Tree, *, by_document: bool, dry_run: bool
 ) -> Generator[Event, None, tuple[TokenFile, TokenFile]]:
     """Tokens of the training and the validation text; of a dry run a sample."""
     if tokenizer.kind != "bytes":
@@ -283,12 +281,12 @@ def _tokenize(
     return train_ids, (yield from token_file(parts.valid, tokenizer, by_document=by_document))
 
 
-def _require_utf8(parts: Split, origin: Tree | None) -> None:
+def _require_utf8(parts: Split, origin: Tree) -> None:
     """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
     for part in (parts.train, parts.valid, parts.test):
         if part.corpus.facts.bad_byte is not None:
             error = not_utf8(*part.corpus.facts.bad_byte)
-            if origin is None:
+            if not origin:
                 raise error
             remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
             raise DataError(error.message, remedy)

@@ -203,7 +203,7 @@ def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
         "tokenizer": {"kind": data.tokenizer.kind, "vocab_size": data.tokenizer.vocab_size},
         "preset": data.preset,
-        **({} if data.origin is None else {INIT: data.origin}),
+        **({INIT: data.origin} if data.origin else {}),
         "runtime": run.config.runtime.model_dump(mode="json"),
         "parameters": run.model.n_parameters,
         "hardware": {

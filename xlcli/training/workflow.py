@@ -353,7 +353,7 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
         threads=runtime.threads,
         budget=defaults.budget_in_words(config, data.n_train_tokens),
         resumed_at=resumed_at,
-        init=data.origin["model"] if data.origin else None,
+        init=data.origin.get("model"),
         n_ranks=runtime.ranks.size,
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,

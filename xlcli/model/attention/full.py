@@ -63,7 +63,7 @@ class FullAttention(ProjectedAttention):
         if q is None:
             return x, memory
         sinks = None
-        if memory.n_sinks and not self.training and (seen := context.visible_sinks(memory.n_sinks)) is not None:
+        if not self.training and (seen := context.visible_sinks(memory.n_sinks)) is not None:
             keys, values = memory.sinks
             sinks = Sinks(self.position.at_clamp(q, context), keys, values, seen)
         y = self.attend(q, k, v, self.visible(context), context, sinks)

@@ -87,8 +87,15 @@ def test_models_that_differ_in_their_seeds_have_a_mean(run):
     assert seeds["mean"]["bits_per_byte"] == pytest.approx(fmean(bits))
     assert seeds["sd"]["bits_per_byte"] == pytest.approx(math.sqrt(sum((b - fmean(bits)) ** 2 for b in bits) / 2))
     *_, mean, sd = lines(run("eval", "corpus.txt", *models))
-    assert [*mean[:4], mean[5]] == ["mean", "of", "3", "seeds", f"{fmean(bits):.4f}"]
-    assert [*sd[:2], sd[3]] == ["standard", "deviation", f"{stdev(bits):.4f}"]
+    first = lines(run("eval", "corpus.txt", *models))[-6]
+    assert mean[:4] == ["mean", "of", "3", "seeds"]
+    assert sd[:2] == ["standard", "deviation"]
+    assert (mean[4:8], sd[2:6]) == (first[1:5], first[1:5])  # what the models have in common
+    assert (mean[8], sd[6]) == (f"{fmean(bits):.4f}", f"{stdev(bits):.4f}")
+    assert run("eval", "corpus.txt", *models, "--csv", "seeds.csv").code == 0
+    *_, mean, sd = read(Path("seeds.csv").read_text())
+    assert (mean["model"], float(mean["bits_per_byte"])) == ("mean of 3 seeds", seeds["mean"]["bits_per_byte"])
+    assert (sd["mem_len"], float(sd["bits_per_byte"])) == (mean["mem_len"], seeds["sd"]["bits_per_byte"])
     Path("rows.tsv").write_text("text\tother\nThe dog sat.\tA dog\nA fox, lazy\tThe fox and\nIt went in.\tI\n")
     pairs = ("eval", "rows.tsv", "--pairs", "text,other", *models)
     shares = [score["pairs"][0]["share"] for score in json.loads(run(*pairs, "--json").out)["sweep"]]

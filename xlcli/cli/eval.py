@@ -107,7 +107,8 @@ def write_table(path: str, run: Run) -> Sink:
         if run.stop():
             run.screen.not_written(path)
             return
-        text = csv_text([row for score in scores for row in report.score_rows(score)])
+        rows = [row for score in scores for row in report.score_rows(score)]
+        text = csv_text([*rows, *report.seed_rows([] if scores[0].pairs else over_seeds(scores, run))])
         if path == "-":
             run.screen.print(text)
         else:
@@ -306,14 +307,20 @@ def seeds_of(folders: Sequence[Path]) -> list[list[str]]:
     return [list(group.values()) for group in groups.values() if len(group) > 1]
 
 
+def over_seeds(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:
+    """Means and standard deviations over seeds, at each memory length."""
+    lengths = dict.fromkeys(score.mem_len for score in scores)
+    groups = [[s for s in scores if s.model in names and s.mem_len == n] for names in run.seeds for n in lengths]
+    return [report.over_seeds(group) for group in groups if len(group) > 1]
+
+
 def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
     """Prints at least one score as text or JSON, or as text `to_stderr`, and what their comparison says."""
     from xlcli.evaluation.spread import compare
 
-    screen, lengths = run.screen, dict.fromkeys(score.mem_len for score in scores)
+    screen = run.screen
     comparisons = [compare(score, scores[0]) for score in scores[1:]]
-    groups = [[s for s in scores if s.model in names and s.mem_len == n] for names in run.seeds for n in lengths]
-    seeds = [report.over_seeds(group) for group in groups if len(group) > 1]
+    seeds = over_seeds(scores, run)
     if screen.json and not to_stderr:
         objects = [report.score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != run.n_rows

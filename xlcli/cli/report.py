@@ -260,6 +260,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "mean steps": ("mean_steps", lambda value: _decimals(value, 2)),
 }
 """Figures of a table of evaluations: heading, field of `Score`, style."""
+COMMON = "position", "attention", "parameters", "mem_len"
+"""Fields of `Score` that models have in common if they differ in their seed only."""
 SPREAD = {
     "bits_per_byte": "bits/byte",
     "bits_per_byte_low": "from",
@@ -276,7 +278,15 @@ def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
     values = {key: [getattr(score, key) for score in scores] for key, _ in FIGURES.values()}
     known = {key: found for key, found in values.items() if None not in found and max(found) < math.inf}
     mean, sd = ({key: of(found) for key, found in known.items()} for of in (fmean, stdev))
-    return {"models": [score.model for score in scores], "mem_len": scores[0].mem_len, "mean": mean, "sd": sd}
+    common = {key: getattr(scores[0], key) for key in COMMON}
+    return {"models": [score.model for score in scores], **common, "mean": mean, "sd": sd}
+
+
+def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a table, named in place of models, for results of `over_seeds`."""
+    for each in seeds:
+        for name, key in ((f"mean of {len(each['models'])} seeds", "mean"), ("standard deviation", "sd")):
+            yield {"model": name, **{common: each[common] for common in COMMON}, **each[key]}
 
 
 def sweep_text(
@@ -300,18 +310,18 @@ def sweep_text(
         ]
         for score in scores
     ]
-    for each in seeds:
-        for name, key in ((f"mean of {len(each['models'])} seeds", "mean"), ("standard deviation", "sd")):
-            cells = (style(each[key].get(figure)) for figure, style in FIGURES.values())
-            rows.append([name, "", "", "", str(each["mem_len"]), *cells])
+    for row in seed_rows(seeds):
+        cells = (style(row.get(figure)) for figure, style in FIGURES.values())
+        about = row["model"], row["position"], row["attention"], amount(row["parameters"]), str(row["mem_len"])
+        rows.append([*about, *cells])
     heading = ["model", "position", "attention", "params", "memory", *FIGURES]
     left_out = {"perplexity"} if n_models > 1 else {*heading[:4]}
     kept = [i for i, name in enumerate(heading) if name not in left_out and any(row[i] for row in rows)]
     stopped = f", PARTIAL: {len(scores)} of {n_scores} evaluations" * (len(scores) < n_scores)
     dtypes = rounding(first.weight_dtype, first.memory_dtype)
-    about = f"{title} on {first.file}, span {first.span}{dtypes}{stopped}\n\n"
+    place = f"{title} on {first.file}, span {first.span}{dtypes}{stopped}\n\n"
     shown = [[row[i] for i in kept] for row in (heading, *rows)]
-    return about + table(shown, width, left=range(kept.index(4) or 1))
+    return place + table(shown, width, left=range(kept.index(4) or 1))
 
 
 def spread_text(

@@ -151,7 +151,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(rows[0])
-    table.writerows([_cell(row[name]) for name in rows[0]] for row in rows)
+    table.writerows([_cell(row.get(name)) for name in rows[0]] for row in rows)
     return text.getvalue()
 
 

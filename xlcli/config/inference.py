@@ -79,7 +79,7 @@ class Columns(NamedTuple):
                     found["frequency"] = value
                 case _:
                     known = "Known: rank, entropy, logprobs=K, layers, layers=N,N, alternatives=K, frequency=FILE."
-                    raise InvalidSettingError("columns", f"has no '{each}'", known)
+                    raise InvalidSettingError("columns", f"has no '{each}'", f"{known} K is 1 to 999.")
         return cls(**found)
 
     def layers_of(self, model: ModelConfig, learning: "LearningConfig") -> tuple[int, ...]:

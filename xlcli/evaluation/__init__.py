@@ -274,7 +274,9 @@ def _read(
     for key in filter(None, (options.by, options.reset_on_change)):
         rows = enumerate(fields for _, fields in corpus.rows())
         if bad := next((i // (1 + bool(options.pairs)) + 1 for i, fields in rows if key not in fields), None):
-            raise DataError(f"row {bad} has no '{key}'.", "Name a key that all rows have (Parquet: none).")
+            raise DataError(
+                f"row {bad} has no '{key}'.", "Name a column or key that all rows have (in Parquet there is none)."
+            )
     starts = None
     if options.reset_on_change is not None:
         stories = groupby(corpus.rows(), lambda row: str(row[1].get(options.reset_on_change or "")))

@@ -1,18 +1,17 @@
 """Training on ten million words, in the spirit of the Strict-Small track of BabyLM (Charpentier et al. 2025).
 
-    python benchmarks/babylm.py train DATA OUT [--hours 2] [--seed 0] [--set KEY=VALUE ...]
+    python benchmarks/babylm.py train DATA OUT [--hours 3] [--seed 0] [--set KEY=VALUE ...]
     python benchmarks/babylm.py score OUT [FOLDER ...] [--babylm FOLDER] [--naturalstories FOLDER] [--ucl FILE] ...
 
 DATA is a folder with `books`, `books-more` and `modern`; `modern/tenmillion.txt` lists the parts of their files that
 are read: 10.0 million words by white space, half of them speech. OUT gets these words (`text/`), a part of each file of
 `modern/valid` (`valid.txt`) and the model (`model/`), whose vocabulary is learned on the same words. OUT may hold a run
-that was stopped, which continues. The track allows ten passes over the text; the run of two hours of two cores takes
+that was stopped, which continues. The track allows ten passes over the text; the run of three hours of two cores takes
 fewer. Its rates are constant until the last fifth of the time.
 
-`score` takes the models in the FOLDERs, by default OUT's and those that its run kept (`--set train.keep_at=1M,2M,5M`
-of `train`), and writes OUT/pairs.json and OUT/reading.json with benchmarks/pairs.py and benchmarks/reading.py, whose
-folders it takes. What OUT/pairs.json has already is not scored again, so the command also continues one that was
-stopped.
+`score` takes the models in the FOLDERs, by default OUT's and those that its run kept, and writes OUT/pairs.json and
+OUT/reading.json with benchmarks/pairs.py and benchmarks/reading.py, whose folders it takes. What OUT/pairs.json has
+already is not scored again, so the command also continues one that was stopped.
 """
 
 import argparse
@@ -36,8 +35,9 @@ RECIPE = {
     "train.average_share": 0.125,
     "train.eval_every": "300s",
     "train.save_every": "120s",
+    "train.keep_at": "1560k,3120k,7800k,15600k,31200k,78M,156M",
 }
-"""What differs from the preset medium."""
+"""What differs from the preset medium. Models are kept after 1, 2, 5 to 100 million words of 1.56 tokens."""
 SETS = ("blimp_filtered", "supplement", "ewok")
 
 
@@ -100,7 +100,7 @@ def main() -> int:
     training.set_defaults(run=train)
     training.add_argument("data", type=Path)
     training.add_argument("out", type=Path)
-    training.add_argument("--hours", type=float, default=2)
+    training.add_argument("--hours", type=float, default=3)
     training.add_argument("--seed", type=int, default=0)
     training.add_argument("--set", dest="settings", action="append", default=[])
     scoring = commands.add_parser("score")

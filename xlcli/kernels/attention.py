@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xlcli.kernels.compiler import numba, overload, register_jitable
-from xlcli.kernels.linear import add_rows, dots, exp, normalize, widen
+from xlcli.kernels.linear import add_rows, dots, exp, normalize, pair_add_rows, pair_dots, widen
 from xlcli.kernels.records import HALF, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 from xlcli.ops.layers import MAX_INT, MAX_SCALE, MIN_SCALE
@@ -217,15 +217,21 @@ def attend_chunk(
         turns = array(cache.turns, (beyond + first + 1, attention.rotary_dim))
         for i in range(n_queries):
             rotated_dots(keys, queries[i, :e], turns, beyond, attention.rope, scores[i, :n_turned])
+    near = keys[n_turned:]
+    for i in range(1, n_queries, 2):
+        pair_dots(near, queries[i - 1, :e], queries[i, :e], scores[i - 1, n_turned:], scores[i, n_turned:])
+    if n_queries % 2:
+        dots(near, queries[n_queries - 1, :e], scores[n_queries - 1, n_turned:])
     for i in range(n_queries):
-        if n_turned < n:
-            dots(keys[n_turned:], queries[i, :e], scores[i, n_turned:])
         if cache.key_scales:
             multiply(scores[i], memory.key_scales[b, j, rows])
         weigh(attention, cache, n_keys, j * n_queries + i, first, n_far, queries[i], scores[i], out[i])
         if cache.value_scales:
             multiply(scores[i], memory.value_scales[b, j, rows])
-        add_rows(values, 0, scores[i], out[i, :e])
+    for i in range(1, n_queries, 2):
+        pair_add_rows(values, scores[i - 1], scores[i], out[i - 1, :e], out[i, :e])
+    if n_queries % 2:
+        add_rows(values, 0, scores[n_queries - 1], out[n_queries - 1, :e])
 
 
 @inner(fastmath=FASTMATH)

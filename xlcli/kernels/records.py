@@ -52,9 +52,9 @@ If `parallel` (1, else 0) both branches read the input of the block.
 """
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
-CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
-               "position_keys bias sin cos turns "
-               "n_sinks sink_keys sink_values sink_counts sink_sin sink_cos", "far_bias")  # fmt: skip
+CACHE = record("keys values key_scales value_scales sink_keys sink_values capacity row start stop "
+               "n_distances clamp_len full_len position_keys bias sin cos turns "
+               "n_sinks sink_counts sink_sin sink_cos", "far_bias")  # fmt: skip
 """Memory of a block for one token: buffers of keys and values (b g capacity row) and, if they are int8, of their scales
 (b g capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 

@@ -130,17 +130,17 @@ class TokenBuffers(TokenMemory):
         buffers, length = self.buffers, self.length
         capacity = buffers[0].shape[2]
         if self.stop + n_new <= capacity:
-            return replace(self, stop=self.stop + n_new)
+            return type(self)(buffers, self.start, self.stop + n_new, self.sinks)
         needed = length + n_new + max(n_new, min(max(keep, length), MAX_SLACK))
         if not (length + n_new <= capacity <= 2 * needed and self.start >= length):
             buffers = tuple(_new_buffer(rows, old, needed) for rows, old in zip(like or buffers, buffers, strict=True))
         for buffer, rows in zip(buffers, self.rows(), strict=True):
             buffer[:, :, :length] = rows
-        return replace(self, buffers=buffers, start=0, stop=length + n_new)
+        return type(self)(buffers, 0, length + n_new, self.sinks)
 
     def keep(self, n: int) -> Self:
         """Memory of the `n` latest tokens."""
-        return replace(self, start=self.stop - n)
+        return type(self)(self.buffers, self.stop - n, self.stop, self.sinks)
 
 
 def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:

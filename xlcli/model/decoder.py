@@ -153,39 +153,41 @@ class Decoder:
         self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
-        caches, after = [], []
-        tables: list[Tensor] = []  # kept during the call: another block or thread may replace them
-        for block, memory in zip(part.blocks, memories, strict=True):
-            assert isinstance(memory, TokenBuffers)
-            attention = block.attention
-            own = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
-            memory = memory.reserve(1, own.keep)
-            buffers = memory.buffers
-            _, _, capacity, row = buffers[0].shape[:3] + buffers[0].stride()[2:3]
-            limits = own.span.clamp_len or memory.length, own.span.full_len or memory.length
-            own_tables = self._tables.of(block, memory.length, own)
-            n_distances = max(table.shape[1] for table in own_tables[:2])
-            n_sinks, own_sinks = sink_arrays(attention, memory, own)
-            tables += [*own_tables, *own_sinks]
-            caches.append(
-                (
-                    *map(Tensor.data_ptr, (*buffers, *[ABSENT] * (4 - len(buffers)))),
-                    *(capacity, row, memory.start, memory.stop, n_distances, *limits),
-                    *map(Tensor.data_ptr, own_tables),
-                    *(n_sinks, *map(Tensor.data_ptr, own_sinks)),
-                    own.span.far_bias,
-                )
-            )
-            after.append(memory.keep(own.keep))
+        caches, after, kept = self._caches(part, memories, context)
         packed = np.array(caches, CACHE)
         assert context.tokens is not None
         inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
         inputs.append(ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous())
         arrays = part.packed.ctypes.data, packed.ctypes.data, *map(Tensor.data_ptr, inputs)
         call = part.head or NO_HEAD, len(caches), *arrays, len(x), x.shape[2]
-        memory_type = buffers[0].dtype
-        out = self.kernels.decode(call, torch.get_num_threads(), TYPES[self.weight_type], TYPES[memory_type])
+        types = TYPES[self.weight_type], TYPES[after[0].buffers[0].dtype]
+        out = self.kernels.decode(call, torch.get_num_threads(), *types)
+        del kept  # a later call may have replaced arrays whose addresses the kernel has
         return torch.from_numpy(out)[:, None], tuple(after)
+
+    def _caches(
+        self, part: Part, memories: Sequence[Memory], context: AttentionContext
+    ) -> tuple[list[Packed], list[TokenBuffers], list[Tensor]]:
+        """`CACHE` of each block of a part, the new memories, and arrays to be kept during the call."""
+        caches, after = [], []
+        kept: list[Tensor] = []
+        shared: dict[Hashable, Shared] = {}
+        for block, kind, memory in zip(part.blocks, part.kinds, memories, strict=True):
+            assert isinstance(memory, TokenBuffers)
+            attention = block.attention
+            own = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
+            memory = memory.reserve(1, own.keep)
+            key = kind, memory.length, memory.n_sinks
+            if key not in shared:
+                shared[key] = self._tables.share(attention, memory, own)
+                kept += shared[key].arrays
+            sinks = [t.float().contiguous() for t in memory.sinks] if shared[key].sees_sinks else [ABSENT] * 2
+            kept += sinks
+            buffers = *memory.buffers, *[ABSENT] * (4 - len(memory.buffers))
+            rows = memory.buffers[0].shape[2], memory.buffers[0].stride(2), memory.start, memory.stop
+            caches.append((*map(Tensor.data_ptr, (*buffers, *sinks)), *rows, *shared[key].fields))
+            after.append(memory.keep(own.keep))
+        return caches, after, kept
 
 
 @dataclass(frozen=True)
@@ -194,12 +196,14 @@ class Part:
 
     Attributes:
         packed: `BLOCK` of each block; empty: there is no kernel.
+        kinds: Numbers of the kinds of their attention.
         head: Fields of `HEAD`, if logits follow.
     """
 
     first: int
     blocks: Sequence[Block]
     packed: Array
+    kinds: Sequence[int]
     head: Packed | None = None
 
     def memories(self, state: State) -> Sequence[Memory]:
@@ -223,11 +227,19 @@ class Packer:
         self.network = network
         self.weight_type = weight_type
         self.kept: list[Tensor] = []
+        self._kinds: dict[Hashable, int] = {}
 
     def part(self, blocks: Sequence[tuple[int, Block]], *, with_kernel: bool) -> Part:
         """Numbered successive blocks."""
         packed = [self._block(i, block) for i, block in blocks if with_kernel]
-        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK))
+        kinds = [self._kind(block.attention) for _, block in blocks if with_kernel]
+        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK), kinds)
+
+    def _kind(self, attention: Attention) -> int:
+        """Number of the kind of a layer; layers of one kind share the arrays by distance."""
+        assert isinstance(attention, FullAttention)
+        window = attention.window if isinstance(attention, LocalAttention) else None
+        return self._kinds.setdefault((table_key(attention), window), len(self._kinds))
 
     def head(self, head: SoftmaxHead) -> Packed:
         """Fields of `HEAD`."""
@@ -320,44 +332,65 @@ class Packer:
         return self.kept[-1].data_ptr()
 
 
+def table_key(attention: FullAttention) -> Hashable:
+    """What the arrays by distance of a layer depend on, beside its memory and window."""
+    position = attention.position
+    if isinstance(position, XLPosition):  # inner products with projected keys are shorter if there are many features
+        return XLPosition, position.n_features if position.n_features <= attention.head_dim else position.relative
+    if isinstance(position, RopePosition):
+        return RopePosition, attention.head_dim, position.series
+    return type(position), *position.parameters(), attention.n_heads
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Fields of `CACHE` that layers share, and the arrays whose addresses they hold."""
+
+    fields: Packed
+    arrays: Sequence[Tensor]
+    sees_sinks: bool
+
+
 class DistanceTables:
     """Tables that grow with the memory; layers with the same encoding share them."""
 
     def __init__(self) -> None:
         self.tables: dict[Hashable, Tensor] = {}
 
-    def of(self, block: Block, length: int, context: AttentionContext) -> tuple[Tensor, ...]:
-        """Last arrays of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
-        attention = block.attention
+    def share(self, attention: Attention, memory: TokenBuffers, context: AttentionContext) -> Shared:
+        """Fields from `n_distances` on, for a memory that has a row for the new token."""
         assert isinstance(attention, FullAttention)
+        tables = self._of(attention, memory.length, context)
+        sinks = sink_arrays(attention, memory, context)
+        span, n_distances = context.span, max(table.shape[1] for table in tables[:2])
+        limits = span.clamp_len or memory.length, span.full_len or memory.length
+        n_sinks = memory.n_sinks if sinks else 0
+        of_tables, of_sinks = (tuple(map(Tensor.data_ptr, part)) for part in (tables, sinks or [ABSENT] * 3))
+        fields = n_distances, *limits, *of_tables, n_sinks, *of_sinks, span.far_bias
+        return Shared(fields, [*tables, *sinks], bool(sinks))
+
+    def _of(self, attention: FullAttention, length: int, context: AttentionContext) -> tuple[Tensor, ...]:
+        """Position keys, additions, sine, cosine and turns of `CACHE` for `length` keys, the new one included."""
         position, e = attention.position, attention.head_dim
         farthest = context.mask.max_distance
         longest = context.span.segment_len if farthest is None else 1 + farthest
         keys = bias = sin = cos = turns = ABSENT
         if isinstance(position, XLPosition):
             length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
-            shared = position.n_features <= e  # inner products with projected keys are shorter
-            source: Hashable = ("xl", position.n_features) if shared else position.relative
-            keys = self._table(source, length, longest, lambda n: _position_keys(position, n, e))
+            keys = self._table(table_key(attention), length, longest, lambda n: _position_keys(position, n, e))
         elif isinstance(position, (AlibiPosition, T5Position)):
-            source = *position.parameters(), attention.n_heads
-            bias = self._table(source, length, longest, lambda n: _bias(attention, n, e))
+            bias = self._table(table_key(attention), length, longest, lambda n: _bias(attention, n, e))
         elif isinstance(position, RopePosition):
-
-            def angles() -> list[Tensor]:
-                """Sine and cosine (b r/2) of the angles of the new tokens (b 1)."""
-                assert context.tokens is not None
-                positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-                return [part.float().contiguous() for part in position.angles(positions, e)]
-
-            def rotations(n: int) -> Tensor:
-                """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
-                return torch.cat(position.angles(torch.arange(n), e), dim=-1).float()
-
-            sin, cos = context.constant(("rope step", e, position.series), angles)
+            assert context.tokens is not None
+            positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
+            sin, cos = (part.float().contiguous() for part in position.angles(positions, e))
             if (clamp_len := context.span.clamp_len) is not None and length > clamp_len + 1:
-                key = "turns", e, position.series
-                turns = self._table(key, length - clamp_len, longest, rotations, axis=0)
+
+                def rotations(n: int) -> Tensor:
+                    """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
+                    return torch.cat(position.angles(torch.arange(n), e), dim=-1).float()
+
+                turns = self._table(table_key(attention), length - clamp_len, longest, rotations, axis=0)
         return keys, bias, sin, cos, turns
 
     def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
@@ -373,21 +406,14 @@ class DistanceTables:
         return table
 
 
-def sink_arrays(attention: Attention, memory: Memory, context: AttentionContext) -> tuple[int, list[Tensor]]:
-    """Number of sinks, 0 if no token sees any, and their arrays of `CACHE`."""
-    seen = context.visible_sinks(memory.n_sinks)
-    position = attention.position
+def sink_arrays(attention: FullAttention, memory: Memory, context: AttentionContext) -> list[Tensor]:
+    """Numbers of sinks that the sequences see, and sines and cosines of their angles; empty if no token sees any."""
+    seen, position = context.visible_sinks(memory.n_sinks), attention.position
     if seen is None or not isinstance(position, RopePosition):
-        return 0, [ABSENT] * 5
-    keys, values = (t.float().contiguous() for t in memory.sinks)
-
-    def of_sequences() -> list[Tensor]:
-        """Numbers of sinks, and sines and cosines, of the sequences."""
-        rows = seen.sum(-1)[:, 0], *(part[:, 0, 0].float() for part in position.clamp_angles(keys.shape[-1], context))
-        return [row.expand(len(keys), -1).contiguous() for row in rows]
-
-    arrays = context.constant(("sink arrays", *keys.shape, position.series), of_sequences)
-    return memory.n_sinks, [keys, values, *arrays]
+        return []
+    angles = position.clamp_angles(attention.head_dim, context)
+    rows = seen.sum(-1)[:, 0], *(part[:, 0, 0].float() for part in angles)
+    return [row.expand(len(memory.sinks[0]), -1).contiguous() for row in rows]
 
 
 def _context(n: int) -> AttentionContext:
@@ -427,19 +453,17 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
 
 def table_bytes(network: LanguageModel, n_memory: int) -> int:
     """Size in bytes of the tables by distance with `n_memory` tokens in memory; 0 if there is no decoder."""
-    tables: dict[tuple[Hashable, ...], int] = {}
+    tables: dict[Hashable, int] = {}
     for attention, _ in _decoded(network):
         position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
         n = 1 + (attention.receptive_field(n_memory) or 0)
         if isinstance(position, XLPosition):
-            key: tuple[Hashable, ...] = ()
-            rows = position.n_features
-            if rows * h > width:  # the position keys of each layer are projected
-                key, rows = (position.relative,), width
+            rows = position.n_features if position.n_features <= attention.head_dim else width
         elif isinstance(position, (AlibiPosition, T5Position)):
-            key, rows = (*position.parameters(), h), h
+            rows = h
         else:
             continue
+        key = table_key(attention)
         tables[key] = max(tables.get(key, 0), 4 * rows * n)
     return sum(tables.values())
 

@@ -27,7 +27,7 @@ def misfit(model: str, bits_per_byte: float) -> str | None:
     if bits_per_byte <= 8.0:
         return None
     return (
-        "more than 8 bits per byte, as many as the text itself has: "
+        "more than 8 bits per byte, the cost without any model: "
         f"model {model} was trained on a different kind of text, or on too little."
     )
 

@@ -200,7 +200,7 @@ class Optimizers:
             CheckpointError: A quantity is missing, or has another shape or type than its parameter. PyTorch's fused
                 optimizers do not check and would write out of bounds.
         """
-        anew = "Train anew with --overwrite."
+        anew = "Train again with --overwrite."
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
             quantities = ["momentum_buffer"] if isinstance(optimizer, Muon) else ["step", "exp_avg", "exp_avg_sq"]

@@ -148,7 +148,7 @@ class _Stream:
         fields = plain(portion.fields) if isinstance(portion, Document) else {}
         if portion and key is not None:
             if key not in fields:
-                raise DataError(f"the text has no rows, or one without '{key}'.", "Name a key that all rows have.")
+                raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
             self.story = str(fields[key])
         if isinstance(portion, Document) and (self.intake.resets_at_documents or self._options.emit == "words"):
             start = self.intake.begin_document(is_reset=key is None or self.story != story)

@@ -113,13 +113,13 @@ def test_what_is_said_when_there_is_none(cwd, bundled):
     assert "shakespeare" in caught.value.remedy
     with pytest.raises(CheckpointError, match="XLCLI_MODEL") as caught:
         choose_with("qqq", None)
-    assert caught.value.remedy == "There are: shakespeare, books."
+    assert caught.value.remedy == "Available: shakespeare, books."
     for i in range(12):
         os.utime(make(cwd / "models" / f"m{i}") / "model.safetensors", (2e9 + i, 2e9 + i))
     with pytest.raises(CheckpointError) as caught:
         find("qqq")
     newest = ", ".join(f"m{i}" for i in reversed(range(12)))
-    assert caught.value.remedy == f"There are: {newest} and 2 more (xlcli models)."
+    assert caught.value.remedy == f"Available: {newest} and 2 more (xlcli models)."
     (cwd / "models" / "young" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="young") as caught:
         find("young")

@@ -87,7 +87,7 @@ def resumed(state: TextState | None, model: LoadedModel) -> SessionState | None:
     if state is None:
         return None
     if state.fingerprints != model.fingerprints:
-        raise StateError(f"the state belongs to another model than {model.name}.", "Read the text again.")
+        raise StateError(f"the state belongs to a different model, not {model.name}.", "Read the text again.")
     return state.session.fork()
 
 

@@ -75,7 +75,8 @@ def decompress(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE.xl|-")],
     model: Annotated[
-        list[str] | None, option("Model", "-m, --model NAME|FOLDER", "Model. Default: the one that the file names.")
+        list[str] | None,
+        option("Model", "-m, --model NAME|FOLDER", "Use this model. Default: the one named in the file."),
     ] = None,
     out: Annotated[
         str | None,
@@ -104,7 +105,7 @@ def decompress(
             header.settings.check_model(read_config(folder).model)
         except ConfigError as error:
             raise DataError(
-                f"{reader.name} was compressed with another model than {folder.name}: {error.message}",
+                f"{reader.name} was not compressed with model {folder.name}: {error.message}",
                 "Give the folder of that model: -m FOLDER.",
             ) from None
         prologue.check_files(context, [folder, *texts])

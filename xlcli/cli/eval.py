@@ -193,7 +193,11 @@ def evaluate(
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE|-...]")] = None,
     model: Annotated[
         list[str] | None,
-        option("Model", "-m, --model NAME|FOLDER", "Use this model; several: a table. Default: newest, else bundled."),
+        option(
+            "Model",
+            "-m, --model NAME|FOLDER",
+            "Use this model; repeat to compare models. Default: newest, else bundled.",
+        ),
     ] = None,
     dry_run: options.DryRun = False,
     **_: Any,

@@ -204,7 +204,7 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
     command = f"xlcli eval -m {shlex.quote(target)}"
     screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
     if texts := [text for text in HELD_OUT.values() if Path(target, text).is_file()]:
-        screen.say(f"it holds text of the corpus: remove {' and '.join(texts)} before you publish it")
+        screen.say(f"it contains text from the corpus: remove {' and '.join(texts)} before you publish it")
 
 
 def _is_partial(model: ModelSummary) -> bool:

@@ -104,7 +104,7 @@ Format = Annotated[
         "gguf",
     ]
     | None,
-    option("Model", "--format", "Name the format of the model. Default: recognized.", allow_from_autoenv=False),
+    option("Model", "--format", "Name the format of the model. Default: detected.", allow_from_autoenv=False),
 ]
 SETTINGS_OPTIONS = {
     "config_file": Annotated[

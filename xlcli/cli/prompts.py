@@ -19,7 +19,7 @@ MAX_PROMPT = 2**26
 """Maximum length of a prompt in bytes."""
 MAX_BYTES = 2**28
 """Maximum size of a file of prompts."""
-_EXAMPLE = 'Write each as {"prompt": "Once upon a"}.'
+_EXAMPLE = 'Write each line as {"prompt": "Once upon a"}.'
 
 Prompt = tuple[bytes, dict[str, Any]]
 """A line of the file: the text of the prompt, and the table with its `id`, empty without one."""

@@ -74,7 +74,7 @@ def stream(
     if settings.save_every is None and state:
         settings = settings.model_copy(update={"save_every": 60.0})
     if follow and (name == "-" or (os.path.exists(name) and not os.path.isfile(name))):  # noqa: PTH110, PTH113
-        raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
+        raise ConfigError("--follow needs a regular file.", "Name a file. A pipe is read until it ends.")
     texts = [name] if follow else prologue.check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     folder = prologue.find_model(context, settings, screen)
     prologue.check_files(context, [folder, *texts])

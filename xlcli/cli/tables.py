@@ -139,7 +139,7 @@ class JoinedListing(Listing):
             places = [{name: value for name, value in own.items() if name in PLACES} for own in owns]
             if any(place != places[0] for place in places):
                 at = places[0].get("byte", "the end")
-                raise DataError(f"the models have other words from byte {at} on.", "List each by itself: -m NAME.")
+                raise DataError(f"the models have different words from byte {at} on.", "List each by itself: -m NAME.")
             joined = places[0]
             for name, own in zip(self._names, owns, strict=True):
                 joined |= {f"{key}_{name}": value for key, value in own.items() if key not in PLACES}

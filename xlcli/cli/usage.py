@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def explain(error: typer.TyperException, context: Any) -> ConfigError:
     """`ConfigError` with the sentence of a usage error of Typer, and a remedy."""
     text = one_line(error.format_message().replace("Value error, ", "").partition(" (Possible options")[0]).rstrip(".")
+    text = text.replace("Input should be a valid boolean, unable to interpret input", "it should be true or false")
     remedy = context and _remedy(error, context)
     return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy or "See xlcli --help.")
 

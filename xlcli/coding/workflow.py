@@ -148,8 +148,8 @@ def compress(
     """
     if model.tokenizer.id_sizes is None:
         raise ConfigError(
-            f"model {model.name} cannot restore a text: its vocabulary is of words, or it has none.",
-            "Use a model with a vocabulary of subwords or bytes.",
+            f"model {model.name} cannot restore a text: it has a word vocabulary or none.",
+            "Use a model with a subword or byte vocabulary.",
         )
     started = time.monotonic()
     check = yield from check_hash(InferenceSession.open(model, runtime, options, None), stop)
@@ -222,14 +222,14 @@ def decompress(
     check = yield from check_hash(InferenceSession.open(model, runtime, header.settings, None), stop)
     if check != header.check:
         raise DataError(
-            f"{reader.name} was compressed where the model computes other numbers: with {header.software}; "
+            f"{reader.name} was compressed where the model computes different numbers: with {header.software}; "
             f"here are {software()}.",
             "Decompress it with the same versions on a processor of the same type.",
         )
     predictions, hashed = Predictions(InferenceSession.open(model, runtime, header.settings, None)), hashlib.sha256()
     meter, n_bytes = ProgressMeter("decompressing", None, "bytes"), 0
     not_restored = DataError(
-        f"{reader.name} was not restored: the text is another one than the one that was compressed.",
+        f"{reader.name} was not restored: the result differs from the text that was compressed.",
         "Decompress it on the machine that compressed it.",
     )
     for frame in reader.frames():
@@ -258,8 +258,8 @@ def _check_maker(header: Header, name: str, model: LoadedModel, runtime: Runtime
     """`DataError` if a file was not compressed with this model on such a machine."""
     if header.fingerprint != model_fingerprint(model):
         raise DataError(
-            f"{name} was compressed with another model than {model.name}: {header.model}, fingerprint "
-            f"{header.fingerprint[:12]}.",
+            f"{name} was not compressed with model {model.name} but with {header.model} "
+            f"(fingerprint {header.fingerprint[:12]}).",
             "Give the folder of that model: -m FOLDER.",
         )
     here = runtime.device.type, runtime.dtype_name, runtime.threads

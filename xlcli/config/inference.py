@@ -404,13 +404,13 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         }
         for key, (about, others) in conflicts.items():
             if key in given and (other := next((name for name in others if name in given), None)):
-                raise InvalidSettingError(key, f"{about}, without {other}", f"Omit {other}.")
+                raise InvalidSettingError(key, f"{about} and cannot be combined with {other}", f"Omit {other}.")
         if self.pairs and self.pairs[0] == self.pairs[1]:
             raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
         if self.score_field and self.text_field in (None, self.score_field):
-            raise InvalidSettingError("score_field", "needs text_field, the text before it", "Add --text-field KEY.")
+            raise InvalidSettingError("score_field", "needs the text before it", "Add --text-field KEY.")
         if self.asked.alternatives and (self.online_option or self.span != "uniform"):
-            reason = "has alternatives, which need a uniform span, without adapt and context_cache"
+            reason = "has alternatives, which need a uniform span, without adapt or context_cache"
             raise InvalidSettingError("columns", reason, "Leave out alternatives.")
 
 
@@ -435,8 +435,8 @@ class GenerateConfig(LearningConfig, InferenceConfig):
         Option("Sampling", "-t, --temperature T", "0.8"),
     ] = Field(
         default=None,
-        description="0 is greedy; default 0.8. Subword models also use --top-p 0.95 --repetition-penalty 1.1 "
-        "by default.",
+        description="Set temperature (0: greedy). Default: 0.8; subword models add --top-p 0.95 "
+        "--repetition-penalty 1.1.",
     )
     top_k: Annotated[Length | None, Option("Sampling", "-k, --top-k K", "40")] = Field(
         default=None, description="Sample from the K most probable tokens; 0 keeps all."

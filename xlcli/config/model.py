@@ -155,7 +155,7 @@ class EmbeddingConfig(BaseConfig):
     def _check(self) -> None:
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
             reason = f"{list(self.cutoffs)} do not increase"
-            raise InvalidSettingError("model.embedding.cutoffs", reason, "Give them in order.")
+            raise InvalidSettingError("model.embedding.cutoffs", reason, "Put them in increasing order.")
         if self.div_val > 1 and not self.cutoffs:
             reason = f"{self.div_val} makes later clusters of the vocabulary narrower, but there are none"
             raise InvalidSettingError("model.embedding.div_val", reason, "Set model.embedding.cutoffs as well.")

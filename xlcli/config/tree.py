@@ -186,7 +186,7 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
         case "extra_forbidden":
             return _unknown_key(kind, name, first["loc"], tables=isinstance(value, Mapping))
         case "union_tag_invalid":
-            return _no_choice(f"{name}.kind", value["kind"], details["expected_tags"])
+            return _no_choice(f"{name}.kind", value["kind"], f"one of {details['expected_tags']}")
         case "union_tag_not_found":
             return InvalidSettingError(f"{name}.kind", "is missing", "Set it as well.")
         case "literal_error":
@@ -216,7 +216,7 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], 
     in_layer = re.search(r"\.layers\.\d+$", table)
     kinds = ATTENTIONS if in_layer else UNIONS.get(table.rpartition(".")[2], {})
     if others := [other for other, section in kinds.items() if last in section.model_fields]:
-        reason = f"belongs to {' and '.join(others)}, but {table}.kind is '{loc[-2]}'"
+        reason = f"applies only to {' and '.join(others)}, but {table}.kind is '{loc[-2]}'"
         return InvalidSettingError(name, reason, f"Set {table}.kind to {' or '.join(others)}, or leave {name} out.")
     keys = _keys(kinds[str(loc[-2])], f"{table}.") if in_layer else _keys(kind)
     known = [key for key, is_table in keys if is_table == tables]

@@ -96,7 +96,7 @@ def evaluate(
         return
     with Division(runtime.ranks) as divided:
         if options.asked.of_words and not words:
-            raise ConfigError("alternatives and frequency are columns of words.", "List words: --words FILE.tsv.")
+            raise ConfigError("alternatives and frequency are columns of words.", "Use --words FILE.tsv.")
         check_settings(model, options, runtime)
         check_memory(model, runtime, 1, segment_len=1)  # of any text
         try:
@@ -275,7 +275,7 @@ def _read(
         rows = enumerate(fields for _, fields in corpus.rows())
         if bad := next((i // (1 + bool(options.pairs)) + 1 for i, fields in rows if key not in fields), None):
             raise DataError(
-                f"row {bad} has no '{key}'.", "Name a column or key that all rows have (in Parquet there is none)."
+                f"row {bad} has no '{key}'.", "Name a column or key that all rows have (not possible with Parquet)."
             )
     starts = None
     if options.reset_on_change is not None:

@@ -155,11 +155,11 @@ def _required_format(path: Path) -> str:
         return name
     if (kind := model_type(path)) is None:
         if is_model(path):
-            raise CheckpointError(f"{path} already is a model of xlcli.", "Use it as it is, with -m.")
+            raise CheckpointError(f"{path} is already an xlcli model.", "Use it as it is, with -m.")
         problem = f"{path} does not say what model it is: it has no {CONFIG} with a model_type."
         raise CheckpointError(problem, _what_to_give(path))
     reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
-    raise CheckpointError(f"{path} is of the type {ascii(kind)[:80]}: {reason}.", CAN)
+    raise CheckpointError(f"{path} has model type {ascii(kind)[:80]}: {reason}.", CAN)
 
 
 def _what_to_give(path: Path) -> str:

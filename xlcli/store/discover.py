@@ -190,7 +190,7 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
         remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(other.parent) else _choices(wanted, known)
         if "PyTorch" in kind or "GGUF" in kind:
             remedy = f"To use it, type xlcli import {shlex.quote(wanted)}."
-        raise CheckpointError(f"{other} is {kind}, not a model folder of xlcli{source}.", remedy)
+        raise CheckpointError(f"{other} is {kind}, not an xlcli model folder{source}.", remedy)
     if other := next((place for place in places if os.path.isdir(place)), None):  # noqa: PTH112
         missing = CONFIG
         if (other / CONFIG).is_file():
@@ -200,7 +200,7 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
         remedy = f"To import it, type xlcli import {shlex.quote(wanted)}." if is_original else _choices(wanted, known)
         raise CheckpointError(f"{other} is not a model: it has no {missing}{source}.", remedy)
     if _HUB.fullmatch(wanted):
-        problem = f"there is no model '{wanted}'{source}, and xlcli downloads none from a hub."
+        problem = f"there is no model '{wanted}'{source}, and xlcli downloads no models from a hub."
         raise CheckpointError(problem, "Download it, and type xlcli import FOLDER.")
     raise CheckpointError(f"there is no model '{wanted}'{source}.", _choices(wanted, known))
 
@@ -211,7 +211,7 @@ def _choices(wanted: str, known: Iterable[Path]) -> str:
     if near:
         return f"Did you mean {' or '.join(near)}?"
     more = " (xlcli models)" if len(names) > MAX_NAMED else ""
-    return f"There are: {named(names)}{more}." if names else "Train one: xlcli train FILE."
+    return f"Available: {named(names)}{more}." if names else "Train one: xlcli train FILE."
 
 
 def _local() -> list[Path]:

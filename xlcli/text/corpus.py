@@ -141,7 +141,7 @@ class Corpus:
         utf8.feed(b"", final=True)
         self._require_text(utf8, sizes)
         if sum(sizes) == 0:
-            raise DataError(f"{self.name} is empty.", "Give a file with text in it.")
+            raise DataError(f"{self.name} is empty.", "Give a file that contains text.")
         bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
         self._checksums = checksums
         starts = documents if self._documents is None else self._documents
@@ -204,7 +204,7 @@ class Corpus:
         if source.reading.binary or source.reading.any_bytes:
             return
         if text.has_nul:
-            raise not_text(source.name, "holds NUL bytes")
+            raise not_text(source.name, "contains NUL bytes")
         if text.bad is not None:
             name, offset = self._locate(text.bad, sizes)
             raise not_utf8(name, offset, is_cut=text.is_cut or name != source.name)
@@ -244,7 +244,7 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat = TEXT) -> Gener
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}
             if len(faults) == len(inside):
-                raise DataError(f"the folder {path} holds no text files.", "Give files, or a folder of text files.")
+                raise DataError(f"the folder {path} contains no text files.", "Give files, or a folder of text files.")
             sources += [source for source in inside if source not in faults]
             skipped |= {source.path: fault for source, fault in faults.items()}
         else:

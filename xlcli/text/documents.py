@@ -204,9 +204,9 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
             _require(text_fields, columns, place)
             column, times = Counter(filter(None, columns)).most_common(1)[0]
             if times > 1:
-                raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a name of its own.")
+                raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
         elif len(cells) != len(columns):
-            raise _broken(place, f"it has {len(cells):,} cells, and the header {len(columns):,}")
+            raise _broken(place, f"it has {len(cells):,} cells, but the header has {len(columns):,}")
         else:
             texts = _texts(dict(zip(columns, cells, strict=True)), text_fields)
             if texts is None:
@@ -260,7 +260,7 @@ def parquet_texts(descriptor: int, name: str, text_fields: Sequence[str]) -> Ite
                         raise DataError(f"{reason}.", "Remove that row.")
                     yield from texts
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{name} is a damaged Parquet file: {error}.", "Get it again.") from None
+            raise DataError(f"{name} is a damaged Parquet file: {error}.", "Copy or download it again.") from None
 
 
 def read_while(portions: Portions, is_short: Callable[[bytes | bytearray], bool]) -> Generator[None, None, bytes]:
@@ -287,7 +287,7 @@ def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes 
             if len(held) > LONGEST_LINE:
                 raise DataError(
                     f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.",
-                    "Divide it into documents, or use --binary to take it as it is.",
+                    "Divide it into documents, or use --binary to read its raw bytes.",
                 )
             if line.endswith(b"\n"):
                 yield number, bytes(held)
@@ -393,7 +393,7 @@ def _require(text_fields: Sequence[str], columns: Sequence[str], place: str) -> 
     """`DataError` if a text is not among these columns."""
     if missing := [field for field in text_fields if field not in columns]:
         remedy = f"Name one of its columns: {named(columns) or 'none'}."
-        raise DataError(f"{place} has no column '{missing[0]}' of texts.", remedy)
+        raise DataError(f"{place} has no text column '{missing[0]}'.", remedy)
 
 
 def _broken(place: str, reason: str) -> DataError:

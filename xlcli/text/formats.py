@@ -193,7 +193,7 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         decoder.decode(b"", final=True)
     except UnicodeError as error:
         raise DataError(
-            f"{name} begins as {encoding.upper()} but is not: {error}.", "Convert it to UTF-8 with iconv."
+            f"{name} begins like {encoding.upper()} but is not: {error}.", "Convert it to UTF-8 with iconv."
         ) from None
 
 
@@ -275,7 +275,7 @@ def checked(portions: Portions, name: str) -> Portions:
         if portion and utf8.n_bytes < HEAD:
             utf8.feed(portion[: HEAD - utf8.n_bytes])
             if utf8.has_nul:
-                raise not_text(name, "holds NUL bytes")
+                raise not_text(name, "contains NUL bytes")
             if utf8.bad is not None:
                 raise not_utf8(name, utf8.bad)
         yield portion

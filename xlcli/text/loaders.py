@@ -77,7 +77,7 @@ class TrainLoader:
         pieces_apart: bool = False,
     ) -> None:
         if len(ids) == 0:
-            raise DataError("the training text is empty.", "Give a file with text in it.")
+            raise DataError("the training text is empty.", "Give a file that contains text.")
         self.ids = ids
         self.start_id = start_id
         self.documents = documents

@@ -290,7 +290,7 @@ def _open(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> int:
         raise DataError(f"there is no file {path}.", "Check the path.") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"cannot open {str(path)!r}: {reason}.", "Give a file that you may read.") from None
+        raise DataError(f"cannot open {str(path)!r}: {reason}.", "Give a file that you can read.") from None
     mode = os.fstat(descriptor).st_mode
     if is_kind(mode):
         return descriptor

@@ -110,7 +110,7 @@ class WordsTokenizer(Tokenizer):
         for special in (_UNKNOWN, _END):
             counts.pop(special, None)
         if not counts:
-            raise DataError("the text to train the tokenizer on has no words.", "Give a file with text in it.")
+            raise DataError("the text to train the tokenizer on has no words.", "Give a file that contains text.")
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         words = (_UNKNOWN, _END, *ranked[: (vocab_size or LARGEST_VOCABULARY) - 2])
         return cls(b"".join(word + b"\n" for word in words))
@@ -206,7 +206,7 @@ class SentencePieceTokenizer(PieceTokenizer):
         for portion in whole_words(chunks):
             counts.update(WORDS.split(portion))
         if not counts:
-            raise DataError("the text to train the tokenizer on is empty.", "Give a file with text in it.")
+            raise DataError("the text to train the tokenizer on is empty.", "Give a file that contains text.")
         return cls(_train(counts, vocab_size))
 
     def _piece_text(self, i: int, piece: str) -> bytes:

@@ -34,7 +34,7 @@ from xlcli.store.commit import commit, latest, manifest
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.training import defaults
 
-_ANEW = "Train anew with --overwrite."
+_ANEW = "Train again with --overwrite."
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def opened(path: Path) -> Iterator[Checkpoint]:
         if facts["schema"] != SCHEMA:
             raise CheckpointError(
                 f"{path} has format {facts['schema']}; this xlcli reads format {SCHEMA}.",
-                "Resume with the xlcli that wrote it, or train anew with --overwrite.",
+                "Resume with the xlcli that wrote it, or train again with --overwrite.",
             )
         yield Checkpoint(path, facts)
     except (StateError, ConfigError) as error:

@@ -103,7 +103,7 @@ def missed_points(run: TrainingRun, folder: Path) -> Iterator[Notice]:
         ([point for point in missing if point <= read], "the run has already read"),
     ):
         if names := ", ".join(layout.kept_model(place, point).name for point in points):
-            yield Notice(f"{reason} {names} tokens, so train.keep_at keeps no model of them")
+            yield Notice(f"{reason} {names} tokens, so train.keep_at keeps no model there")
 
 
 def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
@@ -136,7 +136,7 @@ def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
         facts = saved.facts
         if facts["seed"] != here["seed"]:
             problem = f"{path} is of a run with the seed {facts['seed']}."
-            raise CheckpointError(problem, "Train anew with --overwrite.")
+            raise CheckpointError(problem, "Train again with --overwrite.")
         checkpoint.check_texts(facts["corpus"], here["corpus"], path.parents[1])
         run.restore(saved)
         if facts["lr"] != here["lr"]:  # a new rate is as given

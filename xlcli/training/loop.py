@@ -23,8 +23,8 @@ VALIDATION_SHARE = 0.1
 """Maximum share of a time budget for validation at the default interval."""
 
 OVERFITS = (
-    "the model overfits: since step {}, whose weights are kept, validation has risen and the training loss fallen; "
-    "more text, more dropout (--set model.dropout=0.2) or --patience 3 help"
+    "the model overfits: since step {} (weights kept), validation has risen while the training loss fell; "
+    "try more text, --set model.dropout=0.2 or --patience 3"
 )
 
 
@@ -198,4 +198,4 @@ class Loop:
             layout.trim_metrics(place, step, validated=run.counters.is_validated)
         self.saved = run.counters.progress
         problem = error.message.rstrip(".")
-        yield Notice(f"{problem}; back to step {step}, the learning rates are divided by {LR_DIVISOR:g}.", "warning")
+        yield Notice(f"{problem}; back to step {step}, with the learning rates divided by {LR_DIVISOR:g}.", "warning")

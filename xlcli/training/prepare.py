@@ -194,7 +194,7 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
         problem = error.message.rstrip(".")
     settings = checkpoint.runtime_settings(folder)
     if not settings:
-        raise CheckpointError(f"{problem}, and there is no undamaged checkpoint.", "Train anew with --overwrite.")
+        raise CheckpointError(f"{problem}, and there is no undamaged checkpoint.", "Train again with --overwrite.")
     yield Notice(f"{problem}; seed, number type and threads are those of the checkpoint", "warning")
     return {"runtime": settings}
 

@@ -258,5 +258,5 @@ class TrainingRun:
             states = [state.map(lambda t: t[ranks.rows(len(t))].clone()) for state in states]
         self.states = [state.map(lambda t: t.to(self.runtime.device)) for state in states]
         if not all(self.model.is_compatible(state) for state in self.states):
-            raise StateError("the memory does not fit the model.", "Train anew with --overwrite.")
+            raise StateError("the memory does not fit the model.", "Train again with --overwrite.")
         self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})

@@ -139,7 +139,7 @@ def resume(
             commit.settle(folder)
         place = commit.place_of_run(folder)
         if place != folder:
-            yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
+            yield Notice(f"this run will replace the model in {folder}; to keep that model, remove {place}")
         preparation = prepare_resumed(paths, place, changes or {}, preset, init, dry_run=dry_run, ranks=ranks)
         data = yield from until(stop, preparation)
         checkpoint_folder = yield from _newest_checkpoint(place)
@@ -262,7 +262,7 @@ def _check_new(folder: Path, *, overwrite: bool) -> None:
             )
     elif name := commit.foreign_entry(folder):
         raise ConfigError(
-            f"{folder} is not a model folder and not empty: it holds {name}.",
+            f"{folder} is not a model folder and is not empty: it contains {name}.",
             "Choose a new or empty folder with -o NAME.",
         )
 
@@ -274,7 +274,7 @@ def _check_texts(folder: Path, data: Prepared) -> None:
         for source in corpus.sources:
             if source.spool is None and commit.belongs_to_run(folder, source.path):
                 raise ConfigError(
-                    f"{source.name} belongs to the model in {folder}, which the new one replaces.",
+                    f"{source.name} belongs to the model in {folder}, which this run would replace.",
                     "Copy the text to another folder first, or choose another model folder with -o NAME.",
                 )
 
@@ -284,10 +284,10 @@ def _newest_checkpoint(folder: Path) -> Generator[Notice, None, Path]:
     found = commit.latest(folder / CHECKPOINTS)
     if found.path is None:
         if found.rejected:
-            raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train anew with --overwrite.")
+            raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train again with --overwrite.")
         raise CheckpointError(
             f"{folder} holds a model but no checkpoint to resume from.",
-            "Train anew with --overwrite, or into another folder with -o NAME.",
+            "Train again with --overwrite, or into another folder with -o NAME.",
         )
     for path, reason in found.rejected.items():
         yield Notice(f"{path} is damaged and was skipped: {reason}", "warning")

@@ -51,12 +51,16 @@ def filter_top_k(logits: Tensor, k: int) -> Tensor:
 
 def filter_top_p(logits: Tensor, p: float) -> Tensor:
     """Logits (b v) of the smallest set of most likely tokens with a total probability of at least `p`; 1 keeps all."""
-    if p >= 1.0:
-        return logits
-    values, ids = logits.sort(dim=-1, descending=True)
-    weights = values.softmax(-1)
-    before = weights.cumsum(-1) - weights
-    return logits.new_full(logits.shape, _EXCLUDED).scatter(-1, ids, values.masked_fill(before >= p, _EXCLUDED))
+    return logits if p >= 1.0 else torch.stack([_nucleus(row, p) for row in logits])
+
+
+def _nucleus(logits: Tensor, p: float) -> Tensor:
+    """`filter_top_p` of logits (v)."""
+    weights = logits.softmax(-1)
+    n = int((weights * len(weights) > 1 - p).sum().clamp(min=1))  # all lighter tokens together weigh less than 1 - p
+    values, ids = logits.topk(n)
+    before = weights[ids].cumsum(-1) - weights[ids]
+    return torch.full_like(logits, _EXCLUDED).scatter(-1, ids, values.masked_fill(before >= p, _EXCLUDED))
 
 
 def filter_min_p(logits: Tensor, min_p: float) -> Tensor:

@@ -17,7 +17,7 @@ from xlcli import api
 from xlcli.cli.tables import Table, form_of
 from xlcli.config import EvalConfig, StreamConfig
 from xlcli.evaluation import evaluate
-from xlcli.events import Prediction, Row, Score, TokenScore, WordScore
+from xlcli.events import Notice, Prediction, Row, Score, TokenScore, WordScore
 from xlcli.store.state_files import WordPosition, load_state, save_state
 from xlcli.streaming import stream
 from xlcli.text.documents import Document
@@ -313,6 +313,22 @@ def test_columns_of_the_input_travel(tmp_path):
         (1, "The"), (1, "dog."), (2, "The"), (2, '"fox"'), (2, "and"), (3, "the"), (3, "end"),
     ]  # fmt: skip
     assert only(events, Score)[0].documents == 3
+
+
+@pytest.mark.parametrize(
+    ("odd", "remark"),
+    [("The  dog.", "blanks"), ("The dog. ", "blanks"), (" The dog.", "blanks"), ("The\N{NO-BREAK SPACE}dog.", "blanks"),
+     ("NA", "NA"), ("", "without text")],
+)  # fmt: skip
+def test_odd_rows_are_remarked_on(tmp_path, odd, remark):
+    path = tmp_path / "items.csv"
+    path.write_text(f"item,text\n1,The dog.\n2,{odd}\n3,NAs\n")
+    events = evaluate(toy("sentencepiece"), [path], EvalConfig(text_field="text"), RUNTIME, words=True)
+    [notice] = [each.text for each in only(events, Notice) if "rows" in each.text and "read as one" not in each.text]
+    assert remark in notice
+    path.write_text("item,text\n1,The dog.\n2,A dog\n")
+    events = evaluate(toy("sentencepiece"), [path], EvalConfig(text_field="text"), RUNTIME, words=True)
+    assert not any(remark in each.text for each in only(events, Notice))
 
 
 def test_pairs_as_scores_of_each_text(tmp_path):

@@ -273,6 +273,18 @@ def test_per_token_lines_spell_the_text_and_add_up(run, model, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
 
 
+def test_lists_as_their_file_names_say(run, model, tmp_path):
+    for name in ("t.csv", "w.csv"):
+        option = "--per-token" if name == "t.csv" else "--words"
+        assert run("eval", option, tmp_path / name).code == 0
+        assert run("eval", option, tmp_path / name).code == 0  # which it has written
+        rows = list(csv.DictReader((tmp_path / name).open(newline="")))
+        assert all(float(row["bits"]) > 0 for row in rows)
+    assert "".join(json.loads(row["text"]) for row in csv.DictReader((tmp_path / "t.csv").open())).encode() == TEXT * 8
+    assert run("eval", "--words", tmp_path / "w.xlsx").code == 2
+    assert not (tmp_path / "w.xlsx").exists()
+
+
 def test_per_token_to_standard_output(run, model):
     done = run("eval", "--per-token", "-")
     assert len([json.loads(line) for line in done.out.splitlines()]) == len(TEXT) * 8

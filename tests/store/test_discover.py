@@ -64,7 +64,7 @@ def test_order_of_choice(cwd, bundled):
 
 def test_newest_is_that_of_the_newest_finished_training(cwd, bundled):
     books = make(bundled / "books")
-    assert choose(None)[1] == "bundled"
+    assert choose(None)[1].startswith("bundled")
     write_record(make(cwd / "models" / "older", age=9), {"finished": False})
     running = make(cwd / "models" / "running")
     write_record(running, {"finished": False})

@@ -79,9 +79,9 @@ def check_single(what: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"{what} needs one model, not {len(folders)}.", "Give one -m NAME.")
 
 
-def list_scores(path: str, run: Run, *, kinds: tuple[type[Scored], ...], form: str | None = None) -> Sink:
-    """The list of tokens, words or rows, with columns for each of several models."""
-    form = form or form_of(path, json=run.screen.json)
+def list_scores(path: str, run: Run, *, kinds: tuple[type[Scored], ...], json: bool = False) -> Sink:
+    """The list of tokens, words or rows, with columns for each of several models; `json`: by default in JSON lines."""
+    form = form_of(path, json=json or run.screen.json)
     if len(run.names) > 1:
         return JoinedListing(path, form, run.screen, kinds, names=run.names)
     return Listing(path, form, run.screen, kinds)
@@ -148,14 +148,14 @@ class ScorePage(Sink):
         screen.say(f"page written to {self._page.path}")
 
 
-PER_TOKEN = option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
+PER_TOKEN = option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table.")
 WORDS = option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines.")
 CSV = option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length.")
 PLOT = plot_option("Results", "Plot loss by context length")
 OUTPUTS: Mapping[str, Output] = {
     "per_token": Output(
-        Annotated[str | None, PER_TOKEN, re.compile(rb'\{.*"line": \d+, "byte": -?\d+, "text": "')],
-        partial(list_scores, form="jsonl", kinds=(Row, TokenScore)),
+        Annotated[str | None, PER_TOKEN, re.compile(rb'.*\bline(": \d+, "|[\t,])byte(": -?\d+, "|[\t,])text')],
+        partial(list_scores, json=True, kinds=(Row, TokenScore)),
         excludes=["words", "score_field", "sweep_mem_len"],
         serves=["columns"],
         asks=["per_token"],
@@ -217,6 +217,7 @@ def evaluate(
     if not texts:
         prologue.note_unread_pipe(screen, "FILE")
         check_held_out(prologue.named_models(context), folders, settings.split)
+        screen.say(f"the text is the {settings.split} text of {folders[0].name}; for another one: xlcli eval FILE")
     for name in given:
         OUTPUTS[name].check(folders)
     prologue.check_files(context, [*folders, *texts])

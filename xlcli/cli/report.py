@@ -162,9 +162,7 @@ def trained_text(event: events.Trained) -> str:
         lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{best}")
         if event.scored:
             lines.append(f"          of the {scored(event.scored)}")
-            lines.append(
-                f"          (during training: estimated from at most {events.VALIDATION_TOKENS:,} tokens of it)"
-            )
+            lines.append("          (the values during training are quick estimates)")
     lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():
         lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]

@@ -15,7 +15,7 @@ from typing import Any
 from xlcli.cli.outputs import FileSink
 from xlcli.cli.render import Screen
 from xlcli.cli.report import fields, text_object, to_json
-from xlcli.errors import DataError, named
+from xlcli.errors import ConfigError, DataError, named
 from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder
 
@@ -26,8 +26,14 @@ PLACES = ("document", "line", "number", "byte", "word", "text", "base64", "pair"
 
 
 def form_of(path: str, *, json: bool) -> str:
-    """The lines of a list: the suffix of its file, else JSON lines if those are asked for, else TSV."""
-    suffix = path.rpartition(".")[2]
+    """The lines of a list: the suffix of its file, else JSON lines if those are asked for, else TSV.
+
+    Raises:
+        ConfigError: The suffix is that of a spreadsheet.
+    """
+    suffix = path.rpartition(".")[2].lower()
+    if suffix in ("xlsx", "xls", "ods"):
+        raise ConfigError(f"xlcli cannot write {path}, a spreadsheet.", f"Write {path.rpartition('.')[0]}.csv.")
     return suffix if suffix in ("jsonl", "csv", "tsv") else "jsonl" if json else "tsv"
 
 

@@ -54,6 +54,16 @@ LEAST_SENTENCES, SENTENCES_SHARE = 5, 0.9
 """Lines of a list of sentences, at least, and the share of them that are one sentence: far more than in books, poems,
 logs and code (benchmarks/log)."""
 
+ODD_ROWS = {
+    "have blanks that change scores (at an end, two together, or no-break)": re.compile(
+        r"[^\S\n].*\n|.*[^\S\n](\n|[^\S\n])|.*[^\S \t\r\n]"
+    ),
+    "are the text NA": re.compile(r"NA\r?\n"),
+}
+"""What is wrong with a row of an experiment, and a pattern of its beginning."""
+ODD_BYTES = 2**20
+"""Length of the beginning of a table that is searched for such rows."""
+
 
 @dataclass(frozen=True)
 class TokenizedText:
@@ -172,6 +182,14 @@ class TokenScores:
             text = portion[at : at + size]
             yield TokenScore(line, byte, text, float(self.nats[token]) / LN2, self.prediction(token))
             line, at, byte = line + text.count(b"\n"), at + size, byte + size
+
+
+def odd_rows(head: bytes) -> Iterator[str]:
+    """Remarks on rows of a text that begins so, one on each line, whose scores are hardly what the user wants."""
+    lines = head.decode("utf-8", "replace").splitlines(keepends=True)
+    for problem, pattern in ODD_ROWS.items():
+        if found := [line for line in lines if pattern.match(line)]:
+            yield f"rows that {problem}: {len(found):,}, the first is '{found[0].rstrip(chr(10))[:60]}'"
 
 
 def is_list_of_sentences(head: bytes) -> bool:

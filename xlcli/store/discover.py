@@ -97,7 +97,7 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
                 return folder, f"the newest in {LOCAL}/", damaged[:MAX_NAMED]
             unfinished = unfinished or f"; {folder.name} is unfinished"
     if bundled:
-        return bundled[0], f"bundled{unfinished}", damaged[:MAX_NAMED]
+        return bundled[0], f"bundled{unfinished or f'; {LOCAL}/ here has no model'}", damaged[:MAX_NAMED]
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 

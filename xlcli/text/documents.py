@@ -170,7 +170,8 @@ def json_lines(portions: Portions, name: str, text_fields: Sequence[str], skippe
 
 
 def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Callable[[str], None]) -> Portions:
-    """Texts of a table, whose first row names the columns. Calls `notice` at the first quotation that joins rows.
+    """Texts of a table, whose first row names the columns. Calls `notice` at the first quotation that joins rows, and
+    at the end with the number of rows without text.
 
     Raises:
         DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
@@ -178,7 +179,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
     csv.field_size_limit(LONGEST_LINE)
     quote = re.compile(rb'(?:^|[\t,;])"')
     columns: list[str] = []
-    delimiter, row, begin, is_open, has_joined = "", bytearray(), 1, False, False
+    delimiter, row, begin, is_open, has_joined, n_empty = "", bytearray(), 1, False, False, 0
     for number, line in _numbered_lines(portions, name):
         if line is None:
             yield None
@@ -210,7 +211,9 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
         else:
             texts = _texts(dict(zip(columns, cells, strict=True)), text_fields)
             if texts is None:
-                raise _broken(place, f"'{text_fields[0]}' or '{text_fields[-1]}' is empty")
+                reason = f"{place} has no text in '{text_fields[0]}' or in '{text_fields[-1]}'."
+                raise DataError(reason, "Fill the cell, or remove the row.")
+            n_empty += not texts
             yield from texts
             if number > begin and not has_joined and _joins_rows(row, delimiter.encode(), len(columns)):
                 has_joined = True
@@ -218,6 +221,8 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
         row, begin = bytearray(), number + 1
     if row:
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
+    if n_empty:
+        notice(f"rows of {name} without text are left out: {n_empty:,}")
 
 
 def begins_with(descriptor: int, mark: bytes) -> bool:

@@ -106,6 +106,17 @@ def test_heads_share_keys_in_chunks(position, weights, memory):
     check(network_of(tree, weights), weights, memory, mem_len=700, n_read=650, n_new=3)
 
 
+@pytest.mark.parametrize(("weights", "memory"), FEW_TYPES)
+@pytest.mark.parametrize("n_queries", [2, 3, 5, 8])
+def test_queries_are_taken_in_pairs(n_queries, weights, memory):
+    """Keys of two lengths, of layers with windows and without, and sinks; two sequences."""
+    attention = {"kind": "mixed", "n_heads": 2 * n_queries, "n_kv_heads": 2, "head_dim": 8}
+    attention["layers"] = [{"kind": "local", "window": 5}, "full", {"kind": "local", "window": 11}]
+    position = {"kind": "rope", "clamp_len": 30, "n_sinks": 4}
+    tree = {"vocab_size": 31, "dim": 24, "attention": attention, "position": position}
+    check(network_of(tree, weights, n_layers=4), weights, memory, mem_len=40, n_read=60)
+
+
 @pytest.mark.parametrize("clamp_len", [1, 600, 698])
 @pytest.mark.parametrize("position", [
     {"kind": "xl", "n_features": 8}, {"kind": "xl", "n_features": 30}, {"kind": "rope"},

@@ -217,7 +217,7 @@ def evaluate(
     if not texts:
         prologue.note_unread_pipe(screen, "FILE")
         check_held_out(prologue.named_models(context), folders, settings.split)
-        screen.say(f"the text is the {settings.split} text of {folders[0].name}; for another one: xlcli eval FILE")
+        screen.say(f"the text is {HELD_OUT[settings.split]} of {folders[0].name}; for yours, type xlcli eval FILE")
     for name in given:
         OUTPUTS[name].check(folders)
     prologue.check_files(context, [*folders, *texts])

@@ -63,7 +63,7 @@ def dots(rows: Array, x: Array, out: Array) -> None:
 
 @inner(fastmath=FASTMATH)
 def pair_dots(rows: Array, x0: Array, x1: Array, out0: Array, out1: Array) -> None:
-    """`dots` of x0 and of x1 in two thirds of their time, because each row is read and widened once."""
+    """`dots` of x0 and of x1; each row is read and widened once, which saves a third of the time (benchmarks/log)."""
     step = out0.size // 4
     for r in range(step):
         r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]
@@ -105,7 +105,7 @@ def add_rows(rows: Array, first: int, weights: Array, out: Array) -> None:
 
 @inner(fastmath=FASTMATH)
 def pair_add_rows(rows: Array, weights0: Array, weights1: Array, out0: Array, out1: Array) -> None:
-    """`add_rows` of all columns to out0 and to out1; each row is read and widened once."""
+    """`add_rows` of all columns (d) of rows (n d) with weights (n) to out0 and to out1 (d); each row is read once."""
     step = weights0.size // 4
     for r in range(step):
         r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]

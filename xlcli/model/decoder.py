@@ -153,6 +153,7 @@ class Decoder:
         self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
+        # The kernel has the addresses of `packed`, `inputs`, `kept` and the buffers in `after`.
         caches, after, kept = self._caches(part, memories, context)
         packed = np.array(caches, CACHE)
         assert context.tokens is not None
@@ -162,13 +163,16 @@ class Decoder:
         call = part.head or NO_HEAD, len(caches), *arrays, len(x), x.shape[2]
         types = TYPES[self.weight_type], TYPES[after[0].buffers[0].dtype]
         out = self.kernels.decode(call, torch.get_num_threads(), *types)
-        del kept  # a later call may have replaced arrays whose addresses the kernel has
+        del kept
         return torch.from_numpy(out)[:, None], tuple(after)
 
     def _caches(
         self, part: Part, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[list[Packed], list[TokenBuffers], list[Tensor]]:
-        """`CACHE` of each block of a part, the new memories, and arrays to be kept during the call."""
+        """`CACHE` of each block of a part, the new memories, and arrays to be kept during the call.
+
+        What else `Shared` depends on is the same for all layers of a call.
+        """
         caches, after = [], []
         kept: list[Tensor] = []
         shared: dict[Hashable, Shared] = {}
@@ -196,7 +200,7 @@ class Part:
 
     Attributes:
         packed: `BLOCK` of each block; empty: there is no kernel.
-        kinds: Numbers of the kinds of their attention.
+        kinds: Numbers by `Packer._kind`; layers with the same one and memories of one length have the same `Shared`.
         head: Fields of `HEAD`, if logits follow.
     """
 
@@ -333,7 +337,7 @@ class Packer:
 
 
 def table_key(attention: FullAttention) -> Hashable:
-    """What the arrays by distance of a layer depend on, beside its memory and window."""
+    """What the arrays by distance of a layer depend on, beside its memory and window; parameters by identity."""
     position = attention.position
     if isinstance(position, XLPosition):  # inner products with projected keys are shorter if there are many features
         return XLPosition, position.n_features if position.n_features <= attention.head_dim else position.relative
@@ -344,7 +348,7 @@ def table_key(attention: FullAttention) -> Hashable:
 
 @dataclass(frozen=True)
 class Shared:
-    """Fields of `CACHE` that layers share, and the arrays whose addresses they hold."""
+    """Fields of `CACHE` from `n_distances` on, which layers share, and the arrays whose addresses they hold."""
 
     fields: Packed
     arrays: Sequence[Tensor]
@@ -358,7 +362,7 @@ class DistanceTables:
         self.tables: dict[Hashable, Tensor] = {}
 
     def share(self, attention: Attention, memory: TokenBuffers, context: AttentionContext) -> Shared:
-        """Fields from `n_distances` on, for a memory that has a row for the new token."""
+        """The fields for a memory that has a row for the new token."""
         assert isinstance(attention, FullAttention)
         tables = self._of(attention, memory.length, context)
         sinks = sink_arrays(attention, memory, context)

@@ -215,7 +215,10 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
             own = metadata.get("model.name", "")
             maker, remedy = f"model {own}, not {model.name}", f"Give that model (-m {shlex.quote(own)})"
             if own == as_utf8(model.name):
-                maker, remedy = f"another version of model {own}", "It may have been trained further: give that version (-m)"
+                maker, remedy = (
+                    f"another version of model {own}",
+                    "It may have been trained further: give that version (-m)",
+                )
             raise StateError(
                 f"{path} was made with {maker} ({name} {there[:12] or 'unknown'}, not {here[:12]}).",
                 f"{remedy}, or start without this state.",

@@ -170,8 +170,9 @@ def json_lines(portions: Portions, name: str, text_fields: Sequence[str], skippe
 
 
 def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Callable[[str], None]) -> Portions:
-    """Texts of a table, whose first row names the columns. Calls `notice` at the first quotation that joins rows, and
-    at the end with the number of rows without text.
+    """Texts of a table, whose first row names the columns.
+
+    Calls `notice` at the first quotation that joins rows, and at the end with the number of rows without text.
 
     Raises:
         DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.

@@ -228,7 +228,10 @@ def not_text(name: str, reason: str) -> DataError:
 
 def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
     """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
-    reason, remedy = f"is not UTF-8: the byte at offset {offset} is invalid", "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW"
+    reason, remedy = (
+        f"is not UTF-8: the byte at offset {offset} is invalid",
+        "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW",
+    )
     if is_cut:
         reason, remedy = f"ends inside a UTF-8 character, at offset {offset}", "Cut it at a line end, as head -n does"
     return DataError(f"{name} {reason}.", f"{remedy}, or use --binary to read its raw bytes.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -108,7 +109,7 @@ def stream(
         if page is not None:
             how |= {"on_token": page.page.add, "on_word": page.page.add_word}
         events = streaming.stream(loaded, text, settings, runtime, **how)
-        screen.drive(events, _Scores(screen, settings.emit, loaded.name, resume), *filter(None, [page]))
+        screen.drive(events, _Scores(screen, settings, loaded.name, resume), *filter(None, [page]))
         return stop.exit_code
 
 
@@ -179,8 +180,8 @@ class _StreamPage(Sink):
 class _Scores(Sink):
     """Prints the scores and the totals of a stream of a model of this name."""
 
-    def __init__(self, screen: Screen, emit: str, model: str, resume: SessionState | None) -> None:
-        self._screen, self._emit, self._model = screen, emit, model
+    def __init__(self, screen: Screen, settings: StreamConfig, model: str, resume: SessionState | None) -> None:
+        self._screen, self._emit, self._top, self._model = screen, settings.emit, settings.top, model
         is_listed = resume is not None and resume.stream is not None and resume.stream.words is not None
         self._table = Table(partial(screen.say, level="warning"), form_of("-", json=screen.json), continued=is_listed)
 
@@ -212,7 +213,8 @@ class _Scores(Sink):
             screen.say(remark)
         if stats.shown is not None:
             of_all = {"lines": f" of {stats.lines:,}", "tokens": f" of {stats.tokens:,}"}.get(emit, "")
-            screen.say(f"{stats.shown:,}{of_all} {emit} shown")
+            start = f"; --top starts after {math.ceil(1 / self._top):,}" if self._top and not stats.shown else ""
+            screen.say(f"{stats.shown:,}{of_all} {emit} shown{start}")
         if emit != "stats" or screen.json:
             screen.say(report.stats_line(stats))
 

@@ -262,7 +262,7 @@ def test_train_evaluate_and_load_by_name(tmp_path, monkeypatch):
         list(xlcli.train(["corpus.txt"], tmp_path / "models" / "mine"))
     events = list(xlcli.resume("corpus.txt", "models/mine", settings={"train": {"max_steps": 5}}))
     assert [event.step for event in events if isinstance(event, Step)] == [4, 5]
-    with pytest.raises(xlcli.StateError, match="another"):
+    with pytest.raises(xlcli.StateError, match="model"):
         mine.score("x", state=xlcli.load("books").read("x"))
 
 

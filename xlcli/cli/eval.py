@@ -217,7 +217,6 @@ def evaluate(
     if not texts:
         prologue.note_unread_pipe(screen, "FILE")
         check_held_out(prologue.named_models(context), folders, settings.split)
-        screen.say(f"the text is {HELD_OUT[settings.split]} of {folders[0].name}; for yours, type xlcli eval FILE")
     for name in given:
         OUTPUTS[name].check(folders)
     prologue.check_files(context, [*folders, *texts])
@@ -225,6 +224,8 @@ def evaluate(
         for folder in folders:
             show_plan(folder, texts, settings, screen)
         return 0
+    if not texts:
+        screen.say(f"the text is {HELD_OUT[settings.split]} of {folders[0].name}; for yours, type xlcli eval FILE")
     cache_folder(screen.say)  # which all processes share
     if is_to_launch(nproc := config.runtime.nproc or 1):
         return launch(context.obj, nproc)

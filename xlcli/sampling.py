@@ -59,7 +59,8 @@ def _nucleus(logits: Tensor, p: float) -> Tensor:
     weights = logits.softmax(-1)
     n = int((weights * len(weights) > 1 - p).sum().clamp(min=1))  # all lighter tokens together weigh less than 1 - p
     values, ids = logits.topk(n)
-    before = weights[ids].cumsum(-1) - weights[ids]
+    likely = weights[ids]
+    before = likely.cumsum(-1) - likely
     return torch.full_like(logits, _EXCLUDED).scatter(-1, ids, values.masked_fill(before >= p, _EXCLUDED))
 
 

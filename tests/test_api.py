@@ -207,6 +207,9 @@ def test_several_samples_and_the_state_after_one(books):
         e.text for e in xlcli.generate(books, "It", num_samples=2, max_new_tokens=5, seed=4) if type(e) is Generated
     ]
     assert both == [books.generate("It", max_new_tokens=5, seed=seed) for seed in (4, 5)]
+    for asked in ({"num_samples": 2}, {"logprobs": 3}):
+        with pytest.raises(xlcli.ConfigError):
+            books.generate("It", max_new_tokens=5, **asked)
     kept = []
     for _ in xlcli.generate(books, "It", max_new_tokens=5, seed=4, save=kept.append):
         pass

@@ -239,6 +239,8 @@ def test_toml_files(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("[train]\nlr = 0.1\n")
     assert read_toml(path) == tomllib.loads(path.read_text())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_toml(path) == {"train": {"lr": 0.1}}
     path.write_text("[train\n")
     with pytest.raises(ConfigError, match=r"a\.toml\b.*line\D+1\b"):
         read_toml(path)

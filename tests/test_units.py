@@ -8,6 +8,7 @@ from xlcli.config import units
     [
         ("512", 512), ("10k", 10_000), ("1e6", 1_000_000), ("1.5k", 1500), ("2M", 2_000_000), ("64MiB", 64 * 2**20),
         ("1_000", 1000), ("-5", -5), ("0", 0), ("1Gi", 2**30), ("9007199254740993", 2**53 + 1), (" 7 ", 7),
+        ("4.1M", 4_100_000), ("16.1k", 16_100),
     ],
 )  # fmt: skip
 def test_counts(text, value):
@@ -15,7 +16,8 @@ def test_counts(text, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "abc", "1.5", "1e999999999", "9" * 40, "nan", "inf", "0x10", "1 2", "k", "1e", "5i", "--5"]
+    "text",
+    ["", "abc", "1.5", "1.0000001M", "1e999999999", "9" * 40, "nan", "inf", "0x10", "1 2", "k", "1e", "5i", "--5"],
 )
 def test_invalid_counts(text):
     with pytest.raises(ValueError, match=r"whole|large"):
@@ -40,6 +42,7 @@ def test_an_interval_is_steps_or_time():
     assert units.interval("100") == 100
     assert isinstance(units.interval("100"), int)
     assert units.interval("1k") == 1000
+    assert units.interval("1M") == 1_000_000
     assert units.interval("5m") == 300.0
     assert isinstance(units.interval("5m"), float)
     assert units.interval("30s") == 30.0

@@ -100,6 +100,13 @@ def test_models_of_one_name_have_the_names_of_their_folders(run, model):
     assert [row.split()[0].endswith("tiny") for row in rows[1:]] == [True, True]
 
 
+def test_models_have_the_names_of_links(run, model):
+    for name in ("first", "second"):
+        Path("models", name).symlink_to(Path(model).resolve())
+    found = json.loads(run("eval", "-m", "first", "-m", "second", "--limit", "99", "--json").out)
+    assert [score["model"] for score in found["sweep"]] == ["first", "second"]
+
+
 def test_a_model_leaves_the_ram_before_the_next_one_is_loaded(run, models, monkeypatch):
     real, networks = prologue.load_model, []
 
@@ -281,8 +288,9 @@ def test_lists_as_their_file_names_say(run, model, tmp_path):
         rows = list(csv.DictReader((tmp_path / name).open(newline="")))
         assert all(float(row["bits"]) > 0 for row in rows)
     assert "".join(json.loads(row["text"]) for row in csv.DictReader((tmp_path / "t.csv").open())).encode() == TEXT * 8
-    assert run("eval", "--words", tmp_path / "w.xlsx").code == 2
-    assert not (tmp_path / "w.xlsx").exists()
+    for name in ("w.xlsx", "w.tsv.gz", "w.json"):
+        assert run("eval", "--words", tmp_path / name).code == 2
+        assert not (tmp_path / name).exists()
 
 
 def test_per_token_to_standard_output(run, model):
@@ -401,12 +409,21 @@ def test_a_plot_has_a_curve_for_each_model(run, models, monkeypatch):
     assert [label.split(":")[0] for label in labels] == ["memory 16, tiny", "memory 16, $lin{$"]
 
 
+def test_windows_that_overlap_by_themselves_have_no_plot(run, untrained):
+    untrained("gpt", position={"kind": "learned", "max_len": 16, "overflow": "slide"})
+    Path("x.png").write_bytes(b"an older picture")
+    done = run("eval", "--mem-len", "0", "--plot", "x.png", "--force")
+    assert (done.code, "x.png" in done.err) == (0, True)
+    assert Path("x.png").read_bytes() == b"an older picture"
+
+
 @pytest.mark.usefixtures("without_torch")
 def test_dry_run_needs_no_torch(run, model):
     plan = json.loads(run("eval", "--dry-run", "--json", "--mem-len", "100").out)
     assert plan["mem_len"] == 100
     assert plan["parameters"] > 1000
     assert plan["state_bytes"] == 2 * 4 * plan["batch_size"] * 2 * 100 * 16
+    assert json.loads(run("eval", "--dry-run", "--json", "--sweep-mem-len", "8,100,16").out) == plan
     assert "parameters" in run("eval", "--dry-run").out.decode()
 
 

@@ -29,6 +29,7 @@ def test_prompts_are_continued_as_each_alone(run, model, tmp_path):
         assert [row[key] for key in ("prompt", "text", "tokens", "seed")] == [
             alone[key] for key in ("prompt", "text", "tokens", "seed")
         ]
+        assert "prompt" not in json.loads(run("generate", line["prompt"], *FEW, "--json", "--no-prompt").out)
         assert row.get("id") == samples.get("id") == line.get("id")
         assert [sample["seed"] for sample in samples["samples"]] == [4, 5]
         assert samples["samples"][0]["text"] == row["text"]

@@ -105,6 +105,8 @@ def test_a_text_field_has_a_name(run, model):
     assert run("stream", "lines", "-m", model, "--set=stream.text_field=body").out.endswith(b"two\n")
     done = run("eval", "lines", "-m", model, "--text-field", "title")
     assert (done.code, "'title'" in done.err) == (3, True)
+    for command in ("eval", "stream", "train"):
+        assert run(command, "lines", "--text-field", "body", "--binary").code == 2
 
 
 def test_documents_are_scored_as_if_each_were_alone_from_any_source(run, model, on_stdin):

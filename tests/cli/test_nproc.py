@@ -120,6 +120,43 @@ def test_signals_are_passed_on_and_a_second_interrupt_kills(ended):
     assert time.monotonic() - started < 30
 
 
+def test_a_reader_that_has_left_is_no_error(ended):
+    assert ended("signal.signal(13, signal.SIG_DFL); os.kill(os.getpid(), 13)", LOSE) == 128 + signal.SIGPIPE
+
+
+def test_processes_are_suspended_with_their_launcher(tmp_path):
+    program = tmp_path / "program"
+    count = "while True: time.sleep(0.05); print(i := i + 1, flush=True)"
+    program.write_text(f"#!{PYTHON}\nimport time\ni = 0\n{count}\n")
+    program.chmod(0o755)
+    start = f"import sys; sys.executable = {str(program)!r}; from xlcli.cli.launch import launch; launch([], 2)"
+    out = tmp_path / "out"
+    with (
+        out.open("wb") as file,
+        subprocess.Popen([PYTHON, "-c", start], env=environment(), stdout=file, process_group=0) as launcher,
+    ):
+
+        def grows():
+            time.sleep(0.3)
+            before = out.stat().st_size
+            time.sleep(1)
+            return out.stat().st_size > before
+
+        wait_for(grows)
+        launcher.send_signal(signal.SIGTSTP)
+        assert not grows()
+        launcher.send_signal(signal.SIGCONT)
+        assert grows()
+        launcher.send_signal(signal.SIGTERM)
+
+
+def wait_for(condition):
+    """Waits until the condition holds, at most 30 seconds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+
+
 def test_processes_import_nothing_from_the_working_folder(ended, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     seen = tmp_path / "seen"

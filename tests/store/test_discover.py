@@ -192,7 +192,7 @@ def test_models_of_others_are_recognized(cwd, bundled):
 
 
 @pytest.mark.parametrize(
-    "name", ["x" * 5000, "a/" * 3000, "nul\0byte", "../" * 50 + "etc", "/dev/null", "~nobody", "\x1b[2J"]
+    "name", ["", "x" * 5000, "a/" * 3000, "nul\0byte", "../" * 50 + "etc", "/dev/null", "~nobody", "\x1b[2J"]
 )
 def test_odd_names(cwd, bundled, name):
     with pytest.raises(CheckpointError):

@@ -162,9 +162,13 @@ class Model:
             prompt: Text to continue; may be empty. The pieces are of its type: `str` (invalid UTF-8 is U+FFFD) or
                 `bytes`.
             state: State to continue (default: nothing read).
-            seed: Seed of the random-number generator; None takes a random seed.
+            seed: Seed of the random-number generator; None continues that of `state`, if it has one, else takes a
+                random seed.
             settings: Those of `GenerateConfig`.
         """
+        chosen = validate(GenerateConfig, settings)
+        if chosen.num_samples > 1 or chosen.logprobs is not None:
+            raise ConfigError("a method continues a text once, as text.", "Use xlcli.generate, which has all events.")
         for event in generate(self, prompt, state=state, seed=seed, **settings):
             if isinstance(event, GeneratedText):
                 yield event.text if isinstance(prompt, bytes) else event.text.decode("utf-8", "replace")
@@ -285,7 +289,8 @@ def generate(
         model: Model.
         prompt: Text to continue; may be empty.
         state: State to continue (default: nothing read).
-        seed: Seed of the first sample; sample i has `seed + i`. None takes a random seed.
+        seed: Seed of the first sample; sample i has `seed + i`. None continues the generator of `state`, if
+            generation saved it, else takes a random seed.
         save: Called at the end with the state after the last token; one sample only.
         settings: Those of `GenerateConfig`.
     """
@@ -309,7 +314,8 @@ def generate_prompts(
         model: Model.
         prompts: Texts to continue; may be empty.
         state: State that every prompt continues (default: nothing read).
-        seed: Seed of the first sample of every prompt, as of `generate`. None takes a random one for each.
+        seed: Seed of the first sample of every prompt, as of `generate`. None takes a random one for each, but for a state
+            that has a generator, which every prompt then continues.
         settings: Those of `GenerateConfig`.
 
     Yields:

@@ -91,10 +91,13 @@ def plot_scores(path: str, run: Run) -> Sink:
     """The plot of the loss by context, unless the evaluation was stopped."""
 
     def draw(scores: list[Score]) -> None:
+        curves = [score for score in scores if score.by_context]
         if run.stop():
             run.screen.not_written(path)
+        elif not curves:
+            run.screen.say(f"{path} was not written: overlapping windows have no loss by context", "warning")
         else:
-            draw_by_context(path, scores)
+            draw_by_context(path, curves)
             run.screen.say(f"plot written to {path}")
 
     return Kept(Score, draw)
@@ -270,7 +273,7 @@ def score_all(
         events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=stop, **asked)
         del loaded
         for event in events:
-            yield replace(event, model=name) if isinstance(event, Score) and name != folder.name else event
+            yield replace(event, model=name) if isinstance(event, Score) and len(folders) > 1 else event
         if ranks.broadcast(stop()):
             break
 
@@ -293,8 +296,8 @@ def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) ->
 
 
 def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: Screen) -> None:
-    """Prints what the evaluation of this model would do."""
-    trained = read_config(folder)
+    """Prints what the evaluation of this model would do, with the longest memory of a sweep."""
+    settings, trained = max(settings.sweep, key=lambda each: each.mem_len or 0), read_config(folder)
     text = ", ".join(texts) or f"the text {HELD_OUT[settings.split]} of the model"
     batch_size = settings.batch_size or 8
     if trained.model.effective_mem_len(1) is None or settings.online_option:

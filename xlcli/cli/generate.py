@@ -94,7 +94,7 @@ def generate(
             return stop.exit_code
         [(prompt, _)] = given
         events = generation.generate(loaded, prompt, settings, runtime, save=save, **how)
-        screen.drive(events, Samples(screen, prompt * (not no_prompt), several=settings.num_samples > 1))
+        screen.drive(events, Samples(screen, None if no_prompt else prompt, several=settings.num_samples > 1))
         if screen.verbose:
             screen.shows(inference.describe_decoding(loaded, runtime))
         return stop.exit_code

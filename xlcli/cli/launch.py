@@ -44,7 +44,7 @@ def is_to_launch(nproc: int) -> bool:
 
 
 def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command again.") -> int:
-    """Runs `xlcli` in `nproc` processes and passes signals on; a second SIGINT kills. If one fails, it ends the others.
+    """Runs `xlcli` in `nproc` processes and passes signals on, Ctrl-Z too; a second SIGINT kills. If one fails, it ends the others.
 
     Returns:
         The exit code of the process that failed first, else 0.
@@ -60,13 +60,18 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
 
     def receive(number: int, _: object) -> None:
         received.append(number)
-        end(signal.SIGKILL if received.count(signal.SIGINT) > 1 else number)
+        send(signal.SIGKILL if received.count(signal.SIGINT) > 1 else number)
 
-    def end(number: int) -> None:
+    def suspend(number: int, _: object) -> None:
+        send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        send(signal.SIGCONT)
+
+    def send(number: int) -> None:
         for process in processes:
             process.send_signal(number)
 
-    with handling(receive), tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
+    with handling(receive), handling(suspend, [signal.SIGTSTP]), tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
         shared[STORE] = str(Path(folder, "store"))
         command = [sys.executable, "-P", "-m", "xlcli", *arguments]
         for n in map(str, range(nproc)):
@@ -75,7 +80,7 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
             process = subprocess.Popen(command, env=shared | own, start_new_session=True, close_fds=False)  # noqa: S603
             processes.append(process)
         if received:
-            end(signal.SIGTERM)  # also those that were not there yet
+            send(signal.SIGTERM)  # also those that were not there yet
         codes: dict[int, int] = {}  # by rank, in the order of their ends
         deadline = None
         while len(codes) < nproc:
@@ -85,14 +90,16 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
             if deadline is None and (received or any(codes.values())):
                 deadline = time.monotonic() + SECONDS_TO_SAVE
                 if not received:
-                    end(signal.SIGTERM)
+                    send(signal.SIGTERM)
             elif deadline is not None and time.monotonic() > deadline:
-                end(signal.SIGKILL)
+                send(signal.SIGKILL)
     failures = [(rank, code) for rank, code in codes.items() if code]
     followed = (LOST, -signal.SIGTERM)  # from the failure of another process
     rank, code = min(failures, key=lambda failure: failure[1] in followed, default=(0, 0))
     if code >= 0 and code != LOST:
         return code
+    if code == -signal.SIGPIPE:
+        return 128 + signal.SIGPIPE
     if received:
         return 128 + received[0]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "has lost the connection to another one"

@@ -94,10 +94,10 @@ def _parsed(data: bytes, name: str) -> Iterator[Prompt]:
 class Samples(Sink):
     """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end.
 
-    `prompt` is shown before each sample; there may be `several` samples.
+    `prompt` is shown before each sample, unless it is None; there may be `several` samples.
     """
 
-    def __init__(self, screen: Screen, prompt: bytes, *, several: bool) -> None:
+    def __init__(self, screen: Screen, prompt: bytes | None, *, several: bool) -> None:
         self._screen, self._prompt, self._several = screen, prompt, several
         self._done: list[dict[str, object]] = []
         self._current = -1
@@ -106,10 +106,10 @@ class Samples(Sink):
         """Shows an event."""
         screen = self._screen
         if event.sample != self._current and not screen.json:
-            screen.model_text(b"\n---\n" * (self._current >= 0) + self._prompt)
+            screen.model_text(b"\n---\n" * (self._current >= 0) + (self._prompt or b""))
         self._current = event.sample
         if isinstance(event, Generated):
-            self._done.append(report.generated_object(event))
+            self._done.append(report.generated_object(event, without_prompt=self._prompt is None))
             rate = report.amount(event.tokens_per_second)
             tokens = report.counted(event.tokens, "token")
             screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
@@ -133,15 +133,14 @@ class Results(Sink):
     """
 
     def __init__(self, prompts: Sequence[Prompt], screen: Screen, *, n_samples: int, without_prompt: bool) -> None:
-        self._screen, self._n_samples, self._left_out = screen, n_samples, {"prompt"} if without_prompt else set()
+        self._screen, self._n_samples, self._without_prompt = screen, n_samples, without_prompt
         self._n, self._n_complete, self._names = len(prompts), 0, (name for _, name in prompts)
         self._held: list[dict[str, Any]] = []
         self._meter = ProgressMeter("generating", self._n, "prompts")
 
     def add(self, event: tuple[Generated, ...]) -> None:
         """Takes the samples of the next prompt."""
-        trees = [report.generated_object(result) for result in event]
-        samples = [{key: tree[key] for key in tree if key not in self._left_out} for tree in trees]
+        samples = [report.generated_object(result, without_prompt=self._without_prompt) for result in event]
         self._held.append(next(self._names) | (samples[0] if self._n_samples == 1 else {"samples": samples}))
         is_complete = all(result.stop_reason != "interrupted" for result in event)
         if is_complete or any(result.tokens for result in event):

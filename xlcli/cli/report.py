@@ -482,6 +482,6 @@ def score_object(score: events.Score) -> dict[str, Any]:
     return {**fields(score), "by_context": bins}
 
 
-def generated_object(event: events.Generated) -> dict[str, Any]:
+def generated_object(event: events.Generated, *, without_prompt: bool) -> dict[str, Any]:
     """The JSON object of a finished sample; `logprobs` only if they were asked for."""
-    return fields(event, "sample", *([] if event.logprobs is not None else ["logprobs"]))
+    return fields(event, "sample", *["logprobs"] * (event.logprobs is None), *["prompt"] * without_prompt)

@@ -29,11 +29,11 @@ def form_of(path: str, *, json: bool) -> str:
     """The lines of a list: the suffix of its file, else JSON lines if those are asked for, else TSV.
 
     Raises:
-        ConfigError: The suffix is that of a spreadsheet.
+        ConfigError: The suffix is that of another kind of table, or of a compressed file.
     """
     suffix = path.rpartition(".")[2].lower()
-    if suffix in ("xlsx", "xls", "ods"):
-        raise ConfigError(f"xlcli cannot write {path}, a spreadsheet.", f"Write {path.rpartition('.')[0]}.csv.")
+    if suffix in ("xlsx", "xls", "ods", "json", "parquet", "gz", "bz2", "xz", "zst"):
+        raise ConfigError(f"{path}: a list is not written as .{suffix}.", "Name it .csv, .tsv or .jsonl.")
     return suffix if suffix in ("jsonl", "csv", "tsv") else "jsonl" if json else "tsv"
 
 

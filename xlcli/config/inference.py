@@ -329,6 +329,8 @@ class ScoreConfig(InferenceConfig):
 
     def _check(self) -> None:
         Columns.read(self.columns)
+        if self.binary and self.text_field is not None:
+            raise InvalidSettingError("text_field", "reads rows and cannot be combined with binary", "Omit binary.")
 
 
 class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):

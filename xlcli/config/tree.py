@@ -47,7 +47,7 @@ def read_toml(path: str | Path) -> Tree:
             data = file.read(TOML_LIMIT + 1)
         if len(data) > TOML_LIMIT:
             raise ConfigError(f"{path} is larger than 1 MiB.", "A configuration file is short; check the path.")
-        tree: Tree = _check_depth(tomllib.loads(data.decode()))
+        tree: Tree = _check_depth(tomllib.loads(data.decode("utf-8-sig")))
         return tree
     except OSError as error:
         if error.errno == errno.EIO:

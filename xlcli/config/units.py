@@ -32,9 +32,9 @@ def count(value: str) -> int:
     size = float(digits) * scale
     if abs(size) >= 2.0**63:
         raise ValueError("far too large")
-    if not size.is_integer():
+    if not math.isclose(size, round(size), rel_tol=1e-15):  # 4.1 * 10**6 is no whole number of floating point
         raise ValueError("not a whole number")
-    return int(size)
+    return round(size)
 
 
 def number(value: str) -> float:
@@ -60,8 +60,8 @@ def duration(value: str) -> float:
 
 
 def interval(value: str) -> int | float:
-    """Interval in steps (int: `100`, `1k`) or in seconds (float, from text with a unit: `30s`, `5m`)."""
-    for read in (duration,) if value.strip().lower().endswith("m") else (count, duration):
+    """Interval in steps (int: `100`, `1k`, `1M`) or in seconds (float, from text with a unit: `30s`, `5m`)."""
+    for read in (duration,) if value.strip().endswith("m") else (count, duration):
         with suppress(ValueError):
             return read(value)
     raise ValueError("neither a number of steps such as 100 nor a time such as 30s")

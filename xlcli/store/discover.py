@@ -81,7 +81,9 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
         CheckpointError: There is no such model. The remedy names similar ones.
     """
     local, bundled = _local(), _bundled()
-    if name:
+    if name == "":
+        raise CheckpointError("the name of a model is empty.", "Type a name; xlcli models lists them.")
+    if name is not None:
         return _named(name, "", (*local, *bundled)), None, []
     if wanted := os.environ.get(VARIABLE):
         return _named(wanted, f" (from {VARIABLE})", (*local, *bundled)), VARIABLE, []

@@ -155,7 +155,7 @@ def json_texts(values: Iterator[tuple[int, Any]], name: str, text_fields: Sequen
             option = "--text-field" if len(text_fields) == 1 or isinstance(text_fields, Joined) else "--pairs"
             raise DataError(
                 f"line {number} of {name} is not a JSON object with {wanted}{fault}.",
-                f"Name the key with {option}, write rows as objects (in pandas: orient='records'), or add --binary.",
+                f"Name the key with {option}, write rows as objects (in pandas: orient='records'), or give --binary instead.",
             )
         yield from texts
 

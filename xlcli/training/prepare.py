@@ -209,6 +209,8 @@ def _read(
     if runtime.dtype_name == "float16":
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
     memory.require(configs, runtime, on_any_machine=dry_run)
+    if config.text.binary and config.text.text_field is not None:
+        raise InvalidSettingError("text.text_field", "reads rows and cannot be combined with binary", "Omit binary.")
     text, by_document = config.text, config.train.reset_on_document
     ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
     fields = () if text.text_field is None else (text.text_field,)

@@ -101,3 +101,13 @@ def test_documents_and_fewer_alternatives(prose, tmp_path):
     half = len(words) // 2
     for first, second in zip(words[:half], words[half:], strict=True):
         assert first.columns["alternatives"] == pytest.approx(second.columns["alternatives"], abs=1e-9)
+
+
+def test_a_document_without_words_changes_no_alternatives(tmp_path):
+    line = PROSE.splitlines()[0] + "\n"
+    (tmp_path / "one.txt").write_text(line)
+    (tmp_path / "two.txt").write_text("\n\n" + line)
+    model = toy("sentencepiece")
+    alone, after = (words_of(model, tmp_path / name, each_line=True) for name in ("one.txt", "two.txt"))
+    for first, second in zip(alone, after[-len(alone) :], strict=True):
+        assert first.columns["alternatives"] == pytest.approx(second.columns["alternatives"], abs=1e-9)

@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from toys import PROSE, RUNTIME, VARIANTS, toy
 from xlcli.config import EvalConfig
 from xlcli.errors import XLError
 from xlcli.evaluation import evaluate
+from xlcli.evaluation.division import Division
 from xlcli.events import Notice, Score, TokenScore
-from xlcli.ranks import SINGLE, join
+from xlcli.ranks import SINGLE, Ranks, join
 
 LINES = "".join(json.dumps({"text": line}) + "\n" for line in PROSE.splitlines() if line)
 TEXTS = {"prose.txt": PROSE * 3, "lines.jsonl": LINES}
@@ -112,3 +114,20 @@ def test_results_of_several_ranks_are_those_of_one(size, tmp_path):
     for code, out, error in others:
         assert code == 0, error
         assert all(not result["scores"] for result in json.loads(out).values() if isinstance(result, dict))
+
+
+def test_other_ranks_wait_without_a_limit_while_one_sequence_is_read():
+    class First(Ranks):
+        said: ClassVar[list[object]] = []
+
+        def broadcast(self, value):
+            self.said.append(value)
+            return value
+
+    divided = Division(First(size=2))
+    reader = divided.reader(0, toy().network)
+    reader.init_state(4, offsets=[0, 1, 2, 3], mem_len=3, segment_len=8)
+    assert divided.is_open
+    reader.init_state(1, offsets=[0], mem_len=3, segment_len=8)
+    assert not divided.is_open
+    assert First.said[-1] == {"end": True}

@@ -18,7 +18,7 @@ from xlcli import config
 from xlcli.config import EvalConfig, GenerateConfig, StreamConfig
 from xlcli.errors import ConfigError, StateError
 from xlcli.evaluation import evaluate
-from xlcli.events import Generated, LineScore, Notice, Score, TokenScore
+from xlcli.events import Generated, LineScore, Notice, Score, TokenScore, WordScore
 from xlcli.generation import generate
 from xlcli.store.state_files import load_state, save_state
 from xlcli.streaming import stream
@@ -464,3 +464,23 @@ def test_attention_without_a_mask_is_refused_in_training(name):
     with pytest.raises(ConfigError, match="reset_on_document"):
         config.make({"model": COMBINATIONS[name], "train": {"reset_on_document": True}})
     config.make({"model": COMBINATIONS[name], "eval": {"reset_on_document": True}})
+
+
+def test_words_of_a_stream_end_with_their_document():
+    portions = [Document(b"The dog ran"), Document(b"barked"), Document(b"twice.\n")]
+    options = StreamConfig(emit="words", reset_on_document=True)
+    found = [event for event in stream(toy(), portions, options, RUNTIME) if isinstance(event, WordScore)]
+    assert [word.word for word in found] == ["The", "dog", "ran", "barked", "twice."]
+    [alone] = [e for e in stream(toy(), [b"barked"], StreamConfig(emit="words"), RUNTIME) if isinstance(e, WordScore)]
+    assert found[3].bits == pytest.approx(alone.bits, abs=1e-9)
+
+
+def test_a_document_has_its_score_beside_longer_ones(tmp_path):
+    first, second = "The dog ran.", " ".join(TEXTS) * 3
+    for name, texts in (("one", [first, "a"]), ("two", [first, second])):
+        (tmp_path / name).write_bytes(json_lines(texts))
+    model = toy(mem_len=2, segment_len=3)
+    model.network.limit_distances(None, 4)
+    wanted = {"mem_len": 0, "segment_len": 64, "reset_on_document": True}
+    one, two = (bits(scored(model, [tmp_path / name], **wanted)[1]) for name in ("one", "two"))
+    assert two[: len(first)] == pytest.approx(one[: len(first)], abs=1e-9)

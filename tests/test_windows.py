@@ -9,7 +9,7 @@ from test_streaming import cut, only, run, through_disk
 from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.config import EvalConfig, GenerateConfig, StreamConfig, validate
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Score, TokenScore
 from xlcli.generation import generate
@@ -124,6 +124,13 @@ def test_greedy_generation_predicts_in_windows():
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
         session.last_tokens = [int(logits.argmax())]
         ids += session.last_tokens
+
+
+def test_a_stream_without_windows_does_not_go_on_in_windows():
+    model, saved = toy(mem_len=0), []
+    run(model, [TEXT], save=saved.append)
+    with pytest.raises(StateError, match="stride"):
+        run(model, [TEXT], resume=saved[-1], stride=STRIDE)
 
 
 def test_windows_that_cannot_be_are_refused():

@@ -160,6 +160,7 @@ class _Stream:
         session, output, meter = self.session, self.output, self.meter
         while not self._stop() and (tokens := self.intake.take(to_line_end=(due := self.is_due()))):
             if tokens.is_reset:
+                yield from output.end_word(session)
                 session.reset()
                 if output.words:
                     output.words.reset()
@@ -314,11 +315,12 @@ class Intake:
         self._arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided
         self.line_ends = LineEnds(rest[len(self._arrived) :])
         self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
-        self._queue, self._n_ready = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized]), 0
+        self._queue = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized])
         self._documents = deque(pending.documents)  # offsets in the text that waits
         self._offset, self._at_line_start = position.n_bytes, position.n_bytes == position.line_start
         self._last_arrival, self.n_received = time.monotonic(), 0
         self._is_ended = False
+        self._n_ready = self._n_complete()
 
     @property
     def pending(self) -> PendingText:
@@ -534,10 +536,14 @@ class Output:
             )
 
     def end(self, session: InferenceSession) -> Iterator[StreamEvent]:
-        """Outputs the unfinished line, and the last word, which ends if the next token is one that begins a text."""
+        """Outputs the unfinished line and the last word."""
         if self.n_bytes > self._line_start:
             yield from self.end_line_part()
             self.n_lines += 1
+        yield from self.end_word(session)
+
+    def end_word(self, session: InferenceSession) -> Iterator[StreamEvent]:
+        """Outputs the unfinished word, if there is one, which ends if the next token is one that begins a text."""
         if self.words and self.words.at.text:
             _, features = session.score(np.array([session.model.tokenizer.start_id]), self.predictions)
             yield from self._listed(self.words.end(self.n_bytes, next(self._values(features))))

@@ -225,6 +225,16 @@ def listening(pids):
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
+@pytest.mark.skipif(launch.cpu_limit() < 2, reason="needs two CPUs")
+def test_two_processes_choose_a_preset(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_bytes(TEXT * 20)
+    arguments = ["train", "corpus.txt", "-o", "m", "--nproc", "2", "--max-steps", "1", "--set=runtime.timeout=60s"]
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path("m/record.json").read_text())["preset"] == "tiny"
+
+
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux" or launch.cpu_limit() < 2, reason="needs /proc and two CPUs")
 def test_two_processes_train_stop_and_score_and_listen_on_loopback_only(run, model):

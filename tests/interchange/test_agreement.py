@@ -187,6 +187,17 @@ def test_export_and_import_again_is_the_identity_to_the_bit(folder, name, tmp_pa
         assert sha256(tmp_path / "again" / file) == sha256(folder(name) / file)
 
 
+def test_a_window_that_was_changed_after_the_export_holds(folder, tmp_path):
+    name = next(name for name in EXPORTED if not name.startswith("transfo-xl"))
+    export_model(folder(name), tmp_path / "out")
+    path = tmp_path / "out/config.json"
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps(tree | {"max_position_embeddings": 4 * tree["max_position_embeddings"]}))
+    import_model(tmp_path / "out", tmp_path / "again")
+    before, after = load(folder(name)).config.model, load(tmp_path / "again").config.model
+    assert after.position.clamp_len == 4 * (before.position.clamp_len + 1) - 1
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gpt-neo", "gptj", "gpt-neox", "olmo"])
 def test_models_that_a_format_cannot_hold_are_not_exported(folder, name, tmp_path):
     with pytest.raises(ConfigError, match=r"llama cannot hold .*model\.\w+\.kind"):

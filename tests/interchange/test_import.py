@@ -460,6 +460,7 @@ def test_models_of_no_format_are_declined_with_the_reason(tmp_path):
         ({"config.json": '{"model_type": "mamba"}', "model.safetensors": ""}, "docs/models.md"),
         ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "merge"),
         ({"adapter_config.json": "{}", "config.json": '{"model_type": "llama"}'}, "merge"),
+        ({"adapter_config.json": "{}", "config.json": '{"model_type": "llama"}', "model.safetensors": ""}, "merge"),
         ({"model.gguf": "GGUF"}, "model.gguf"),
         ({"notes.txt": ""}, "folder that has config.json"),
     ],

@@ -6,11 +6,12 @@ import pytest
 import torch
 from oracles import transformer_xl
 from test_transformer_xl import paper_names
-from variants import make, read, tokens
+from variants import make, read, table, tokens
 
 from xlcli import config
 from xlcli.errors import ConfigError
 from xlcli.memory import Hidden
+from xlcli.model.build import build_model
 from xlcli.ops.span import Span
 from xlcli.state import State
 
@@ -101,3 +102,17 @@ def test_what_cannot_begin_with_zeros_is_refused(model, train, key):
 
 def test_independent_segments_begin_without_zeros():
     assert Span("uniform", mem_len=0, segment_len=5, zero_memory=True) == Span("segment", 0, 5)
+
+
+def test_the_text_before_a_reset_has_no_part_in_bigrams():
+    tree = {"n_layers": 2} | table(PRE) | {"embedding": {"n_bigrams": 40}}
+    model = build_model(config.make({"model": tree}).model, torch.Generator().manual_seed(0)).double()
+    torch.nn.init.normal_(model.bigrams.table.weight, generator=torch.Generator().manual_seed(0))
+    before = read(model, tokens(1, 9), [9], mem_len=7)[1]
+    text = tokens(1, 5)
+    with torch.inference_mode():
+        fresh, after = (
+            read(model, text, [5], state=state)[0]
+            for state in (model.init_state(1, mem_len=7, segment_len=5), model.reset(before))
+        )
+    assert torch.equal(fresh, after)

@@ -1,5 +1,6 @@
 """A file that is followed: every byte once, whatever happens to the file and wherever the reader begins again."""
 
+import errno
 import gzip
 import os
 import shutil
@@ -249,3 +250,54 @@ def test_a_line_that_is_cut_by_a_rotation_does_not_spoil_the_next_one(log, monke
     lines = iter(lambda: next(log.portions), None)
     assert b"".join(json_lines(lines, "log", ["text"], skipped.append)) == b"b\n"
     assert len(skipped) == 1
+
+
+def test_a_line_that_was_cut_is_ended_after_a_restart_too(log):
+    log.restart(unfinished=True)
+    log.write(b"one\ntw")
+    log.take()
+    log.rotate()
+    log.path.write_bytes(b"three\n")
+    log.restart(unfinished=True)
+    log.take()
+    assert log.read == b"one\ntw\nthree\n"
+
+
+def test_a_log_that_cannot_be_opened_is_reported_once(log, monkeypatch):
+    def refuse(entry):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    log.write(b"one\n")
+    log.take()
+    log.rotate()
+    monkeypatch.setattr(follow, "open_text", refuse)
+    for _ in range(4):
+        log.write(b"more\n")
+        log.take()
+    monkeypatch.undo()
+    log.take()
+    assert log.read == b"one\n" + b"more\n" * 4
+    assert len(log.notices) == 1
+
+
+def test_an_empty_log_is_looked_at_once_a_second(log, monkeypatch):
+    looks = []
+    look = follow.Neighbors.look
+    monkeypatch.setattr(follow.Neighbors, "look", lambda each: looks.append(1) or look(each))
+    log.restart()
+    began = len(looks)
+    for _ in range(9):
+        log.take()
+    assert len(looks) <= began + 1
+    log.write(b"one\n")
+    log.take()
+    assert log.read == b"one\n"
+
+
+def test_lines_that_are_too_long_or_lack_a_key_are_skipped(monkeypatch):
+    monkeypatch.setattr("xlcli.text.documents.LONGEST_LINE", 100)
+    skipped = []
+    rows = b'{"text": "a", "k": 1}\n' + b"\0" * 950 + b'\n{"text": "b"}\n{"text": "c", "k": 2}\n' + b"x" * 300
+    portions = (rows[i : i + 30] for i in range(0, len(rows), 30))
+    assert b"".join(json_lines(portions, "log", ["text"], skipped.append, "k")) == b"a\nc\n"
+    assert [remark.split()[1] for remark in skipped] == ["2", "3", "5"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from xlcli import config, presets
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, InvalidSettingError
 from xlcli.model.build import build_model, build_on_meta
 from xlcli.training import defaults
 from xlcli.training.schedule import IntervalTrigger
@@ -127,8 +127,10 @@ def test_a_run_with_dropout_takes_more_passes():
 
 def test_the_same_budget_is_no_new_one():
     saved = fill_in({"train": {"max_tokens": 90, "max_time": 60.0}})
-    for given, expected in (({}, 90), ({"max_time": 60.0}, 90), ({"max_time": 61.0}, None)):
+    for given, expected in (({}, 90), ({"max_time": 60.0}, 90), ({"max_time": 61.0}, None), ({"max_time": None}, 90)):
         assert defaults.resumed(saved, {"train": given}).train.max_tokens == expected
+    with pytest.raises(InvalidSettingError, match="last budget"):
+        defaults.resumed(saved, {"train": {"max_time": None, "max_tokens": None}})
 
 
 def test_the_user_stands_above_the_preset_and_the_machine():

@@ -17,9 +17,10 @@ from xlcli.files.tensors import read_header, read_tensors, write_tensors
 from xlcli.store.commit import latest
 from xlcli.store.folder import load, save_model
 from xlcli.store.layout import is_model, read_record, write_record
-from xlcli.store.origin import configurations
+from xlcli.store.origin import configurations, origin_of
 from xlcli.store.weights import weights
 from xlcli.text.tokenizers import load_tokenizer
+from xlcli.training import prepare
 
 VERSE = "".join(f"O fox {i}, thy dog lies {'low' if i % 2 else 'high'} at dusk.\n" for i in range(80))
 FREE = {"max_steps": 6, "eval_every": 3, "save_every": 2}
@@ -221,3 +222,14 @@ def _runtime():
     from xlcli.runtime import make_runtime
 
     return make_runtime(RuntimeConfig(device="cpu", threads=1))
+
+
+def test_a_long_line_of_models_is_cut():
+    origin = {"model": "first", "weights": "0"}
+    for i in range(30):
+        origin = {"model": f"m{i}", "weights": "0", "init": origin}
+    pruned, names = prepare._pruned(origin, 10), []
+    while pruned:
+        names.append(pruned["model"])
+        pruned = origin_of(pruned)
+    assert names == [f"m{i}" for i in range(29, 18, -1)]

@@ -198,3 +198,10 @@ def test_the_plan_of_a_resumed_run_is_shown_without_writing(text):
     assert plan.folder == Path("m")
     assert sorted(Path("m").rglob("*")) == before
     assert read_config(Path("m/.replacement")).model.n_layers == 1
+
+
+def test_a_run_does_not_replace_the_model_that_it_starts_from(text):
+    for init in (Path("m"), Path("m/kept/5M")):
+        with pytest.raises(ConfigError, match="starts from"):
+            next(train(NEW, [text], Path("m"), init=init, overwrite=True))
+    assert layers() == 2

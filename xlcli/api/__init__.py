@@ -314,8 +314,8 @@ def generate_prompts(
         model: Model.
         prompts: Texts to continue; may be empty.
         state: State that every prompt continues (default: nothing read).
-        seed: Seed of the first sample of every prompt, as of `generate`. None takes a random one for each, but for a state
-            that has a generator, which every prompt then continues.
+        seed: Seed of the first sample of every prompt, as of `generate`. None continues the generator of `state`
+            for every prompt, if it has one, else takes a random seed for each.
         settings: Those of `GenerateConfig`.
 
     Yields:

@@ -44,7 +44,9 @@ def is_to_launch(nproc: int) -> bool:
 
 
 def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command again.") -> int:
-    """Runs `xlcli` in `nproc` processes and passes signals on, Ctrl-Z too; a second SIGINT kills. If one fails, it ends the others.
+    """Runs `xlcli` in `nproc` processes and passes signals on; a second SIGINT kills. If one fails, it ends the others.
+
+    Ctrl-Z suspends them too.
 
     Returns:
         The exit code of the process that failed first, else 0.

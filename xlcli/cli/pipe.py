@@ -54,6 +54,8 @@ def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | 
                 data = os.read(source, PORTION)
             except BlockingIOError:  # another process has read what arrived
                 continue
+            except OSError as error:
+                raise DataError(f"cannot read the text: {error.strerror}.", "Check the disk.") from None
             if not data:
                 return
             idle = False

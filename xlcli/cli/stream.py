@@ -155,7 +155,7 @@ def read_text(
     fields = tuple(filter(None, [settings.text_field]))
     warn = partial(screen.say, level="warning")
     if source is None:
-        text = json_lines(data, name, fields, warn) if fields else data
+        text = json_lines(data, name, fields, warn, settings.reset_on_change) if fields else data
     else:
         formats = {"any_bytes": any_bytes, "token_ids": model.tokenizer.kind == "ids"}
         text = text_of(data, name, fields, source, notice=warn, **formats)

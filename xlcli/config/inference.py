@@ -330,7 +330,7 @@ class ScoreConfig(InferenceConfig):
     def _check(self) -> None:
         Columns.read(self.columns)
         if self.binary and self.text_field is not None:
-            raise InvalidSettingError("text_field", "reads rows and cannot be combined with binary", "Omit binary.")
+            raise InvalidSettingError("text_field", "reads rows, and binary does not", "Leave one of them out.")
 
 
 class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):

@@ -104,7 +104,7 @@ class NextWords:
         """Probabilities (v) in the place of a token, after the tokens before it, which are read."""
         run, documents = self._run, self._run.text.documents
         start = int(documents[np.searchsorted(documents, token, "right") - 1])
-        if start >= self._n_read > 0:
+        if start and start >= self._n_read:
             self._state, self._n_read = run.lengths.init_state(run.model.network, np.zeros(1, np.int64)), start
         positions = np.arange(self._n_read, token + 1)[None]
         inputs, _ = inputs_and_targets(run.text.tokens.ids, positions, run.model.tokenizer.start_id, start)

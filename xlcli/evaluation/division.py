@@ -96,6 +96,7 @@ class _DividedReader:
     def init_state(self, batch: int, *, offsets: Sequence[int] | None = None, **options: Any) -> State:
         """State of the sequences of this rank, before the first token; arguments as for `LanguageModel.init_state`."""
         if batch == 1:
+            self.divided.pause()
             return self.own.init_state(1, offsets=offsets, **options)
         self.divided.send({"reader": self.number, "arguments": {"batch": batch, "offsets": offsets, **options}})
         rows = self._rows(batch).tolist()

@@ -298,8 +298,8 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     exact = reading.has_memory and reading.span == "uniform"
     n_per_call, n_ranks = tokens_per_call(model, runtime), runtime.ranks.size
     segment_len = reading.segment_len
-    if options.segment_len is not None:
-        segment_len = min(segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
+    if options.segment_len is not None and exact:
+        segment_len = min(segment_len, n_tokens, MAX_SEGMENT_LEN)
     elif exact:
         segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (reading.longest - 1).bit_length()))
         # Attention that reads visible keys only (`ops/attend_blocks.py`) makes longer segments cost no more.

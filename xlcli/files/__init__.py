@@ -118,6 +118,8 @@ def replacing(path: Path, mode: int = 0o666, *, is_new: bool = False) -> Iterato
                 raise ConfigError(f"{path} exists; another process has written it.", "Choose another path.")
             temporary.replace(path)
         sync_folder(path.parent)
+    except BrokenPipeError:  # of standard output or standard error
+        raise
     except OSError as error:
         raise cannot_write(path, error) from error
 

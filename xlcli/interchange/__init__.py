@@ -38,6 +38,8 @@ _REFORMER = "its attention at a token depends on later tokens, so no memory can 
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
 _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
+_WINDOW = ("max_position_embeddings", "mem_len", "clamp_len", "same_length")
+"""Keys of `config.json` that change the window; other programs change them to extend a model."""
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
 _MOST_TOKENS = 2**20
@@ -180,9 +182,11 @@ def _sections(format_: Format, source: Source) -> SavedConfig:
     try:
         config = validate(SavedConfig, {"text": {}, **format_.sections(source)})
         own = validate(SavedConfig, tree) if isinstance(tree := source.config.get(OWN), dict) else config
+        exported = format_.export_config(own) if own is not config else {}
     except ConfigError as error:
         raise CheckpointError(f"{source.path} cannot be imported: {error.message}", CAN) from None
-    return config if _difference(own.model, config.model) else own
+    is_changed = any(source.config[key] != exported[key] for key in _WINDOW if key in source.config and key in exported)
+    return config if is_changed or _difference(own.model, config.model) else own
 
 
 def _export_config(config: SavedConfig, format_: Format) -> Tree:

@@ -102,6 +102,8 @@ def open_folder(path: Path) -> Source:
         CheckpointError: A file is missing or damaged, or a shard is not a file of this folder.
     """
     config = read_json(follow(path / CONFIG))
+    if (path / ADAPTER).exists():
+        raise CheckpointError(f"{path} has an adapter, whose weights are not those of the model.", MERGE)
     for name in WEIGHTS:
         index = path / f"{name}.index.json"
         if os.path.lexists(path / name) or os.path.lexists(index):
@@ -109,8 +111,7 @@ def open_folder(path: Path) -> Source:
             stored = {key: each for file in files for key, each in _tensors(path / file).items()}
             plain = {_WRAPPERS.sub("", key): each for key, each in stored.items()}
             return Source(path, config, plain if len(plain) == len(stored) else stored)
-    remedy = MERGE if (path / ADAPTER).exists() else DOWNLOAD
-    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", remedy)
+    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
 
 
 def _shards(index: Path) -> list[str]:

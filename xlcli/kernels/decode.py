@@ -32,6 +32,7 @@ from xlcli.kernels.files import KernelFiles, keep_parts
 from xlcli.kernels.linear import linear, normalize
 from xlcli.kernels.records import BLOCK, CACHE, CALL, Array
 from xlcli.kernels.threads import COUNTERS, FASTMATH, Team, array, compiled, inner, next_step
+from xlcli.ops import layers
 
 PROCESS = os.getpid()
 """Process that may call `decode`."""
@@ -168,16 +169,18 @@ def use_threads(n: int) -> int:
 def compile_types(weight_type: str, memory_type: str) -> None:
     """Compiles `decode_token` for weights and memories of these types in this process, and writes its files."""
     FILES.program = None
-    keep_parts()
+    keep_parts(CONSTANTS)
     compile_kernel(np.empty(0, weight_type), np.empty(0, memory_type), lambda: False)
 
 
+CONSTANTS = [layers.__file__]
 FILES = KernelFiles(
     decode_token,
     lambda signature: (
         "from xlcli.kernels.decode import compile_types; "
         f"compile_types(*{tuple(str(array.dtype) for array in signature[1:])})"
     ),
+    CONSTANTS,
 )
 
 

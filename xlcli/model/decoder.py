@@ -337,7 +337,7 @@ class Packer:
 
 
 def has_shared_keys(position: XLPosition) -> bool:
-    """True if all heads use the same position keys; with more features than a head has numbers, projected keys are shorter."""
+    """True if all heads use the same position keys, which are not longer than a head is wide."""
     return position.n_features <= position.biases.content.shape[1]
 
 

@@ -183,9 +183,8 @@ class LanguageModel(nn.Module):
             "n_steps": len(state.layers) // self.config.n_layers,
             "clamp_len": span.clamp_len or span.full_len or "none",
             "memory_dtype": state.memory_dtype,
+            "stride": span.stride or "none",
         }
-        if span.stride is not None:
-            settings["stride"] = span.stride
         for memory in state.layers:
             if isinstance(memory, Buckets):
                 settings["n_hashes"] = memory.n_rounds
@@ -284,8 +283,8 @@ class LanguageModel(nn.Module):
         )
         x = self.embedding_norm(self.embedding(tokens))
         if self.bigrams is not None:
-            # At the start of an independent segment the token before it does not count.
-            previous = state.last[:, -1] if context.n_memory else torch.full_like(state.last[:, -1], -1)
+            # At the start of a text or of an independent segment the token before it does not count.
+            previous = state.last[:, -1] if state.seen and context.n_memory else torch.full_like(state.last[:, -1], -1)
             begins = None if within is None else within.positions == 0
             x = x + self.bigrams(tokens, previous, begins)
         return self.position.embed(x, context), context

@@ -121,8 +121,9 @@ class Corpus:
         crlf: list[int] = []
         checksums: list[list[int]] = []
         documents = array("Q", [0])
+        start = 0
         for source in self.sources:
-            start = sum(sizes)
+            start += sizes[-1] if sizes else 0
             sizes.append(0)
             crlf.append(0)
             checksums.append([])

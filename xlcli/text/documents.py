@@ -103,7 +103,7 @@ def documents(portions: Portions, name: str, text_fields: Sequence[str], notice:
     if text_fields and head.strip() and not begins_json(head):
         yield from table(data, name, text_fields, notice)
     elif text_fields or has_text:
-        yield from json_texts(_values(data), name, text_fields or [DEFAULT_FIELD])
+        yield from json_texts(_values(data), name, text_fields or [DEFAULT_FIELD], notice)
     else:
         if remark:
             notice(remark)
@@ -139,8 +139,18 @@ def _remark(value: Any, name: str) -> str | None:
     return f"{remark}; --text-field {shortened(key, 200)} reads that key" if texts else remark
 
 
-def json_texts(values: Iterator[tuple[int, Any]], name: str, text_fields: Sequence[str]) -> Portions:
-    """Texts of the objects among `_values`; `DataError` for a value that is not an object with these texts."""
+def json_texts(
+    values: Iterator[tuple[int, Any]],
+    name: str,
+    text_fields: Sequence[str],
+    notice: Callable[[str], None] = lambda text: None,
+) -> Portions:
+    """Texts of the objects among `_values`. Calls `notice` at the end with the number of objects with an empty text.
+
+    Raises:
+        DataError: A value is not an object with these texts.
+    """
+    n_empty = 0
     for number, value in values:
         if not number:
             yield value
@@ -155,16 +165,23 @@ def json_texts(values: Iterator[tuple[int, Any]], name: str, text_fields: Sequen
             option = "--text-field" if len(text_fields) == 1 or isinstance(text_fields, Joined) else "--pairs"
             raise DataError(
                 f"line {number} of {name} is not a JSON object with {wanted}{fault}.",
-                f"Name the key with {option}, write rows as objects (in pandas: orient='records'), or give --binary instead.",
+                f"Name the key with {option}, write rows as objects (in pandas: orient='records'), or use --binary.",
             )
+        n_empty += not texts
         yield from texts
+    _note_empty(n_empty, name, notice)
 
 
-def json_lines(portions: Portions, name: str, text_fields: Sequence[str], skipped: Callable[[str], None]) -> Portions:
-    """Texts of JSON lines. Calls `skipped` with a remark on each line without them."""
-    for number, line in _numbered_lines(portions, name):
+def json_lines(
+    portions: Portions, name: str, text_fields: Sequence[str], skipped: Callable[[str], None], key: str | None = None
+) -> Portions:
+    """Texts of JSON lines. Calls `skipped` with a remark on each line without them, or without `key`."""
+    for number, line in _numbered_lines(portions):
         try:
-            yield from [*json_texts(_values(iter([line]), number), name, text_fields)]
+            texts = [*json_texts(_values(iter([line]), number), name, text_fields)]
+            if key is not None and any(isinstance(text, Document) and key not in text.fields for text in texts):
+                raise DataError(f"line {number} of {name} has no '{key}'.", "Name a key that all rows have.")
+            yield from texts
         except DataError as error:
             skipped(f"{error.message.removesuffix('.')}, and is skipped")
 
@@ -181,10 +198,13 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
     quote = re.compile(rb'(?:^|[\t,;])"')
     columns: list[str] = []
     delimiter, row, begin, is_open, has_joined, n_empty = "", bytearray(), 1, False, False, 0
-    for number, line in _numbered_lines(portions, name):
+    for number, line in _numbered_lines(portions):
         if line is None:
             yield None
             continue
+        if len(line) > LONGEST_LINE:
+            problem = f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB."
+            raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
         row += line + b"\n"
         at = 0
         while found := _QUOTE_END.match(line, at) if is_open else quote.search(line, at):
@@ -222,6 +242,10 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
         row, begin = bytearray(), number + 1
     if row:
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
+    _note_empty(n_empty, name, notice)
+
+
+def _note_empty(n_empty: int, name: str, notice: Callable[[str], None]) -> None:
     if n_empty:
         notice(f"rows of {name} without text are left out: {n_empty:,}")
 
@@ -234,8 +258,12 @@ def begins_with(descriptor: int, mark: bytes) -> bool:
         return False
 
 
-def parquet_texts(descriptor: int, name: str, text_fields: Sequence[str]) -> Iterator[Document]:
+def parquet_texts(
+    descriptor: int, name: str, text_fields: Sequence[str], notice: Callable[[str], None]
+) -> Iterator[Document]:
     """Each text of these columns (none: `text`) of an open file, ended by a line end, without other fields.
+
+    Calls `notice` at the end with the number of rows without text.
 
     Raises:
         DataError: pyarrow is missing, the file is damaged, there is no such column, or one of two texts is empty.
@@ -248,7 +276,7 @@ def parquet_texts(descriptor: int, name: str, text_fields: Sequence[str]) -> Ite
             f"{name} is a Parquet file, which needs pyarrow.", "Install it: pip install 'xlcli[parquet]'"
         ) from None
     fields = text_fields or [DEFAULT_FIELD]
-    n_rows = 0
+    n_rows = n_empty = 0
     with os.fdopen(os.dup(descriptor), "rb") as file:
         try:
             parts = parquet.ParquetFile(file)
@@ -264,9 +292,11 @@ def parquet_texts(descriptor: int, name: str, text_fields: Sequence[str]) -> Ite
                     if texts is None:
                         reason = f"row {n_rows:,} of {name} lacks a text in '{fields[0]}' or '{fields[-1]}'"
                         raise DataError(f"{reason}.", "Remove that row.")
+                    n_empty += not texts
                     yield from texts
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{name} is a damaged Parquet file: {error}.", "Copy or download it again.") from None
+    _note_empty(n_empty, name, notice)
 
 
 def read_while(portions: Portions, is_short: Callable[[bytes | bytearray], bool]) -> Generator[None, None, bytes]:
@@ -282,24 +312,22 @@ def read_while(portions: Portions, is_short: Callable[[bytes | bytearray], bool]
     return bytes(head)
 
 
-def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers from 1, or None for a portion that is None."""
-    held, number = bytearray(), 1
+def _numbered_lines(portions: Portions) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers from 1, or None for a portion that is None; of a line above `LONGEST_LINE` a part."""
+    held, number, is_given = bytearray(), 1, False
     for portion in portions:
         if portion is None:
             yield number, None
         for line in io.BytesIO(portion or b""):
-            held += line.removesuffix(b"\n")
-            if len(held) > LONGEST_LINE:
-                raise DataError(
-                    f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.",
-                    "Divide it into documents, or use --binary to read its raw bytes.",
-                )
-            if line.endswith(b"\n"):
+            held += b"" if is_given else line.removesuffix(b"\n")
+            if not is_given and (line.endswith(b"\n") or len(held) > LONGEST_LINE):
                 yield number, bytes(held)
-                number += 1
                 held.clear()
-    yield number, bytes(held)
+                is_given = True
+            if line.endswith(b"\n"):
+                number, is_given = number + 1, False
+    if not is_given:
+        yield number, bytes(held)
 
 
 def _values(portions: Portions, number: int = 1) -> Iterator[tuple[int, Any]]:

@@ -123,6 +123,7 @@ class FollowedFile:
         self._missing_since: float | None = None
         self._next_look = 0.0
         self._is_begun = position is not None
+        self._cut: _Text | None = None  # file whose unfinished line was read last
         self._saved = position
         position = position or LogPosition(os.fsencode(path), ())
         known = {each.identity: each for each in position.known}
@@ -147,15 +148,14 @@ class FollowedFile:
 
         An unfinished line is read if it fills a portion or if `unfinished`, not `by_line`; and if its file has ended.
         """
-        cut: _Text | None = None  # file whose unfinished line was read last
         while True:
             self._look()
             lines = ((text, self._take(text, by_line=by_line, unfinished=unfinished)) for text in tuple(self._texts))
             text, data = next((each for each in lines if each[1]), (None, None))
-            if data and cut not in (None, text):
+            if data and self._cut not in (None, text):
                 data = b"\n" + data
             if data:
-                cut = None if data.endswith(b"\n") or (text and text.is_copy) else text
+                self._cut = None if data.endswith(b"\n") or (text and text.is_copy) else text
             yield data
 
     def close(self) -> None:
@@ -191,7 +191,9 @@ class FollowedFile:
     def _look(self) -> None:
         """Goes on to the file that has the name now, and to those that had it since the last look."""
         named = seen_log(self.path)
-        if not (self._has_name(named) and self._texts[-1].place.offset and time.monotonic() < self._next_look):
+        # A file that was empty at the last look may have been filled and truncated since.
+        is_known = named and self._has_name(named) and (self._texts[-1].place.offset or not named.size)
+        if not (is_known and time.monotonic() < self._next_look):
             before = list(self._texts), set(self._told), self._saved, self._neighbors.copy()
             try:
                 self._look_beside(named)
@@ -260,6 +262,9 @@ class FollowedFile:
                 self._neighbors.known[place.identity] = replace(place, tail=b"")
             else:
                 self._replace(place, listing, is_gone=entry is None)
+        last = self._texts[-1] if self._texts else None
+        is_cut = last and not last.is_copy and last.place.tail[-1:] not in (b"", b"\n")
+        self._cut = last if is_cut else None
 
     def _go_on(self, text: _Text, listing: dict[Identity, Entry]) -> dict[Identity, Entry]:
         """Appends the file that has the name now, and before it those that came between. Returns the latest listing."""
@@ -357,7 +362,8 @@ class FollowedFile:
         except (OSError, XLError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
             remark = f"{entry.path} cannot be opened ({reason}); {consequence}"
-            self._tell((entry.identity, entry.changed, consequence), remark)
+            version = reason if consequence is _WAITING else entry.changed
+            self._tell((entry.identity, version, consequence), remark)
             return None
         return None if text.read(0) is None else text
 

@@ -87,7 +87,7 @@ def text_of(
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
     """
     if descriptor is not None and begins_with(descriptor, PARQUET):
-        return parquet_texts(descriptor, name, text_fields)
+        return parquet_texts(descriptor, name, text_fields, notice)
     if token_ids and descriptor is not None and begins_with(descriptor, NUMPY):
         return decimal(descriptor, name)
     marks = [PARQUET] if any_bytes else [*BINARIES]
@@ -204,6 +204,8 @@ def decimal(descriptor: int, name: str) -> Iterator[bytes]:
         DataError: The file is damaged, or has no rows of integers.
     """
     with open(descriptor, "rb", closefd=False) as file:
+        if file.seekable():
+            file.seek(0)
         try:
             if np.lib.format.read_magic(file) != (1, 0):
                 raise ValueError("its version is not 1.0")

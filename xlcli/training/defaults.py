@@ -106,14 +106,16 @@ def resumed(saved: Config, changes: Tree) -> Config:
     """The saved configuration of a run with the user's changes. A budget unlike the saved one replaces all budgets.
 
     Raises:
-        InvalidSettingError: A changed key is not in `CHANGEABLE`.
+        InvalidSettingError: A changed key is not in `CHANGEABLE`, or no budget is left.
     """
     given, wanted = changes.get("train", {}), settings.change(saved, changes).train
-    if any(key in given and getattr(wanted, key) != getattr(saved.train, key) for key in BUDGETS):
+    if any(key in given and getattr(wanted, key) not in (None, getattr(saved.train, key)) for key in BUDGETS):
         changes = settings.merge({"train": dict.fromkeys(BUDGETS)}, changes)
     if changes.get("text", {}).get("tokenizer") == "auto":
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})
     config = settings.change(saved, changes)
+    if is_open(config.train):
+        raise InvalidSettingError("train.max_time", "was the last budget of the run", "Give another one.")
     sections = {"model", "text", "train", "runtime"}
     changed = settings.differences(saved.model_dump(include=sections), config.model_dump(include=sections))
     if wrong := [key for key in changed if key not in CHANGEABLE]:

@@ -56,8 +56,10 @@ class Loop:
                 break
             except DivergedError as error:
                 yield from self._roll_back(error)
-        counters = self.run.counters
-        if counters.best_step is None and counters.step:  # it ends without a validation
+        counters, ranks = self.run.counters, self.run.runtime.ranks
+        is_unvalidated = counters.best_step is None and counters.step > 0
+        # A run that is stopped so early does not replace a model yet.
+        if is_unvalidated and not ranks.broadcast(place_of_run(self.folder) != self.folder):
             with self.run.optimizers.averaged():
                 keep_weights(self.run, self.data, self.folder, None)
 

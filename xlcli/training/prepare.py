@@ -31,6 +31,8 @@ from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, lo
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory
 
+ANCESTORS = 10
+"""Models that the record of a run names in the line of those that it started from."""
 SHORT_TEXT = 10_000
 """Bytes of training text below which a run with new weights warns."""
 
@@ -70,6 +72,7 @@ class Prepared:
         return {
             "sha256": self.parts.train.fingerprint(by_document=by_document),
             "valid": self.parts.valid.fingerprint(by_document=by_document),
+            "test": self.parts.test.fingerprint(by_document=by_document),
             "tokenizer": self.tokenizer.fingerprint,
         }
 
@@ -97,8 +100,8 @@ def prepare_new(
         configs = {name: config for name, config in configs.items() if name != each.name}
         if chosen is None or runtime.device.type != "cpu":
             continue
-        fits = memory.needed_bytes(chosen, runtime) <= available_bytes()
-        if all(ranks.gather(fits and resembles(each.folder, parts))):
+        fits = memory.needed_bytes(chosen, runtime) <= available_bytes() and chosen.train.batch_size % ranks.size == 0
+        if fits and resembles(each.folder, parts):
             model = load(each.folder)
             configs = {str(model.record.get("preset", "")): chosen}
             yield Notice(f"training starts from {each.name}, whose text is similar (--init none: from scratch)")
@@ -181,7 +184,14 @@ def prepare_resumed(
 def _origin(model: LoadedModel) -> Tree:
     """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and own origin."""
     entry = {"model": model.name, "weights": model.fingerprints["weights"]}
-    return entry | {key: model.record[key] for key in ("corpus", "tokens", INIT) if key in model.record}
+    known = {key: model.record[key] for key in ("corpus", "tokens", INIT) if key in model.record}
+    return _pruned(entry | known, ANCESTORS)
+
+
+def _pruned(origin: Tree, n: int) -> Tree:
+    """A description of a model with those of at most `n` models before it."""
+    own, before = {key: value for key, value in origin.items() if key != INIT}, origin_of(origin)
+    return own | {INIT: _pruned(before, n - 1)} if before and n else own
 
 
 def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
@@ -210,7 +220,7 @@ def _read(
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
     memory.require(configs, runtime, on_any_machine=dry_run)
     if config.text.binary and config.text.text_field is not None:
-        raise InvalidSettingError("text.text_field", "reads rows and cannot be combined with binary", "Omit binary.")
+        raise InvalidSettingError("text.text_field", "reads rows, and binary does not", "Leave one of them out.")
     text, by_document = config.text, config.train.reset_on_document
     ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
     fields = () if text.text_field is None else (text.text_field,)

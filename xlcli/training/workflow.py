@@ -222,14 +222,14 @@ def _make_run(data: Prepared, place: Path, checkpoint_folder: Path | None) -> Ge
         checkpoint_folder = save(run, data, place)
         _write_texts(place, data, run)
         if ranks.size == 1:
-            return run, data
+            return run, replace(data, weights=None)
     if ranks.is_first:
         ranks.publish("run", {"checkpoint": str(checkpoint_folder.absolute())})
     run = TrainingRun(data.config, data.runtime, *inputs)
     yield from restore(run, data, checkpoint_folder)
     if ranks.is_first:
         _write_texts(place, data, run)
-    return run, data
+    return run, replace(data, weights=None)
 
 
 def _write_texts(place: Path, data: Prepared, run: TrainingRun) -> None:
@@ -241,9 +241,10 @@ def _write_texts(place: Path, data: Prepared, run: TrainingRun) -> None:
 
 def _load_origin(init: Path, folder: Path) -> store.LoadedModel:
     """The model in `init`, checked: a run in `folder` can start from it."""
-    if init.resolve() == folder.resolve():
+    if init.resolve() == folder.resolve() or commit.belongs_to_run(folder, init):
         raise ConfigError(
-            f"{folder} is the folder of the model that the run starts from.", "Choose another one with -o NAME."
+            f"{folder} is the folder of the model that the run starts from, or holds it.",
+            "Choose another one with -o NAME.",
         )
     model = store.load(init)
     bad = [name for name, tensor in weights_of(model.network).items() if not bool(tensor.isfinite().all())]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from piped import standard_input
 from toys import RUNTIME, slow_bits, toy
 
 from xlcli import generation
@@ -266,6 +267,9 @@ def test_arrays_of_ids(dtype, shape, evaluated, tmp_path):
     assert [int(token.text) for token in tokens] == list(range(12))
     assert (score.chars, score.words, score.tokens) == (None, None, 12)
     assert [t.line for t in tokens] == [1 + i // shape[-1] for i in range(12)]
+    with standard_input(data):
+        [piped] = only(evaluate(model, ["-"], EvalConfig(), RUNTIME), Score)
+    assert piped.nats == score.nats
     headers = (b"x" * 15, b"[" * 15, b"{[]: 1}" + b" " * 8)  # numpy has an error of its own for each
     broken = [data[:-1], data + b"\0", data[:40], data.replace(b"descr", b"xxxxx")]
     broken += [data[:10] + header + data[25:] for header in headers]

@@ -242,10 +242,7 @@ def _write_texts(place: Path, data: Prepared, run: TrainingRun) -> None:
 def _load_origin(init: Path, folder: Path) -> store.LoadedModel:
     """The model in `init`, checked: a run in `folder` can start from it."""
     if init.resolve() == folder.resolve() or commit.belongs_to_run(folder, init):
-        raise ConfigError(
-            f"{folder} is the folder of the model that the run starts from, or holds it.",
-            "Choose another one with -o NAME.",
-        )
+        raise ConfigError(f"{folder} holds the model that the run starts from.", "Choose another folder with -o NAME.")
     model = store.load(init)
     bad = [name for name, tensor in weights_of(model.network).items() if not bool(tensor.isfinite().all())]
     if bad:

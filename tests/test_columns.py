@@ -198,6 +198,20 @@ def test_frequencies_are_those_of_the_words_of_the_file(tmp_path, prose):
         tokens_of(toy(), [prose], columns="frequency=x")
 
 
+def test_frequencies_of_marks_and_of_scripts_with_combining_marks(tmp_path):
+    (tmp_path / "corpus").write_text("a, b, का की. «_c_» d\u0301 3,000\n")
+    (tmp_path / "text").write_text("a, का कु d\u0301 d c\n")
+    columns = f"frequency={tmp_path / 'corpus'}"
+
+    def counts(n_words, **options):
+        found = words_of(toy(), [tmp_path / "text"], columns=columns, **options)
+        return [(word.word, round(2 ** -word.columns["frequency"] * n_words) - 1) for word in found]
+
+    words = [("का", 1), ("कु", 0), ("d\u0301", 1), ("d", 0), ("c", 1)]
+    assert counts(7 + 7 + 1) == [("a,", 1), *words]
+    assert counts(15 + 12 + 1, split_punctuation=True) == [("a", 1), (",", 3), *words]
+
+
 def test_tokens_come_after_the_row_they_are_in(tmp_path):
     path = tmp_path / "items.tsv"
     path.write_text("item\ttext\n1\tThe dog.\n2\tthe fox\n")

@@ -233,6 +233,12 @@ def test_words_end_between_tokens_only():
         "x",
         "?",
     ]
+    for blank in "\N{NO-BREAK SPACE}\N{THIN SPACE}\N{IDEOGRAPHIC SPACE}":
+        assert [w[2] for w in fed(f"sat{blank}".encode(), b"there", blank.encode(), b"\n", b"x")] == [
+            "sat",
+            "there",
+            "x",
+        ]
     assert [w[2] for w in fed(b"x" * 2**14, b"y", b" z")] == ["x" * 2**14, "y", "z"]
 
 
@@ -329,6 +335,40 @@ def test_odd_rows_are_remarked_on(tmp_path, odd, remark):
     path.write_text("item,text\n1,The dog.\n2,A dog\n")
     events = evaluate(toy("sentencepiece"), [path], EvalConfig(text_field="text"), RUNTIME, words=True)
     assert not any(remark in each.text for each in only(events, Notice))
+
+
+def test_odd_continuations_are_remarked_on(tmp_path):
+    path, options = tmp_path / "rows.csv", EvalConfig(text_field="text", score_field="end")
+    for context, end, is_odd in (
+        ("He saw", "a dog.", False),
+        ("He saw ", " a dog.", True),
+        ("He saw", "a dog. ", True),
+    ):
+        path.write_text(f"text,end\n{context},{end}\nShe,too\n")
+        notices = only(evaluate(toy("sentencepiece"), [path], options, RUNTIME), Notice)
+        assert any("blanks" in notice.text for notice in notices) == is_odd
+
+
+def test_numbers_of_words_begin_again_in_each_file(tmp_path):
+    for name, text in (("a", "The dog ran"), ("b", "the fox\nand the dog\n")):
+        (tmp_path / name).write_text(text)
+    options = EvalConfig(reset_on_document=True)
+    words = only(evaluate(toy(), [tmp_path / "a", tmp_path / "b"], options, RUNTIME, words=True), WordScore)
+    assert [(word.document, word.number) for word in words] == [
+        (1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 1), (2, 2), (2, 3)
+    ]  # fmt: skip
+
+
+def test_blank_lines_are_no_documents(tmp_path):
+    lines = ["The dog.\n", "The fox and the dog.\n", "She said so.\n"]
+    for name, between in (("plain", ""), ("blank", "\n")):
+        (tmp_path / name).write_text(between.join(lines))
+    plain, blank = (
+        only(evaluate(toy("sentencepiece"), [tmp_path / name], EvalConfig(each_line=True), RUNTIME), Score)[0]
+        for name in ("plain", "blank")
+    )
+    assert blank.spread.documents == plain.spread.documents == 3
+    assert blank.spread.document_mean == pytest.approx(plain.spread.document_mean, abs=1e-9)
 
 
 def test_pairs_as_scores_of_each_text(tmp_path):

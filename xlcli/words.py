@@ -38,8 +38,9 @@ LONGEST = 2**14
 """Number of bytes from which a word is cut, so that RAM stays bounded."""
 
 _SINGLE = re2.compile(r"[\p{Han}\p{Hiragana}\x{3001}-\x{303f}\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff20}]")
-_INSIDE = "'’-‐_"
-"""Punctuation marks that count as letters."""
+_INSIDE = "'’-\u2010\u2011_"
+"""Punctuation marks that count as letters, with two hyphens."""
+_MARKS = re2.compile(rf"[^\p{{L}}\p{{M}}\p{{N}}\p{{C}}\s{re2.escape(_INSIDE)}]+")
 
 
 class Boundaries:
@@ -59,8 +60,9 @@ class Boundaries:
         """Kind of the last character of a word so far; LINE_END if white space follows it already."""
         if text[-1:] < b"\x80":
             kind = self._ascii[text[-1]] if text else LINE_END
-            return LINE_END if kind == BLANK and text.decode("utf-8", "replace").strip() else kind
-        return self._kind(text[-4:].decode("utf-8", "surrogateescape")[-1])
+        else:
+            kind = self._kind(text[-4:].decode("utf-8", "surrogateescape")[-1])
+        return LINE_END if kind == BLANK and text.decode("utf-8", "replace").strip() else kind
 
     def _kind(self, char: str) -> int:
         if char.isspace():
@@ -150,7 +152,7 @@ class Words:
 
     def reset(self) -> None:
         """The next word begins a text."""
-        self.at = replace(self.at, last=b"\n")
+        self.at = replace(self.at, last=b"\n", number=0)
 
     def feed(
         self, token: TokenScore, further: Callable[[int | None], Mapping[str, Any]] | None = None
@@ -210,9 +212,14 @@ class Words:
         self.at = replace(unread, document=document, fields=fields, line=line, number=number)
 
 
-def split_words(text: str) -> list[str]:
-    """The words of a text, where every blank and every character that is a word is a token of its own."""
-    return _SINGLE.sub(r" \g<0> ", text).split()  # type: ignore[no-any-return]
+def split_words(text: str, *, punctuation: bool = False) -> list[str]:
+    """The words of a text, where every blank and every character that is a word is a token of its own.
+
+    With `punctuation`, so are marks that follow one another.
+    """
+    for pattern in (_SINGLE, _MARKS)[: 1 + punctuation]:
+        text = pattern.sub(r" \g<0> ", text)
+    return text.split()
 
 
 def _mass(last: int | None, word_ends: Sequence[float]) -> float:

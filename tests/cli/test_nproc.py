@@ -142,12 +142,15 @@ def test_processes_are_suspended_with_their_launcher(tmp_path):
             time.sleep(1)
             return out.stat().st_size > before
 
-        wait_for(grows)
-        launcher.send_signal(signal.SIGTSTP)
-        assert not grows()
-        launcher.send_signal(signal.SIGCONT)
-        assert grows()
-        launcher.send_signal(signal.SIGTERM)
+        try:
+            wait_for(grows)
+            launcher.send_signal(signal.SIGTSTP)
+            assert not grows()
+            launcher.send_signal(signal.SIGCONT)
+            assert grows()
+        finally:
+            launcher.send_signal(signal.SIGCONT)
+            launcher.send_signal(signal.SIGTERM)
 
 
 def wait_for(condition):

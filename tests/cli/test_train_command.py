@@ -213,6 +213,24 @@ def test_text_that_is_not_utf8_names_the_byte_for_sentencepiece(run):
     assert "--binary" in done.err
 
 
+def test_a_stop_before_the_first_validation_leaves_the_old_model(run, text, monkeypatch):
+    from xlcli.training.run import TrainingRun
+
+    budget = ("-o", "m", "--max-steps", "3")
+    assert run("train", text, *SMALL, *budget).code == 0
+    before, step = Path("m/model.safetensors").read_bytes(), TrainingRun.train_step
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(*arguments)
+
+    monkeypatch.setattr(TrainingRun, "train_step", interrupted)
+    done = run("train", text, *SMALL, *budget, "--overwrite", "--seed", "7")
+    assert done.code == 130
+    assert b"earlier model stays in m" in done.out
+    assert Path("m/model.safetensors").read_bytes() == before
+
+
 def test_a_stop_before_the_first_step_says_so_and_leaves_no_folder(run, text, monkeypatch):
     from xlcli.training import prepare
 

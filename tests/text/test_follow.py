@@ -252,15 +252,35 @@ def test_a_line_that_is_cut_by_a_rotation_does_not_spoil_the_next_one(log, monke
     assert len(skipped) == 1
 
 
-def test_a_line_that_was_cut_is_ended_after_a_restart_too(log):
+@pytest.mark.parametrize("how", ["rotated", "seen empty", "removed", "unfinished", "packed", "copied"])
+def test_a_line_that_was_cut_is_ended_after_a_restart_too(log, how):
     log.restart(unfinished=True)
-    log.write(b"one\ntw")
+    log.write(lines(0, 9) + b"tw")
     log.take()
-    log.rotate()
-    log.path.write_bytes(b"three\n")
+    rest = b""
+    if how == "unfinished":
+        log.write(rest := b"o\n")
+    elif how == "copied":
+        log.write(rest := b"o\n")
+        log.copy_and_truncate()
+    elif how == "packed":
+        log.write(rest := b"o\n")
+        log.rotate()
+        rotated = log.path.with_name("app.log.1")
+        log.path.with_name("app.log.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+        rotated.unlink()
+    elif how == "removed":
+        log.path.unlink()
+        log.path.touch()
+    else:
+        log.rotate()
+    if how == "seen empty":
+        log.take()
+    with log.path.open("ab") as file:
+        file.write(b"three\n")
     log.restart(unfinished=True)
     log.take()
-    assert log.read == b"one\ntw\nthree\n"
+    assert log.read == lines(0, 9) + b"tw" + (rest or b"\n") + b"three\n"
 
 
 def test_a_log_that_cannot_be_opened_is_reported_once(log, monkeypatch):
@@ -278,6 +298,10 @@ def test_a_log_that_cannot_be_opened_is_reported_once(log, monkeypatch):
     log.take()
     assert log.read == b"one\n" + b"more\n" * 4
     assert len(log.notices) == 1
+    log.rotate()
+    monkeypatch.setattr(follow, "open_text", refuse)
+    log.take()
+    assert len(log.notices) == 2
 
 
 def test_an_empty_log_is_looked_at_once_a_second(log, monkeypatch):
@@ -297,7 +321,8 @@ def test_an_empty_log_is_looked_at_once_a_second(log, monkeypatch):
 def test_lines_that_are_too_long_or_lack_a_key_are_skipped(monkeypatch):
     monkeypatch.setattr("xlcli.text.documents.LONGEST_LINE", 100)
     skipped = []
-    rows = b'{"text": "a", "k": 1}\n' + b"\0" * 950 + b'\n{"text": "b"}\n{"text": "c", "k": 2}\n' + b"x" * 300
+    rows = b'{"text": "a", "k": 1}\n' + b"\0" * 950 + b'\n{"text": "b"}\n{"text": "c", "k": 2}\n'
+    rows += b'{"text": "d", "k": 3}' + b" " * 300 + b'{"text": "e", "k": 3}'
     portions = (rows[i : i + 30] for i in range(0, len(rows), 30))
     assert b"".join(json_lines(portions, "log", ["text"], skipped.append, "k")) == b"a\nc\n"
     assert [remark.split()[1] for remark in skipped] == ["2", "3", "5"]

@@ -496,10 +496,11 @@ def test_changed_text_is_refused():
         go({}, changed, "m", resume=True)
 
 
-def test_changed_held_out_text_is_refused():
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_changed_held_out_text_is_refused(part):
     text, held = corpus(), corpus(name="held.txt", text=b"some other text to be held out\n" * 9)
-    After(4).run(small(text={"valid": held}), text, "m")
-    assert Path("m/valid.txt").read_bytes() == Path(held).read_bytes()
+    After(4).run(small(text={part: held}), text, "m")
+    assert Path(f"m/{part}.txt").read_bytes() == Path(held).read_bytes()
     Path(held).write_bytes(b"quite another text to be held out\n" * 9)
     with pytest.raises(CheckpointError, match="held-out"):
         go({}, text, "m", resume=True)

@@ -164,11 +164,11 @@ class Model:
             state: State to continue (default: nothing read).
             seed: Seed of the random-number generator; None continues that of `state`, if it has one, else takes a
                 random seed.
-            settings: Those of `GenerateConfig`.
+            settings: Those of `GenerateConfig`, but for `num_samples` and `logprobs`.
         """
         chosen = validate(GenerateConfig, settings)
         if chosen.num_samples > 1 or chosen.logprobs is not None:
-            raise ConfigError("a method continues a text once, as text.", "Use xlcli.generate, which has all events.")
+            raise ConfigError("num_samples and logprobs need events, not text.", "Use xlcli.generate(model, ...).")
         for event in generate(self, prompt, state=state, seed=seed, **settings):
             if isinstance(event, GeneratedText):
                 yield event.text if isinstance(prompt, bytes) else event.text.decode("utf-8", "replace")

@@ -105,6 +105,7 @@ def plot_scores(path: str, run: Run) -> Sink:
 
 def write_table(path: str, run: Run) -> Sink:
     """The table of the report, unless the evaluation was stopped."""
+    form_of(path, json=False)
 
     def write(scores: list[Score]) -> None:
         if run.stop():

@@ -49,7 +49,7 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
     Ctrl-Z suspends them too.
 
     Returns:
-        The exit code of the process that failed first, else 0.
+        The exit code of the process that failed first, also that of SIGPIPE, else 0.
 
     Raises:
         RankError: It was killed, or has lost another one.
@@ -66,7 +66,8 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
 
     def suspend(number: int, _: object) -> None:
         send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        with handling(signal.SIG_DFL, [number]):  # which does nothing if nobody could continue the process
+            os.kill(os.getpid(), number)
         send(signal.SIGCONT)
 
     def send(number: int) -> None:

@@ -55,7 +55,7 @@ def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | 
             except BlockingIOError:  # another process has read what arrived
                 continue
             except OSError as error:
-                raise DataError(f"cannot read the text: {error.strerror}.", "Check the disk.") from None
+                raise DataError(f"cannot read the text: {error.strerror}.", "Check where it comes from.") from None
             if not data:
                 return
             idle = False

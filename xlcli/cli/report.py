@@ -16,6 +16,7 @@ from xlcli import events
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
 from xlcli.files import as_utf8
+from xlcli.store.commit import place_of_run
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -170,6 +171,8 @@ def trained_text(event: events.Trained) -> str:
     generate = f"xlcli generate -m {folder}\n"
     if event.stopped:
         own = f"To try it as it is: {generate}" * (event.best_step is not None)
+        if place_of_run(event.folder) != event.folder:
+            own = f"Give it in place of --overwrite. The earlier model stays in {folder} until the first validation.\n"
         return "\n".join(lines) + f"\n\nStopped and saved. To continue, run the same command with --resume.\n{own}"
     text = "FILE " * (event.bits_per_byte is None)
     return "\n".join(lines) + f"\n\nNext:\n  xlcli eval {text}-m {folder}\n  {generate}"

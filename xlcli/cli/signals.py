@@ -35,7 +35,9 @@ class Stopped(Exception):  # noqa: N818
 
 
 @contextlib.contextmanager
-def handling(handler: Callable[[int, object], None], numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+def handling(
+    handler: Callable[[int, object], None] | signal.Handlers, numbers: Iterable[int] = SIGNALS
+) -> Iterator[None]:
     """Context in which `handler` gets these signals; one that was ignored (nohup, background jobs) stays ignored."""
     previous = {number: signal.getsignal(number) for number in numbers}
     for number, before in previous.items():

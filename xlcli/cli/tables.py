@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
+from pathlib import PurePath
 from typing import Any
 
 from xlcli.cli.outputs import FileSink
@@ -21,7 +23,7 @@ from xlcli.files import cache_folder
 
 DIGITS = 4
 """Decimals of bits in a table."""
-PLACES = ("document", "line", "number", "byte", "word", "text", "base64", "pair")
+PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair")
 """Columns that are no scores."""
 
 
@@ -31,7 +33,7 @@ def form_of(path: str, *, json: bool) -> str:
     Raises:
         ConfigError: The suffix is that of another kind of table, or of a compressed file.
     """
-    suffix = path.rpartition(".")[2].lower()
+    suffix = PurePath(path).suffix.lower().removeprefix(".")
     if suffix in ("xlsx", "xls", "ods", "json", "parquet", "gz", "bz2", "xz", "zst"):
         raise ConfigError(f"{path}: a list is not written as .{suffix}.", "Name it .csv, .tsv or .jsonl.")
     return suffix if suffix in ("jsonl", "csv", "tsv") else "jsonl" if json else "tsv"
@@ -169,4 +171,5 @@ def _own(event: Scored) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else to_json(value)
+    is_empty = value is None or (isinstance(value, float) and not math.isfinite(value))
+    return value if isinstance(value, str) else "" if is_empty else to_json(value)

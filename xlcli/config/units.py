@@ -60,7 +60,9 @@ def duration(value: str) -> float:
 
 
 def interval(value: str) -> int | float:
-    """Interval in steps (int: `100`, `1k`, `1M`) or in seconds (float, from text with a unit: `30s`, `5m`)."""
+    """Interval in steps (int: `100`, `1k`) or in seconds (float, from text with a unit: `30s`, `5m`)."""
+    if value.strip().endswith("M"):
+        raise ValueError("minutes or a million steps? Write 5m, or 5000k")
     for read in (duration,) if value.strip().endswith("m") else (count, duration):
         with suppress(ValueError):
             return read(value)

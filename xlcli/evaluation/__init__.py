@@ -109,7 +109,8 @@ def evaluate(
         check_memory(model, runtime, 1, segment_len=1)  # of any text
         try:
             path = options.asked.frequency
-            frequencies = (yield from until(stop, Frequencies.read(path))) if path else None
+            counting = Frequencies.read(path, punctuation=options.split_punctuation) if path else None
+            frequencies = (yield from until(stop, counting)) if counting else None
             text = yield from until(stop, _read(model, source, options))
         except StoppedEarlyError:
             yield _NOT_BEGUN
@@ -229,6 +230,8 @@ class _Evaluation(NamedTuple):
                 fields |= figures.row_results(rows, options)
                 if run.lengths.by_document and is_whole and not (options.pairs or options.by):
                     documents = figures.document_sums(text, scores.nats)[:, :2]
+                    if options.each_line and (documents[:, 1] > 1).sum() > 1:  # blank lines are no documents
+                        documents = documents[documents[:, 1] > 1]
                     fields |= {"spread": spread_of(documents), "sums": tuple(map(tuple, documents.tolist()))}
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
@@ -310,7 +313,8 @@ def _read(
             "scores each on its own"
         )
     if options.text_fields:
-        yield from map(Notice, odd_rows(b"".join(corpus.read(0, ODD_BYTES))))
+        ends = [*text.part.documents[1:], text.part.n_bytes]
+        yield from map(Notice, odd_rows(b"".join(corpus.read(0, ODD_BYTES)), ends))
     can_divide = source is not None and n_rows == 1 and options.online_option is None and not is_asked
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(

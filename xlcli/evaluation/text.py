@@ -7,11 +7,13 @@ import math
 import os
 import re
 import tempfile
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -182,12 +184,15 @@ class TokenScores:
             line, at, byte = line + text.count(b"\n"), at + size, byte + size
 
 
-def odd_rows(head: bytes) -> Iterator[str]:
-    """Remarks on rows of a text that begins so, one on each line, whose scores are hardly what the user wants."""
-    lines = head.decode("utf-8", "replace").split("\n")[:-1]  # what follows the last line end may be cut
+def odd_rows(head: bytes, ends: Sequence[int]) -> Iterator[str]:
+    """Remarks on rows whose scores are hardly what the user wants; they end at `ends`, and their text begins so."""
+    whole = ends[: bisect_right(ends, len(head))]
+    rows = [head[start:end].decode("utf-8", "replace") for start, end in pairwise([0, *whole])]
+    lines = [line for row in rows for line in row.removesuffix("\n").split("\n")]
+    where = "" if len(whole) == len(ends) else f"of the first {len(whole):,} rows, "
     for problem, pattern in ODD_ROWS.items():
         if found := [line for line in lines if pattern.search(line)]:
-            yield f"rows that {problem}: {len(found):,}, the first is '{found[0][:60]}'"
+            yield f"{where}rows that {problem}: {len(found):,}, the first is '{found[0][:60]}'"
 
 
 def is_list_of_sentences(head: bytes) -> bool:

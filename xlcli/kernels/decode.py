@@ -13,7 +13,7 @@ Weights are float32, bfloat16 (their bits as uint16) or int8 with a scale for ea
 scale for each head and token. Sums are in float32. No result depends on the number of threads, nor on the other
 sequences of a batch.
 
-Compiled kernels are kept until a file of this package changes.
+Compiled kernels are kept until a file of this package or of `CONSTANTS` changes.
 """
 
 from __future__ import annotations

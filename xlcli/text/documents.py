@@ -178,6 +178,8 @@ def json_lines(
     """Texts of JSON lines. Calls `skipped` with a remark on each line without them, or without `key`."""
     for number, line in _numbered_lines(portions):
         try:
+            if line is not None and len(line) > LONGEST_LINE:
+                raise DataError(f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.", "")
             texts = [*json_texts(_values(iter([line]), number), name, text_fields)]
             if key is not None and any(isinstance(text, Document) and key not in text.fields for text in texts):
                 raise DataError(f"line {number} of {name} has no '{key}'.", "Name a key that all rows have.")

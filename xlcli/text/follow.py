@@ -123,7 +123,7 @@ class FollowedFile:
         self._missing_since: float | None = None
         self._next_look = 0.0
         self._is_begun = position is not None
-        self._cut: _Text | None = None  # file whose unfinished line was read last
+        self._cut: _Text | FilePosition | None = None  # the file whose unfinished line was read last
         self._saved = position
         position = position or LogPosition(os.fsencode(path), ())
         known = {each.identity: each for each in position.known}
@@ -191,7 +191,7 @@ class FollowedFile:
     def _look(self) -> None:
         """Goes on to the file that has the name now, and to those that had it since the last look."""
         named = seen_log(self.path)
-        # A file that was empty at the last look may have been filled and truncated since.
+        # Before the first bytes of a file are read: it may have been filled and truncated since the last look.
         is_known = named and self._has_name(named) and (self._texts[-1].place.offset or not named.size)
         if not (is_known and time.monotonic() < self._next_look):
             before = list(self._texts), set(self._told), self._saved, self._neighbors.copy()
@@ -253,6 +253,7 @@ class FollowedFile:
             known = {(device, inode): each for (_, inode), each in before.known.items()}
             self._neighbors = Neighbors(self.path, known, before.schemes, self._tell)
         for place in places:
+            n_before = len(self._texts)
             entry = named if named and named.identity == place.identity else listing.get(place.identity)
             if entry not in (None, named) and not place.head and self._neighbors.belongs(entry) is False:
                 entry = None  # it was seen empty, and another file may have its inode by now
@@ -262,9 +263,9 @@ class FollowedFile:
                 self._neighbors.known[place.identity] = replace(place, tail=b"")
             else:
                 self._replace(place, listing, is_gone=entry is None)
-        last = self._texts[-1] if self._texts else None
-        is_cut = last and not last.is_copy and last.place.tail[-1:] not in (b"", b"\n")
-        self._cut = last if is_cut else None
+            if place.tail:
+                opened = next(iter(self._texts[n_before:]), place)
+                self._cut = None if place.tail.endswith(b"\n") else opened
 
     def _go_on(self, text: _Text, listing: dict[Identity, Entry]) -> dict[Identity, Entry]:
         """Appends the file that has the name now, and before it those that came between. Returns the latest listing."""
@@ -362,14 +363,18 @@ class FollowedFile:
         except (OSError, XLError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
             remark = f"{entry.path} cannot be opened ({reason}); {consequence}"
-            version = reason if consequence is _WAITING else entry.changed
-            self._tell((entry.identity, version, consequence), remark)
+            self._tell(self._key(entry, consequence), remark)
             return None
+        self._told.discard(self._key(entry, _WAITING))
         return None if text.read(0) is None else text
 
     def _is_told(self, entry: Entry) -> bool:
         """True if it was said that the text of a file may be lost."""
-        return (entry.identity, entry.changed, _LOST) in self._told
+        return self._key(entry, _LOST) in self._told
+
+    def _key(self, entry: Entry, consequence: str) -> object:
+        """What a remark is about; a file that is waited for may change."""
+        return entry.identity, consequence, entry.changed if consequence is _LOST else None
 
     def _lose(self, place: FilePosition, reason: str = "its file is gone or has other text now") -> None:
         self._remarks.append(f"text of {self.path} after byte {place.offset:,} may be lost: {reason}")

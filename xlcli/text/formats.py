@@ -81,7 +81,7 @@ def text_of(
         descriptor: Open file of the data, for Parquet and NumPy.
         any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
         token_ids: The text is ids of tokens: an array of integers in a NumPy file becomes decimal numbers.
-        notice: Called with remarks on rows that are read as plain text, or as one row.
+        notice: Called with remarks on rows that are read as plain text, or as one row, or are left out.
 
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.

@@ -76,7 +76,7 @@ class Source:
     ) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
-        Calls `notice` with remarks on rows that are read as plain text, or as one row. `seek`: start there
+        Calls `notice` with remarks on rows that are read as plain text or as one row, or left out. `seek`: start there
         if the file is seekable; it is known to have no CR LF.
 
         Raises:

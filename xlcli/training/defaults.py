@@ -115,7 +115,8 @@ def resumed(saved: Config, changes: Tree) -> Config:
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})
     config = settings.change(saved, changes)
     if is_open(config.train):
-        raise InvalidSettingError("train.max_time", "was the last budget of the run", "Give another one.")
+        key = next(key for key in BUDGETS if key in given)
+        raise InvalidSettingError(f"train.{key}", "was the last budget of the run", "Give another one.")
     sections = {"model", "text", "train", "runtime"}
     changed = settings.differences(saved.model_dump(include=sections), config.model_dump(include=sections))
     if wrong := [key for key in changed if key not in CHANGEABLE]:

@@ -32,7 +32,7 @@ from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory
 
 ANCESTORS = 10
-"""Models that the record of a run names in the line of those that it started from."""
+"""Number of models before the one that a run started from which its record names, at most."""
 SHORT_TEXT = 10_000
 """Bytes of training text below which a run with new weights warns."""
 
@@ -94,6 +94,9 @@ def prepare_new(
         ConfigError: `configs` lacks the preset that fits text and device.
         ResourceError: No configuration fits the machine.
     """
+    text = next(iter(configs.values())).text
+    if text.binary and text.text_field is not None:
+        raise InvalidSettingError("text.text_field", "reads rows, and binary does not", "Leave one of them out.")
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
     for each in bundled_models():
         chosen = configs.get(each.name)
@@ -219,8 +222,6 @@ def _read(
     if runtime.dtype_name == "float16":
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
     memory.require(configs, runtime, on_any_machine=dry_run)
-    if config.text.binary and config.text.text_field is not None:
-        raise InvalidSettingError("text.text_field", "reads rows, and binary does not", "Leave one of them out.")
     text, by_document = config.text, config.train.reset_on_document
     ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
     fields = () if text.text_field is None else (text.text_field,)

@@ -10,10 +10,10 @@
 #
 #     machine     device, driver, versions
 #     tests       tests/gpu, half of the time at most: every variant as on the CPU, 16 bits, compiled, deterministic
+#     eval        evaluation, and decode: decoding of the bundled model and of peer-12x512, by memory length and number type
 #     steps       training steps of the shape of the bundled model and of peer-12x512, by batch size, number type, compiler
 #     plain       peer-12x512 written in plain PyTorch with its fused attention (benchmarks/plain_gpt.py)
-#     eval        evaluation, and decode: decoding of both, by memory length and number type
-#     nccl        training by torchrun on one device, replicated and with runtime.shard
+#     torchrun    training in one process that torchrun starts
 #
 # `train` trains the bundled model on the text of IDS (benchmarks/ids.py) with the options below and those of TRAIN_OPTIONS.
 # OUT/model is the model folder; OUT/weights.aa, weights.ab ... are parts of 15 MB of a tar file with its copy in 8 bits.
@@ -86,7 +86,7 @@ machine() {
 
 tests() {
   local deadline=$((SECONDS + (deadline - SECONDS) / 2))
-  (cd "$home" && within -m pytest tests/gpu -m 'gpu and not exhaustive' -p no:cacheprovider -p no:benchmark --durations=15 \
+  (cd "$home" && OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 within -m pytest tests/gpu -m 'gpu and not exhaustive' -p no:cacheprovider -p no:benchmark --durations=15 \
     -o "junit_family=xunit2" --junitxml="$out/tests.xml" ${selection[@]+"${selection[@]}"})
 }
 
@@ -121,12 +121,9 @@ decode() {
   done
 }
 
-nccl() {
-  local shard
-  for shard in false true; do
-    within -m torch.distributed.run --standalone --nproc-per-node 1 -m xlcli train "$home/demo/shakespeare.txt" -o nccl-$shard \
-      --preset tiny --init none --max-steps 20 --batch-size 16 --overwrite --json --set runtime.shard=$shard > nccl-$shard.jsonl || return 1
-  done
+torchrun() {
+  within -m torch.distributed.run --standalone --nproc-per-node 1 -m xlcli train "$home/demo/shakespeare.txt" -o torchrun \
+    --preset tiny --init none --max-steps 20 --batch-size 16 --overwrite --json > torchrun.jsonl
 }
 
 unpack() {
@@ -151,7 +148,7 @@ pack() {
 }
 
 stages=()
-[ $mode = train ] && names='unpack fit pack' || names='machine tests steps plain eval decode nccl'
+[ $mode = train ] && names='unpack fit pack' || names='machine tests eval decode steps plain torchrun'
 for name in $names; do
   case ",$only," in ,, | *,$name,*) stages+=("$name") ;; esac
 done

@@ -37,7 +37,8 @@ def available_bytes(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         import torch
 
-        return torch.cuda.mem_get_info(device)[0]
+        own = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + own
     try:
         table = (ROOT / "proc" / "meminfo").read_text()
     except OSError:

@@ -26,8 +26,7 @@ def test_figures(tmp_path):
     assert {name.split("-")[0] for name in measured} == {"steps", "eval", "decode"}
     for name, result in measured.items():
         assert all(row["tokens_per_second"] > 0 for row in result.get("sweep", [result])), name
-    for name in ("nccl-false", "nccl-true"):
-        assert json.loads((tmp_path / name / "record.json").read_text())["steps"] == 20
+    assert json.loads((tmp_path / "torchrun/record.json").read_text())["steps"] == 20
     assert len((tmp_path / "plain.json").read_text().splitlines()) == 2
     assert 'failures="0"' in (tmp_path / "tests.xml").read_text()
 

@@ -230,7 +230,8 @@ def quantize(x: Tensor, scale_type: torch.dtype = torch.bfloat16) -> tuple[Tenso
     dequantized rows with bfloat16 scales gives the same values and scales.
     """
     x = x.float()
-    scale = (x.abs().amax(-1) / MAX_INT).clamp(MIN_SCALE, MAX_SCALE).to(scale_type)
+    # CUDA multiplies by the inverse of a number, and divides by a tensor.
+    scale = (x.abs().amax(-1) / x.new_full((), MAX_INT)).clamp(MIN_SCALE, MAX_SCALE).to(scale_type)
     values = (x / scale.float().unsqueeze(-1)).round().clamp(-MAX_INT, MAX_INT)
     return values.to(torch.int8), scale
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from xlcli.config import Config, ReversibleStackConfig
 from xlcli.config.attention import AttentionConfig, LinearAttentionConfig, LSHAttentionConfig, SoftmaxAttentionConfig
 from xlcli.machine import available_bytes, fitting, require_memory
+from xlcli.model.head import MAX_LOGITS
 from xlcli.ops.lsh_attention import GATHERED_TOKENS
 from xlcli.runtime import Runtime
 
@@ -95,7 +96,10 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
     if train.recompute_activations or isinstance(model.stack, ReversibleStackConfig):
         kept = max(blocks) + 8 * tokens * model.dim * model.depth
     n_logits = rows * min(n_new, model.loss_chunk or n_new) * (model.vocab_size or 0)
-    return kept + 24 * tokens * model.dim + 2 * min(LARGEST_SCORES, 4 * n_logits)
+    logits = 2 * min(LARGEST_SCORES, 4 * n_logits)
+    if runtime.device.type == "cuda":  # logits, their logarithms and gradients, once in 16 bits
+        logits = 14 * min(MAX_LOGITS["cuda"], n_logits)
+    return kept + 24 * tokens * model.dim + logits
 
 
 def _score_bytes(layer: AttentionConfig, head_dim: int, n_new: int, mem_len: int) -> int:

@@ -61,11 +61,8 @@ def parallel(
     if not config.runtime.shard:
         from torch.nn.parallel import DistributedDataParallel
 
-        replica = DistributedDataParallel(
-            _Score(model),
-            forward_sync_buffers=False,
-            gradient_as_bucket_view=True,
-        )
+        replica = DistributedDataParallel(_Score(model), gradient_as_bucket_view=True)
+        replica.broadcast_buffers = False  # as an argument it has another name in torch 2.11 than in 2.13
         return replica, replica.no_sync
     delayed = shard(model, runtime)  # replaces model.score
     return model.score, delayed

@@ -57,8 +57,9 @@ class XLPosition(Position):
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
         clamp, clamp_len = None, context.clamp_len
         if clamp_len is not None:
-            distance = torch.tensor([clamp_len], device=q.device)
-            farthest = context.constant(("farthest", *form), lambda: self._sinusoids(distance, q))
+            farthest = context.constant(
+                ("farthest", *form), lambda: self._sinusoids(torch.tensor([clamp_len], device=q.device), q)
+            )
             clamp = Clamp(c @ farthest.mT, clamp_len)
         return content, ScoreTerm(query, position_keys(sin, cos), clamp)
 

@@ -275,7 +275,7 @@ class Packer:
         if isinstance(position, XLPosition):
             of_content, of_position = position.biases.content, position.biases.position
             n_features = min(position.n_features, e)
-            if has_shared_keys(position):
+            if _has_shared_keys(position):
                 relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
         joined = attention.query, attention.key, attention.value
         bias = None if attention.query.bias is None else torch.cat([part.bias for part in joined])
@@ -336,7 +336,7 @@ class Packer:
         return self.kept[-1].data_ptr()
 
 
-def has_shared_keys(position: XLPosition) -> bool:
+def _has_shared_keys(position: XLPosition) -> bool:
     """True if all heads use the same position keys, which are not longer than a head is wide."""
     return position.n_features <= position.biases.content.shape[1]
 
@@ -345,7 +345,7 @@ def table_key(attention: FullAttention) -> Hashable:
     """What the arrays by distance of a layer depend on, beside its memory and window; parameters by identity."""
     position = attention.position
     if isinstance(position, XLPosition):
-        return XLPosition, position.n_features if has_shared_keys(position) else position.relative
+        return XLPosition, position.n_features if _has_shared_keys(position) else position.relative
     if isinstance(position, RopePosition):
         return RopePosition, attention.head_dim, position.series
     return type(position), *position.parameters(), attention.n_heads
@@ -434,7 +434,7 @@ def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
     """Position keys (f n) of distances n - 1 to 0, or, if they are wider than a head, projected by W_R: (h e n)."""
     _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
     assert term is not None
-    if has_shared_keys(position):
+    if _has_shared_keys(position):
         return term.keys.T
     cos, sin = term.keys.T.chunk(2)
     return position.relative.weight @ torch.cat([-sin, cos])
@@ -467,7 +467,7 @@ def table_bytes(network: LanguageModel, n_memory: int) -> int:
         position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
         n = 1 + (attention.receptive_field(n_memory) or 0)
         if isinstance(position, XLPosition):
-            rows = position.n_features if has_shared_keys(position) else width
+            rows = position.n_features if _has_shared_keys(position) else width
         elif isinstance(position, (AlibiPosition, T5Position)):
             rows = h
         else:

@@ -107,7 +107,7 @@ def _explain(error: Exception) -> tuple[int, str, str]:
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     if on_gpu or on_cpu or isinstance(error, MemoryError):
         message = f"out of {'GPU memory' if on_gpu else 'RAM'}: {detail}."
-        return 4, message, "Use a smaller model, --mem-len, --batch-size or --segment-len, as far as the command has them."
+        return 4, message, "Use a smaller model, --mem-len, --batch-size or --segment-len (not every command has all)."
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return 4, "no more threads can be started.", "Close other programs, or raise the limit: ulimit -u."
     if isinstance(error, OSError) and error.errno is not None:

@@ -170,6 +170,25 @@ def test_words_are_given_when_whole_if_tokens_are_asked_for():
     assert b"".join(seen) == b"The|" + b" dog|" + b" and|" + b" the"
 
 
+def test_lines_that_wait_in_a_state_are_scored_before_new_text_comes():
+    model, saved, scored, asked = toy(), [], [], []
+    text = [PROSE.encode() * 9]
+    begun = stream(model, text, StreamConfig(), RUNTIME, save=saved.append, stop=lambda: bool(scored))
+    scored.extend(event for event in begun if isinstance(event, LineScore))
+
+    def quiet():
+        yield None
+        asked.append(True)
+
+    first = next(
+        event
+        for event in stream(model, quiet(), StreamConfig(), RUNTIME, resume=saved[-1])
+        if isinstance(event, LineScore)
+    )
+    assert first.line == len(scored) + 1
+    assert not asked
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes, st.integers(0, len(TEXT)), st.sampled_from(["lines", "tokens", "none"]),

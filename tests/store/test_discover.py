@@ -59,7 +59,7 @@ def test_order_of_choice(cwd, bundled):
     assert choose_with("old", None)[0] == old
     assert choose_with("old", "new")[0] == new
     assert find("books") == books
-    assert choose_with("", "")[0] == new
+    assert choose_with("", None)[0] == new
 
 
 def test_newest_is_that_of_the_newest_finished_training(cwd, bundled):

@@ -233,3 +233,20 @@ def test_a_long_line_of_models_is_cut():
         names.append(pruned["model"])
         pruned = origin_of(pruned)
     assert names == [f"m{i}" for i in range(29, 18, -1)]
+
+
+def test_the_weights_of_the_model_at_the_start_do_not_replace_another_one(base):
+    text = verse()
+    go(small(), corpus(text=PROSE[:900], name="other.txt"), "m")
+    before, seen = Path("m/model.safetensors").read_bytes(), []
+    begun = begin(base, text, "m", overwrite=True, stop=lambda: len(seen) > 0)
+    seen.extend(event for event in begun if isinstance(event, Step))
+    assert Path("m/model.safetensors").read_bytes() == before
+    assert go({}, text, "m", resume=True, preset=None)[-1].step == 6
+    # A run that no step improves ends with them.
+    tree = {"train": FREE | {"lr": 1.0}, "text": {"valid": corpus()}, "runtime": {"dtype": "float32", "threads": 1}}
+    noise = corpus(text="9z%Q+" * 500, name="noise.txt")
+    end = list(begin(base, noise, "m", tree=tree, overwrite=True))[-1]
+    assert (end.best_step, end.stopped) == (0, False)
+    assert load(Path("m")).fingerprints["weights"] == load(base).fingerprints["weights"]
+    assert not Path("m/.replacement").exists()

@@ -49,7 +49,8 @@ def keep_weights(run: TrainingRun, data: Prepared, folder: Path, bits: float | N
     weights = gathered(weights_of(run.model), run.runtime.ranks)
     if run.runtime.ranks.is_first:
         _write_model(run, data, place_of_run(folder), weights, "" if bits is None else f"{bits:.6f}")
-        settle(folder)
+        if run.counters.step:  # before the first step they are those of the model that the run starts from
+            settle(folder)
 
 
 def _write_model(

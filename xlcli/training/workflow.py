@@ -194,6 +194,8 @@ def _run(
             yield Stopping()
         if ranks.is_first:
             stopped = run.fraction(clock.seconds) < 1.0 or not run.counters.is_validated
+            if not stopped:
+                commit.settle(folder)
             end = finish(run, data, folder, stopped=stopped)
             yield end if stopped else (yield from final_evaluation(run, data, folder, clock.stop))
 

@@ -178,8 +178,7 @@ def json_lines(
     """Texts of JSON lines. Calls `skipped` with a remark on each line without them, or without `key`."""
     for number, line in _numbered_lines(portions):
         try:
-            if line is not None and len(line) > LONGEST_LINE:
-                raise DataError(f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB.", "")
+            _require_length(line or b"", number, name)
             texts = [*json_texts(_values(iter([line]), number), name, text_fields)]
             if key is not None and any(isinstance(text, Document) and key not in text.fields for text in texts):
                 raise DataError(f"line {number} of {name} has no '{key}'.", "Name a key that all rows have.")
@@ -204,9 +203,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
         if line is None:
             yield None
             continue
-        if len(line) > LONGEST_LINE:
-            problem = f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB."
-            raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
+        _require_length(line, number, name)
         row += line + b"\n"
         at = 0
         while found := _QUOTE_END.match(line, at) if is_open else quote.search(line, at):
@@ -330,6 +327,13 @@ def _numbered_lines(portions: Portions) -> Iterator[tuple[int, bytes | None]]:
                 number, is_given = number + 1, False
     if not is_given:
         yield number, bytes(held)
+
+
+def _require_length(line: bytes, number: int, name: str) -> None:
+    """`DataError` if a line is too long to be read as one."""
+    if len(line) > LONGEST_LINE:
+        problem = f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB."
+        raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
 
 
 def _values(portions: Portions, number: int = 1) -> Iterator[tuple[int, Any]]:

@@ -12,6 +12,7 @@ from xlcli.text import loaders
 from xlcli.text.loaders import TrainLoader, document_loaders, text_loader
 
 START = 999
+ENDS = np.arange(START + 1) == START
 
 
 @given(n=st.integers(1, 50), batch_size=st.integers(1, 6), segment_len=st.integers(1, 12), steps=st.integers(1, 20))
@@ -73,8 +74,8 @@ def test_a_shuffled_pass_reads_pieces_of_the_whole_text(
 
 @given(position=st.integers(0, 10**6))
 def test_a_shuffled_text_is_read_by_several_ranks_and_from_any_position(position: int) -> None:
-    ids = np.arange(40_000)
-    options = {"seed": 3, "pieces_apart": True}
+    ids = np.where(np.arange(40_000) % 37, np.arange(40_000) % START, START)
+    options = {"seed": 3, "pieces_apart": True, "line_share": 0.5, "line_ends": ENDS}
     whole, through = TrainLoader(ids, 4, START, **options), TrainLoader(ids, 4, START, **options)
     parts = [TrainLoader(ids, 4, START, rows=np.array(rows), **options) for rows in ([0, 1], [2, 3])]
     expected = whole.batch(position, 300)
@@ -153,6 +154,52 @@ def test_positions_of_a_shuffled_text_begin_anew_in_each_piece(
         assert batch.documents is not None
         in_piece = (step * segment_len + np.arange(segment_len)) % loader.piece_len
         assert (batch.documents == np.minimum(within[batch.targets], in_piece)).all()
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=60),
+    st.sampled_from([0.3, 1.0]),
+    st.integers(1, 4),
+    st.integers(1, 9),
+)
+def test_positions_of_pieces_that_are_read_by_line_begin_anew_in_each_line(
+    tokens: list[int], line_share: float, batch_size: int, segment_len: int
+) -> None:
+    ids, ends = np.array(tokens), np.arange(5) > 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "PIECE_LEN", 11)
+        plain, loader = (
+            TrainLoader(ids, batch_size, 0, seed=0, pieces_apart=True, line_share=line_share, line_ends=line_ends)
+            for line_ends in (None, ends)
+        )
+    length = 4 * loader.piece_len
+    batches = [loader.batch(n_read, segment_len) for n_read in range(0, length, segment_len)]
+    inputs, targets, documents = (np.concatenate(parts, axis=1)[:, :length] for parts in zip(*batches, strict=True))
+    before = plain.batch(0, length)
+    assert (targets == before.targets).all()
+    n_by_line = 0
+    for i in range(batch_size):
+        for begin in range(0, length, loader.piece_len):
+            piece = slice(begin, begin + loader.piece_len)
+            by_line, whole = [], []
+            for position, (last, target) in enumerate(zip(before.inputs[i, piece], targets[i, piece], strict=True)):
+                begins = (last == 0 or ends[last]) and not ends[target]
+                by_line.append((0, 0) if begins else (by_line[-1][0] + 1 if position else 0, last))
+                whole.append((position, last))
+            found = list(zip(documents[i, piece], inputs[i, piece], strict=True))
+            assert found in (by_line, whole)
+            n_by_line += found == by_line
+    assert line_share < 1 or n_by_line == 4 * batch_size
+
+
+@pytest.mark.parametrize("line_share", [0.0, 0.25])
+def test_a_share_of_the_pieces_is_read_by_line(line_share: float) -> None:
+    ids = np.tile(np.array([1, 2, START]), 2**19)
+    loader = TrainLoader(ids, 4, START, seed=0, pieces_apart=True, line_share=line_share, line_ends=ENDS)
+    longest = np.array([loader.batch(loader.piece_len * i, loader.piece_len).documents.max(axis=1) for i in range(96)])
+    by_line = longest <= 3
+    assert (by_line | (longest == loader.piece_len - 1)).all()
+    assert abs(by_line.mean() - line_share) < 0.07
 
 
 @given(documents, st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))

@@ -21,6 +21,7 @@ from xlcli.runtime import Runtime
 from xlcli.store.weights import weights as weights_of
 from xlcli.text import loaders
 from xlcli.text.loaders import TrainLoader
+from xlcli.text.tokenizers import BytesTokenizer
 from xlcli.text.tokens import TokenFile
 from xlcli.training import run as training_run
 from xlcli.training import validation, workflow
@@ -60,7 +61,7 @@ FURTHER = {
     "adamw": (DROPOUT, {"optimizer": "adamw", "grad_clip": 0.1}),
     "independent segments": (DROPOUT, {"mem_len": 0}),
     "documents": (DROPOUT, {"reset_on_document": True}),
-    "pieces": (DROPOUT, {"shuffle": True}),
+    "pieces": (DROPOUT, {"shuffle": True, "line_share": 0.5}),
     "shared": ({"position": {"kind": "t5"}, **DROPOUT}, {"memory": "keyvalue"}),
     "tied": ({"position": {"kind": "xl", "n_features": 8, "tied": True, "clamp_len": 9}, **DROPOUT}, {}),
     "shaw": ({"position": {"kind": "shaw"}, **DROPOUT}, {}),
@@ -93,7 +94,9 @@ def make(name, ranks, shard=False, **train):
     text = PROSE.encode()
     documents = np.arange(0, len(text), 700) if settings.train.reset_on_document else None
     ids = TokenFile(np.frombuffer(text, np.uint8), len(text), documents=documents)
-    return TrainingRun(settings, Runtime(torch.device("cpu"), torch.float32, 1, ranks=ranks), ids, 10)
+    return TrainingRun(
+        settings, Runtime(torch.device("cpu"), torch.float32, 1, ranks=ranks), ids, 10, BytesTokenizer().line_ends
+    )
 
 
 def follow(name, ranks, shard, n_steps):

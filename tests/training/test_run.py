@@ -14,6 +14,7 @@ from xlcli import config
 from xlcli.errors import ConfigError, DivergedError
 from xlcli.optim import warmup_steps
 from xlcli.runtime import Runtime, make_runtime
+from xlcli.text.tokenizers import BytesTokenizer
 from xlcli.text.tokens import TokenFile
 from xlcli.training.run import TrainingRun
 from xlcli.training.validation import check_finite, validation_bits
@@ -28,7 +29,7 @@ def _text(text=PROSE_BYTES):
 
 def _run(tree, runtime=CPU):
     settings = config.make({"train": {"lr": 6e-3}}, tree)
-    return TrainingRun(settings, runtime, _text(), 10)
+    return TrainingRun(settings, runtime, _text(), 10, BytesTokenizer().line_ends)
 
 
 def _in_float64(run):
@@ -182,18 +183,20 @@ def test_memory_carries_over_from_step_to_step():
 
 
 @pytest.mark.parametrize("kind", ["xl", "rope", "none"])
-def test_a_piece_of_a_shuffled_text_is_read_from_empty_memory(kind):
+@pytest.mark.parametrize("line_share", [0.0, 1.0])
+def test_a_piece_or_line_of_a_shuffled_text_is_read_from_empty_memory(kind, line_share):
     model = {"dropout": STILL, "position": {"kind": kind}}
-    run = _in_float64(_run(small(model=model, train={"shuffle": True})))
-    begins = 0
-    while not 0 < begins < 10:
+    run = _in_float64(_run(small(model=model, train={"shuffle": True, "line_share": line_share})))
+    begins = []
+    while not begins or not 0 < begins[0] < 10:
         run.train_step(0.0)
         x, y, documents = run.next_batch()[0]
-        begins = documents[0].tolist().index(0) if 0 in documents[0] else 0
-    empty = run.model.init_state(4, **run.config.train.reading.state)
-    alone = run.model.score(x[:, begins:], y[:, begins:], empty).nll
+        begins = [i for i, position in enumerate(documents[0].tolist()) if position == 0]
+    of_document = slice(begins[0], begins[1] if len(begins) > 1 else None)
+    empty = run.model.init_state(1, **run.config.train.reading.state)
+    alone = run.model.score(x[:1, of_document], y[:1, of_document], empty).nll
     found = run.model.score(x, y, run.states[0], documents).nll
-    assert torch.allclose(found[:, begins:], alone, rtol=1e-9)
+    assert torch.allclose(found[:1, of_document], alone, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,11 @@ class TrainConfig(BaseConfig):
         description="Read the text in pieces of about 4,096 tokens in random order, cut and ordered anew in each pass. "
         "Full and local attention with relative positions read each piece from empty memory.",
     )
+    line_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+        default=0.0,
+        description="Share of the pieces of train.shuffle to read line by line, each line from empty memory. "
+        "The model then also scores single lines well.",
+    )
     batch_size: Annotated[Count, Option("Training", "--batch-size N", "16")] = Field(
         default=16, description="Use this many sequences per batch."
     )
@@ -269,6 +274,11 @@ class Config(BaseConfig):
             reason = "needs full or local attention, which hides the documents before, and no model.zero_memory"
             remedy = "Leave it out, or set model.attention.kind to full or local."
             raise InvalidSettingError("train.reset_on_document", reason, remedy)
+        if train.line_share and not train.shuffle:
+            reason = "is a share of the pieces that train.shuffle reads"
+            raise InvalidSettingError(
+                "train.line_share", reason, "Set train.shuffle to true, or train.line_share to 0."
+            )
         if self.train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
             reason = f"does not apply: stack '{self.model.stack.kind}' keeps no activations"
             remedy = "Leave it out, or set model.stack.kind to standard or universal."

@@ -89,6 +89,11 @@ class Tokenizer(ABC):
         """Text of each id."""
         return [self.decode([i]) for i in range(self.vocab_size)]
 
+    @property
+    def line_ends(self) -> NDArray[np.bool_]:
+        """True for the ids whose text ends a line (v)."""
+        return np.array([text.endswith(b"\n") for text in self.texts])
+
     def take_notices(self) -> list[str]:
         """What one should know of the scores of texts that were tokenized since the last call."""
         return []

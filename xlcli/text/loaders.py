@@ -40,6 +40,18 @@ class TrainBatch(NamedTuple):
     documents: NDArray[np.int64] | None
 
 
+class _Pass(NamedTuple):
+    """Pieces of a pass, in the order in which each sequence reads them.
+
+    begins   (b piece)  position in the text of their first tokens
+    by_line  (b piece)  True for those whose lines are read apart
+    """
+
+    number: int
+    begins: NDArray[np.int64]
+    by_line: NDArray[np.bool_]
+
+
 PIECE_LEN = 4096
 """Approximate number of tokens of the pieces of a shuffled text, of which each sequence has at least one in a pass."""
 
@@ -58,6 +70,8 @@ class TrainLoader:
         seed: Of the order of the pieces; None: the text is read in order.
         pieces_apart: The pieces of a text without documents count as documents, so that each is read from empty
             memory; its first input is the token before it. Those of a text with documents always do.
+        line_share: Share of the pieces whose lines count as documents; empty lines belong to the line before.
+        line_ends: True for the ids that end a line (v); None: no piece is read by line.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b), if it is read in order.
@@ -75,6 +89,8 @@ class TrainLoader:
         rows: NDArray[np.int64] | None = None,
         seed: int | None = None,
         pieces_apart: bool = False,
+        line_share: float = 0.0,
+        line_ends: NDArray[np.bool_] | None = None,
     ) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file that contains text.")
@@ -83,6 +99,7 @@ class TrainLoader:
         self.documents = documents
         self.seed = seed
         self.pieces_apart = pieces_apart
+        self.line_share, self.line_ends = line_share, line_ends
         self.rows = np.arange(batch_size) if rows is None else rows
         starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
         self.starts = starts[self.rows]
@@ -90,38 +107,56 @@ class TrainLoader:
         self.pieces = batch_size, n_pieces
         """Number of sequences, and of the pieces of each in a pass."""
         self.piece_len = -(-len(ids) // (batch_size * n_pieces))
-        self.drawn: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 0), np.int64)
-        """The latest pass, and the positions in the text at which its pieces begin, in their order (b piece)."""
+        self.drawn = _Pass(-1, np.empty((0, 0), np.int64), np.empty((0, 0), bool))
+        """The latest pass."""
 
     def batch(self, n_read: int, segment_len: int) -> TrainBatch:
         """The next `segment_len` tokens after `n_read` tokens of each sequence."""
         read = n_read + np.arange(segment_len)
-        positions = (self.starts[:, None] + read) % len(self.ids) if self.seed is None else self._shuffled(read)
+        positions = (self.starts[:, None] + read) % len(self.ids) if self.seed is None else self._shuffled(read)[0]
         starts: NDArray[np.int64] | int = 0
         within = None
         if self.documents is not None:
             starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
             within = positions - starts
+        inputs, targets = inputs_and_targets(self.ids, positions, self.start_id, starts)
         if self.seed is not None and (within is not None or self.pieces_apart):
             piece = np.tile(read % self.piece_len, (len(positions), 1))
             within = piece if within is None else np.minimum(within, piece)
-        return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id, starts), within)
+            if self.line_ends is not None:
+                lines = self._within_lines(read)
+                inputs[lines == 0] = self.start_id
+                within = np.minimum(within, lines)
+        return TrainBatch(inputs, targets, within)
 
-    def _shuffled(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions (b t) in the text of tokens (t) of each sequence."""
+    def _within_lines(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions (b t) of tokens (t) of each sequence in their lines; large where a piece is not read by line."""
+        assert self.line_ends is not None
+        since = np.arange(read[0] - read[0] % self.piece_len, read[-1] + 1)
+        positions, by_line = self._shuffled(since)
+        is_after_line = self.line_ends[self.ids[positions - 1]] | (positions == 0)
+        begins = by_line & is_after_line & ~self.line_ends[self.ids[positions]]
+        latest = np.maximum.accumulate(np.where(begins, since, -self.piece_len), axis=1)
+        return (since - latest)[:, -len(read) :]
+
+    def _shuffled(self, read: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Positions (b t) in the text of tokens (t) of each sequence; True for those that are read by line."""
         assert self.seed is not None
         numbers, within = np.divmod(read, self.piece_len)
         passes, numbers = np.divmod(numbers, self.pieces[1])
         positions = np.empty((len(self.rows), len(read)), np.int64)
+        by_line = np.empty(positions.shape, bool)
         for number in range(passes[0], passes[-1] + 1):
-            if number != self.drawn[0]:
+            if number != self.drawn.number:
                 draw = np.random.default_rng((self.seed, int(number)))
                 first = draw.integers(len(self.ids))
                 order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
-                self.drawn = number, first + order * self.piece_len
+                by_line_drawn = draw.random(self.pieces)[self.rows] < self.line_share
+                self.drawn = _Pass(number, first + order * self.piece_len, by_line_drawn)
             own = passes == number
-            positions[:, own] = self.drawn[1][:, numbers[own]] + within[own]
-        return positions % len(self.ids)
+            positions[:, own] = self.drawn.begins[:, numbers[own]] + within[own]
+            by_line[:, own] = self.drawn.by_line[:, numbers[own]]
+        return positions % len(self.ids), by_line
 
 
 class EvalBatch(NamedTuple):

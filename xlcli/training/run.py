@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xlcli.config import Config, RandomAttentionConfig, Tree, UniversalStackConfig, validate
@@ -53,6 +55,7 @@ class TrainingRun:
         runtime: Device, number type, threads and ranks.
         train_ids: Tokens of the training text.
         start_id: Input at its beginning.
+        line_ends: True for the ids that end a line (v), for `TrainConfig.line_share`.
         weights: Weights to start from, which are validated before the first step, so that the kept ones are never
             worse; None: new ones.
 
@@ -68,6 +71,7 @@ class TrainingRun:
         runtime: Runtime,
         train_ids: TokenFile,
         start_id: int,
+        line_ends: NDArray[np.bool_] | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         train, ranks, seed = config.train, runtime.ranks, config.runtime.seed or 0
@@ -93,6 +97,8 @@ class TrainingRun:
             rows=own_rows(config, ranks),
             seed=seed if train.shuffle else None,
             pieces_apart=config.model.can_hide_documents and not config.model.position.is_absolute,
+            line_share=train.line_share,
+            line_ends=line_ends,
         )
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
         self.counters = Counters(validation_due=weights is not None)

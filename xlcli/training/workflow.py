@@ -216,10 +216,12 @@ def _make_run(data: Prepared, place: Path, checkpoint_folder: Path | None) -> Ge
 
     A new run can be resumed as soon as `config.json` exists, which is written last.
     """
-    ranks, inputs = data.runtime.ranks, (data.train_ids, data.tokenizer.start_id)
+    ranks, tokenizer = data.runtime.ranks, data.tokenizer
+    line_ends = tokenizer.line_ends if data.config.train.line_share else None
+    inputs = (data.train_ids, tokenizer.start_id, line_ends)
     if checkpoint_folder is None:
         run = TrainingRun(data.config, replace(data.runtime, ranks=SINGLE), *inputs, data.weights)
-        data.tokenizer.save(place)
+        tokenizer.save(place)
         layout.write_record(place, describe_run(run, data) | {"finished": False})
         checkpoint_folder = save(run, data, place)
         _write_texts(place, data, run)

@@ -2,11 +2,12 @@
 
     python benchmarks/rows.py MODERN BOOKS OUT
 
-MODERN has the present-day groups of benchmarks/corpus.py, BOOKS a file for each book; both in UTF-8. OUT gets
+MODERN has the present-day groups of benchmarks/corpus.py, BOOKS a file for each book, both in UTF-8. OUT gets
 `modern.jsonl`, `code.jsonl` and `books.jsonl`. Half of the blocks of present-day text and a quarter of those of books
 become short rows, one for each paragraph: its last sentences, from one that is drawn at random, at most eight. The
-paragraphs of books lose their line breaks. With `train.reset_on_document` a model learns to begin without context,
-as with the sentences of an experiment. All other blocks stay as they are, a row each.
+paragraphs of books lose their line breaks. A blank line after a paragraph belongs to the row. With
+`train.reset_on_document` a model learns to begin without context, as with the sentences of an experiment. All other
+blocks stay as they are, a row each.
 """
 
 import argparse
@@ -40,12 +41,17 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def beginnings(block: str, rng: random.Random, *, is_wrapped: bool) -> Iterator[str]:
-    """Ends of the paragraphs of a block, each from the beginning of a sentence on."""
-    for paragraph in re.split(r"\n\s*\n", block) if is_wrapped else block.split("\n"):
+    """Ends of the paragraphs of a block, each from the beginning of a sentence on, with the blank line after it."""
+    if is_wrapped:
+        paragraphs = [(paragraph, "\n\n") for paragraph in re.split(r"\n\s*\n", block)]
+    else:
+        paragraphs = re.findall(r"([^\n]+)(\n[^\S\n]*\n)?", block)
+    for paragraph, blank in paragraphs:
         sentences = [sentence.strip() for sentence in SENTENCE_END.split(" ".join(paragraph.split()))]
         if any(sentences):
             first = rng.randrange(len(sentences))
-            yield " ".join(sentences[max(first, len(sentences) - MOST_SENTENCES) :])
+            rest = " ".join(sentences[max(first, len(sentences) - MOST_SENTENCES) :])
+            yield rest + "\n\n" if blank else rest
 
 
 def grouped(rows: list[str]) -> Iterator[list[str]]:

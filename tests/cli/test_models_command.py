@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 def test_own_models_come_first_and_presets_have_a_list_of_their_own(run, model):
     text = run("models").out.decode()
     assert text.index("tiny") < text.index("books") < text.index("xlcli models presets")
-    assert re.search(r"^books +xl +full .* - +books/a-room-with-a-view.txt and", text, re.MULTILINE)  # no age
+    assert re.search(r"^books +xl +full .* - +rows/books.jsonl, ", text, re.MULTILINE)  # no age
     assert not re.search(r"^age", run("models", "show", "books").out.decode(), re.MULTILINE)
     names = {preset.name for preset in presets.list_presets()}
     assert not re.search(r"^small\b", text, re.MULTILINE)

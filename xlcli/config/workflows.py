@@ -268,6 +268,12 @@ class Config(BaseConfig):
     bench: BenchConfig = Field(default_factory=BenchConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
+    @property
+    def reads_pieces_apart(self) -> bool:
+        """True if each piece of a shuffled text is read from empty memory."""
+        in_place = self.model.position.is_absolute and not self.train.reset_on_document
+        return self.model.can_hide_documents and not in_place
+
     def _check(self) -> None:
         train = self.train
         if train.reset_on_document and not self.model.can_hide_documents:
@@ -279,6 +285,10 @@ class Config(BaseConfig):
             raise InvalidSettingError(
                 "train.line_share", reason, "Set train.shuffle to true, or train.line_share to 0."
             )
+        if train.line_share and not self.reads_pieces_apart:
+            reason = "needs full or local attention and relative positions, so that a line can begin without memory"
+            remedy = "Leave it out, or change model.attention.kind or model.position.kind."
+            raise InvalidSettingError("train.line_share", reason, remedy)
         if self.train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
             reason = f"does not apply: stack '{self.model.stack.kind}' keeps no activations"
             remedy = "Leave it out, or set model.stack.kind to standard or universal."

@@ -96,7 +96,7 @@ class TrainingRun:
             documents=train_ids.documents,
             rows=own_rows(config, ranks),
             seed=seed if train.shuffle else None,
-            pieces_apart=config.model.can_hide_documents and not config.model.position.is_absolute,
+            pieces_apart=config.reads_pieces_apart,
             line_share=train.line_share,
             line_ends=line_ends,
         )

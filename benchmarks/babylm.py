@@ -4,10 +4,12 @@
     python benchmarks/babylm.py score OUT [FOLDER ...] [--babylm FOLDER] [--naturalstories FOLDER] [--ucl FILE] ...
 
 DATA is a folder with `books`, `books-more` and `modern`; `modern/tenmillion.txt` lists the parts of their files that
-are read: 10.0 million words by white space, half of them speech. OUT gets these words (`text/`), a part of each file of
-`modern/valid` (`valid.txt`) and the model (`model/`), whose vocabulary is learned on the same words. OUT may hold a run
-that was stopped, which continues. The track allows ten passes over the text; the run of three hours of two cores takes
-fewer. Its rates are constant until the last fifth of the time.
+are read: 10.0 million words by white space, half of them speech. OUT gets these words as they are (`text/`) and once
+more as rows of one to five sentences (`rows/`), each of which is read from empty memory like a sentence of the tests.
+It also gets a part of each file of `modern/valid` (`valid.txt`) and the model (`model/`), whose vocabulary is learned
+on the same words. OUT may hold a run of the same recipe that was stopped, which continues. The track allows ten passes
+over the words; the run of three hours of two cores takes fewer. Its rates are constant until the last two fifths of the
+time.
 
 `score` takes the models in the FOLDERs, by default OUT's and those that its run kept, and writes OUT/pairs.json and
 OUT/reading.json with benchmarks/pairs.py and benchmarks/reading.py, whose folders it takes. What OUT/pairs.json has
@@ -17,21 +19,31 @@ already is not scored again, so the command also continues one that was stopped.
 import argparse
 import gzip
 import json
+import random
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pairs
 import reading
+import rows
 
 VALID_BYTES = 4000
 """Of each file of modern/valid."""
 N_WORDS = 9_999_996
+MOST_SENTENCES = 5
+"""Of a row."""
+SPEAKER = re.compile(r"^[^:.?!]{1,30}: ")
+"""What rows lack at their beginning: a name before speech, and a few words of prose before a colon."""
 RECIPE = {
     "model.n_layers": 6,
     "model.embedding.n_bigrams": 0,
     "train.lr_schedule": "wsd",
+    "train.decay_fraction": 0.4,
     "train.shuffle": "true",
+    "train.reset_on_document": "true",
     "train.average_share": 0.125,
     "train.eval_every": "300s",
     "train.save_every": "120s",
@@ -46,15 +58,30 @@ def read(path: Path) -> bytes:
     return gzip.decompress(data) if path.suffix == ".gz" else data
 
 
+def row_texts(text: str, rng: random.Random, *, is_wrapped: bool) -> Iterator[str]:
+    """All sentences of the text in order, one to `MOST_SENTENCES` of a paragraph in a row."""
+    for sentences, is_before_blank in rows.paragraphs(text, is_wrapped=is_wrapped):
+        while sentences:
+            n = rng.randint(1, MOST_SENTENCES)
+            row, sentences = " ".join(sentences[:n]), sentences[n:]
+            yield SPEAKER.sub("", row, count=1) + ("\n\n" if is_before_blank and not sentences else "")
+
+
 def prepare(data: Path, out: Path) -> None:
-    """Write the listed parts of the text, a file each, and the validation text."""
-    (out / "text").mkdir(parents=True)
+    """Write the listed parts of the text, a file each, their rows, and the validation text."""
+    for folder in ("text", "rows"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    rng = random.Random(7)
     n_words = 0
     for line in (data / "modern/tenmillion.txt").read_text().splitlines()[1:]:
         name, begin, end, _ = line.split("\t")
         part = read(data / name)[int(begin) : int(end)]
         n_words += len(part.split())
-        (out / "text" / f"{Path(name).name.removesuffix('.gz').removesuffix('.txt')}.txt").write_bytes(part)
+        stem = Path(name).name.removesuffix(".gz").removesuffix(".txt")
+        (out / "text" / f"{stem}.txt").write_bytes(part)
+        texts = row_texts(part.decode(errors="replace"), rng, is_wrapped=name.startswith("books"))
+        lines = [json.dumps({"text": text}) + "\n" for text in texts]
+        (out / "rows" / f"{stem}.jsonl").write_text("".join(lines), encoding="utf-8")
     if n_words != N_WORDS:
         raise SystemExit(f"{data}: {n_words} words, not {N_WORDS}")
     beginnings = [read(path)[:VALID_BYTES] for path in sorted((data / "modern/valid").iterdir())]
@@ -67,7 +94,7 @@ def train(options: argparse.Namespace) -> int:
     if not (options.out / "valid.txt").exists():
         prepare(options.data, options.out)
     recipe = [f"{key}={value}" for key, value in RECIPE.items()] + options.settings
-    command = [sys.executable, "-m", "xlcli", "train", "text", "--preset", "medium", "--vocab-size", "8192"]
+    command = [sys.executable, "-m", "xlcli", "train", "text", "rows", "--preset", "medium", "--vocab-size", "8192"]
     command += ["--valid", "valid.txt", "--test", "0", "--max-time", f"{options.hours}h", "--seed", str(options.seed)]
     command += ["-o", "model", "--nproc", "2", "--threads", "1"]
     command += ["--resume"] if (options.out / "model").exists() else []

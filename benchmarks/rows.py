@@ -40,18 +40,24 @@ def blocks(text: str) -> Iterator[str]:
         yield "".join(block)
 
 
-def beginnings(block: str, rng: random.Random, *, is_wrapped: bool) -> Iterator[str]:
-    """Ends of the paragraphs of a block, each from the beginning of a sentence on, with the blank line after it."""
+def paragraphs(text: str, *, is_wrapped: bool) -> Iterator[tuple[list[str], bool]]:
+    """Sentences of each paragraph, and whether a blank line follows it. A wrapped paragraph has several lines."""
     if is_wrapped:
-        paragraphs = [(paragraph, "\n\n") for paragraph in re.split(r"\n\s*\n", block)]
+        found = [(paragraph, "\n\n") for paragraph in re.split(r"\n\s*\n", text)]
     else:
-        paragraphs = re.findall(r"([^\n]+)(\n[^\S\n]*\n)?", block)
-    for paragraph, blank in paragraphs:
+        found = re.findall(r"([^\n]+)(\n[^\S\n]*\n)?", text)
+    for paragraph, blank in found:
         sentences = [sentence.strip() for sentence in SENTENCE_END.split(" ".join(paragraph.split()))]
         if any(sentences):
-            first = rng.randrange(len(sentences))
-            rest = " ".join(sentences[max(first, len(sentences) - MOST_SENTENCES) :])
-            yield rest + "\n\n" if blank else rest
+            yield sentences, bool(blank)
+
+
+def beginnings(block: str, rng: random.Random, *, is_wrapped: bool) -> Iterator[str]:
+    """Ends of the paragraphs of a block, each from the beginning of a sentence on, with the blank line after it."""
+    for sentences, is_before_blank in paragraphs(block, is_wrapped=is_wrapped):
+        first = rng.randrange(len(sentences))
+        rest = " ".join(sentences[max(first, len(sentences) - MOST_SENTENCES) :])
+        yield rest + "\n\n" if is_before_blank else rest
 
 
 def grouped(rows: list[str]) -> Iterator[list[str]]:

@@ -71,6 +71,10 @@ def test_an_imported_model_works_in_all_commands(exported, run):
     ):
         done = run(*words)
         assert done.code == 0, (words, done.err)
+    lines = ("--set", "train.shuffle=true", "--set", "train.line_share=1")
+    done = run("train", "ids.txt", "--init", "ids", "-o", "lines", "--max-steps", "1", *lines)
+    assert done.code == 2
+    assert "train.line_share needs lines" in done.err
 
 
 def test_an_exported_vocabulary_comes_back(exported, run):

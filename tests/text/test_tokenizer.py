@@ -99,6 +99,14 @@ def test_a_line_end_is_a_token_of_its_own(tokenizers: dict[str, Tokenizer]) -> N
     assert tokenizers["words"].encode(b"\n").tolist() == [tokenizers["words"].start_id]
 
 
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+def test_the_ends_of_lines_are_known_by_their_ids(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = tokenizers[kind]
+    ids = np.array(tokenizer.encode(b"two words\n\nof text\n"))
+    assert tokenizer.decode(ids[tokenizer.line_ends[ids]].tolist()) == b"\n\n\n"
+    assert tokenizer.decode(ids[~tokenizer.line_ends[ids]].tolist()).replace(b" ", b"") == b"twowordsoftext"
+
+
 def test_ids_do_not_depend_on_the_word_cache(tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xlcli.text.base.CACHED_WORDS", 3)
     fresh = TOKENIZERS["sentencepiece"].train([MIXED], 700)

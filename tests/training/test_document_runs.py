@@ -96,3 +96,10 @@ def test_a_model_of_an_older_run_joins_documents():
     go(small(text={"valid": 0.2}), json_lines(), "run")
     assert load(Path("run")).held_out_documents("valid") is None
     assert not Path("run/valid.documents").exists()
+
+
+def test_lines_that_are_read_apart_change_the_run():
+    path = corpus()
+    for name, share in (("together", 0), ("apart", 1)):
+        go(small(train={"shuffle": True, "line_share": share}), path, name)
+    assert remains("apart")["tensors"] != remains("together")["tensors"]

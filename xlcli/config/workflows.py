@@ -101,7 +101,7 @@ class TrainConfig(BaseConfig):
     line_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
         default=0.0,
         description="Share of the pieces of train.shuffle to read line by line, each line from empty memory. "
-        "The model then also scores single lines well.",
+        "The model then also scores single lines well. Lines should be sentences, turns or paragraphs.",
     )
     batch_size: Annotated[Count, Option("Training", "--batch-size N", "16")] = Field(
         default=16, description="Use this many sequences per batch."
@@ -286,8 +286,8 @@ class Config(BaseConfig):
                 "train.line_share", reason, "Set train.shuffle to true, or train.line_share to 0."
             )
         if train.line_share and not self.reads_pieces_apart:
-            reason = "needs full or local attention and relative positions, so that a line can begin without memory"
-            remedy = "Leave it out, or change model.attention.kind or model.position.kind."
+            reason = "needs full or local attention with relative positions, and no model.zero_memory"
+            remedy = "Leave it out; with absolute positions, train.reset_on_document=true does as well."
             raise InvalidSettingError("train.line_share", reason, remedy)
         if self.train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
             reason = f"does not apply: stack '{self.model.stack.kind}' keeps no activations"

@@ -91,8 +91,8 @@ class Tokenizer(ABC):
 
     @property
     def line_ends(self) -> NDArray[np.bool_]:
-        """True for the ids whose text ends a line (v)."""
-        return np.array([text.endswith(b"\n") for text in self.texts])
+        """True for the ids whose text has the end of a line (v); the next token begins a line."""
+        return np.array([b"\n" in text for text in self.texts])
 
     def take_notices(self) -> list[str]:
         """What one should know of the scores of texts that were tokenized since the last call."""

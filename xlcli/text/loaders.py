@@ -134,10 +134,14 @@ class TrainLoader:
         assert self.line_ends is not None
         since = np.arange(read[0] - read[0] % self.piece_len, read[-1] + 1)
         positions, by_line = self._shuffled(since)
+        rows = by_line.any(axis=1)
+        positions, by_line = positions[rows], by_line[rows]
         is_after_line = self.line_ends[self.ids[positions - 1]] | (positions == 0)
         begins = by_line & is_after_line & ~self.line_ends[self.ids[positions]]
         latest = np.maximum.accumulate(np.where(begins, since, -self.piece_len), axis=1)
-        return (since - latest)[:, -len(read) :]
+        within = np.full((len(rows), len(read)), self.piece_len)
+        within[rows] = (since - latest)[:, -len(read) :]
+        return within
 
     def _shuffled(self, read: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Positions (b t) in the text of tokens (t) of each sequence; True for those that are read by line."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from xlcli.config import Config, Tree
-from xlcli.errors import CheckpointError, ConfigError, DivergedError
+from xlcli.errors import CheckpointError, ConfigError, DivergedError, InvalidSettingError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping, until
 from xlcli.machine import available_bytes
 from xlcli.model.build import build_on_meta
@@ -218,6 +218,9 @@ def _make_run(data: Prepared, place: Path, checkpoint_folder: Path | None) -> Ge
     """
     ranks, tokenizer = data.runtime.ranks, data.tokenizer
     line_ends = tokenizer.line_ends if data.config.train.line_share else None
+    if line_ends is not None and not line_ends.any():
+        reason = "needs lines, but no token of the vocabulary ends one"
+        raise InvalidSettingError("train.line_share", reason, "Leave it out, or use another vocabulary.")
     inputs = (data.train_ids, tokenizer.start_id, line_ends)
     if checkpoint_folder is None:
         run = TrainingRun(data.config, replace(data.runtime, ranks=SINGLE), *inputs, data.weights)

@@ -139,7 +139,7 @@ class TrainLoader:
         is_after_line = self.line_ends[self.ids[positions - 1]] | (positions == 0)
         begins = by_line & is_after_line & ~self.line_ends[self.ids[positions]]
         latest = np.maximum.accumulate(np.where(begins, since, -self.piece_len), axis=1)
-        within = np.full((len(rows), len(read)), self.piece_len)
+        within = np.full((len(self.rows), len(read)), self.piece_len)
         within[rows] = (since - latest)[:, -len(read) :]
         return within
 

@@ -21,7 +21,7 @@ from xlcli.model.position.distance import (
 )
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.stack import Residual
-from xlcli.ops import attend_blocks
+from xlcli.ops import attend, attend_blocks
 from xlcli.ops.attend_blocks import Band, Far
 from xlcli.ops.context import AttentionContext, Mask, Positions
 from xlcli.ops.span import Span
@@ -93,7 +93,7 @@ def alter_absolute(monkeypatch, facts):
 def distances_off_by_one(monkeypatch, by=1):
     right = Positions.distance.func
     monkeypatch.setattr(Positions, "distance", property(lambda self: right(self) + by))
-    monkeypatch.setattr(Mask, "band", None)
+    monkeypatch.setattr(attend, "_attend_band", lambda *given: None)
 
 
 def distances_too_short(monkeypatch):
@@ -155,7 +155,7 @@ def a_future_token_is_visible(monkeypatch):
         return right(Mask(altered_positions(self.positions, distance=self.positions.distance + 1), self.max_distance))
 
     monkeypatch.setattr(Mask, "visible", property(wrong))
-    monkeypatch.setattr(Mask, "band", None)
+    monkeypatch.setattr(attend, "_attend_band", lambda *given: None)
 
 
 def a_future_token_is_in_the_band(monkeypatch):

@@ -60,6 +60,17 @@ def test_equals_the_plain_kernel_with_gradients(t, m, max_distance, with_term, n
     assert close(found, expected, (q, k, v, *([query] if with_term else [])), 1e-12)
 
 
+@pytest.mark.parametrize("n_kv_heads", [3, 1])
+@pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
+def test_keys_of_earlier_documents_are_hidden(t, m, max_distance, n_kv_heads):
+    q, k, v, query, key = tensors(t, m, n_kv_heads=n_kv_heads)
+    positions = Positions(n_memory=m, n_new=t, first=m, offsets=None, device=torch.device("cpu"))
+    reach = torch.stack((torch.arange(t) % 4, torch.arange(t) + m // 2))
+    mask = Mask(positions, max_distance, reach)
+    expected = attend(q, k, v, mask.visible, Scoring(0.3, term=ScoreTerm(query, key)))
+    assert close(attend_training(q, k, v, mask.band, scale=0.3, term=(query, key)), expected, (q, k, v, query), 1e-12)
+
+
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 0.3), (torch.float16, 0.05)])
 def test_number_types_of_training(dtype, atol):
     q, k, v, query, key = tensors(13, 20, dtype)
@@ -80,13 +91,15 @@ def test_later_tokens_change_no_bit():
         assert torch.equal(before[:, :, : i + 1], after[:, :, : i + 1])
 
 
-def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch):
+@pytest.mark.parametrize("reach", [None, torch.arange(9)[None].expand(2, 9) % 4])
+def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch, reach):
     q, k, v, query, key = tensors(9, 4)
     positions = Positions(n_memory=4, n_new=9, first=4, offsets=None, device=torch.device("cpu"))
     calls = []
     apply = BandAttention.apply
     monkeypatch.setattr(BandAttention, "apply", lambda *given: calls.append(given) or apply(*given))
-    found = attend(q, k, v, Mask(positions, 9), Scoring(0.3, term=ScoreTerm(query, key)))
-    expected = attend(q, k, v, visible(4 + 5, 4, 9), Scoring(0.3, term=ScoreTerm(query, key)))
+    mask = Mask(positions, 9, reach)
+    found = attend(q, k, v, mask, Scoring(0.3, term=ScoreTerm(query, key)))
+    expected = attend(q, k, v, mask.visible, Scoring(0.3, term=ScoreTerm(query, key)))
     assert len(calls) == 1
     assert close(found, expected, (q, k, v, query), 1e-12)

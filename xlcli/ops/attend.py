@@ -56,9 +56,8 @@ def attend(
     products_only = scoring.bias is None and scoring.value_bias is None and not dropout
     on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
     if isinstance(visible, Mask):
-        band = visible.band
-        if products_only and on_cpu and n_new > 1 and band is not None and not torch.compiler.is_compiling():
-            y = _attend_band(q, k, v, band, scoring, needed)
+        if products_only and on_cpu and n_new > 1 and not torch.compiler.is_compiling():
+            y = _attend_band(q, k, v, visible.band, scoring, needed)
             if y is not None:
                 return y
         visible = visible.visible
@@ -79,6 +78,8 @@ def attend(
 
 def _attend_band(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring, needed: Tensor | None) -> Tensor | None:
     """`attend` on a CPU, where the visible keys are a band and scores are products; None: no kernel of blocks can."""
+    if band.hidden is not None and (needed is not None or torch.is_inference_mode_enabled()):
+        return None
     if needed is not None and not scoring.has_far:
         if scoring.term is not None:
             q, k = _append_term(q, k, scoring.term)

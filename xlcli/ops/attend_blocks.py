@@ -1,7 +1,8 @@
 """Softmax attention over a band of keys, in blocks of queries whose scores stay in the cache of a CPU.
 
 A block reads the keys that its queries see and no others, so a band costs its own area, and no mask of the whole call
-exists. Within a block only the first and last columns of the scores, as many as it has queries, can be hidden.
+exists, unless documents hide keys in training. Else only the first and last columns of the scores of a block, as many
+as it has queries, can be hidden.
 
 `attend_blocks` is for inference, `BandAttention` and `attend_rows` have gradients. Heads of keys and values may serve
 several successive heads of queries each (grouped-query attention, Ainslie et al. 2023).
@@ -165,10 +166,14 @@ class Far(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Visible keys: query i sees the keys up to `n_memory` + i, at most `max_distance` back (None: any distance)."""
+    """Visible keys: query i sees the keys up to `n_memory` + i, at most `max_distance` back (None: any distance).
+
+    Keys where the boolean mask `hidden` (b t s) is true are not visible all the same; None: no others.
+    """
 
     n_memory: int
     max_distance: int | None
+    hidden: Tensor | None = None
 
     def first(self, query: int) -> int:
         """First key that the query sees."""
@@ -402,6 +407,9 @@ def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Te
     else:
         torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
     add_edges(scores, *band.edges(part.new.start, queries))
+    if band.hidden is not None:
+        hidden = band.hidden[part.rows, None, part.new, part.seen]
+        scores.view(len(hidden), -1, *scores.shape[1:]).masked_fill_(hidden, float("-inf"))
     return torch.softmax(scores, -1, out=scores)
 
 

@@ -109,9 +109,13 @@ class Mask:
         self.reach = reach
 
     @property
-    def band(self) -> Band | None:
-        """The visible keys as a band; None with documents."""
-        return Band(self.positions.n_memory, self.max_distance) if self.reach is None else None
+    def band(self) -> Band:
+        """The visible keys as a band, in which keys of earlier documents are hidden."""
+        return Band(self.positions.n_memory, self.max_distance, self._hidden)
+
+    @cached_property
+    def _hidden(self) -> Tensor | None:
+        return None if self.reach is None else self.positions.distance > self.reach[:, :, None]
 
     @cached_property
     def visible(self) -> Tensor | None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import (
-    Band,
     BandAttention,
     ScoreTerm,
     Scoring,
@@ -57,7 +56,7 @@ def attend(
     on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
     if isinstance(visible, Mask):
         if products_only and on_cpu and n_new > 1 and not torch.compiler.is_compiling():
-            y = _attend_band(q, k, v, visible.band, scoring, needed)
+            y = _attend_band(q, k, v, visible, scoring, needed)
             if y is not None:
                 return y
         visible = visible.visible
@@ -76,10 +75,11 @@ def attend(
     return attend_plain(q, k, v, scoring.sinks, value_bias=scoring.value_bias, share=share, **given)
 
 
-def _attend_band(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring, needed: Tensor | None) -> Tensor | None:
+def _attend_band(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, needed: Tensor | None) -> Tensor | None:
     """`attend` on a CPU, where the visible keys are a band and scores are products; None: no kernel of blocks can."""
-    if band.hidden is not None and (needed is not None or torch.is_inference_mode_enabled()):
+    if mask.reach is not None and (needed is not None or torch.is_inference_mode_enabled()):
         return None
+    band = mask.band
     if needed is not None and not scoring.has_far:
         if scoring.term is not None:
             q, k = _append_term(q, k, scoring.term)

@@ -130,7 +130,7 @@ class Mask:
         seen = distance >= 0
         if limit is not None:
             seen = seen & (distance <= limit)
-        return seen if self.reach is None else seen & (distance <= self.reach[:, None, :, None])
+        return seen if self._hidden is None else seen & ~self._hidden[:, None]
 
 
 GROUP = 128

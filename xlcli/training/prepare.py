@@ -119,7 +119,7 @@ def prepare_new(
         if preset not in configs:
             raise ConfigError(
                 f"the settings are illegal with preset '{preset}', which fits text size and device.",
-                f"Choose another: --preset {' or '.join(configs)}.",
+                f"Choose another: --preset {' or '.join(configs)}. --preset {preset} names the settings.",
             )
         config = configs[preset]
     config.check_division(ranks.size)

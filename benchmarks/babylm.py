@@ -119,7 +119,8 @@ def train_part(
     """Train one part of the run, or what is left of it, in OUT; the exit code of the command."""
     settings = [f"{key}={value}" for key, value in (RECIPE | recipe).items()]
     command = [sys.executable, "-m", "xlcli", "train", *source, "--valid", "valid.txt", "--test", "0"]
-    command += ["--max-time", f"{hours:g}h", "--seed", str(options.seed), "-o", folder, "--nproc", "2", "--threads", "1"]
+    command += ["--max-time", f"{hours:g}h", "--seed", str(options.seed), "-o", folder]
+    command += ["--nproc", "2", "--threads", "1"]
     command += ["--resume"] if (options.out / folder).exists() else []
     command += [part for setting in settings + options.settings for part in ("--set", setting)]
     return subprocess.run(command, cwd=options.out, check=False).returncode

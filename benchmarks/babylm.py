@@ -31,6 +31,7 @@ from pathlib import Path
 import pairs
 import reading
 import rows
+from runs import write_rows
 
 VALID_BYTES = 4000
 """Of each file of modern/valid."""
@@ -84,10 +85,6 @@ def row_texts(text: str, rng: random.Random, *, is_wrapped: bool) -> Iterator[st
             yield SPEAKER.sub("", row, count=1) + ("\n\n" if is_before_blank and not sentences else "")
 
 
-def write_rows(path: Path, texts: list[str]) -> None:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-
-
 def prepare(data: Path, out: Path) -> None:
     """Write the listed parts of the text, a file each, their rows, and the validation text."""
     for folder in ("text", "rows", "written"):
@@ -101,10 +98,10 @@ def prepare(data: Path, out: Path) -> None:
         stem = Path(name).name.removesuffix(".gz").removesuffix(".txt")
         (out / "text" / f"{stem}.txt").write_bytes(part)
         texts = list(row_texts(part.decode(errors="replace"), rng, is_wrapped=name.startswith("books")))
-        write_rows(out / "rows" / f"{stem}.jsonl", texts)
+        write_rows(out / "rows" / f"{stem}.jsonl", ({"text": text} for text in texts))
         if not stem.startswith(TALK):
             (out / "written" / f"{stem}.txt").write_bytes(part)
-            longer = [text for text in texts if len(text.split()) >= LEAST_WORDS]
+            longer = ({"text": text} for text in texts if len(text.split()) >= LEAST_WORDS)
             write_rows(out / "written" / f"{stem}.jsonl", longer)
     if n_words != N_WORDS:
         raise SystemExit(f"{data}: {n_words} words, not {N_WORDS}")
@@ -141,7 +138,7 @@ def train(options: argparse.Namespace) -> int:
 
 def score(options: argparse.Namespace) -> int:
     """Score models on pairs and reading times, those that have no score yet."""
-    own = [options.out / "model", options.out / "first", *options.out.glob("*/kept/*")]
+    own = [options.out / "model", options.out / "first", *sorted(options.out.glob("*/kept/*"))]
     models = [str(folder) for folder in options.models or own]
     homes = {name: options.babylm for name in SETS if options.babylm is not None}
     out = options.out / "pairs.json"

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from runs import machine, processor_seconds_of_commands, save, xlcli
+from runs import machine, processor_seconds_of_commands, save, write_rows, xlcli
 
 SUMMARY = "raw_results/summary/models_summary.jsonl"
 PUBLISHED = {"ngram": "n-gram", "lstm": "LSTM", "txl": "Transformer-XL", "gpt2": "GPT-2"}
@@ -134,10 +134,6 @@ def read(name: str, home: Path, n_items: int | None = None) -> list[Item]:
     return [item for items in found.values() for item in items[:n_items]]
 
 
-def write(path: Path, rows: Iterable[Mapping]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def score(model: str, items: list[Item]) -> dict[str, object]:
     """Shares of a model by subtask, and the time."""
     start, before = time.perf_counter(), processor_seconds_of_commands()
@@ -152,7 +148,7 @@ def score(model: str, items: list[Item]) -> dict[str, object]:
 
 
 def of_pairs(model: str, items: list[Item], home: Path) -> dict[str, object]:
-    write(
+    write_rows(
         home / "items.jsonl",
         ({"subtask": item.subtask, "good": item.options[0][1], "bad": item.options[1][1]} for item in items),
     )
@@ -168,7 +164,7 @@ def of_pairs(model: str, items: list[Item], home: Path) -> dict[str, object]:
 
 
 def of_choices(model: str, items: list[Item], home: Path) -> dict[str, object]:
-    write(
+    write_rows(
         home / "items.jsonl",
         (
             {"item": number, "context": context, "continuation": continuation, "correct": int(i == 0)}

@@ -11,11 +11,12 @@ blocks stay as they are, a row each.
 """
 
 import argparse
-import json
 import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from runs import write_rows
 
 BLOCK_CHARS = 16_000
 """Approximate size of the rows of running text, and of the groups of short rows between them."""
@@ -85,8 +86,7 @@ def write(paths: list[Path], out: Path, share: float, rng: random.Random, *, is_
     rng.shuffle(short)
     groups = running + list(grouped(short))
     rng.shuffle(groups)
-    lines = [json.dumps({"text": row}) + "\n" for group in groups for row in group]
-    out.write_text("".join(lines), encoding="utf-8")
+    write_rows(out, ({"text": row} for group in groups for row in group))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,6 +36,11 @@ def saved(out: Path, tokens: int) -> dict[str, dict]:
 def save(out: Path, result: dict[str, dict], *, indent: int | None = 1) -> None:
     """Replaces the results."""
     out.write_text(json.dumps(result, indent=indent) + "\n")
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Replaces a file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def beginning(path: Path, n: int) -> bytes:

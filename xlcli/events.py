@@ -97,6 +97,7 @@ class Plan(Event):
     are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
     `valid_from_end`: the validation text was split off the end of `corpus`.
+    `left_out`: files among the given ones that are not read, because they are held-out text.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -125,6 +126,7 @@ class Plan(Event):
     n_local_ranks: int = 1
     rows: int | None = None
     valid_from_end: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

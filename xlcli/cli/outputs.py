@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from xlcli.errors import ConfigError, ResourceError
-from xlcli.files import check_writable, linked, replacing
+from xlcli.files import check_writable, identity, linked, replacing
 from xlcli.store.discover import is_state_file
 
 E = TypeVar("E")
@@ -76,15 +76,15 @@ def check_outputs(
         if status is None:
             continue
         if not force:
-            if _identity(status) in used:
-                raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
+            if identity(status) in used:
+                raise ConfigError(f"{option} {path} is also {used[identity(status)]}.", _FORCE)
             if status.st_mode & 0o222 == 0:
                 raise ConfigError(f"{option} {path} is read-only.", _FORCE)
             if status.st_size and head is NEW:
                 raise ConfigError(f"{path} exists.", _FORCE)
             if status.st_size and not (is_state_file(path) if head is STATE else head.match(_head(path))):
                 raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
-        used[_identity(status)] = f"the file of {option}"
+        used[identity(status)] = f"the file of {option}"
 
 
 @contextmanager
@@ -199,11 +199,7 @@ def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]
     for descriptor in descriptors:
         with suppress(OSError):
             found.append(os.fstat(descriptor))
-    return {_identity(status) for status in found if stat.S_ISREG(status.st_mode)}
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+    return {identity(status) for status in found if stat.S_ISREG(status.st_mode)}
 
 
 def _head(path: Path) -> bytes:

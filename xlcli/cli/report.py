@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from xlcli import events
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
+from xlcli.errors import named
 from xlcli.files import as_utf8
 from xlcli.store.commit import place_of_run
 
@@ -142,6 +143,8 @@ def plan_text(plan: events.Plan) -> str:
         ("machine", machine),
         ("budget", budget),
     ]
+    if plan.left_out:
+        rows.insert(3, ("left out", f"{named(plan.left_out, most=3)} (named by --valid or --test)"))
     if plan.n_ranks > 1:
         here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
         rows.append(("ranks", f"{plan.n_ranks:,} processes {here}, {counted(plan.rows or 0, 'sequence')} each"))

@@ -106,6 +106,7 @@ def stream(
             None if html is None else _StreamPage(Path(html), label(name), context_of(loaded, settings, resume), screen)
         )
         how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop}
+        how["saves_start"] = follow and settings.save_every is not None
         if page is not None:
             how |= {"on_token": page.page.add, "on_word": page.page.add_word}
         events = streaming.stream(loaded, text, settings, runtime, **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -38,7 +39,7 @@ def _remedy(error: Any, context: Any) -> str:
             return f"Did you mean {near}?"
         if context.parent is None and (after := next(filter(command.list_commands(context).count, context.obj), None)):
             return f"Options come after the command: xlcli {after} {option}."
-        if words and not option.startswith("--"):
+        if words and not re.fullmatch("--[a-z][a-z-]*", option):  # rather a text than a mistyped option
             word = words[0].partition("|")[0]
             see += f" A {word} that begins with - comes last, after --: {path} -- {word}"
         return see

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,10 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from xlcli.config import BaseConfig, ModelConfig
+from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
+from xlcli.config.model import EmbeddingConfig, FeedForwardConfig, NormConfig, StandardStackConfig
+from xlcli.config.position import AlibiPositionConfig, RopePositionConfig, T5PositionConfig, XLPositionConfig
 from xlcli.errors import ConfigError
 from xlcli.kernels.records import ACTIVATIONS, BLOCK, CACHE, LAYER, NONE, RMS, ROPE_LAYOUTS, Array
 from xlcli.memory import Memory, TokenBuffers
@@ -85,15 +89,52 @@ def may_decode(network: LanguageModel) -> bool:
         return False
     parameter = next(network.parameters())
     is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
-    return is_float and any(map(has_kernel, network.stack.blocks))
+    return is_float and any(has_kernel(network, i) for i in range(network.config.n_layers))
 
 
-def has_kernel(block: Block) -> bool:
-    """True if there is a kernel for the block."""
-    attention = block.attention
-    if type(attention) not in (FullAttention, LocalAttention):
-        return False
-    return type(attention.position) in (Position, RopePosition, AlibiPosition, T5Position, XLPosition)
+_SOFTMAX = {"kind", "n_heads", "head_dim", "scaled", "qk_norm", "n_kv_heads", "bias"}
+COMPUTED: Mapping[type[BaseConfig], set[str]] = {
+    FullAttentionConfig: _SOFTMAX,
+    LocalAttentionConfig: _SOFTMAX | {"window"},
+    AlibiPositionConfig: {"kind"},
+    T5PositionConfig: {"kind", "shared", "n_buckets", "max_distance"},
+    XLPositionConfig: {"kind", "n_features", "tied", "clamp_len"},
+    RopePositionConfig: {
+        "kind", "placement", "layout", "rotary_dim", "base", "local_base", "scaling", "clamp_len", "n_sinks",
+    },
+    StandardStackConfig: {"kind", "input_residual"},
+    FeedForwardConfig: {"kind", "ffn_dim", "chunk_len"},
+    NormConfig: {"kind", "placement", "epsilon", "final"},
+    EmbeddingConfig: {
+        "n_bigrams", "per_layer", "tied", "scaled", "norm", "tied_projections", "inner_dim", "cutoffs", "div_val",
+    },
+    ModelConfig: {
+        "vocab_size", "dim", "n_layers", "attention", "position", "stack", "feedforward", "norm", "embedding",
+        "dropout", "loss_chunk", "logit_softcap", "zero_init", "bias", "zero_memory", "init_std",
+    },
+}  # fmt: skip
+"""Settings with which a decoder gives the logits of the network. A block with another one, or with another kind of
+attention or position, runs as a module, unless that setting has its default."""
+
+
+def is_computed(section: BaseConfig) -> bool:
+    """True if kernels compute a section of the configuration: what they do not know has its default."""
+    known = COMPUTED.get(type(section), set())
+    for name, field in type(section).model_fields.items():
+        if name not in known and getattr(section, name) != field.get_default(call_default_factory=True):
+            return False
+    return type(section) in COMPUTED
+
+
+def has_kernel(network: LanguageModel, number: int) -> bool:
+    """True if there is a kernel for the block of this number."""
+    config = network.config
+    sections = [config, config.attentions[number], config.stack, config.feedforward, config.norm, config.embedding]
+    position = network.stack.blocks[number].attention.position
+    if type(position) is not Position:  # any other one is added at the embedding, which is a module
+        sections.append(config.position)
+    has_hooks = type(position) in (Position, RopePosition, AlibiPosition, T5Position, XLPosition)
+    return has_hooks and all(is_computed(section) for section in sections)
 
 
 class Decoder:
@@ -109,7 +150,8 @@ class Decoder:
         self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
         with torch.inference_mode():
-            groups = itertools.groupby(enumerate(network.stack.blocks), lambda one: has_kernel(one[1]))
+            blocks = enumerate(network.stack.blocks)
+            groups = itertools.groupby(blocks, lambda numbered: has_kernel(network, numbered[0]))
             self.parts = [self._packer.part(list(group), with_kernel=with_kernel) for with_kernel, group in groups]
             if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
                 self.parts[-1] = replace(self.parts[-1], head=self._packer.head(network.head))
@@ -479,6 +521,9 @@ def table_bytes(network: LanguageModel, n_memory: int) -> int:
 
 def _decoded(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:
     """Branches of the blocks with a kernel, if there is a decoder."""
-    for block in filter(has_kernel, network.stack.blocks if may_decode(network) else ()):
-        assert isinstance(block.attention, FullAttention)
-        yield block.attention, block.feedforward
+    if not may_decode(network):
+        return
+    for i, block in enumerate(network.stack.blocks):
+        if has_kernel(network, i):
+            assert isinstance(block.attention, FullAttention)
+            yield block.attention, block.feedforward

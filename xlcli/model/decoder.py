@@ -171,42 +171,53 @@ class Decoder:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
-        if os.getpid() != self.kernels.PROCESS or state.seen < self.network.config.n_sinks:
+        is_forked = os.getpid() != self.kernels.PROCESS  # threads of kernels do not survive a fork
+        if is_forked or state.seen < self.network.config.n_sinks:
             return self.network.logits(tokens, state)
-        head = self.network.head
         with torch.inference_mode():
             x, context = self.network.embed(tokens, state)
-            x0, has_logits = x, False
-            after: list[Memory] = []
+            stack_input = x
+            memories: list[Memory] = []
             for part in self.parts:
-                if part.memory_type(state) is not None:
-                    x, new = self._run(part, x, x0, part.memories(state), context)
-                    has_logits = part.head is not None
-                    after += new
-                    continue
-                for i, memory in enumerate(part.memories(state), start=part.first):
-                    own = self.network.stack.block_input(i, x, x0)
-                    x, written = part.blocks[i - part.first](own, memory, context)
-                    after.append(written)
-            logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
-            return logits, self.network.advance(state, tokens, tuple(after))
+                run = self._run_modules if part.memory_type(state) is None else self._run_kernel
+                x, extended = run(part, x, stack_input, part.memories(state), context)
+                memories += extended
+            last_part = self.parts[-1]
+            if last_part.head is not None and last_part.memory_type(state) is not None:
+                logits = self.network.head.limit(x[:, -1])  # the kernel has computed the logits
+            else:
+                logits = self.network.head.logits(self.network.stack.final(x[:, -1]))
+            return logits, self.network.advance(state, tokens, tuple(memories))
 
-    def _run(
-        self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
-    ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
-        # The kernel has the addresses of `packed`, `inputs`, `kept` and the buffers in `after`.
-        caches, after, kept = self._caches(part, memories, context)
+    def _run_modules(
+        self, part: Part, x: Tensor, stack_input: Tensor, memories: Sequence[Memory], context: AttentionContext
+    ) -> tuple[Tensor, list[Memory]]:
+        """Output (b 1 d) of the blocks of a part, and the new memories."""
+        extended = []
+        for i, (block, memory) in enumerate(zip(part.blocks, memories, strict=True), start=part.first):
+            block_input = self.network.stack.block_input(i, x, stack_input)
+            x, new_memory = block(block_input, memory, context)
+            extended.append(new_memory)
+        return x, extended
+
+    def _run_kernel(
+        self, part: Part, x: Tensor, stack_input: Tensor, memories: Sequence[Memory], context: AttentionContext
+    ) -> tuple[Tensor, list[Memory]]:
+        """Output (b 1 d), or logits (b 1 v) if the part has a head, and the new memories.
+
+        The kernel gets addresses only. What they point to is held by `packed`, `inputs`, `kept` and `extended`.
+        """
+        caches, extended, kept = self._caches(part, memories, context)
         packed = np.array(caches, CACHE)
         assert context.tokens is not None
-        inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
-        inputs.append(ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous())
-        arrays = part.packed.ctypes.data, packed.ctypes.data, *map(Tensor.data_ptr, inputs)
-        call = part.head or NO_HEAD, len(caches), *arrays, len(x), x.shape[2]
-        types = TYPES[self.weight_type], TYPES[after[0].buffers[0].dtype]
+        reach = ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
+        inputs = [context.tokens.long()[:, 0].contiguous(), x[:, 0].contiguous(), stack_input[:, 0].contiguous(), reach]
+        addresses = part.packed.ctypes.data, packed.ctypes.data, *map(Tensor.data_ptr, inputs)
+        call = part.head or NO_HEAD, len(caches), *addresses, len(x), x.shape[2]
+        types = TYPES[self.weight_type], TYPES[extended[0].buffers[0].dtype]
         out = self.kernels.decode(call, torch.get_num_threads(), *types)
         del kept
-        return torch.from_numpy(out)[:, None], tuple(after)
+        return torch.from_numpy(out)[:, None], [*extended]
 
     def _caches(
         self, part: Part, memories: Sequence[Memory], context: AttentionContext
@@ -215,25 +226,34 @@ class Decoder:
 
         What else `Shared` depends on is the same for all layers of a call.
         """
-        caches, after = [], []
+        caches, extended = [], []
         kept: list[Tensor] = []
         shared: dict[Hashable, Shared] = {}
         for block, kind, memory in zip(part.blocks, part.kinds, memories, strict=True):
             assert isinstance(memory, TokenBuffers)
             attention = block.attention
-            own = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
-            memory = memory.reserve(1, own.keep)
+            layer_context = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
+            memory = memory.reserve(1, layer_context.keep)
             key = kind, memory.length, memory.n_sinks
             if key not in shared:
-                shared[key] = self._tables.share(attention, memory, own)
+                shared[key] = self._tables.share(attention, memory, layer_context)
                 kept += shared[key].arrays
-            sinks = [t.float().contiguous() for t in memory.sinks] if shared[key].sees_sinks else [ABSENT] * 2
+            sinks = [ABSENT, ABSENT]
+            if shared[key].sees_sinks:
+                sinks = [sink.float().contiguous() for sink in memory.sinks]
             kept += sinks
-            buffers = *memory.buffers, *[ABSENT] * (4 - len(memory.buffers))
-            rows = memory.buffers[0].shape[2], memory.buffers[0].stride(2), memory.start, memory.stop
-            caches.append((*map(Tensor.data_ptr, (*buffers, *sinks)), *rows, *shared[key].fields))
-            after.append(memory.keep(own.keep))
-        return caches, after, kept
+            # Keys, values and, of int8, their scales: four in all.
+            buffers = [*memory.buffers, ABSENT, ABSENT][:4]
+            keys = memory.buffers[0]
+            caches.append(
+                (
+                    *map(Tensor.data_ptr, (*buffers, *sinks)),
+                    *(keys.shape[2], keys.stride(2), memory.start, memory.stop),
+                    *shared[key].fields,
+                )
+            )
+            extended.append(memory.keep(layer_context.keep))
+        return caches, extended, kept
 
 
 @dataclass(frozen=True)

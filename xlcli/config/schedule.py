@@ -68,7 +68,7 @@ class InverseSquareRootSchedule(Schedule):
 
     def decay(self, fraction: float, step: int) -> float:
         """See `Schedule`."""
-        return min(1.0, (self.n_warmup + 1) / (step + 1)) ** 0.5
+        return float(min(1.0, (self.n_warmup + 1) / (step + 1)) ** 0.5)
 
 
 SCHEDULES: Mapping[ScheduleName, type[Schedule]] = {

@@ -396,6 +396,22 @@ class _Windows(torch.autograd.Function):
         return tiles.flatten(0, 1), None, None, None, None
 
 
+class _Window(NamedTuple):
+    """The keys of a query: the earlier ones of its tile where `from_tile` (c c) is 1, else keys before the tile.
+
+    Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
+    """
+
+    from_tile: Tensor
+
+    def join(self, of_window: Tensor, of_tile: Tensor) -> Tensor:
+        """Values (m c n) of the keys before a tile, the first ones replaced in place by those (m c c) of the tile."""
+        tile = len(self.from_tile)
+        kept = of_window[..., :tile] * (1 - self.from_tile).to(of_window.dtype)
+        of_window[..., :tile] = kept + of_tile * self.from_tile.to(of_window.dtype)
+        return of_window
+
+
 def mix(
     inside: Sequence[Tensor],
     before: Sequence[Tensor],
@@ -422,22 +438,13 @@ def mix(
     q, k, v, *marks = inside
     k_before, v_before, *marks_before = before
     tile, size = k.shape[1], k_before.shape[1]
-    # Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
-    from_tile = torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1)
-    from_window = 1 - from_tile
-
-    def join(window: Tensor, of_tile: Tensor) -> Tensor:
-        """Window (m c n), whose first keys are replaced in place by the earlier ones of the tile (m c c)."""
-        kept = window[..., :tile] * from_window.to(window.dtype)
-        window[..., :tile] = kept + of_tile * from_tile.to(window.dtype)
-        return window
-
+    window = _Window(torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1))
     distances = []
     for mark, mark_before in zip(marks, marks_before, strict=True):
         to_window = mark.unsqueeze(2) - mark_before.unsqueeze(1)
         to_tile = mark.unsqueeze(2) - mark.unsqueeze(1)
-        distances.append(join(to_window, to_tile))
-    visible = join(exists.to(q.dtype).unsqueeze(1).repeat(1, tile, 1), torch.ones_like(from_tile))
+        distances.append(window.join(to_window, to_tile))
+    visible = window.join(exists.to(q.dtype).unsqueeze(1).repeat(1, tile, 1), torch.ones_like(window.from_tile))
     if limit is not None:
         positions_back = distances.pop()
         visible *= (limit + 1 - positions_back).clamp_(0, 1)
@@ -445,7 +452,7 @@ def mix(
         # A key counts in the first round in which it is seen, where codes differ by at most `size`.
         nearest = reduce(torch.minimum, [distance.abs_() for distance in distances])
         visible *= nearest.sub_(size).clamp_(0, 1)
-    scores = join(q @ k_before.mT, q @ k.mT)
+    scores = window.join(q @ k_before.mT, q @ k.mT)
     shift = None
     if large is not None:
         lowest = torch.finfo(scores.dtype).min
@@ -456,8 +463,8 @@ def mix(
     total = weights.sum(-1, keepdim=True)
     if dropout:
         weights = F.dropout(weights, dropout)
-    of_tile = weights[..., :tile] * from_tile
-    weights[..., :tile] *= from_window
+    of_tile = weights[..., :tile] * window.from_tile
+    weights[..., :tile] *= 1 - window.from_tile
     return Sums(torch.baddbmm(weights @ v_before, of_tile, v), total, shift)
 
 

@@ -88,7 +88,7 @@ def measure(texts: list[tuple[str, int]]) -> dict[str, list[float]]:
     return found
 
 
-def segments(data: Path) -> dict[str, list[list[float]]]:
+def segments(data: Path) -> tuple[np.ndarray, np.ndarray]:
     """Nats and bytes of the tokens of segments (s t)."""
     import xlcli
     from xlcli.events import TokenScore
@@ -97,7 +97,7 @@ def segments(data: Path) -> dict[str, list[list[float]]]:
     scored = xlcli.evaluate(xlcli.load("books"), [data / "books" / "valid" / "the-jungle.txt"], **options)
     tokens = [(each.bits * np.log(2), len(each.text)) for each in scored if isinstance(each, TokenScore)]
     whole = np.array(tokens[: len(tokens) // SEGMENT_LEN * SEGMENT_LEN]).reshape(-1, SEGMENT_LEN, 2)
-    return {"nats": whole[..., 0].round(4).tolist(), "bytes": whole[..., 1].astype(int).tolist()}
+    return whole[..., 0], whole[..., 1]
 
 
 def made(sd: float, r: float, freedom: int | None, draw: np.random.Generator) -> np.ndarray:
@@ -160,11 +160,9 @@ def bootstrap_holds(documents: np.ndarray, ratio: float, draw: np.random.Generat
     return bool(low <= ratio <= high)
 
 
-def context_coverage(found: dict[str, list], n: int, draw: np.random.Generator) -> dict[str, float]:
-    """Share of samples of n segments in which the margin of each row of `context seen` holds."""
+def context_coverage(nats: np.ndarray, n_bytes: np.ndarray, n: int, draw: np.random.Generator) -> dict[str, float]:
+    """Share of samples of n segments (s t) in which the margin of each row of `context seen` holds."""
     from xlcli.evaluation.passes import ContextSums
-
-    nats, n_bytes = np.array(found["nats"]), np.array(found["bytes"])
 
     def bins(rows: np.ndarray) -> tuple:
         sums = ContextSums(SEGMENT_LEN)
@@ -181,13 +179,14 @@ def context_coverage(found: dict[str, list], n: int, draw: np.random.Generator) 
     return {name: round(float(np.mean(each)), 4) for name, each in held.items()}
 
 
-def simulate(result: dict) -> dict[str, dict[str, dict[str, float]]]:
+def simulate(data: Path, measured: dict[str, dict]) -> dict[str, dict[str, dict[str, float]]]:
     """Coverage by population, number of documents and interval."""
     draw = np.random.default_rng(0)
+    nats, n_bytes = segments(data)
     cases: dict[str, Callable[[int], dict[str, float]]] = {}
-    for name, columns in populations(result["documents"], draw).items():
+    for name, columns in populations(measured, draw).items():
         cases[name] = lambda n, columns=columns: coverage(columns, n, draw)
-    cases["segments"] = lambda n: context_coverage(result["segments"], n, draw)
+    cases["segments"] = lambda n: context_coverage(nats, n_bytes, n, draw)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, cover in cases.items():
         found[name] = {str(n): cover(n) for n in N_DOCUMENTS}
@@ -218,15 +217,13 @@ def main() -> None:
         print(table(json.loads(options.table.read_text())))
         return
     result = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine(), "documents": {}}
-    if options.data is not None:
-        for name, texts in documents(options.data).items():
-            if name not in result["documents"]:
-                result["documents"][name] = measure(texts)
-                save(options.out, result, indent=None)
-        if "segments" not in result:
-            result["segments"] = segments(options.data)
-        save(options.out, result, indent=None)
-    result["coverage"] = simulate(result)
+    if options.data is None:
+        parser.error("name the folder of the texts")
+    for name, texts in documents(options.data).items():
+        if name not in result["documents"]:
+            result["documents"][name] = measure(texts)
+            save(options.out, result, indent=None)
+    result["coverage"] = simulate(options.data, result["documents"])
     save(options.out, result, indent=None)
     print(table(result))
 

@@ -1,10 +1,10 @@
 """Spread of a score over documents, and comparisons of two evaluations of the same documents or pairs.
 
-Documents are those that were scored each as if alone: rows, files, lines, or rows between two resets. All 95 % intervals
-are of Student's t. The error of bits per byte, a ratio of sums, is the jackknife's (Tukey 1958), and its degrees of
-freedom come from the effective number of documents (Kish 1965), because a few long ones among short ones are few.
-`benchmarks/intervals.py` measures how often these intervals hold. Two evaluations are compared document by document,
-so what makes a document hard for both cancels.
+Documents are those that were scored each as if alone: rows, files, lines, or rows between two resets. Every 95 %
+interval is Student's t. The error of bits per byte, a ratio of sums, is the jackknife's (Tukey 1958), and its degrees
+of freedom come from the effective number of documents (Kish 1965): a few long ones among short ones are few.
+`benchmarks/intervals.py` measures how often the intervals hold. Two evaluations are compared document by document, so
+what makes a document hard for both cancels.
 """
 
 from __future__ import annotations

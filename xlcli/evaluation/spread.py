@@ -30,26 +30,32 @@ def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
 
     `less`: bits and bytes of the same documents in another evaluation, if the spread is of the difference to it.
     """
-    bits, sizes = sums.T
+    ratio, changes, values = _parts(sums)
     if less is not None:
-        bits = bits - less[:, 0]
-    n, total, values = len(sums), sizes.sum(), bits / sizes
-    ratio, mean = float(bits.sum() / total), float(values.mean())
+        its_ratio, its_changes, its_values = _parts(less)
+        ratio, changes, values = ratio - its_ratio, changes - its_changes, values - its_values
+    n, mean, sizes = len(sums), float(values.mean()), sums[:, 1]
     if n < LEAST_DOCUMENTS:
         return Spread(n, ratio, None, None, mean, None, None)
-    changes = (bits - ratio * sizes) / (total - sizes)  # of the ratio, when a document is left out
+    n_effective = float(sizes.sum() ** 2 / np.square(sizes).sum())
     error = math.sqrt((n - 1) / n * np.square(changes).sum())
-    n_effective = float(total**2 / np.square(sizes).sum())
     margin = half_width(error, max(LEAST_FREEDOM, n_effective - 1))
     mean_margin = half_width(float(values.std(ddof=1)) / math.sqrt(n), n - 1)
     return Spread(n, ratio, ratio - margin, ratio + margin, mean, mean - mean_margin, mean + mean_margin)
+
+
+def _parts(sums: NDArray[Any]) -> tuple[float, NDArray[Any], NDArray[Any]]:
+    """Bits per byte of a text, their change when each document is left out (d), and those of each document (d)."""
+    bits, sizes = sums.T
+    ratio = float(bits.sum() / sizes.sum())
+    return ratio, (ratio * sizes - bits) / (sizes.sum() - sizes), bits / sizes
 
 
 def compare(score: Score, other: Score) -> Comparison | None:
     """A score less another one of the same documents or pairs; None if they are others, or if it is a single one."""
     if score.pairs and other.pairs:
         return Comparison(pairs=tuple(map(discordance, score.pairs, other.pairs)))
-    if not score.sums or [size for _, size in score.sums] != [size for _, size in other.sums]:
+    if not score.sums or len(score.sums) != len(other.sums):
         return None
     return Comparison(spread=spread_of(np.array(score.sums), np.array(other.sums)))
 

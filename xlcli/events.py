@@ -319,17 +319,17 @@ class PairShare:
 class Spread:
     """Bits per byte of several documents with 95 % intervals (`xlcli.evaluation.spread`), or a difference of them.
 
-    `bits_per_byte` is that of the whole text, `document_mean` the mean over documents, however long each is.
+    `bits_per_byte` is that of the whole text, `document_mean` the mean over documents, however long each is. The
+    intervals are None if there are fewer than five documents.
     """
 
     documents: int
-    resamples: int
     bits_per_byte: float
-    bits_per_byte_low: float
-    bits_per_byte_high: float
+    bits_per_byte_low: float | None
+    bits_per_byte_high: float | None
     document_mean: float
-    document_mean_low: float
-    document_mean_high: float
+    document_mean_low: float | None
+    document_mean_high: float | None
 
 
 @dataclass(frozen=True, slots=True)

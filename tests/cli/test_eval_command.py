@@ -223,7 +223,7 @@ def test_models_with_different_held_out_texts_need_a_text(run, models):
     assert run("eval", *models, "--split", "test").code == 3
 
 
-@pytest.mark.parametrize("command", [["generate"], ["stream", "text"], ["compress", "text"], ["bench"]])
+@pytest.mark.parametrize("command", [["generate"], ["stream", "text"], ["bench"]])
 def test_other_commands_refuse_a_second_model(run, models, without_torch, command):
     Path("text").write_bytes(TEXT)
     done = run(*command, *models)

@@ -115,7 +115,6 @@ def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
         *(["1e12"] if counts and option.name != "seed" else []),
     ]
     task = ["eval"] if command == "bench" else []  # the other tasks refuse some of the options
-    task += ["here.txt"] if command in ("compress", "decompress") else []
     for value in absurd:
         done = run(command, *task, "--print-config", name, value)
         assert (done.code, done.out) == (2, b""), value
@@ -130,7 +129,7 @@ def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
 )
 def test_the_environment_is_checked_as_strictly(command, option, run, monkeypatch):
     monkeypatch.setenv(variable(option), "-3")
-    done = run(command, *(["here.txt"] if command == "compress" else []), "--print-config")
+    done = run(command, "--print-config")
     assert done.code == 2
     assert re.search(rf"{variable(option)}\b.*-3\b", done.err)
     assert f"{variable(option)}=" in done.err

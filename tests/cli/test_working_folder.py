@@ -8,7 +8,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from programs import TEXT, environment
+from programs import environment
 
 from tests.variants import thinned
 
@@ -93,15 +93,6 @@ INVOCATIONS = [
 def test_no_module_of_the_working_folder_is_executed(executed, arguments):
     done, modules = executed(*arguments)
     assert (modules, done.returncode) == ("", 0), done.stderr
-
-
-@pytest.mark.exhaustive
-def test_compressed_text(executed):
-    Path("text.txt").write_bytes(TEXT)
-    for arguments in (("compress", *SMALL, "text.txt"), ("decompress", "text.txt.xl", "-o", "text.out")):
-        done, modules = executed(*arguments)
-        assert (modules, done.returncode) == ("", 0), done.stderr
-    assert Path("text.out").read_bytes() == TEXT
 
 
 def test_completion_executes_no_module(executed):

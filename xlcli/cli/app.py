@@ -20,7 +20,7 @@ from xlcli.cli.options import COMMANDS
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-MODULES: Mapping[str, str] = {"decompress": "compress", "import": "exchange", "export": "exchange"}
+MODULES: Mapping[str, str] = {"import": "exchange", "export": "exchange"}
 """Module of this package, with a Typer `app`, of a command that has not its own."""
 COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""

@@ -183,7 +183,7 @@ def copy(
         return
     if Path(target).exists():
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
-    write_atomic(linked(Path(target)), text, is_new=True)
+    write_atomic(linked(Path(target)), text)
     screen.say(f"{target} written; train with it: xlcli train FILE --config {shlex.quote(target)}")
 
 

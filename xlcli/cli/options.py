@@ -20,9 +20,6 @@ COMMANDS: Mapping[str, str] = {
     "eval": "Score a text: bits per byte, perplexity, loss by context.",
     "generate": "Continue a text and print it as it is generated.",
     "stream": "Score text line by line as it arrives, indefinitely, in constant RAM.",
-    "compress": "Compress a text with the predictions of a model, to the size that eval reports.\n\n"
-    "To restore it you need the same model, software versions and type of processor.",
-    "decompress": "Restore a compressed text byte for byte.\n\nRejects a file this machine cannot restore exactly.",
     "import": "Import a model of another program from a folder or file that you have downloaded.\n\n"
     "Nothing in it is executed. docs/models.md lists the formats and what is exact.",
     "export": "Write a model for transformers or llama.cpp, with the same predictions.\n\n"
@@ -37,8 +34,6 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "eval": ("eval", "runtime"),
     "generate": ("generate", "runtime"),
     "stream": ("stream", "runtime"),
-    "compress": ("compress", "runtime"),
-    "decompress": ("runtime",),
     "bench": ("bench", "runtime", "train", "model"),
 }
 """Sections of the configuration that each command uses. Fields of those up to `runtime`, which all have, are options

@@ -28,7 +28,6 @@ _FORCE = f"{_OTHER}, or add --force to overwrite it."
 PICTURE = re.compile(rb"\x89PNG|%PDF|<\?xml|<svg")
 PAGE = re.compile(rb'(?s).{0,225}name="generator" content="xlcli')
 STATE = re.compile(rb"(?s).*state\.memory")
-NEW = re.compile(rb"(?!)")
 
 
 def check_outputs(
@@ -80,18 +79,14 @@ def check_outputs(
                 raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
             if status.st_mode & 0o222 == 0:
                 raise ConfigError(f"{option} {path} is read-only.", _FORCE)
-            if status.st_size and head is NEW:
-                raise ConfigError(f"{path} exists.", _FORCE)
             if status.st_size and not (is_state_file(path) if head is STATE else head.match(_head(path))):
                 raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
         used[_identity(status)] = f"the file of {option}"
 
 
 @contextmanager
-def output_file(path: Path, *, is_new: bool = False) -> Iterator[Callable[[bytes], object]]:
+def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     """Function that writes pieces of an output of a command; a regular file is replaced at the end, or not at all.
-
-    `is_new` replaces only an empty file.
 
     Raises:
         ResourceError: It is a pipe that nobody reads.
@@ -100,7 +95,7 @@ def output_file(path: Path, *, is_new: bool = False) -> Iterator[Callable[[bytes
         with os.fdopen(_open_pipe(path), "wb") as out:
             yield out.write
     else:
-        with replacing(linked(path), is_new=is_new) as (write, _):
+        with replacing(linked(path)) as (write, _):
             yield write
 
 
@@ -161,13 +156,13 @@ class Kept(Sink, Generic[E]):
 class FileSink(Sink):
     """A sink whose bytes go to the file of this name, or to standard output by `write` if that is `-`.
 
-    `is_new` replaces only an empty file. A regular file is in its place only after `save`.
+    A regular file is in its place only after `save`.
     """
 
-    def __init__(self, name: str, write: Callable[[bytes], object], *, is_new: bool = False) -> None:
+    def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
         self.name, self.is_saved = name, name == "-"
         self._file = ExitStack()
-        self.write = write if name == "-" else self._file.enter_context(output_file(Path(name), is_new=is_new))
+        self.write = write if name == "-" else self._file.enter_context(output_file(Path(name)))
 
     def save(self) -> None:
         """Puts the file in its place."""

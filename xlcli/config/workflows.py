@@ -23,7 +23,6 @@ from xlcli.config.inference import (
     Binary,
     EvalConfig,
     GenerateConfig,
-    OnlineConfig,
     Reading,
     StreamConfig,
     TextField,
@@ -231,7 +230,7 @@ class RuntimeConfig(BaseConfig):
     threads: Annotated[Annotated[int, Field(ge=1, le=1024), COUNT] | None, Option("Machine", "--threads N", "2")] = (
         Field(
             default=None,
-            description="Use N CPU threads. Default: the fastest (train), as compressed (decompress), else PyTorch's.",
+            description="Use N CPU threads. Default: the fastest (train), else PyTorch's.",
         )
     )
     seed: Annotated[
@@ -264,7 +263,6 @@ class Config(BaseConfig):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     generate: GenerateConfig = Field(default_factory=GenerateConfig)
     stream: StreamConfig = Field(default_factory=StreamConfig)
-    compress: OnlineConfig = Field(default_factory=OnlineConfig)
     bench: BenchConfig = Field(default_factory=BenchConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 

@@ -70,8 +70,8 @@ class CachedModel:
     def init_state(self, batch: int, **options: Any) -> State:
         """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
         vocab_size = len(self.spelling.leaf_of)
-        index, none = new_index(self.settings["context_cache"], vocab_size), torch.empty(0, dtype=torch.float64)
-        value = ContextCache(self.settings, new_mixer(vocab_size), index, none)
+        index = new_index(self.settings["context_cache"], vocab_size)
+        value = ContextCache(self.settings, new_mixer(vocab_size), index)
         return replace(self.inner.init_state(batch, **options), cache=value)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
@@ -115,9 +115,8 @@ class CachedModel:
             own = torch.from_numpy(texts[1:, part])
             kept.append(readout(torch.from_numpy(mixed)[None, None], own))  # type: ignore[misc]
             mixture.score(*arrays, log_p[part], np.ascontiguousarray(texts[:, part]), True, nll[part])
-        state = replace(out.state, cache=replace(value, predicted=value.predicted[:0]))
         nats = torch.from_numpy(nll)[None].to(out.nll)
-        return ScoreOutput(nats, state, out.ponder, torch.cat(kept, dim=1) if kept else None)
+        return ScoreOutput(nats, out.state, out.ponder, torch.cat(kept, dim=1) if kept else None)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
@@ -128,17 +127,7 @@ class CachedModel:
         mixed = own
         if not own.isnan().any():
             mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, own.numpy()))
-        return mixed[None].to(logits.device), replace(state, cache=replace(value, predicted=own))
-
-    def observe(self, targets: Tensor, state: State) -> State:
-        """State after the target (1) of the last prediction is known."""
-        mixture, value = self._filled(state)
-        own = value.predicted[None].numpy()
-        if own.size and not np.isnan(own).any():
-            texts, nll = np.repeat(targets.cpu().numpy()[None], 2, axis=0), np.empty(1)
-            arrays = value.index, value.mixer, self.spelling.leaf_of, self.spelling.line_end
-            mixture.score(*arrays, own, texts, True, nll)
-        return replace(self.inner.observe(targets, state), cache=replace(value, predicted=value.predicted[:0]))
+        return mixed[None].to(logits.device), state
 
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of a text; the cache remains."""

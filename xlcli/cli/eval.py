@@ -16,7 +16,6 @@ import typer
 
 from xlcli.cli import options, prologue, report
 from xlcli.cli.help import App
-from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import PICTURE, Kept, Sink, write_output
 from xlcli.cli.page import Page
@@ -27,8 +26,7 @@ from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
 from xlcli.config import Config, EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, Scored, TokenScore, WordScore
-from xlcli.files import cache_folder, is_pipe, read_json
-from xlcli.ranks import Ranks, join
+from xlcli.files import is_pipe, read_json
 from xlcli.store.layout import HELD_OUT, TOKENIZER, read_config, read_record
 
 
@@ -230,17 +228,14 @@ def evaluate(
         return 0
     if not texts:
         screen.say(f"the text is {HELD_OUT[settings.split]} of {folders[0].name}; for yours, type xlcli eval FILE")
-    cache_folder(screen.say)  # which all processes share
-    if is_to_launch(nproc := config.runtime.nproc or 1):
-        return launch(context.obj, nproc)
-    with join(config.runtime.timeout) as ranks, screen.stop() as stop:
+    with screen.stop() as stop:
         screen.expect_pipes(texts)
         asked = {argument: True for name in given for argument in OUTPUTS[name].asks}
-        events = score_all(folders, texts, config, screen, ranks, stop, asked)
+        events = score_all(folders, texts, config, screen, stop, asked)
         n_rows = len(folders) * len(settings.sweep) * (len(folders) > 1 or bool(settings.sweep_mem_len))
         shape = settings.shape(read_config(folders[0]).model)
         run = Run(names_of(folders), seeds_of(folders), shape, n_rows, screen, stop)
-        screen.drive(events, *(sinks_of(given, run) if ranks.is_first else ()))
+        screen.drive(events, *sinks_of(given, run))
         return stop.exit_code
 
 
@@ -259,7 +254,6 @@ def score_all(
     texts: Sequence[str],
     config: Config,
     screen: Screen,
-    ranks: Ranks,
     stop: Stop,
     asked: Mapping[str, bool],
 ) -> Iterator[Event]:
@@ -268,14 +262,14 @@ def score_all(
     `asked` are arguments of `xlcli.evaluation.evaluate`.
     """
     for folder, name in zip(folders, names_of(folders), strict=True):
-        loaded, runtime = prologue.load_model(folder, config.eval, config.runtime, screen, ranks)
+        loaded, runtime = prologue.load_model(folder, config.eval, config.runtime, screen)
         from xlcli import evaluation
 
         events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=stop, **asked)
         del loaded
         for event in events:
             yield replace(event, model=name) if isinstance(event, Score) and len(folders) > 1 else event
-        if ranks.broadcast(stop()):
+        if stop():
             break
 
 

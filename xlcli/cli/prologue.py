@@ -24,7 +24,7 @@ from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, Runti
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
 from xlcli.files import cache_folder
 from xlcli.machine import available_bytes, require_memory
-from xlcli.ranks import SINGLE, Ranks, environment
+from xlcli.ranks import environment
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
 from xlcli.store.layout import SavedConfig, is_model, read_config, scored_text
 from xlcli.store.lock import lock_state
@@ -205,7 +205,7 @@ def print_plan(
 
 
 def load_model(
-    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks = SINGLE
+    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
 ) -> tuple[LoadedModel, Runtime]:
     """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
     cache_folder(screen.say)
@@ -213,7 +213,7 @@ def load_model(
         from xlcli.runtime import make_runtime
         from xlcli.store.folder import load
 
-        runtime = make_runtime(config, ranks=ranks)
+        runtime = make_runtime(config)
         model = load(folder, settings, device=runtime.device)
     for warning in model.warnings:
         screen.say(warning, "warning")

@@ -237,8 +237,8 @@ class RuntimeConfig(BaseConfig):
         Annotated[int, Field(ge=0, lt=2**63), COUNT] | None,
         Option("Machine", "--seed N", "1", ("train", "generate", "stream")),
     ] = Field(default=None, description="Set the random seed. Default: 0 in training, else random.")
-    nproc: Annotated[Count | None, Option("Machine", "--nproc N", "2", ("train", "eval"))] = Field(
-        default=None, description="Run N processes on this machine, which share the sequences of a batch."
+    nproc: Annotated[Count | None, Option("Machine", "--nproc N", "2", ("train",))] = Field(
+        default=None, description="Train with N processes on this machine, which share the sequences of a batch."
     )
     compile: Switch = Field(default=False, description="Compile the model before training; faster in long runs only.")
     deterministic: Switch = Field(

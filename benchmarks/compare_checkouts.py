@@ -251,7 +251,7 @@ SMALL_OF_PRESET: dict[str, str] = {
 
 EVAL: dict[str, str] = {
     "eval": "eval READ -m MODEL --json --sweep-mem-len 8,40 --threads 1",
-    "per token": "eval READ -m MODEL --json --per-token OUT --mem-len 24 --segment-len 50 --threads 1",
+    "per token": "eval READ -m MODEL --json --per-token OUT.jsonl --mem-len 24 --segment-len 50 --threads 1",
 }
 ALL: dict[str, str] = {
     "stream": "stream READ -m MODEL --json --emit lines --state-out OUT --threads 1",
@@ -264,7 +264,7 @@ ALL: dict[str, str] = {
 
 FURTHER: dict[str, tuple[str, ...]] = {
     "adapt": (
-        "eval READ -m position,xl --json --adapt --per-token OUT --threads 1",
+        "eval READ -m position,xl --json --adapt --per-token OUT.jsonl --threads 1",
         "eval READ -m position,rope --json --adapt eval.adapt_weights=blocks eval.adapt_block=7 --threads 1",
         "eval READ -m attention,lsh --json --adapt --threads 1",
         "eval READ -m stack,act --json --adapt eval.adapt_lr=0.01 eval.adapt_decay=0.1 --threads 1",
@@ -275,7 +275,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "decompress LAST -m position,xl --json -o OUT",
     ),
     "cache": (
-        "eval READ -m position,xl --json --context-cache 500 --per-token OUT --threads 1",
+        "eval READ -m position,xl --json --context-cache 500 --per-token OUT.jsonl --threads 1",
         "eval READ -m tokenizer,sentencepiece --json --context-cache 500 --threads 1",
         "eval READ -m position,xl --json --context-cache 500 --adapt --threads 1",
         "stream READ -m position,xl --json --context-cache 300 --adapt --state-out OUT --threads 1",
@@ -288,7 +288,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         f"{command} .memory_dtype={dtype} --threads 1"
         for dtype in ("bfloat16", "int8")
         for command in (
-            "eval READ -m position,xl --json --per-token OUT --segment-len 50",
+            "eval READ -m position,xl --json --per-token OUT.jsonl --segment-len 50",
             "eval READ -m attention,local --json",
             "stream READ -m position,rope --json --state-out OUT",
             "generate Before -m position,xl -n 40 -t 0",
@@ -299,7 +299,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         f"{command} .weight_dtype={dtype} --threads 1"
         for dtype in ("bfloat16", "int8")
         for command in (
-            "eval READ -m position,xl --json --per-token OUT",
+            "eval READ -m position,xl --json --per-token OUT.jsonl",
             "generate Before -m position,xl -n 40 -t 0",
             "generate Before -m head,adaptive -n 40 -t 0 .memory_dtype=int8",
             "stream READ -m position,t5 --json --state-out OUT",
@@ -326,7 +326,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "eval READ -m stack,act --json .n_steps=5 --threads 1",
         "eval -m position,xl --json --split test --limit 200 --threads 1",
         "eval -m position,xl --json --split valid --threads 1",
-        "eval DOCUMENTS -m position,xl --json --reset-on-document --per-token OUT --threads 1",
+        "eval DOCUMENTS -m position,xl --json --reset-on-document --per-token OUT.jsonl --threads 1",
         "eval DOCUMENTS -m attention,lsh --json --reset-on-document .batch_size=3 --threads 1",
         "eval DOCUMENTS -m documents --json --threads 1",
         "eval DOCUMENTS -m position,xl --json --text-field title --threads 1",
@@ -391,7 +391,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         f"train TEXT -o MADE {SMALL} --max-steps 4 --seed 0 --threads 1 --nproc 2 runtime.shard=true",
     ),
     "books": (
-        "eval READ -m books --json --per-token OUT --threads 1",
+        "eval READ -m books --json --per-token OUT.jsonl --threads 1",
         "eval READ -m books --json --mem-len 32 --limit 600 --threads 1",
         "eval READ -m books --json --limit 600 --adapt --context-cache 1000 --threads 1",
         "eval READ -m books --json --limit 600 .memory_dtype=int8 .weight_dtype=int8 --threads 1",

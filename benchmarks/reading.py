@@ -284,7 +284,7 @@ def surprisals(model: str, corpus: Corpus, numbers: np.ndarray, home: Path) -> d
 
 def options_of(model: str) -> list[str]:
     """Options of `xlcli eval`: texts of a table, each alone, and a table of their words."""
-    reading = ["--text-field", "text", "--reset-on-document", "--words", "words.tsv", "--force", "-q"]
+    reading = ["--text-field", "text", "--reset-on-document", "--words", "words.tsv", "-q"]
     return [*reading, "-m", str(Path(model).resolve()) if Path(model).is_dir() else model, "--threads", "1"]
 
 

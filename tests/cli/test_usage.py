@@ -41,7 +41,7 @@ MISTAKES = [
     (["stream", "--save-every", "5m"], "--save-every", "--state"),
     (["stream", "--reset-on", "("], "--reset-on", ""),
     (["stream", "a", "b"], "stream", "cat"),
-    (["eval", "-m", "books", "--plot", "x.txt"], "x.txt", "--plot loss.png"),
+    (["eval", "-m", "books", "--plot", "x.txt"], "x.txt", "x.png"),
     (["models", "shwo", "x"], "shwo", "xlcli models show?"),
     (["bench", "nope"], "'nope'", "xlcli bench decode"),
     (["models", "copy", "small"], "argument", "copy PRESET|MODEL FILE.toml|FOLDER"),
@@ -49,7 +49,7 @@ MISTAKES = [
     (["models", "show", "x", "--color", "alwys"], "'alwys'", "--color always?"),
     (["models", "copy", "x", "y", "--weights"], "--weights", "--weights float32"),
     (["models", "--color"], "--color", "--color auto"),
-    (["models", "copy", "x", "y", "--force"], "--force", "--help"),
+    (["models", "copy", "x", "y", "--plot", "z"], "--plot", "--help"),
     (["models", "show", "x", "--polt"], "--polt", "--plot?"),
     (["eval", "--mem-len", ""], "empty", "--mem-len 512"),
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import typer
 from xlcli.cli import options, prologue, report
 from xlcli.cli.help import App
 from xlcli.cli.options import option, plot_option
-from xlcli.cli.outputs import PICTURE, Kept, Sink, write_output
+from xlcli.cli.outputs import LIST, PICTURE, TABLE, Kept, Sink, write_output
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
@@ -49,7 +48,7 @@ class Output(NamedTuple):
     """An output of `eval`: the option that names its file, and its sink.
 
     Attributes:
-        option: Type of the option.
+        option: Type of the option, with the kind of its file.
         sink: Makes the sink of this file.
         excludes: Other options and settings without which it is made.
         serves: Settings that need this output, or another one that serves them.
@@ -103,7 +102,6 @@ def plot_scores(path: str, run: Run) -> Sink:
 
 def write_table(path: str, run: Run) -> Sink:
     """The table of the report, unless the evaluation was stopped."""
-    form_of(path, json=False)
 
     def write(scores: list[Score]) -> None:
         if run.stop():
@@ -156,7 +154,7 @@ CSV = option("Results", "--csv FILE.csv", "Write the table of figures: a row for
 PLOT = plot_option("Results", "Plot loss by context length")
 OUTPUTS: Mapping[str, Output] = {
     "per_token": Output(
-        Annotated[str | None, PER_TOKEN, re.compile(rb'.*\bline(": \d+, "|[\t,])byte(": -?\d+, "|[\t,])text')],
+        Annotated[str | None, PER_TOKEN, LIST],
         partial(list_scores, json=True, kinds=(Row, TokenScore)),
         excludes=["words", "score_field", "sweep_mem_len"],
         serves=["columns"],
@@ -164,7 +162,7 @@ OUTPUTS: Mapping[str, Output] = {
         check=check_vocabulary,
     ),
     "words": Output(
-        Annotated[str | None, WORDS, re.compile(rb".*\b(naive_bits|second_tokens|best_per_byte)")],
+        Annotated[str | None, WORDS, LIST],
         partial(list_scores, kinds=(Row, WordScore, PairScore, ContinuationScore)),
         excludes=["sweep_mem_len"],
         serves=["columns", "split_punctuation"],
@@ -177,7 +175,7 @@ OUTPUTS: Mapping[str, Output] = {
         asks=["per_token", "words"],
         check=partial(check_single, "--html"),
     ),
-    "csv": Output(Annotated[str | None, CSV, re.compile(rb"model,(position|mem_len),")], write_table),
+    "csv": Output(Annotated[str | None, CSV, TABLE], write_table),
     "plot": Output(Annotated[str | None, PLOT, PICTURE], plot_scores, excludes=["stride", "adapt", "context_cache"]),
 }
 """The outputs beside the report, by their parameters, in the order of their ends."""

@@ -107,7 +107,6 @@ def show(
     plot: Annotated[
         str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False), PICTURE
     ] = None,
-    force: options.Force = False,
     **_: Any,
 ) -> None:
     """Shows a model or preset."""

@@ -79,7 +79,6 @@ Html = Annotated[
 DryRun = Annotated[
     bool, option("Settings", "--dry-run", "Print the plan, the size of the model and the RAM it needs, and exit.")
 ]
-Force = Annotated[bool, option("Output", "--force", "Let outputs overwrite any file, even an input.")]
 Weights = Annotated[
     Literal["float32", "bfloat16", "int8"] | None,
     option("Model", "--weights", "Store the weights in this type. Default: as in the model.", allow_from_autoenv=False),
@@ -113,7 +112,6 @@ SETTINGS_OPTIONS = {
         bool, option("Settings", "--print-config", "Print all settings with their meaning, and exit.")
     ],
     "verbose": Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")],
-    "force": Force,
 }
 """Parameters of the commands that have settings, beside `SHARED_OPTIONS`."""
 SHARED_OPTIONS = {

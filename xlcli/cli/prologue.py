@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shlex
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from xlcli.cli import report
-from xlcli.cli.outputs import check_outputs
+from xlcli.cli.outputs import Kind, check_outputs
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import name_option_in_errors, print_config, user_settings
 from xlcli.cli.usage import nearest, source, spelling
@@ -276,12 +275,12 @@ def check_files(context: typer.Context, inputs: Iterable[str | Path]) -> None:
     """Refuses outputs that cannot be written, before a model is loaded; `inputs` are the files and folders read."""
     params, own = context.params, inspect.signature(context.command.callback)  # type: ignore[arg-type]
     outputs = [
-        (f"--{name.replace('_', '-')}", params[name], head)
+        (f"--{name.replace('_', '-')}", params[name], kind)
         for name, param in own.parameters.items()
-        for head in get_args(param.annotation)
-        if isinstance(head, re.Pattern) and params[name] is not None
+        for kind in get_args(param.annotation)
+        if isinstance(kind, Kind) and params[name] is not None
     ]
-    check_outputs(outputs, map(Path, [*inputs, *filter(None, [params.get("config_file")])]), force=params["force"])
+    check_outputs(outputs, map(Path, [*inputs, *filter(None, [params.get("config_file")])]))
 
 
 def open_model(

@@ -15,7 +15,7 @@ import pytest
 from programs import TEXT, Terminal
 from programs import command as command_line
 
-from xlcli.cli import prologue
+from xlcli.cli import loading
 from xlcli.model.lm import LanguageModel
 from xlcli.store.layout import write_record
 
@@ -108,7 +108,7 @@ def test_models_have_the_names_of_links(run, model):
 
 
 def test_a_model_leaves_the_ram_before_the_next_one_is_loaded(run, models, monkeypatch):
-    real, networks = prologue.load_model, []
+    real, networks = loading.load_model, []
 
     def load(*arguments):
         assert [network() for network in networks] == [None] * len(networks)
@@ -116,7 +116,7 @@ def test_a_model_leaves_the_ram_before_the_next_one_is_loaded(run, models, monke
         networks.append(weakref.ref(loaded[0].network))
         return loaded
 
-    monkeypatch.setattr(prologue, "load_model", load)
+    monkeypatch.setattr(loading, "load_model", load)
     assert run("eval", *models).code == 0
     assert len(networks) == 2
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from xlcli import config as settings
-from xlcli.cli import options, prologue, report
-from xlcli.cli.help import App
+from xlcli.cli import options, report
+from xlcli.cli.command import App, Call
+from xlcli.cli.loading import check_settings, find_model, load_model
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import PICTURE, Kept
 from xlcli.cli.plot import draw_speed
-from xlcli.cli.settings import name_option_in_errors, user_settings
 from xlcli.cli.terminal import table, wrapped
-from xlcli.cli.usage import source
 from xlcli.config import Config, Tree
 from xlcli.errors import ConfigError
 from xlcli.events import Speed
@@ -37,31 +36,30 @@ app = App()
 
 @app.command("bench", "xlcli bench decode --mem-len 512,3800", "xlcli bench train --preset small")
 def bench(
-    context: typer.Context,
+    call: Call,
     task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
     model: options.Model = None,
     preset: Annotated[
         str | None, option("Model", "--preset NAME", "Measure this preset, with random weights, instead of a model.")
     ] = None,
-    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length"), PICTURE] = None,
-    **_: Any,
+    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
 ) -> int:
     """Measures speed."""
-    if preset is not None and source(context, "model") == "COMMANDLINE":
+    if preset is not None and call.is_typed("model"):
         raise ConfigError("--preset and --model cannot be combined.", "Give one of them.")
-    if task == "decode" and source(context, "segment_len") == "COMMANDLINE":
+    if task == "decode" and call.is_typed("segment_len"):
         raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
-    screen, folder = prologue.open_screen(context), None
-    with name_option_in_errors(context):
-        given = user_settings(context)
+    screen, folder = call.screen, None
+    with call.naming_settings():
+        given = call.settings.tree
         config = configure(task, preset, given)
         if preset is None:
-            folder = prologue.find_model(context, config.bench, screen)
+            folder = find_model(call, model, config.bench)
             config = settings.make(read_config(folder).model_dump(mode="json"), given)
-        prologue.show_config(context, config, screen)
+        call.show_config(config)
         if folder is None:
-            prologue.check_settings("bench", config.bench, config, f"preset {preset}")
-    prologue.check_files(context, filter(None, [folder]))
+            check_settings("bench", config.bench, config, f"preset {preset}")
+    call.check_files([] if folder is None else [folder], {"plot": (plot, PICTURE)})
 
     def show(speeds: list[Speed]) -> None:
         if speeds and plot is not None:
@@ -79,7 +77,7 @@ def bench(
 
         name, loaded = preset or str(folder and folder.resolve().name), None
         if folder is not None and task != "train":
-            loaded, runtime = prologue.load_model(folder, config.bench, config.runtime, screen)
+            loaded, runtime = load_model(folder, config.bench, config.runtime, screen)
         else:
             runtime = make_runtime(config.runtime, training=task == "train")
             loaded = benchmark.untrained(name, config, runtime) if task != "train" else None

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from xlcli.cli import options, report
-from xlcli.cli.help import CONTEXT, App, Group
+from xlcli.cli.command import App, Call
+from xlcli.cli.help import CONTEXT, Group
 from xlcli.cli.options import plot_option
 from xlcli.cli.outputs import PICTURE
 from xlcli.cli.plot import draw_training
-from xlcli.cli.prologue import check_files, open_screen
 from xlcli.cli.render import Screen
 from xlcli.cli.settings import to_toml
 from xlcli.cli.terminal import table
@@ -53,9 +53,9 @@ app = App(
 
 
 @app.command("list", "xlcli models list", "xlcli models list --json", about="List your models and the bundled ones.")
-def list_models(context: typer.Context, **_: Any) -> None:
+def list_models(call: Call) -> None:
     """Lists models."""
-    screen, local, bundled = open_screen(context), local_models(), bundled_models()
+    screen, local, bundled = call.screen, local_models(), bundled_models()
     if screen.json:
         screen.object({"local": local, "bundled": bundled, "presets": list_presets()})
         return
@@ -73,9 +73,9 @@ def list_models(context: typer.Context, **_: Any) -> None:
 
 
 @app.command("presets", "xlcli models presets", "xlcli models presets --json", about="List presets.")
-def presets(context: typer.Context, **_: Any) -> None:
+def presets(call: Call) -> None:
     """Lists presets."""
-    screen, every = open_screen(context), list_presets()
+    screen, every = call.screen, list_presets()
     if screen.json:
         screen.object({"presets": every})
         return
@@ -102,17 +102,16 @@ def presets(context: typer.Context, **_: Any) -> None:
     about="Show a model or preset.",
 )
 def show(
-    context: typer.Context,
+    call: Call,
     name: Annotated[str, typer.Argument(metavar="NAME")],
     plot: Annotated[
-        str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False), PICTURE
+        str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False)
     ] = None,
-    **_: Any,
 ) -> None:
     """Shows a model or preset."""
-    screen = open_screen(context)
+    screen = call.screen
     if plot is not None:
-        check_files(context, [])
+        call.check_files([], {"plot": (plot, PICTURE)})
         folder = find(name)
         if not draw_training(plot, read_metrics(folder), folder.name):
             raise CheckpointError(f"{folder} has no {METRICS} with a training curve.", "Choose a model trained here.")
@@ -163,14 +162,13 @@ def show(
     "Copies a preset to a TOML file for editing (-: standard output), or a model to a folder.",
 )
 def copy(
-    context: typer.Context,
+    call: Call,
     name: Annotated[str, typer.Argument(metavar="PRESET|MODEL")],
     target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
     encoding: options.Weights = None,
-    **_: Any,
 ) -> None:
     """Copies a preset or a model."""
-    screen = open_screen(context)
+    screen = call.screen
     if not (target == "-" or target.endswith(".toml")):
         _copy_model(name, target, encoding, screen)
         return

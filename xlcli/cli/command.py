@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -151,8 +152,12 @@ class Command(Page, TyperCommand):
 
 def _option(name: str, kind: Any) -> TyperOption:
     """The option that Typer makes of a parameter with this annotation."""
-    default = False if kind.__origin__ is bool else None
-    option = _get_param(ParamMeta(name=name, default=default, annotation=kind))
+    value, details = get_args(kind)
+    info = copy(details)
+    # `typer.Option` takes a default first; in `Annotated` that is the first name.
+    info.param_decls = (details.default, *(details.param_decls or ()))
+    info.default = False if value is bool else None
+    option = _get_param(ParamMeta(name=name, default=info, annotation=value))
     assert isinstance(option, TyperOption)
     return option
 

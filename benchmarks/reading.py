@@ -3,6 +3,7 @@
     git clone https://github.com/languageMIT/naturalstories && git -C naturalstories checkout 4700daa
     python benchmarks/reading.py [naturalstories] [--provo FOLDER] [--ucl FILE] [-m books] [-m models/other]
     python benchmarks/reading.py --table benchmarks/results/reading.json     # prints the tables
+    python benchmarks/reading.py --table benchmarks/results/reading.json --baseline words    # without numbers of tokens
 
 Corpora. None is part of xlcli; the checksums of the files that are read are below.
 
@@ -14,11 +15,11 @@ Corpora. None is part of xlcli; the checksums of the files that are read are bel
 - UCL (Frank et al. 2013): 205 sentences of novels, self-paced reading and eye movements. FILE is `reading_data.csv`
   of BabyLM's evaluation data (De Varda et al. 2023), with frequencies of subtitles.
 
-Readings. Each model reads each story or text alone, as one text with the memory of training, and again each sentence
-alone. A sentence ends at a word with . ? or !, perhaps followed by quotes, that is no title such as Mr., if the next
-word begins with a capital letter or digit, perhaps after quotes. A word is what stands between white space. Its
-surprisal is corrected for the blank that ends it (Pimentel and Meister 2024) or the plain sum of its tokens; of
-GPT-3 only the sum is known, from the file of Natural Stories.
+Readings. Each model reads each story or text alone, as one text with the memory of training or each of `--mem-lens`,
+and again each sentence alone. A sentence ends at a word with . ? or !, perhaps followed by quotes, that is no title
+such as Mr., if the next word begins with a capital letter or digit, perhaps after quotes. A word is what stands
+between white space. Its surprisal is corrected for the blank that ends it (Pimentel and Meister 2024) or the plain
+sum of its tokens; of GPT-3 only the sum is known, from the file of Natural Stories.
 
 Times. The file of mean times of Natural Stories is misaligned by one position: a time belongs to the word after the
 one it stands beside. The page of the corpus reports the error, but only the file with the times of single readers
@@ -32,12 +33,16 @@ the first), words that were shown otherwise than in the text, and words without 
 corpus use the same words.
 
 Regression. Linear, of the logarithm of the mean time of self-paced reading, or of the mean time of an eye movement.
-The baseline has the length in characters as shown and the logarithm of the frequency (Natural Stories: Google Books,
-one added) of the word and of the word before; the gain is what the surprisals of both add to the log likelihood of a
+The baseline has the length in characters as shown, the logarithm of the frequency (Natural Stories: Google Books,
+one added) and the numbers of tokens in the vocabularies of all models that are compared, of the word and of the word
+before. A word of many tokens is long, rare or has a mark, and readers are slow at it; without these numbers the gain
+of a surprisal has this effect, too. The gain is what the surprisals of both words add to the log likelihood of a
 word, in nats. Each tenth of the texts is predicted from the nine others (ten folds, without a random number): of
-Natural Stories each story. The variance is estimated from these nine. `±` is the standard error over the ten folds.
-The second gain has a baseline with the number of the word in the story and its logarithm as well, since readers
-become faster.
+Natural Stories each story. The variance is estimated from these nine. `±` is the standard error over the ten folds;
+a 95 % interval reaches 2.26 of them to both sides. The second gain has a baseline with the number of the word in the
+story and its logarithm as well, since readers become faster.
+
+The baseline `words` has no numbers of tokens. Rows named `number of tokens` have these numbers in place of a surprisal.
 """
 
 import argparse
@@ -79,6 +84,11 @@ TITLES = {"Mr.", "Mrs.", "Ms.", "Dr.", "St."}
 KINDS = {"corrected": "bits", "naive": "naive_bits"}
 """Kind of surprisal to its column in the output of `xlcli eval --words`."""
 N_FOLDS = 10
+BASELINES = ("tokens", "words")
+"""Baselines with and without numbers of tokens; `with position` has the place in the story as well."""
+WITH_POSITION = " with position"
+AS_TRAINED = "as trained"
+GPT3_NAME = "GPT-3 davinci"
 SELF_PACED, AS_IN_THE_FILE = "self-paced reading", "self-paced reading, times as in the file"
 
 
@@ -92,6 +102,14 @@ class Measure:
     def response(self) -> np.ndarray:
         """What the regression predicts (n)."""
         return np.log(self.times) if self.log else self.times
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model says of all words: bits by kind of surprisal (n), and how many of its tokens they have (n)."""
+
+    bits: Mapping[str, np.ndarray]
+    tokens: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -268,39 +286,45 @@ def sentences(words: dict[tuple[int, int], str]) -> np.ndarray:
     return np.array(found)
 
 
-def surprisals(model: str, corpus: Corpus, numbers: np.ndarray, home: Path) -> dict[str, np.ndarray]:
-    """Surprisal of all words in bits, corrected and naive (n), when the words of each number (n) are read alone."""
+def read(model: str, corpus: Corpus, numbers: np.ndarray, memory: int | None, home: Path) -> Reading:
+    """What a model with that memory, or as trained, says when the words of each number (n) are read alone."""
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
     with (home / "items.tsv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
         writer.writerow(["text"])
         writer.writerows([" ".join(corpus.words[a:b])] for a, b in zip(first, [*first[1:], len(numbers)], strict=True))
-    xlcli("eval", "items.tsv", *options_of(model), cwd=home)
+    xlcli("eval", "items.tsv", *options_of(model, memory), cwd=home)
     with (home / "words.tsv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file, dialect="excel-tab"))
     check([row["word"] for row in rows], corpus, model)
-    return {kind: np.array([float(row[column]) for row in rows]) for kind, column in KINDS.items()}
+    bits = {kind: np.array([float(row[column]) for row in rows]) for kind, column in KINDS.items()}
+    return Reading(bits, np.array([float(row["tokens"]) for row in rows]))
 
 
-def options_of(model: str) -> list[str]:
+def options_of(model: str, memory: int | None) -> list[str]:
     """Options of `xlcli eval`: texts of a table, each alone, and a table of their words."""
-    reading = ["--text-field", "text", "--reset-on-document", "--words", "words.tsv", "-q"]
-    return [*reading, "-m", str(Path(model).resolve()) if Path(model).is_dir() else model, "--threads", "1"]
+    options = ["--text-field", "text", "--reset-on-document", "--words", "words.tsv", "-q", "--threads", "1"]
+    if memory is not None:
+        options += ["--mem-len", str(memory)]
+    return [*options, "-m", str(Path(model).resolve()) if Path(model).is_dir() else model]
 
 
-def gpt3(folder: Path, corpus: Corpus) -> np.ndarray:
-    """Sums of the surprisals of the tokens of each word in bits (n), not a number for the first word of a story."""
+def gpt3(folder: Path, corpus: Corpus) -> Reading:
+    """Sums of the surprisals of the tokens of each word, not a number for the first word of a story."""
     words: list[str] = []
     bits: list[float] = []
+    tokens: list[float] = []
     with (folder / GPT3).open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["offset"] == "0" or row["token"].startswith(" "):
                 words.append("")
                 bits.append(0.0)
+                tokens.append(0.0)
             words[-1] += row["token"].removeprefix(" ")
             bits[-1] -= (float(row["logprob"]) if row["logprob"] else np.nan) / np.log(2)
+            tokens[-1] += 1
     check(words, corpus, GPT3)
-    return np.array(bits)
+    return Reading({"naive": np.array(bits)}, np.array(tokens))
 
 
 def check(words: Sequence[str], corpus: Corpus, source: str) -> None:
@@ -310,24 +334,33 @@ def check(words: Sequence[str], corpus: Corpus, source: str) -> None:
         raise SystemExit(f"{source}: words differ from those of the text at {wrong}")
 
 
-def evaluate(corpus: Corpus, bits: np.ndarray, measure: Measure) -> dict[str, object]:
-    """Correlations and gains of the surprisals of all words in bits (n)."""
+def evaluate(
+    corpus: Corpus, values: np.ndarray, measure: Measure, baselines: Mapping[str, Sequence[np.ndarray]]
+) -> dict[str, object]:
+    """Correlations of a value of each word (n) with its time, and what it and the value before gain over baselines."""
     use, times, response = corpus.included(), measure.times, measure.response()
-    length = np.array([len(word) for word in corpus.words], dtype=float)
-    baseline = [length, corpus.frequency, before(length), before(corpus.frequency)]
-    position = [corpus.number, np.log(corpus.number)]
-    surprisal = [bits, before(bits)]
-    found: dict[str, object] = {
-        "correlation": np.corrcoef(bits[use], times[use])[0, 1],
-        "correlation_response": np.corrcoef(bits[use], response[use])[0, 1],
-        "correlation_response_of_word_before": np.corrcoef(before(bits)[use], response[use])[0, 1],
-    }
     folds = corpus.folds()[use]
-    for name, predictors in {"gain": baseline, "gain_with_position": baseline + position}.items():
-        likelihoods = [log_likelihoods(corpus, each, response) for each in (predictors + surprisal, predictors)]
-        gains = likelihoods[0] - likelihoods[1]
-        found[name] = {"mean": gains.mean(), "by_fold": [gains[folds == fold].mean() for fold in np.unique(folds)]}
-    return found
+    gains = {}
+    for name, baseline in baselines.items():
+        without = log_likelihoods(corpus, baseline, response)
+        gain = log_likelihoods(corpus, [*baseline, values, before(values)], response) - without
+        gains[name] = {"mean": gain.mean(), "by_fold": [gain[folds == fold].mean() for fold in np.unique(folds)]}
+    return {
+        "correlation": np.corrcoef(values[use], times[use])[0, 1],
+        "correlation_response": np.corrcoef(values[use], response[use])[0, 1],
+        "correlation_response_of_word_before": np.corrcoef(before(values)[use], response[use])[0, 1],
+        "gains": gains,
+    }
+
+
+def baselines_of(corpus: Corpus, counts: Sequence[np.ndarray]) -> dict[str, list[np.ndarray]]:
+    """Predictors (n) of each baseline, with these numbers of tokens (n)."""
+    length = np.array([len(word) for word in corpus.words], dtype=float)
+    words = [length, corpus.frequency, before(length), before(corpus.frequency)]
+    tokens = [*words, *counts, *map(before, counts)]
+    position = [corpus.number, np.log(corpus.number)]
+    found = {"tokens": tokens, "words": words}
+    return found | {name + WITH_POSITION: baseline + position for name, baseline in found.items()}
 
 
 def log_likelihoods(corpus: Corpus, predictors: Sequence[np.ndarray], response: np.ndarray) -> np.ndarray:
@@ -370,31 +403,35 @@ def with_error(by_fold: Sequence[float], mean: float) -> str:
     return f"{1000 * mean:.2f} ± {1000 * np.std(by_fold, ddof=1) / len(by_fold) ** 0.5:.2f}"
 
 
-def table(result: dict) -> str:
+def table(result: dict, baseline: str = BASELINES[0]) -> str:
     """Markdown table for each measure of each corpus."""
     parts = []
     for name, found in result.items():
         words = found["words"]
         parts.append(f"{name}: {words['included']:,} of {words['all']:,} words; gains in 0.001 nats per word")
         measures = (measure for measure in found["correlation_with_lengths"] if measure != AS_IN_THE_FILE)
-        parts += [f"{measure}:\n\n{table_of_measure(found['rows'], measure)}" for measure in measures]
+        parts += [f"{measure}:\n\n{table_of_measure(found['rows'], measure, baseline)}" for measure in measures]
     return "\n\n".join(parts)
 
 
-def table_of_measure(rows: list[dict], measure: str) -> str:
-    """A row for each surprisal, with the difference of its gain from the first row's."""
+def table_of_measure(rows: list[dict], measure: str, baseline: str) -> str:
+    """A row for each surprisal that has a gain over the baseline of the first row, with the difference from it."""
     lines = [
-        "| model | reads alone | surprisal | bits per word | r, time | r, response "
+        "| model | memory | reads alone | surprisal | bits per word | r, time | r, response "
         "| gain | difference from first row | gain beside position |",
-        "|---" * 9 + "|",
+        "|---" * 10 + "|",
     ]
-    first = rows[0]["measures"][measure]["gain"]
+    first = rows[0]["measures"][measure]["gains"][baseline]
     for row in rows:
+        is_comparable = baseline == "words" or row["vocabularies"] == rows[0]["vocabularies"]
+        if not is_comparable:
+            continue
         found = row["measures"][measure]
-        gain, position = found["gain"], found["gain_with_position"]
+        gain, position = found["gains"][baseline], found["gains"][baseline + WITH_POSITION]
         differences = np.subtract(gain["by_fold"], first["by_fold"])
         cells = [
-            *(row["model"], row["alone"], row["surprisal"], f"{row['bits_per_word']:.2f}"),
+            *(row["model"], str(row["memory"]), row["alone"], row["surprisal"]),
+            f"{row['bits_per_word']:.2f}" if row["bits_per_word"] else "–",
             *(f"{found['correlation']:.3f}", f"{found['correlation_response']:.3f}"),
             with_error(gain["by_fold"], gain["mean"]),
             "–" if row is rows[0] else with_error(differences, gain["mean"] - first["mean"]),
@@ -404,47 +441,65 @@ def table_of_measure(rows: list[dict], measure: str) -> str:
     return "\n".join(lines)
 
 
-def row_of(corpus: Corpus, bits: np.ndarray) -> dict[str, object]:
-    """What a result says of the surprisals of all words in bits (n)."""
-    measures = {name: evaluate(corpus, bits, measure) for name, measure in corpus.measures.items()}
-    return {"bits_per_word": bits[corpus.included()].mean(), "measures": measures}
-
-
-def rows_of(model: str, corpus: Corpus) -> list[dict[str, object]]:
-    """Results of a model, by what it reads alone and by the kind of surprisal."""
+def rows_of(corpus: Corpus, readings: Sequence[tuple[dict[str, object], Reading]]) -> list[dict[str, object]]:
+    """Results of readings and what they are, by kind of surprisal; then those of numbers of tokens alone."""
+    counts = {about["model"]: reading.tokens for about, reading in readings}
+    baselines = baselines_of(corpus, list(counts.values()))
+    without = {name: predictors for name, predictors in baselines.items() if name.startswith("words")}
+    used = corpus.included()
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for unit, numbers in corpus.units().items():
-            start, spent = time.perf_counter(), processor_seconds_of_commands()
-            found = surprisals(model, corpus, numbers, Path(folder))
-            times = {
-                "seconds": round(time.perf_counter() - start, 1),
-                "processor_seconds": round(processor_seconds_of_commands() - spent, 1),
-            }
-            for kind, bits in found.items():
-                about: dict[str, object] = {"model": Path(model).name, "alone": unit, "surprisal": kind}
-                rows.append(about | times | row_of(corpus, bits))
+    for about, reading in readings:
+        for kind, bits in reading.bits.items():
+            found = {name: evaluate(corpus, bits, measure, baselines) for name, measure in corpus.measures.items()}
+            known = {"surprisal": kind, "vocabularies": sorted(counts), "bits_per_word": bits[used].mean()}
+            rows.append(about | known | {"measures": found})
+    for model, tokens in counts.items():
+        found = {name: evaluate(corpus, tokens, measure, without) for name, measure in corpus.measures.items()}
+        about = {"model": model, "memory": "–", "alone": "–", "surprisal": "number of tokens"}
+        rows.append(about | {"vocabularies": [], "bits_per_word": None, "measures": found})
     return rows
 
 
-def score(models: Sequence[str], homes: Mapping[str, Path], out: Path) -> dict:
+def readings_of(model: str, corpus: Corpus, mem_lens: Sequence[int | None]) -> list[tuple[dict[str, object], Reading]]:
+    """What a model says of a corpus, with what it is, by what it reads alone and by its memory."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for unit, numbers in corpus.units().items():
+            for memory in mem_lens:
+                start, spent = time.perf_counter(), processor_seconds_of_commands()
+                reading = read(model, corpus, numbers, memory, Path(folder))
+                about: dict[str, object] = {
+                    "model": Path(model).name,
+                    "memory": AS_TRAINED if memory is None else memory,
+                    "alone": unit,
+                    "seconds": round(time.perf_counter() - start, 1),
+                    "processor_seconds": round(processor_seconds_of_commands() - spent, 1),
+                }
+                found.append((about, reading))
+    return found
+
+
+def score(
+    models: Sequence[str], homes: Mapping[str, Path], out: Path, mem_lens: Sequence[int | None] = (None,)
+) -> dict:
     """Scores models on corpora, saves the results of each corpus at once and returns all that `out` has.
 
     Rows of other models stay there, below those of these models.
     """
     result = json.loads(out.read_text()) if out.exists() else {}
-    again = {Path(model).name for model in models} | {"GPT-3 davinci"}
     for name, home in homes.items():
         corpus = CORPORA[name](home)
-        rows = [row for model in models for row in rows_of(model, corpus)]
-        rows += [row for row in result.get(name, {"rows": []})["rows"] if row["model"] not in again]
+        readings = [each for model in models for each in readings_of(model, corpus, mem_lens)]
         if name == "Natural Stories":
-            about = {"model": "GPT-3 davinci", "alone": "story", "surprisal": "naive"}
-            rows.append(about | row_of(corpus, gpt3(home, corpus)))
+            readings.append(({"model": GPT3_NAME, "memory": AS_TRAINED, "alone": "story"}, gpt3(home, corpus)))
+        rows = rows_of(corpus, readings)
+        again = {row["model"] for row in rows}
+        rows += [row for row in result.get(name, {"rows": []})["rows"] if row["model"] not in again]
+        options = [*(f"-m {model}" for model in models), *(f"--mem-lens {n}" for n in mem_lens if n is not None)]
         result[name] = rounded(
             {
                 "machine": machine(),
-                "command": " ".join(["benchmarks/reading.py", *(f"-m {model}" for model in models)]),
+                "command": " ".join(["benchmarks/reading.py", *options]),
                 "words": {
                     "all": len(corpus.words),
                     "sentences": len(np.unique(corpus.sentence)),
@@ -466,17 +521,20 @@ def main() -> None:
     parser.add_argument("--provo", type=Path)
     parser.add_argument("--ucl", type=Path)
     parser.add_argument("-m", "--model", action="append")
+    parser.add_argument("--mem-lens", type=int, nargs="+", default=[None], help="default: as trained")
+    parser.add_argument("--baseline", choices=BASELINES, default=BASELINES[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "reading.json")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     if options.table:
-        print(table(json.loads(options.table.read_text())))
+        print(table(json.loads(options.table.read_text()), options.baseline))
         return
     homes = dict(zip(CORPORA, (options.naturalstories, options.provo, options.ucl), strict=True))
     homes = {name: home for name, home in homes.items() if home is not None}
     if not homes:
         parser.error("name the folder of Natural Stories, or the files of another corpus")
-    print(table(score(options.model or ["books"], homes, options.out)))
+    found = score(options.model or ["books"], homes, options.out, options.mem_lens)
+    print(table(found, options.baseline))
 
 
 if __name__ == "__main__":

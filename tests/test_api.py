@@ -259,6 +259,8 @@ def test_train_evaluate_and_load_by_name(tmp_path, monkeypatch):
     assert both.bytes == 300
     with pytest.raises(xlcli.ConfigError, match="holds"):
         list(xlcli.train(["corpus.txt"], tmp_path / "models" / "mine"))
+    with pytest.raises(xlcli.DataError, match=r"corpus.txt can .* leave out valid and test:"):
+        list(xlcli.train("corpus.txt", "m", preset="tiny", settings=settings | {"text": {"valid": "./corpus.txt"}}))
     events = list(xlcli.resume("corpus.txt", "models/mine", settings={"train": {"max_steps": 5}}))
     assert [event.step for event in events if isinstance(event, Step)] == [4, 5]
     with pytest.raises(xlcli.StateError, match="model"):

@@ -1,5 +1,6 @@
 """Pages agree with the code: help, examples, changelog, public names, tables, layers, paths and links, results."""
 
+import dataclasses
 import json
 import re
 import runpy
@@ -16,6 +17,8 @@ from xlcli.cli import options
 from xlcli.cli.app import load
 from xlcli.cli.options import SECTIONS, settings_of
 from xlcli.cli.usage import variable
+from xlcli.config.inference import Columns
+from xlcli.events import WordScore
 
 SOURCE = Path(__file__).parents[1]
 README = (SOURCE / "README.md").read_text()
@@ -203,3 +206,11 @@ def test_module_runs_as_the_program():
         [sys.executable, "-m", "xlcli", "models", "--json"], capture_output=True, timeout=60, check=True
     )
     assert {preset["name"] for preset in json.loads(done.stdout)["presets"]} == {p.name for p in presets.list_presets()}
+
+
+def test_words_page_has_every_column():
+    page = (SOURCE / "docs" / "words.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    known = set(re.findall(r"`(\w+)", " ".join(row.split("|")[1] for row in rows)))
+    own = {field.name for field in dataclasses.fields(WordScore)} - {"columns"}
+    assert own | set(Columns._fields) <= known

@@ -22,8 +22,10 @@ from xlcli.model.position.distance import (
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.stack import Residual
 from xlcli.ops import attend, attend_blocks
-from xlcli.ops.attend_blocks import Band, Far
-from xlcli.ops.context import AttentionContext, Mask, Positions
+from xlcli.ops.attend_blocks import Band
+from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.positions import Positions
+from xlcli.ops.scoring import FarPart
 from xlcli.ops.span import Span
 from xlcli.state import State
 
@@ -93,7 +95,7 @@ def alter_absolute(monkeypatch, facts):
 def distances_off_by_one(monkeypatch, by=1):
     right = Positions.distance.func
     monkeypatch.setattr(Positions, "distance", property(lambda self: right(self) + by))
-    monkeypatch.setattr(attend, "_attend_band", lambda *given: None)
+    monkeypatch.setattr(attend, "_band_kernel", lambda *given: None)
 
 
 def distances_too_short(monkeypatch):
@@ -125,7 +127,7 @@ def angles_without_memory(monkeypatch):
 
 
 def some_distances_are_not_clamped(monkeypatch):
-    monkeypatch.setattr(attend_blocks, "Far", lambda first, *far: Far(first // 2, *far))
+    monkeypatch.setattr(attend_blocks, "FarPart", lambda first: FarPart(first // 2))
 
 
 def positions_begin_again_at_every_call(monkeypatch):
@@ -155,7 +157,7 @@ def a_future_token_is_visible(monkeypatch):
         return right(Mask(altered_positions(self.positions, distance=self.positions.distance + 1), self.max_distance))
 
     monkeypatch.setattr(Mask, "visible", property(wrong))
-    monkeypatch.setattr(attend, "_attend_band", lambda *given: None)
+    monkeypatch.setattr(attend, "_band_kernel", lambda *given: None)
 
 
 def a_future_token_is_in_the_band(monkeypatch):

@@ -1,6 +1,8 @@
 """Optimizers against PyTorch's own, and the lr_factor."""
 
 import math
+from itertools import pairwise
+from typing import get_args
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from xlcli import config
 from xlcli.config import TrainConfig
+from xlcli.config.schedule import SCHEDULES, ScheduleName
 from xlcli.errors import CheckpointError
 from xlcli.model.build import build_model
 from xlcli.optim import (
@@ -18,6 +21,7 @@ from xlcli.optim import (
     hidden_matrices,
     lr_factor,
     orthogonalize,
+    schedule_of,
 )
 
 SHAPES = [(24, 24), (16, 48), (48, 16), (16, 48), (1, 8), (8, 1), (24, 24)]
@@ -287,6 +291,24 @@ def test_the_schedule(fraction, step, lr_schedule, final, factor):
     assert math.isclose(
         lr_factor(TrainConfig(warmup_steps=4, lr_schedule=lr_schedule, min_lr_ratio=final), fraction, step), factor
     )
+
+
+def test_every_schedule_has_a_name_and_a_class():
+    assert set(get_args(ScheduleName)) == set(SCHEDULES)
+    assert len(set(SCHEDULES.values())) == len(SCHEDULES)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_never_rises_after_the_warmup_and_ends_where_it_says(name):
+    train = TrainConfig(warmup_steps=4, lr_schedule=name, min_lr_ratio=0.1, decay_fraction=0.25)
+    rates = [lr_factor(train, i / 100, 4 + i) for i in range(101)]
+    assert rates[0] == 1.0
+    assert all(before >= after for before, after in pairwise(rates))
+    if schedule_of(train).ends_with_budget:
+        assert rates[-1] == pytest.approx(0.1)
+    else:
+        assert rates[-1] > 0.1
+        assert lr_factor(train, 0.0, 10**4) == lr_factor(train, 1.0, 10**4)
 
 
 def test_without_warm_up_the_first_step_is_the_highest():

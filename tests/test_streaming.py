@@ -21,8 +21,9 @@ from xlcli.streaming import stream
 TEXT = PROSE.encode()
 
 
-def run(model, portions, *, resume=None, save=None, stop=lambda: False, **options):
-    return list(stream(model, portions, StreamConfig(**options), RUNTIME, resume=resume, save=save, stop=stop))
+def run(model, portions, *, resume=None, save=None, stop=lambda: False, saves_start=False, **options):
+    how = {"resume": resume, "save": save, "stop": stop, "saves_start": saves_start}
+    return list(stream(model, portions, StreamConfig(**options), RUNTIME, **how))
 
 
 def only(events, kind):
@@ -420,7 +421,8 @@ def test_without_flush_ms_silence_is_only_silence():
     assert [line.text for line in lines] == [b"abc\n"]
 
 
-def test_the_state_is_saved_every_so_often_when_something_is_new():
+@pytest.mark.parametrize("saves_start", [False, True])
+def test_the_state_is_saved_every_so_often_when_something_is_new(saves_start):
     model, saved = toy(), []
 
     def pipe():
@@ -428,8 +430,9 @@ def test_the_state_is_saved_every_so_often_when_something_is_new():
             time.sleep(0.02)
             yield portion
 
-    run(model, pipe(), save=lambda session: saved.append(session.stream.n_bytes), save_every=0.01)
-    assert saved == [0, 2, 4, 6, 6]
+    save = lambda session: saved.append(session.stream.n_bytes)  # noqa: E731
+    run(model, pipe(), save=save, save_every=0.01, saves_start=saves_start)
+    assert saved == [0] * saves_start + [2, 4, 6, 6]
 
 
 def test_totals_are_given_while_working(monkeypatch):

@@ -97,6 +97,7 @@ class Plan(Event):
     are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
     `valid_from_end`: the validation text was split off the end of `corpus`.
+    `left_out`: files among the given ones that are not read, because they are held-out text.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -125,6 +126,7 @@ class Plan(Event):
     n_local_ranks: int = 1
     rows: int | None = None
     valid_from_end: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,17 +319,17 @@ class PairShare:
 class Spread:
     """Bits per byte of several documents with 95 % intervals (`xlcli.evaluation.spread`), or a difference of them.
 
-    `bits_per_byte` is that of the whole text, `document_mean` the mean over documents, however long each is.
+    `bits_per_byte` is that of the whole text, `document_mean` the mean over documents, however long each is. The
+    intervals are None if there are fewer than five documents.
     """
 
     documents: int
-    resamples: int
     bits_per_byte: float
-    bits_per_byte_low: float
-    bits_per_byte_high: float
+    bits_per_byte_low: float | None
+    bits_per_byte_high: float | None
     document_mean: float
-    document_mean_low: float
-    document_mean_high: float
+    document_mean_low: float | None
+    document_mean_high: float | None
 
 
 @dataclass(frozen=True, slots=True)

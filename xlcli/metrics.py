@@ -91,11 +91,11 @@ def share_interval(share: float, n: int) -> tuple[float, float]:
     return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
-def half_width(standard_error: float, freedom: int) -> float:
-    """Half the width of the 95 % confidence interval of a mean, with `freedom` degrees of freedom (3 or more).
+def half_width(standard_error: float, freedom: float) -> float:
+    """Half the width of the 95 % confidence interval of a mean, with `freedom` degrees of freedom (2 or more).
 
     The quantile of Student's t distribution is a Cornish-Fisher expansion (Abramowitz and Stegun 1964, 26.7.5), less
-    than 2 % too small with 4 degrees of freedom or more.
+    than 2 % too small with 4 degrees of freedom or more, and 4 % with 2.
     """
     z = 1.959964  # 97.5 % quantile of the normal distribution
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)

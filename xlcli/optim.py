@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from xlcli.config import TrainConfig
+from xlcli.config.schedule import SCHEDULES, Schedule
 from xlcli.errors import CheckpointError
 from xlcli.ranks import SINGLE, Ranks, divided, local, whole
 
@@ -22,8 +23,6 @@ ADAM_RATE = 1e-2
 """Default learning rate of AdamW beside Muon."""
 WARMUP_STEPS = 40
 """Default warmup in steps; at most a tenth of a budget in steps or tokens."""
-BUDGET_SCHEDULES = ("linear", "cosine", "wsd")
-"""Learning-rate schedules that decay to the end of the budget."""
 MUON_BATCH = {"cpu": 2**19, "cuda": 2**26}
 """Maximum number of matrix elements that are orthogonalized at once, by device type (measured on a CPU)."""
 POLYNOMIALS = ((8.09337, -23.62043, 17.44615), (3.63659, -2.72193, 0.53655), (2.6613, -1.97715, 0.45262))
@@ -236,12 +235,13 @@ def warmup_steps(train: TrainConfig) -> int:
     return min([WARMUP_STEPS, *(budget // 10 for budget in (train.max_steps, n_tokens) if budget is not None)])
 
 
-def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
-    """Learning rate divided by its peak: linear warmup, then decay to `min_lr_ratio`.
+def schedule_of(train: TrainConfig) -> Schedule:
+    """The learning-rate schedule of a run."""
+    return SCHEDULES[train.lr_schedule](warmup_steps(train), train.decay_fraction)
 
-    Schedules `cosine`, `linear` and `wsd` end with the budget. `wsd` (warmup, stable, decay) is constant, then linear
-    in the last `decay_fraction` of the budget (Hu et al. 2024, section 4); `inverse_sqrt` is proportional to
-    1/sqrt(step), whatever the budget (Vaswani et al. 2017, section 5.3).
+
+def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
+    """Learning rate divided by its peak: linear warmup, then the decay of the schedule down to `min_lr_ratio`.
 
     Args:
         train: Settings of the schedule.
@@ -249,16 +249,7 @@ def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
         step: Number of steps taken.
     """
     fraction = min(max(fraction, 0.0), 1.0)
-    n_warmup = warmup_steps(train)
-    match train.lr_schedule:
-        case "linear":
-            decay = 1.0 - fraction
-        case "cosine":
-            decay = 0.5 * (1.0 + math.cos(math.pi * fraction))
-        case "wsd":
-            decay = min(1.0, (1.0 - fraction) / train.decay_fraction)
-        case "constant":
-            decay = 1.0
-        case "inverse_sqrt":
-            decay = min(1.0, (n_warmup + 1) / (step + 1)) ** 0.5
-    return min(1.0, (step + 1) / (n_warmup + 1)) * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * decay)
+    schedule = schedule_of(train)
+    warmup = min(1.0, (step + 1) / (schedule.n_warmup + 1))
+    decay = schedule.decay(fraction, step)
+    return warmup * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * decay)

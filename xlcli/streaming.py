@@ -67,6 +67,7 @@ def stream(
     stop: Callable[[], bool] = lambda: False,
     on_token: Callable[[TokenScore], None] | None = None,
     on_word: Callable[[WordScore], None] | None = None,
+    saves_start: bool = False,
 ) -> Iterator[StreamEvent]:
     """Scores text as it arrives.
 
@@ -83,6 +84,7 @@ def stream(
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         on_token: Called with each token when it is scored, whatever is yielded.
         on_word: Called with each word after the token that ends it, whatever is yielded.
+        saves_start: Save a new session before its text is read, too, for text that cannot be read again from its start.
 
     Yields:
         Scores as `options.emit`, `min_bits` and `top` say, totals about once a second, and the final totals last.
@@ -92,8 +94,8 @@ def stream(
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     intake, output = running.intake, running.output
-    if resume is None and options.save_every is not None:
-        running.save()  # so that a stream that is killed early knows where it began
+    if resume is None and saves_start:
+        running.save()
     yield from compile_cache(running.session.options, stop)
     if (at := output.position.words) and at.document:  # a row of a table in which the stream continues
         yield Row(at.document, at.fields)

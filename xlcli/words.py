@@ -17,7 +17,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import re2
 import torch
@@ -83,12 +84,47 @@ def is_ended(last: int) -> bool:
     return last in (LINE_END, CHARACTER)
 
 
+class Features(NamedTuple):
+    """What is kept of a prediction by one layer, in nats: tensors, or after `unpack` the numbers of one token.
+
+    word_ends      (b t k)  log-probability that a word ends here after a letter and, if marks are divided, after a mark
+    entropy        (b t)
+    token          (b t)    log-probability of the token that came
+    rank           (b t)    its rank, from 1; 0 if it is not asked for
+    best_ids       (b t n)  the most probable tokens
+    best_logprobs  (b t n)  their log-probabilities
+    """
+
+    word_ends: Any
+    entropy: Any
+    token: Any
+    rank: Any
+    best_ids: Any
+    best_logprobs: Any
+
+    def pack(self) -> Tensor:
+        """All of them as one tensor (b t f)."""
+        single = torch.stack((self.entropy, self.token, self.rank), dim=-1)
+        return torch.cat((self.word_ends, single, self.best_ids.to(single.dtype), self.best_logprobs), dim=-1)
+
+    @classmethod
+    def unpack(cls, numbers: Sequence[float], n_ends: int, n_best: int) -> Features:
+        """The numbers (f) of one token."""
+        rest = iter(numbers)
+        return cls(
+            word_ends=tuple(islice(rest, n_ends)),
+            entropy=next(rest),
+            token=next(rest),
+            rank=next(rest),
+            best_ids=tuple(islice(rest, n_best)),
+            best_logprobs=tuple(islice(rest, n_best)),
+        )
+
+
 class Predictions(Readout):
     """What is kept of the prediction of each token: a readout for `Reader.score`, and its features as values.
 
-    Features are log-probabilities that a word ends here after a letter and, if marks are divided, after a punctuation
-    mark; the entropy; log-probability and rank of the token; ids and log-probabilities of the most probable tokens. All
-    are in nats. With those of each layer they are `size` numbers.
+    With the features of each layer, the last one at the end, they are `size` numbers.
     """
 
     def __init__(
@@ -100,40 +136,54 @@ class Predictions(Readout):
         firsts = [self.boundaries.first(text) for text in tokenizer.texts]
         for i in tokenizer.separate_ids:
             firsts[i] = BLANK
-        kinds = (LETTER, PUNCTUATION)[: 1 + options.split_punctuation]
-        enders = [[i for i, first in enumerate(firsts) if first != kind] for kind in kinds]
-        self._enders = [torch.tensor(ids, device=device) for ids in enders]
-        self.size = (len(self._enders) + 3 + 2 * self.n_best) * (len(layers) + 1)
+        kinds = (LETTER, PUNCTUATION) if options.split_punctuation else (LETTER,)
+        self._boundary_ids = []
+        for kind in kinds:
+            ids = [i for i, first in enumerate(firsts) if first != kind]
+            self._boundary_ids.append(torch.tensor(ids, device=device))
+        n_single = 3  # entropy, token and rank
+        self._layer_size = len(kinds) + n_single + 2 * self.n_best
+        self.size = self._layer_size * (len(layers) + 1)
 
     def __call__(self, log_p: Tensor, targets: Tensor) -> Tensor:
         """Features (b t f) of log-probabilities (b t v) and the tokens that came (b t), by one layer."""
-        masses = [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._enders]
+        word_ends = [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._boundary_ids]
         best = log_p.topk(self.n_best, dim=-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
-        own = log_p.gather(-1, targets[..., None])
+        token = log_p.gather(-1, targets[..., None])
         rank = torch.zeros_like(entropy)
         if self.asked.rank:  # one more reading of all log-probabilities
-            rank = 1 + (log_p > own).sum(-1, dtype=log_p.dtype)
-        single = torch.stack((*masses, entropy, own.squeeze(-1), rank), dim=-1)
-        return torch.cat((single, best.indices.to(log_p.dtype), best.values), dim=-1)
+            rank = 1 + (log_p > token).sum(-1, dtype=log_p.dtype)
+        word_ends_of_kinds = torch.stack(word_ends, dim=-1)
+        return Features(word_ends_of_kinds, entropy, token.squeeze(-1), rank, best.indices, best.values).pack()
 
     def value(self, features: Sequence[float]) -> Prediction:
-        """The features (f) of one token."""
-        n, size = len(self._enders), self.size // (len(self.layers) + 1)
-        *inner, last = (features[i : i + size] for i in range(0, self.size, size))
-        ids, logprobs = last[n + 3 : n + 3 + self.n_best], last[n + 3 + self.n_best :]
-        best = [TokenLogprob(int(i), self.tokenizer.texts[int(i)], p) for i, p in zip(ids, logprobs, strict=True)]
-        known = {"rank": int(last[n + 2]), "entropy": last[n] / LN2, "logprobs": tuple(best)}
-        columns: dict[str, Any] = {name: value for name, value in known.items() if getattr(self.asked, name)}
-        layers = {f"layer_{number}": values for number, values in zip(self.layers, inner, strict=True)}
-        columns |= {name: -values[n + 1] / LN2 for name, values in layers.items()}
-        layer_ends = {name: tuple(mass / LN2 for mass in values[:n]) for name, values in layers.items()}
-        return Prediction(tuple(mass / LN2 for mass in last[:n]), last[n] / LN2, columns, layer_ends)
+        """The features (f) of one token, in bits."""
+        layers = []
+        for start in range(0, self.size, self._layer_size):
+            numbers = features[start : start + self._layer_size]
+            layers.append(Features.unpack(numbers, len(self._boundary_ids), self.n_best))
+        *inner, last = layers
+        columns: dict[str, Any] = {}
+        if self.asked.rank:
+            columns["rank"] = int(last.rank)
+        if self.asked.entropy:
+            columns["entropy"] = last.entropy / LN2
+        if self.asked.logprobs:
+            best = zip(map(int, last.best_ids), last.best_logprobs, strict=True)
+            columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], p) for i, p in best)
+        layer_ends = {}
+        for number, layer in zip(self.layers, inner, strict=True):
+            columns[f"layer_{number}"] = -layer.token / LN2
+            layer_ends[f"layer_{number}"] = tuple(nats / LN2 for nats in layer.word_ends)
+        return Prediction(tuple(nats / LN2 for nats in last.word_ends), last.entropy / LN2, columns, layer_ends)
 
-    def enders(self, last: int) -> Tensor:
+    def boundary_ids(self, last: int) -> Tensor:
         """Ids (n) before which a word ends after a character of this kind, on the CPU."""
-        if last in (LETTER, PUNCTUATION):
-            return self._enders[last == PUNCTUATION].cpu()
+        if last == LETTER:
+            return self._boundary_ids[0].cpu()
+        if last == PUNCTUATION:
+            return self._boundary_ids[1].cpu()
         return torch.arange(self.tokenizer.vocab_size if is_ended(last) else 0)
 
 
@@ -162,28 +212,39 @@ class Words:
         `further` gives columns of a word that begins with it, by the kind of the last character if a word ended there.
         """
         assert token.prediction is not None
-        prediction = token.prediction
         last = self.boundaries.last(self.at.text or self.at.last)
-        is_new = ends(last, self.boundaries.first(token.text))
-        if is_new or not self.at.text:
-            yield from self.end(token.byte, prediction)
-            at, entropy = self.at, prediction.entropy
-            ended = last if is_new else None
-            before = _mass(ended, prediction.word_ends)
-            layers = {name: _mass(ended, each) for name, each in prediction.layer_ends.items()}
-            self._columns = {**prediction.columns, **layers}
-            if further is not None:
-                self._columns |= further(ended)
-            number = at.number if token.line == at.line else 0
-            self.at = replace(at, before=before, entropy=entropy, line=token.line, number=number)
-        for name in prediction.layer_ends:
-            self._columns[name] += prediction.columns[name]
+        ends_word = ends(last, self.boundaries.first(token.text))
+        if ends_word or not self.at.text:
+            yield from self.end(token.byte, token.prediction)
+            self._begin(token, last if ends_word else None, further)
+        for name in token.prediction.layer_ends:
+            self._columns[name] += token.prediction.columns[name]
         text, bits = self.at.text + token.text, self.at.bits + token.bits
         ends_here = is_ended(self.boundaries.last(text))
         rest = b"\n" if ends_here else token.text  # a character may have several tokens
         self.at = replace(self.at, text=text, bits=bits, tokens=self.at.tokens + 1, last=rest)
-        if ends_here or (len(text) >= LONGEST and whole_characters(text) == len(text)):
+        is_too_long = len(text) >= LONGEST and whole_characters(text) == len(text)
+        if ends_here or is_too_long:
             yield from self.end(token.byte + len(token.text), None)
+
+    def _begin(
+        self, token: TokenScore, ended: int | None, further: Callable[[int | None], Mapping[str, Any]] | None
+    ) -> None:
+        """Begins a word with a token; `ended` is the kind of the character that ended a word before it, if any."""
+        assert token.prediction is not None
+        prediction = token.prediction
+        self._columns = dict(prediction.columns)
+        for name, word_ends in prediction.layer_ends.items():
+            self._columns[name] = _end_bits(ended, word_ends)
+        if further is not None:
+            self._columns |= further(ended)
+        self.at = replace(
+            self.at,
+            before=_end_bits(ended, prediction.word_ends),
+            entropy=prediction.entropy,
+            line=token.line,
+            number=self.at.number if token.line == self.at.line else 0,
+        )
 
     def end(self, byte: int, prediction: Prediction | None) -> Iterator[Row | WordScore]:
         """The unfinished word, if there is one, which ends before this byte of the text.
@@ -195,21 +256,33 @@ class Words:
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         document, fields, line, number = at.document, at.fields, at.line, at.number
         while at.starts and at.starts[0][0] <= start:
-            document, fields = document + 1, at.starts.popleft()[1]
+            _, fields = at.starts.popleft()
+            document += 1
             yield Row(document, fields)
         if word:
-            if n := at.text[: len(at.text) - len(at.text.lstrip())].count(b"\n"):  # a token begins in the line before
-                line, number = line + n, 0
+            blanks = at.text[: len(at.text) - len(at.text.lstrip())]
+            if b"\n" in blanks:  # a token begins in the line before
+                line, number = line + blanks.count(b"\n"), 0
             number += 1
-            last, columns, after = self.boundaries.last(at.text), dict(self._columns), 0.0
-            if prediction is not None:
-                after = _mass(last, prediction.word_ends)
-                columns |= {name: columns[name] - _mass(last, each) for name, each in prediction.layer_ends.items()}
-            place = line if self.by_line else document, line, number, start
-            word = as_utf8(word.rstrip())
-            yield WordScore(*place, word, at.bits + at.before - after, at.bits, at.entropy, at.tokens, columns)
+            yield self._score(line if self.by_line else document, line, number, start, word, prediction)
         unread = replace(at, text=b"", bits=0.0, tokens=0)
         self.at = replace(unread, document=document, fields=fields, line=line, number=number)
+
+    def _score(
+        self, document: int, line: int, number: int, start: int, word: str, prediction: Prediction | None
+    ) -> WordScore:
+        """The score of the unfinished word."""
+        at, columns = self.at, dict(self._columns)
+        after = 0.0
+        if prediction is not None:
+            last = self.boundaries.last(at.text)
+            after = _end_bits(last, prediction.word_ends)
+            for name, word_ends in prediction.layer_ends.items():
+                columns[name] -= _end_bits(last, word_ends)
+        bits = at.bits + at.before - after
+        return WordScore(
+            document, line, number, start, as_utf8(word.rstrip()), bits, at.bits, at.entropy, at.tokens, columns
+        )
 
 
 def split_words(text: str, *, punctuation: bool = False) -> list[str]:
@@ -217,11 +290,14 @@ def split_words(text: str, *, punctuation: bool = False) -> list[str]:
 
     With `punctuation`, so are marks that follow one another.
     """
-    for pattern in (_SINGLE, _MARKS)[: 1 + punctuation]:
-        text = pattern.sub(r" \g<0> ", text)
+    text = _SINGLE.sub(r" \g<0> ", text)
+    if punctuation:
+        text = _MARKS.sub(r" \g<0> ", text)
     return text.split()
 
 
-def _mass(last: int | None, word_ends: Sequence[float]) -> float:
-    """log2 of the probability that a word ends after a character of this kind; 0 if there is no such word."""
-    return 0.0 if last is None or is_ended(last) else word_ends[last == PUNCTUATION]
+def _end_bits(last: int | None, word_ends: Sequence[float]) -> float:
+    """log2 of the probability that a word ends after a character of this kind; 0 if it does anyway, or if none ends."""
+    if last is None or is_ended(last):
+        return 0.0
+    return word_ends[1] if last == PUNCTUATION else word_ends[0]

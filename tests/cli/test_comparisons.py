@@ -32,15 +32,27 @@ def lines(done):
 
 
 def test_intervals_of_one_model_stand_below_its_score(run, models):
-    score = json.loads(run("eval", *ROWS, "-m", "tiny", "--json").out)
-    spread = score["spread"]
-    assert (spread["documents"], spread["resamples"]) == (3, 10_000)
+    Path("rows.tsv").write_text(Path("rows.tsv").read_text() + "Go\tI\nThe fox is out\tA\n")
+    spread = json.loads(run("eval", *ROWS, "-m", "tiny", "--json").out)["spread"]
+    assert spread["documents"] == 5
     *_, heading, row = lines(run("eval", *ROWS, "-m", "tiny"))
     assert heading == ["bits/byte", "from", "to", "mean", "from", "to"]
-    names = [name for name in spread if name not in ("documents", "resamples")]
-    assert row == ["tiny", *(f"{spread[name]:.4f}" for name in names)]
-    assert "bootstrap" not in run("eval", "-m", "tiny").out.decode()
-    assert "over 4 lines" in run("eval", "rows.tsv", "--each-line", "--limit", "60", "-m", "tiny").out.decode()
+    assert row == ["tiny", *(f"{spread[name]:.4f}" for name in spread if name != "documents")]
+    assert "intervals" not in run("eval", "-m", "tiny").out.decode()
+    assert "over 5 documents" in run("eval", *ROWS, "-m", "tiny").out.decode()
+    assert "over 6 lines" in run("eval", "rows.tsv", "--each-line", "-m", "tiny").out.decode()
+
+
+def test_few_documents_have_no_interval(run, models):
+    done = run("eval", *ROWS, *models, "--csv", "table.csv")
+    assert "3 documents are too few" in done.out.decode()
+    rows = [row.split() for row in done.out.decode().splitlines()[-3:]]
+    assert [[cell == "-" for cell in row[-6:]] for row in rows] == [[False, True, True, False, True, True]] * 3
+    tables = csv.DictReader(Path("table.csv").read_text().splitlines())
+    assert {(row["bits_per_byte_low"], row["document_mean"] == "") for row in tables} == {("", False)}
+    found = json.loads(run("eval", *ROWS, *models, "--json").out)
+    for spread in (found["sweep"][0]["spread"], found["comparisons"][0]["spread"]):
+        assert (spread["documents"], spread["bits_per_byte_low"], spread["document_mean_high"]) == (3, None, None)
 
 
 def test_two_models_have_an_interval_of_their_difference(run, models):

@@ -1,5 +1,7 @@
 import json
 import re
+import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -42,6 +44,29 @@ def test_rows_fit_the_terminal_and_nothing_is_shortened_in_a_pipe(columns, run, 
         shown = run(*arguments).out.decode()
         assert name in shown
         assert corpus in shown
+
+
+def test_validators_are_built_once_for_all_models(run, model):
+    """Pydantic builds a validator in its module `_generate_schema`."""
+
+    def n_calls():
+        calls = 0
+
+        def count(frame, event, argument):
+            nonlocal calls
+            calls += event == "call" and frame.f_code.co_filename.endswith("_generate_schema.py")
+
+        sys.setprofile(count)
+        try:
+            assert run("models").code == 0
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    n_calls()
+    for i in range(5):
+        shutil.copytree(model, model.with_name(f"tiny-{i}"))
+    assert n_calls() == 0
 
 
 def test_an_empty_folder_says_how_to_begin(run):

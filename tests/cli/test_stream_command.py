@@ -194,6 +194,29 @@ def test_a_stream_knows_where_it_began_before_it_scores(model, tmp_path):
     assert found == ["one", "two"]
 
 
+REFUSED = {
+    "binary": (b"a\0b\n", ["-m", "books"]),
+    "not UTF-8": (b"caf\xe9\n", ["-m", "books"]),
+    "no such column": (b"a,b\n1,2\n", ["--text-field", "text"]),
+    "no such key": (b'{"a": "b"}\n', ["--text-field", "text"]),
+    "the second row without the key": (b'{"text": "a", "x": 1}\n{"text": "b"}\n', ["--reset-on-change", "x"]),
+    "no such model": (b"a\n", ["-m", "none"]),
+    "damaged model": (b"a\n", ["-m", "damaged"]),
+    "illegal option": (b"a\n", ["--reset-on", "("]),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refused_stream_leaves_no_state(kind, piped, untrained, tmp_path):
+    weights = untrained("damaged") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    untrained("whole")
+    data, arguments = REFUSED[kind]
+    done = piped(data, *arguments, "--state", tmp_path / "new")
+    assert done.code in (2, 3), done.err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_state_of_another_model_is_refused(piped, model, tmp_path):
     assert piped(TEXT, "--state-out", tmp_path / "s").code == 0
     damaged = bytearray((tmp_path / "s").read_bytes())

@@ -55,8 +55,27 @@ def test_from_a_text_to_the_next_commands(run, text):
     assert run("train", text, "--max-steps", "2", "--overwrite", *SMALL, "-q").err == ""
 
 
+def test_the_plan_names_the_files_that_are_held_out(run):
+    Path("data").mkdir()
+    for i, name in enumerate(("train", "valid", "test")):
+        Path("data", f"{name}.txt").write_text("".join(f"{name} {i} {n * n}\n" for n in range(2000)))
+    held_out = ["--valid", "data/valid.txt", "--test", "data/test.txt"]
+    plan = run("train", "data", *held_out, "--dry-run", *SMALL).out.decode()
+    rows = dict(line.split(maxsplit=1) for line in plan.replace("left out", "left-out").splitlines())
+    assert rows["corpus"] == "data/train.txt"
+    assert rows["left-out"].startswith("data/test.txt, data/valid.txt ")
+    done = run("train", "data", *held_out, "--dry-run", "--json", *SMALL)
+    assert json.loads(done.out)["left_out"] == ["data/test.txt", "data/valid.txt"]
+    assert "left out" not in run("train", "data/train.txt", *held_out, "--dry-run", *SMALL).out.decode()
+    assert "warning" not in done.err
+    again = run("train", "data/train.txt", "--valid", "data/train.txt", *SMALL)
+    assert again.code == 3
+    assert "--valid" in again.err
+
+
 def test_the_plan_says_where_the_validation_text_comes_from(run, text):
-    for given, is_end in (((), True), (("--valid", "0.1"), True), (("--valid", text), False)):
+    Path("other.txt").write_bytes(TEXT)
+    for given, is_end in (((), True), (("--valid", "0.1"), True), (("--valid", "other.txt"), False)):
         assert (b"from its end" in run("train", text, "--dry-run", *given, *SMALL).out) == is_end
 
 

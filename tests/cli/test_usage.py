@@ -52,6 +52,12 @@ MISTAKES = [
     (["models", "copy", "x", "y", "--plot", "z"], "--plot", "--help"),
     (["models", "show", "x", "--polt"], "--polt", "--plot?"),
     (["eval", "--mem-len", ""], "empty", "--mem-len 512"),
+    (["generate", "-xello"], "-x", "generate -- PROMPT"),
+    (["generate", "--No, he said"], "--No, he said", "generate -- PROMPT"),
+    (["generate", "--seed of evil"], "--seed of evil", "generate -- PROMPT"),
+    (["generate", "- No, he said"], "- ", "generate -- PROMPT"),
+    (["generate", "--- Chapter"], "--- Chapter", "generate -- PROMPT"),
+    (["eval", "--my text.txt"], "--my text.txt", "eval -- FILE"),
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -16,9 +17,14 @@ import torch
 
 from tests.variants import COMBINATIONS, table, thinned
 from xlcli import config
+from xlcli.config import ModelConfig
+from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
+from xlcli.config.model import EmbeddingConfig, FeedForwardConfig, NormConfig, StandardStackConfig
+from xlcli.config.position import AlibiPositionConfig, RopePositionConfig, T5PositionConfig, XLPositionConfig
 from xlcli.kernels.records import CACHE
+from xlcli.model import decoder as decoder_module
 from xlcli.model.build import build_model
-from xlcli.model.decoder import Decoder, make_decoder, may_decode, table_bytes, weight_bytes
+from xlcli.model.decoder import COMPUTED, Decoder, make_decoder, may_decode, table_bytes, weight_bytes
 from xlcli.store.weights import round_weights
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +95,86 @@ FEW_TYPES = ("float32", "float32"), ("bfloat16", "int8"), ("int8", "float32")
 def test_logits_equal_those_of_the_modules(name):
     weights, memory = types(name)
     check(network_of(table(name), weights), weights, memory)
+
+
+OTHER_VALUES = {
+    "vocab_size": 37, "dim": 16, "n_layers": 2, "loss_chunk": 3, "logit_softcap": 2.0, "init_std": 0.1,
+    "n_heads": 6, "head_dim": 8, "n_kv_heads": 1, "window": 5, "ffn_dim": 20, "chunk_len": 4, "epsilon": 0.1,
+    "n_bigrams": 57, "inner_dim": 6, "cutoffs": [9, 20], "div_val": 2,
+    "rotary_dim": 2, "base": 50.0, "local_base": 40.0, "clamp_len": 4, "n_sinks": 2, "n_buckets": 6,
+    "max_distance": 20, "n_features": 6,
+    "scaling": {"kind": "llama3", "factor": 3.0, "original_len": 40, "high_freq_factor": 5.0},
+}  # fmt: skip
+"""A legal value that differs from the default of each setting that is neither a switch nor a choice."""
+NEEDS = {
+    "div_val": {"cutoffs": [9, 20]},
+    "n_sinks": {"clamp_len": 4},
+    "tied_projections": {"inner_dim": 6},
+    "max_distance": {"n_buckets": 6},
+}
+"""Further settings of a section without which one is illegal or changes nothing."""
+TRAINING_ONLY = {"dropout"}
+
+
+def other_values(section, name):
+    """Values of a setting that differ from its default."""
+    field = section.model_fields[name]
+    if name in OTHER_VALUES:
+        return [OTHER_VALUES[name]]
+    legal = get_args(field.annotation) if get_origin(field.annotation) is Literal else (False, True)
+    assert field.annotation is bool or legal != (False, True), f"give {name} a value in OTHER_VALUES"
+    return [value for value in legal if value != field.default]
+
+
+def changed_settings():
+    """Every setting of every section that a decoder knows: section, kind, setting, value."""
+    for section, names in COMPUTED.items():
+        assert names == set(section.model_fields), f"a decoder does not know all settings of {section.__name__}"
+        for name in section.model_fields:
+            field = section.model_fields[name].annotation
+            is_section = name in ("attention", "position", "stack", "feedforward", "norm", "embedding")
+            if name not in TRAINING_ONLY and not is_section and (name != "kind" or len(get_args(field)) > 1):
+                yield from ((section, name, value) for value in other_values(section, name))
+
+
+TABLES = {
+    FullAttentionConfig: ("attention", {"kind": "full"}), LocalAttentionConfig: ("attention", {"kind": "local"}),
+    AlibiPositionConfig: ("position", {"kind": "alibi"}), T5PositionConfig: ("position", {"kind": "t5"}),
+    XLPositionConfig: ("position", {"kind": "xl"}), RopePositionConfig: ("position", {"kind": "rope"}),
+    StandardStackConfig: ("stack", {}), FeedForwardConfig: ("feedforward", {}), NormConfig: ("norm", {}),
+    EmbeddingConfig: ("embedding", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "name", "value"), list(changed_settings()))
+def test_every_setting_changes_the_kernels_as_it_changes_the_modules(section, name, value):
+    tree = {"vocab_size": 31, "dim": 24}
+    change = NEEDS.get(name, {}) | {name: value}
+    if section is ModelConfig:
+        tree |= change
+    else:
+        table_name, kind = TABLES[section]
+        tree[table_name] = kind | change
+    network = network_of(tree, "float32")
+    if may_decode(network):
+        check(network, "float32", "float32", mem_len=6)
+
+
+class SharpAttentionConfig(FullAttentionConfig):
+    sharpness: float = 1.0
+
+
+def test_a_setting_that_the_kernels_do_not_know_is_left_to_the_modules():
+    network = network_of({"vocab_size": 31, "dim": 12}, "float32")
+    known = network.config
+    assert may_decode(network)
+    COMPUTED_HERE = {**COMPUTED, SharpAttentionConfig: COMPUTED[FullAttentionConfig]}
+    for sharpness, decodes_it in ((1.0, True), (2.0, False)):
+        network.config = known.model_copy(update={"attention": SharpAttentionConfig(sharpness=sharpness)})
+        assert not may_decode(network)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoder_module, "COMPUTED", COMPUTED_HERE)
+            assert may_decode(network) == decodes_it
 
 
 @pytest.mark.parametrize("mem_len", [0, 4, 700])

@@ -15,7 +15,8 @@ from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
 from xlcli.model.position.distance import slopes
 from xlcli.model.position.rope import rope_frequencies
-from xlcli.ops.context import AttentionContext, DocumentPositions
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
 
 DIM = 12

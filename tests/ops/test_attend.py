@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from xlcli.ops.attend import attend, attend_fused, attend_plain
-from xlcli.ops.attend_blocks import ScoreTerm, Scoring
+from xlcli.ops.scoring import ScoreTerm, Scoring
 
 
 def chosen(q, k, v, *, visible, scale, bias=None, dropout=0.0):

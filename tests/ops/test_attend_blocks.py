@@ -3,8 +3,10 @@ import torch
 
 from xlcli.ops import attend_blocks as module
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band, Clamp, FarBias, FarKeys, ScoreTerm, Scoring, attend_blocks
-from xlcli.ops.context import AttentionContext, Mask, Positions
+from xlcli.ops.attend_blocks import Band, attend_blocks
+from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.positions import Positions
+from xlcli.ops.scoring import Clamp, FarBias, FarKeys, ScoreTerm, Scoring
 from xlcli.ops.span import Span
 
 CPU = torch.device("cpu")

@@ -5,8 +5,10 @@ import torch
 
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band, Scoring
-from xlcli.ops.context import Mask, Positions
+from xlcli.ops.attend_blocks import Band
+from xlcli.ops.context import Mask
+from xlcli.ops.positions import Positions
+from xlcli.ops.scoring import Scoring
 
 CPU = torch.device("cpu")
 

@@ -3,8 +3,10 @@ import torch
 
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band, BandAttention, ScoreTerm, Scoring
-from xlcli.ops.context import Mask, Positions
+from xlcli.ops.attend_blocks import Band, BandAttention, attend_band
+from xlcli.ops.context import Mask
+from xlcli.ops.positions import Positions
+from xlcli.ops.scoring import ScoreTerm, Scoring
 
 CALLS = [(1, 0, None), (9, 0, None), (13, 20, None), (2, 7, 7), (13, 20, 20), (13, 5, 20), (13, 20, 3), (13, 2, 0)]
 SIZES = [(4, 2**20, 2**25), (4, 1, 2**25), (4, 480, 0), (256, 2**20, 2**25), (256, 2**20, 0)]
@@ -46,7 +48,7 @@ def close(found, expected, leaves, atol):
 
 
 def attend_training(q, k, v, band, *, scale, term=None):
-    return BandAttention.apply(scale, band, q, k, v, *(term or ()))
+    return attend_band(q, k, v, band, None if term is None else ScoreTerm(*term), scale)
 
 
 @pytest.mark.parametrize("n_kv_heads", [3, 1])

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import tracemalloc
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from piped import standard_input
 
 from xlcli.errors import DataError, ResourceError
-from xlcli.events import Progress
+from xlcli.events import Notice, Progress
 from xlcli.files import cache_folder
-from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, split
+from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, split, warn_of_copies
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import TOKENIZERS, WordsTokenizer
 from xlcli.text.tokens import TokenFile, token_file
@@ -328,6 +328,119 @@ def test_a_file_may_be_held_out_instead(tmp_path: Path) -> None:
     parts = drain(split(corpus_of(text), 0.1, str(tmp_path / "valid")))
     assert whole(parts.train) + whole(parts.valid) == text
     assert whole(parts.test) == b"held out"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with files of three different texts."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i, name in enumerate(("test", "train", "valid")):
+        (folder / name).write_text("".join(f"{name} {i} {n * n}\n" for n in range(4000)))
+    return folder
+
+
+def same_path(path: Path) -> Path:
+    return path
+
+
+def symbolic_link(path: Path) -> Path:
+    (path.parents[1] / "symbolic").symlink_to(path)
+    return path.parents[1] / "symbolic"
+
+
+def hard_link(path: Path) -> Path:
+    (path.parents[1] / "hard").hardlink_to(path)
+    return path.parents[1] / "hard"
+
+
+def linked_folder(path: Path) -> Path:
+    (path.parents[1] / "folder").symlink_to(path.parent)
+    return path.parents[1] / "folder" / path.name
+
+
+@pytest.mark.parametrize("name_of", [same_path, symbolic_link, hard_link, linked_folder])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_held_out_files_are_left_out_under_any_name(data: Path, name_of: Callable, is_folder: bool) -> None:
+    given = [data] if is_folder else sorted(data.iterdir())
+    valid, test = name_of(data / "valid"), str(data / "test")
+    parts = drain(split(open_corpus(given), str(valid), test))
+    assert whole(parts.train) == (data / "train").read_bytes()
+    assert whole(parts.valid) == (data / "valid").read_bytes()
+    assert whole(parts.test) == (data / "test").read_bytes()
+    assert parts.train.corpus.left_out == (test, str(data / "valid"))
+
+
+def test_a_held_out_file_leaves_a_fraction_of_the_rest(data: Path) -> None:
+    parts = drain(split(open_corpus([data]), 0.1, str(data / "test")))
+    assert whole(parts.train) + whole(parts.valid) == (data / "train").read_bytes() + (data / "valid").read_bytes()
+
+
+def test_a_folder_is_held_out_without_the_file_of_the_test(data: Path) -> None:
+    parts = drain(split(corpus_of(prose(1000)), str(data), str(data / "test")))
+    assert whole(parts.valid) == (data / "train").read_bytes() + (data / "valid").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "test"),
+    [
+        ("train", "train", None),
+        ("train", "valid", "valid"),
+        ("train", ".", None),
+        (".", ".", None),
+        ("train", 0.1, "train"),
+    ],
+)
+def test_a_text_is_one_of_training_validation_and_test(
+    data: Path, train: str, valid: str | float, test: str | None
+) -> None:
+    held_out = [str(data / each) if isinstance(each, str) else each for each in (valid, test)]
+    with pytest.raises(DataError, match="only one of"):
+        drain(split(open_corpus([data / train]), *held_out))
+
+
+def test_standard_input_is_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(prose(1000))
+    for train, valid in (("-", str(path)), (path, "-"), ("-", "-")):
+        descriptor = os.open(path, os.O_RDONLY)
+        before = os.dup(0)
+        os.dup2(descriptor, 0)
+        try:
+            with pytest.raises(DataError, match="only one of"):
+                drain(split(open_corpus([train]), valid))
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
+            os.close(descriptor)
+
+
+COPIES = {
+    "whole": lambda text: text,
+    "compressed": gzip.compress,
+    "CR LF": lambda text: text.replace(b"\n", b"\r\n"),
+    "JSON": lambda text: b"".join(b'{"text": "%s"}\n' % line for line in text.splitlines()),
+    "part of another": lambda text: prose(2**20) + text + prose(1000),
+    "across two reads": lambda text: prose(2**20 - len(text) // 2) + text,
+    "half": lambda text: text[: len(text) // 2],
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_copies_of_held_out_text_are_found(data: Path, kind: str) -> None:
+    (data / "zz").write_bytes(COPIES[kind]((data / "valid").read_bytes()))
+    corpus, held_out = open_corpus([data / "train", data / "zz"]), open_corpus([data / "valid"])
+    (notice,) = [event for event in warn_of_copies(held_out, corpus) if isinstance(event, Notice)]
+    assert notice.level == "warning"
+    assert str(data / "zz") in notice.text
+    assert str(data / "valid") in notice.text
+
+
+@pytest.mark.parametrize("part", [b"", b"train 1 ", b"valid 2 81\nvalid 2 100\n"])
+def test_text_that_shares_less_than_a_passage_is_no_copy(data: Path, part: bytes) -> None:
+    (data / "zz").write_bytes(part + prose(100_000))
+    corpus, held_out = open_corpus([data / "train", data / "zz"]), open_corpus([data / "valid"])
+    assert not [event for event in warn_of_copies(held_out, corpus) if isinstance(event, Notice)]
 
 
 @given(st.one_of(st.binary(min_size=1, max_size=300), st.text(min_size=1, max_size=300).map(str.encode)))

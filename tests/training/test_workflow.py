@@ -220,13 +220,72 @@ def test_training_and_evaluation_share_tokens():
 
 
 def test_skipped_files_of_folders_are_named():
-    for folder in ("texts", "held"):
+    for folder, text in (("texts", PROSE), ("held", PROSE[::-1])):
         Path(folder).mkdir()
-        corpus(folder)
+        corpus(folder, text)
         Path(folder, "picture.png").write_bytes(b"\x89PNG\0")
     events = go(small(text={"valid": "held"}), "texts", "m")
     warnings = [event.text for event in of_kind(events, Notice) if event.level == "warning"]
     assert [re.findall(r"\S+\.png", text) for text in warnings] == [["texts/picture.png"], ["held/picture.png"]]
+
+
+TEXTS = {"train": PROSE, "valid": PROSE.upper(), "test": PROSE[::-1]}
+
+
+@pytest.fixture
+def data():
+    """A folder with a training, a validation and a test text."""
+    Path("data").mkdir()
+    for name, text in TEXTS.items():
+        corpus("data", text, name)
+    return "data"
+
+
+def test_held_out_files_of_the_folder_are_not_trained_on(data):
+    tree = small(text={"valid": "data/valid", "test": "data/test"})
+    events = After(3).run(tree, data, "m") + go({}, data, "m", resume=True)
+    for plan in of_kind(events, Plan):
+        assert plan.left_out == ("data/test", "data/valid")
+        assert (plan.train_bytes, plan.corpus) == (len(PROSE), "data/train")
+    assert len(of_kind(events, Plan)) == 2
+    assert Path("m/valid.txt").read_text() == TEXTS["valid"]
+    assert Path("m/test.txt").read_text() == TEXTS["test"]
+    alone = go(tree, "data/train", "alone")
+    assert of_kind(alone, Plan)[0].left_out == ()
+    assert curve("m") == curve("alone")
+
+
+def test_a_text_is_not_held_out_from_itself(data):
+    for tree in ({"valid": "data/train"}, {"test": "data/train"}, {"valid": "data/test", "test": "data/test"}):
+        with pytest.raises(DataError, match=r"data/t.* only one of"):
+            go(small(text=tree), "data/train", "m")
+    assert not Path("m").exists()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "named"),
+    [
+        ({"valid": "copy"}, [("copy", "data/train")]),
+        ({"valid": 0.1, "test": "copy"}, [("copy", "data/train")]),
+        ({"valid": "data/valid", "test": "copy"}, [("copy", "data/train")]),
+        ({"valid": "copy", "test": "data/train"}, [("data/train", "copy")]),
+        ({"valid": "data/valid", "test": "data/test"}, []),
+        ({"valid": 0.1, "test": 0.1}, []),
+    ],
+)
+def test_copies_of_held_out_text_are_named(data, held_out, named):
+    shutil.copy("data/train", "copy")
+    events = go(small(text=held_out), [data], "m", dry_run=True)
+    warnings = [event.text for event in of_kind(events, Notice) if event.level == "warning"]
+    assert len(warnings) == len(named)
+    for warning, names in zip(warnings, named, strict=True):
+        assert all(name in warning for name in names)
+
+
+def test_held_out_text_of_an_earlier_run_is_known(data):
+    go(small(), "data/train", "m")
+    events = go(small(text={"valid": "m/valid.txt"}), "data/train", "n", dry_run=True)
+    assert ["m/valid.txt" in event.text for event in of_kind(events, Notice) if event.level == "warning"] == [True]
 
 
 def test_held_out_text_may_be_a_folder():

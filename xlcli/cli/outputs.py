@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from xlcli.errors import ConfigError, ResourceError
-from xlcli.files import check_writable, linked, replacing
+from xlcli.files import check_writable, identity, linked, replacing
 from xlcli.store.discover import is_state_file
 from xlcli.store.layout import METRICS, is_model
 
@@ -74,10 +74,10 @@ def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Pat
             continue
         check_writable(linked(path))  # refuses a folder, too
         if status is not None:
-            if _identity(status) in used:
-                raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _OTHER)
+            if identity(status) in used:
+                raise ConfigError(f"{option} {path} is also {used[identity(status)]}.", _OTHER)
             _check_replaced(option, path, kind, status)
-            used[_identity(status)] = f"the output of {option}"
+            used[identity(status)] = f"the output of {option}"
 
 
 def _status(option: str, name: str) -> os.stat_result | None:
@@ -222,8 +222,4 @@ def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]
     for descriptor in descriptors:
         with suppress(OSError):
             found.append(os.fstat(descriptor))
-    return {_identity(status) for status in found if stat.S_ISREG(status.st_mode)}
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+    return {identity(status) for status in found if stat.S_ISREG(status.st_mode)}

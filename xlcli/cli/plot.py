@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def draw_by_context(path: str, scores: Sequence[Score]) -> None:
     for score in scores:
         middles = [(each.start + each.stop) / 2 for each in score.by_context]
         values = [each.bits_per_byte for each in score.by_context]
-        errors = [each.margin or 0.0 for each in score.by_context]
+        errors = [math.nan if each.margin is None else each.margin for each in score.by_context]  # no bar
         name = f", {visible(score.model)}" if n_models > 1 else ""
         label = f"memory {score.mem_len}{name}: {score.bits_per_byte:.4f}"
         axes.errorbar(middles, values, errors, marker="o", capsize=3, label=label)

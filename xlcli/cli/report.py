@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from xlcli import events
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
+from xlcli.errors import named
 from xlcli.files import as_utf8
 from xlcli.store.commit import place_of_run
 
@@ -142,6 +143,8 @@ def plan_text(plan: events.Plan) -> str:
         ("machine", machine),
         ("budget", budget),
     ]
+    if plan.left_out:
+        rows.insert(3, ("left out", f"{named(plan.left_out, most=3)} (named by --valid or --test)"))
     if plan.n_ranks > 1:
         here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
         rows.append(("ranks", f"{plan.n_ranks:,} processes {here}, {counted(plan.rows or 0, 'sequence')} each"))
@@ -330,17 +333,19 @@ def spread_text(
 ) -> str:
     """Table of intervals over documents, of scores and of the differences of all to the first one.
 
-    Empty for a single document.
+    Empty for a single document. Too few documents have a dash for each interval.
     """
     names, first = _labels(scores), scores[0].spread
     rows = [(name, score.spread, ".4f") for name, score in zip(names, scores, strict=True)]
     compared = zip(names[1:], comparisons, strict=True)
     rows += [(f"{name} - {names[0]}", each.spread, "+.4f") for name, each in compared if each is not None]
-    cells = [(name, *(format(getattr(of, key), style) for key in SPREAD)) for name, of, style in rows if of]
+    cells = [(name, *(optional(getattr(of, key), style) or "-" for key in SPREAD)) for name, of, style in rows if of]
     if first is None:
         return ""
     unit = "lines" if scores[0].each_line else "documents"
-    about = f"95 % intervals: bootstrap over {first.documents:,} {unit}, {first.resamples:,} resamples"
+    about = f"95 % intervals over {first.documents:,} {unit}"
+    if first.bits_per_byte_low is None:
+        about = f"{first.documents} {unit} are too few for 95 % intervals"
     return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *cells], width)}"
 
 

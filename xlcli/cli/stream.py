@@ -108,7 +108,8 @@ def stream(
                 opened = opened._replace(save=partial(save_with_place, opened.save, file))
         is_continued = opened.resume is not None
         text = read_text(data, source, settings, opened.model, call.screen, name=label(name), is_continued=is_continued)
-        score(text, opened, settings, call.screen, stop, html=html, title=label(name))
+        saves_start = follow and settings.save_every is not None
+        score(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)
         return stop.exit_code
 
 
@@ -133,12 +134,13 @@ def score(
     *,
     html: str | None,
     title: str,
+    saves_start: bool,
 ) -> None:
     """Scores the text, prints what was asked for, and writes the page, if one was, with a title."""
     from xlcli import streaming
 
     model, runtime, resume, save = opened
-    how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop}
+    how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop, "saves_start": saves_start}
     sinks: list[Sink] = [_Scores(screen, settings, model.name, resume)]
     if html is not None:
         page = _StreamPage(Path(html), title, context_of(model, settings, resume), screen)

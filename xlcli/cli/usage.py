@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def _remedy(error: Any, context: Any) -> str:
             return f"Did you mean {near}?"
         if context.parent is None and (after := next(filter(command.list_commands(context).count, context.obj), None)):
             return f"Options come after the command: xlcli {after} {option}."
-        if words and not option.startswith("--"):
+        if words and not re.fullmatch("--[a-z][a-z-]*", option):  # rather a text than a mistyped option
             word = words[0].partition("|")[0]
             see += f" A {word} that begins with - comes last, after --: {path} -- {word}"
         return see

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from xlcli.config.attention import ATTENTIONS, shared_heads
@@ -155,7 +155,7 @@ def table(field: FieldInfo) -> type[BaseConfig] | None:
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(tree))
+        return kind.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         raise _explain(kind, tree, error) from None
     except (TypeError, ValueError) as error:

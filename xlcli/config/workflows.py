@@ -29,6 +29,7 @@ from xlcli.config.inference import (
 )
 from xlcli.config.model import ModelConfig, ReversibleStackConfig, UniversalStackConfig
 from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
+from xlcli.config.schedule import ScheduleName
 from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
 from xlcli.errors import InvalidSettingError
 
@@ -128,9 +129,7 @@ class TrainConfig(BaseConfig):
     )
     momentum: Rate = Field(default=0.95, description="Momentum of Muon.")
     warmup_steps: Length | None = Field(default=None, description="Steps of learning-rate warmup. Default: at most 40.")
-    lr_schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"] = Field(
-        default="linear", description="Learning-rate schedule after the warmup."
-    )
+    lr_schedule: ScheduleName = Field(default="linear", description="Learning-rate schedule after the warmup.")
     decay_fraction: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
         default=0.2, description="Last share of the budget, in which the schedule wsd decays."
     )

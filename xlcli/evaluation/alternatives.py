@@ -55,10 +55,11 @@ class NextWords:
         if b"\n" in text and not text.strip():  # no word
             return {}
         p = self._read(token)
-        if last is not None:
-            begins = self._predictions.enders(last)
+        if last is not None:  # a word ended before this token, so only tokens that begin a word are possible
+            begins = self._predictions.boundary_ids(last)
             p = torch.zeros_like(p).index_copy(0, begins, p[begins] / p[begins].sum())
-        found, longer = defaultdict[str, float](float), list[_Beginning]()
+        found: dict[str, float] = defaultdict(float)
+        longer: list[_Beginning] = []
         rest = self._lengthen(_Beginning(1.0, (), b""), p, LEAST, found, longer)
         while longer:
             beginnings, longer = sorted(longer, reverse=True), []
@@ -67,13 +68,19 @@ class NextWords:
                 kept = [each for each in batch if each.probability >= least]
                 rest += sum(each.probability for each in batch[len(kept) :])
                 for each, p in zip(kept, self._after(kept), strict=True):
-                    enders = self._predictions.enders(self._predictions.boundaries.last(each.text))
-                    if len(enders):
-                        found[_word(each.text)] += each.probability * float(p[enders].sum())
-                    rest += self._lengthen(each, p.index_fill(0, enders, 0.0), least, found, longer)
+                    rest += self._end_or_lengthen(each, p, least, found, longer)
         best = heapq.nlargest(self._predictions.asked.alternatives, found, key=found.__getitem__)
         rest += sum(found[word] for word in found.keys() - best)
         return {"alternatives": {word: found[word] for word in best}, "rest": rest}
+
+    def _end_or_lengthen(
+        self, beginning: _Beginning, p: Tensor, least: float, found: dict[str, float], longer: list[_Beginning]
+    ) -> float:
+        """Adds the probability that the word ends after its beginning to `found`; else as `_lengthen`."""
+        ends_word = self._predictions.boundary_ids(self._predictions.boundaries.last(beginning.text))
+        if len(ends_word):
+            found[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
+        return self._lengthen(beginning, p.index_fill(0, ends_word, 0.0), least, found, longer)
 
     def _lengthen(
         self, beginning: _Beginning, p: Tensor, least: float, found: dict[str, float], longer: list[_Beginning]
@@ -98,7 +105,9 @@ class NextWords:
     def _least(self, found: dict[str, float]) -> float:
         """Probability of sequences that are continued, at least."""
         n = self._predictions.asked.alternatives
-        return max(LEAST, heapq.nlargest(n, found.values())[-1] if len(found) >= n else 0.0)
+        if len(found) < n:
+            return LEAST
+        return max(LEAST, heapq.nlargest(n, found.values())[-1])
 
     def _read(self, token: int) -> Tensor:
         """Probabilities (v) in the place of a token, after the tokens before it, which are read."""

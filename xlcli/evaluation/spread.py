@@ -1,8 +1,10 @@
 """Spread of a score over documents, and comparisons of two evaluations of the same documents or pairs.
 
-A 95 % interval reaches from the 2.5 % to the 97.5 % quantile over resamples of the documents, drawn with replacement
-(percentile bootstrap, Efron 1979). Two evaluations are compared on the same resamples, so what makes a document hard
-for both cancels. Documents are those that were scored each as if alone: rows, files, lines, or rows between two resets.
+Documents are those that were scored each as if alone: rows, files, lines, or rows between two resets. Every 95 %
+interval is Student's t. The error of bits per byte, a ratio of sums, is the jackknife's (Tukey 1958), and its degrees
+of freedom come from the effective number of documents (Kish 1965): a few long ones among short ones are few.
+`benchmarks/intervals.py` measures how often the intervals hold. Two evaluations are compared document by document, so
+what makes a document hard for both cancels.
 """
 
 from __future__ import annotations
@@ -15,44 +17,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.events import Comparison, Discordance, PairShare, Score, Spread
-from xlcli.metrics import LN2
+from xlcli.metrics import LN2, half_width
 
-RESAMPLES, MOST_UNITS = 10_000, 2_000
-"""Number of resamples, and of units that are drawn: documents, or random groups of them if there are more."""
-BLOCK = 2**20
-"""Number of units that are drawn at a time."""
+LEAST_DOCUMENTS = 5
+"""Fewer documents have no interval."""
+LEAST_FREEDOM = 2.0
+"""If one document is nearly the whole text, its interval is that of three documents of one size."""
 
 
 def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
-    """Spread of an evaluation, given bits and bytes of each document (d 2), or of its difference to another one."""
-    units = np.hstack([_units(each) for each in (sums, less) if each is not None])
-    totals = np.vstack((units.sum(0), resampled(units)))
-    means = _means(totals[:, :4]) - (0.0 if less is None else _means(totals[:, 4:]))
-    (low, mean_low), (high, mean_high) = np.quantile(means[1:], (0.025, 0.975), axis=0).tolist()
-    bits_per_byte, mean = means[0].tolist()
-    return Spread(len(sums), RESAMPLES, bits_per_byte, low, high, mean, mean_low, mean_high)
+    """Spread of an evaluation, given bits and bytes of each document (d 2).
+
+    `less`: bits and bytes of the same documents in another evaluation, if the spread is of the difference to it.
+    """
+    ratio, changes, values = _parts(sums)
+    if less is not None:
+        its_ratio, its_changes, its_values = _parts(less)
+        ratio, changes, values = ratio - its_ratio, changes - its_changes, values - its_values
+    n, mean, sizes = len(sums), float(values.mean()), sums[:, 1]
+    if n < LEAST_DOCUMENTS:
+        return Spread(n, ratio, None, None, mean, None, None)
+    n_effective = float(sizes.sum() ** 2 / np.square(sizes).sum())
+    error = math.sqrt((n - 1) / n * np.square(changes).sum())
+    margin = half_width(error, max(LEAST_FREEDOM, n_effective - 1))
+    mean_margin = half_width(float(values.std(ddof=1)) / math.sqrt(n), n - 1)
+    return Spread(n, ratio, ratio - margin, ratio + margin, mean, mean - mean_margin, mean + mean_margin)
 
 
-def resampled(units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums (r k) of the columns of units (u k) over resamples, which depend on the number of units only."""
-    n, random, parts = len(units), np.random.default_rng(0), []
-    for start in range(0, RESAMPLES, rows := max(1, BLOCK // n)):
-        drawn = random.integers(n, size=(min(rows, RESAMPLES - start), n))
-        parts.append(np.stack([column[drawn].sum(1) for column in np.ascontiguousarray(units.T)], 1))
-    return np.concatenate(parts)
-
-
-def _units(sums: NDArray[Any]) -> NDArray[np.float64]:
-    """Sums of bits, bytes, bits per byte and documents (u 4) of each unit, which are the same for any values."""
-    n, n_units = len(sums), min(len(sums), MOST_UNITS)
-    documents = np.column_stack((sums, sums[:, 0] / sums[:, 1], np.ones(n)))
-    order = np.random.default_rng(0).permutation(n)
-    return np.add.reduceat(documents[order], np.arange(n_units) * n // n_units, axis=0, dtype=np.float64)
-
-
-def _means(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bits per byte of the text, and their mean over documents (r 2), given sums as of units (r 4)."""
-    return sums[:, ::2] / sums[:, 1::2]
+def _parts(sums: NDArray[Any]) -> tuple[float, NDArray[Any], NDArray[Any]]:
+    """Bits per byte of a text, their change when each document is left out (d), and those of each document (d)."""
+    bits, sizes = sums.T
+    ratio = float(bits.sum() / sizes.sum())
+    return ratio, (ratio * sizes - bits) / (sizes.sum() - sizes), bits / sizes
 
 
 def compare(score: Score, other: Score) -> Comparison | None:

@@ -287,6 +287,11 @@ def is_pipe(name: str | Path) -> bool:
     return False
 
 
+def identity(status: os.stat_result) -> tuple[int, int]:
+    """Device and inode, which all names of a file share."""
+    return status.st_dev, status.st_ino
+
+
 def version(status: os.stat_result) -> tuple[int, int, int]:
     """Numbers that change when a file is replaced or written to."""
     return status.st_ino, status.st_size, status.st_mtime_ns

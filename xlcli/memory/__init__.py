@@ -35,7 +35,7 @@ def restored(kinds: str, tensors: Mapping[str, Tensor], batch_size: int) -> tupl
     """
     memories = []
     for i, kind in enumerate(kinds.split()):
-        own = with_prefix(f"{i}.", tensors)
-        MEMORIES[kind].check(own, batch_size)
-        memories.append(MEMORIES[kind].from_tensors(own))
+        layer_tensors = with_prefix(f"{i}.", tensors)
+        MEMORIES[kind].check(layer_tensors, batch_size)
+        memories.append(MEMORIES[kind].from_tensors(layer_tensors))
     return tuple(memories)

@@ -39,19 +39,24 @@ class Memory:
 
     def empty(self) -> Self:
         """Memory of no tokens, of this kind, shape and batch size: zeros, and no tokens, slots or sinks."""
-        kept = {name: t for name, t in self.tensors().items() if "s" not in self.axes[name]}
-        places = {name: tuple(slice(0 if axis in "mc" else None) for axis in self.axes[name]) for name in kept}
-        return self.from_tensors({name: torch.zeros_like(t[places[name]]) for name, t in kept.items()})
+        zeros = {}
+        for name, t in self.tensors().items():
+            axes = self.axes[name]
+            if "s" not in axes:
+                none_or_all = tuple(slice(0) if axis in "mc" else slice(None) for axis in axes)
+                zeros[name] = torch.zeros_like(t[none_or_all])
+        return self.from_tensors(zeros)
 
     def overwrite_earlier(self) -> Self:
-        """This memory, where possible in the place of the one that it extends, which must not be used any more."""
+        """This memory, in the buffers of the one that it extends if possible; do not use that one again."""
         return self
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes that are fixed for a layer: all except batch, tokens, slots and sinks."""
-        tensors = self.tensors().items()
-        sizes = {axis: n for name, t in tensors for axis, n in zip(self.axes[name], t.shape, strict=True)}
+        sizes: dict[str, int] = {}
+        for name, t in self.tensors().items():
+            sizes |= zip(self.axes[name], t.shape, strict=True)
         return tuple(n for axis, n in sizes.items() if axis not in "bmcs")
 
     @property
@@ -71,13 +76,12 @@ class Memory:
     @classmethod
     def join(cls, memories: Sequence[Memory]) -> Self:
         """Memory of the sequences of all `memories`, of this kind; zeros before the tokens of the shorter ones."""
-        joined, all_tensors = {}, [memory.tensors() for memory in memories]
+        all_tensors = [memory.tensors() for memory in memories]
+        joined = {}
         for name in all_tensors[0]:
-            axes, parts = cls.axes[name], [tensors[name] for tensors in all_tensors]
-            if "m" in axes:
-                at = axes.index("m")
-                longest = max(t.shape[at] for t in parts)
-                parts = [F.pad(t, [0, 0] * (t.ndim - 1 - at) + [longest - t.shape[at], 0]) for t in parts]
+            parts = [tensors[name] for tensors in all_tensors]
+            if "m" in cls.axes[name]:
+                parts = _padded(parts, axis=cls.axes[name].index("m"))
             joined[name] = torch.cat(parts)
         return cls.from_tensors(joined)
 
@@ -92,18 +96,34 @@ class Memory:
         if set(tensors) not in (set(needed), set(cls.axes)):
             names = ", ".join(sorted(tensors)) or "none"
             raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(needed)}; found {names}")
-        sizes, dtypes = {"b": batch_size}, set()
+        sizes = {"b": batch_size}
+        key_value_types = set()
         for name, t in tensors.items():
             axes = cls.axes[name]
-            is_right_type = t.dtype == cls.dtypes[name] if name in cls.dtypes else t.is_floating_point()
+            has_only_type = name in cls.dtypes
+            is_right_type = t.dtype == cls.dtypes[name] if has_only_type else t.is_floating_point()
             if t.ndim != len(axes) or not is_right_type:
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong type or number of axes")
-            if any(sizes.setdefault(axis, n) != n for axis, n in zip(axes, t.shape, strict=True)):
-                raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong shape {list(t.shape)}")
-            if "h" in axes and "s" not in axes and name not in cls.dtypes:
-                dtypes.add(t.dtype)
-        if len(dtypes) > 1:
+            for axis, n in zip(axes, t.shape, strict=True):
+                if axis not in sizes:
+                    sizes[axis] = n
+                if sizes[axis] != n:
+                    raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong shape {list(t.shape)}")
+            is_of_heads, is_of_sinks = "h" in axes, "s" in axes
+            if is_of_heads and not is_of_sinks and not has_only_type:
+                key_value_types.add(t.dtype)
+        if len(key_value_types) > 1:
             raise ValueError(f"keys and values of memory '{cls.kind}' have different number types")
+
+
+def _padded(parts: Sequence[Tensor], axis: int) -> list[Tensor]:
+    """The tensors with zeros in front along an axis, as long as the longest of them."""
+    longest = max(t.shape[axis] for t in parts)
+    padded = []
+    for t in parts:
+        later_axes = [0, 0] * (t.ndim - 1 - axis)  # `pad` takes the last axis first
+        padded.append(F.pad(t, [*later_axes, longest - t.shape[axis], 0]))
+    return padded
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,10 @@ class TokenBuffers(TokenMemory):
 
     def with_sinks(self, *new: Tensor) -> Self:
         """Memory with further sinks: keys (b h t e) and values (b h t w), without gradient."""
-        wide = tuple(x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in new)
-        joined = (torch.cat(parts, dim=2) for parts in zip(self.sinks, wide, strict=True)) if self.sinks else wide
-        return replace(self, sinks=tuple(joined))
+        sinks = tuple(x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in new)
+        if self.sinks:
+            sinks = tuple(torch.cat(parts, dim=2) for parts in zip(self.sinks, sinks, strict=True))
+        return replace(self, sinks=sinks)
 
     def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Self]:
         """Projects and appends the new inputs only: amortized O(1) per token.
@@ -107,20 +108,27 @@ class TokenBuffers(TokenMemory):
         k, v = project(x)
         new = self.encode(k, v)
         if torch.is_inference_mode_enabled():
-            whole = self.reserve(new[0].shape[2], keep, new)
-            for buffer, rows in zip(whole.buffers, new, strict=True):
-                buffer[:, :, whole.stop - rows.shape[2] : whole.stop] = rows
-            kept = whole.keep(keep)
-        else:
-            if self.length:
-                new = tuple(
-                    torch.cat((old.to(rows.dtype), rows), dim=2) for old, rows in zip(self.rows(), new, strict=True)
-                )
-            whole = replace(self, buffers=new, start=0, stop=new[0].shape[2])
-            # Copies: views would keep the keys and values of the whole call alive.
-            copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
-            kept = replace(self, buffers=copies, start=0, stop=keep)
-        return *whole.decode(k, v), kept
+            whole = self._written(new, keep)
+            return *whole.decode(k, v), whole.keep(keep)
+        whole = self._concatenated(new)
+        # Copies: views would keep the keys and values of the whole call alive.
+        copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
+        return *whole.decode(k, v), replace(self, buffers=copies, start=0, stop=keep)
+
+    def _written(self, new: Sequence[Tensor], keep: int) -> Self:
+        """This memory with new rows, written into its buffers, or into larger ones."""
+        n_new = new[0].shape[2]
+        whole = self.reserve(n_new, keep, new)
+        for buffer, rows in zip(whole.buffers, new, strict=True):
+            buffer[:, :, whole.stop - n_new : whole.stop] = rows
+        return whole
+
+    def _concatenated(self, new: Sequence[Tensor]) -> Self:
+        """This memory with new rows, in new buffers."""
+        joined = []
+        for old, rows in zip(self.rows(), new, strict=True):
+            joined.append(torch.cat((old.to(rows.dtype), rows), dim=2) if self.length else rows)
+        return replace(self, buffers=tuple(joined), start=0, stop=joined[0].shape[2])
 
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
         """This memory with `n_new` more rows, to be written by the caller into its buffers, or into larger ones.
@@ -131,8 +139,13 @@ class TokenBuffers(TokenMemory):
         capacity = buffers[0].shape[2]
         if self.stop + n_new <= capacity:
             return type(self)(buffers, self.start, self.stop + n_new, self.sinks)
-        needed = length + n_new + max(n_new, min(max(keep, length), MAX_SLACK))
-        if not (length + n_new <= capacity <= 2 * needed and self.start >= length):
+        # The rows move to the beginning of the same buffers, unless these are too small or far too large, or the rows
+        # would overwrite themselves.
+        slack = max(n_new, min(max(keep, length), MAX_SLACK))
+        needed = length + n_new + slack
+        has_right_size = length + n_new <= capacity <= 2 * needed
+        rows_can_move = self.start >= length
+        if not (has_right_size and rows_can_move):
             buffers = tuple(_new_buffer(rows, old, needed) for rows, old in zip(like or buffers, buffers, strict=True))
         for buffer, rows in zip(buffers, self.rows(), strict=True):
             buffer[:, :, :length] = rows
@@ -216,7 +229,8 @@ class Int8KeyValue(TokenBuffers):
     @staticmethod
     def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Rows rounded to int8."""
-        (keys, key_scales), (values, value_scales) = (quantize(part, torch.float32) for part in (k, v))
+        keys, key_scales = quantize(k, torch.float32)
+        values, value_scales = quantize(v, torch.float32)
         return keys, values, key_scales, value_scales
 
     def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

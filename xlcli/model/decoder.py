@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,10 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from xlcli.config import BaseConfig, ModelConfig
+from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
+from xlcli.config.model import EmbeddingConfig, FeedForwardConfig, NormConfig, StandardStackConfig
+from xlcli.config.position import AlibiPositionConfig, RopePositionConfig, T5PositionConfig, XLPositionConfig
 from xlcli.errors import ConfigError
 from xlcli.kernels.records import ACTIVATIONS, BLOCK, CACHE, LAYER, NONE, RMS, ROPE_LAYOUTS, Array
 from xlcli.memory import Memory, TokenBuffers
@@ -85,15 +89,52 @@ def may_decode(network: LanguageModel) -> bool:
         return False
     parameter = next(network.parameters())
     is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
-    return is_float and any(map(has_kernel, network.stack.blocks))
+    return is_float and any(has_kernel(network, i) for i in range(network.config.n_layers))
 
 
-def has_kernel(block: Block) -> bool:
-    """True if there is a kernel for the block."""
-    attention = block.attention
-    if type(attention) not in (FullAttention, LocalAttention):
-        return False
-    return type(attention.position) in (Position, RopePosition, AlibiPosition, T5Position, XLPosition)
+_SOFTMAX = {"kind", "n_heads", "head_dim", "scaled", "qk_norm", "n_kv_heads", "bias"}
+COMPUTED: Mapping[type[BaseConfig], set[str]] = {
+    FullAttentionConfig: _SOFTMAX,
+    LocalAttentionConfig: _SOFTMAX | {"window"},
+    AlibiPositionConfig: {"kind"},
+    T5PositionConfig: {"kind", "shared", "n_buckets", "max_distance"},
+    XLPositionConfig: {"kind", "n_features", "tied", "clamp_len"},
+    RopePositionConfig: {
+        "kind", "placement", "layout", "rotary_dim", "base", "local_base", "scaling", "clamp_len", "n_sinks",
+    },
+    StandardStackConfig: {"kind", "input_residual"},
+    FeedForwardConfig: {"kind", "ffn_dim", "chunk_len"},
+    NormConfig: {"kind", "placement", "epsilon", "final"},
+    EmbeddingConfig: {
+        "n_bigrams", "per_layer", "tied", "scaled", "norm", "tied_projections", "inner_dim", "cutoffs", "div_val",
+    },
+    ModelConfig: {
+        "vocab_size", "dim", "n_layers", "attention", "position", "stack", "feedforward", "norm", "embedding",
+        "dropout", "loss_chunk", "logit_softcap", "zero_init", "bias", "zero_memory", "init_std",
+    },
+}  # fmt: skip
+"""Settings with which a decoder gives the logits of the network. A block with another one, or with another kind of
+attention or position, runs as a module, unless that setting has its default."""
+
+
+def is_computed(section: BaseConfig) -> bool:
+    """True if kernels compute a section of the configuration: what they do not know has its default."""
+    known = COMPUTED.get(type(section), set())
+    for name, field in type(section).model_fields.items():
+        if name not in known and getattr(section, name) != field.get_default(call_default_factory=True):
+            return False
+    return type(section) in COMPUTED
+
+
+def has_kernel(network: LanguageModel, number: int) -> bool:
+    """True if there is a kernel for the block of this number."""
+    config = network.config
+    sections = [config, config.attentions[number], config.stack, config.feedforward, config.norm, config.embedding]
+    position = network.stack.blocks[number].attention.position
+    if type(position) is not Position:  # any other one is added at the embedding, which is a module
+        sections.append(config.position)
+    has_hooks = type(position) in (Position, RopePosition, AlibiPosition, T5Position, XLPosition)
+    return has_hooks and all(is_computed(section) for section in sections)
 
 
 class Decoder:
@@ -109,7 +150,8 @@ class Decoder:
         self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
         with torch.inference_mode():
-            groups = itertools.groupby(enumerate(network.stack.blocks), lambda one: has_kernel(one[1]))
+            blocks = enumerate(network.stack.blocks)
+            groups = itertools.groupby(blocks, lambda numbered: has_kernel(network, numbered[0]))
             self.parts = [self._packer.part(list(group), with_kernel=with_kernel) for with_kernel, group in groups]
             if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
                 self.parts[-1] = replace(self.parts[-1], head=self._packer.head(network.head))
@@ -129,42 +171,53 @@ class Decoder:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
-        if os.getpid() != self.kernels.PROCESS or state.seen < self.network.config.n_sinks:
+        is_forked = os.getpid() != self.kernels.PROCESS  # threads of kernels do not survive a fork
+        if is_forked or state.seen < self.network.config.n_sinks:
             return self.network.logits(tokens, state)
-        head = self.network.head
         with torch.inference_mode():
             x, context = self.network.embed(tokens, state)
-            x0, has_logits = x, False
-            after: list[Memory] = []
+            stack_input = x
+            memories: list[Memory] = []
             for part in self.parts:
-                if part.memory_type(state) is not None:
-                    x, new = self._run(part, x, x0, part.memories(state), context)
-                    has_logits = part.head is not None
-                    after += new
-                    continue
-                for i, memory in enumerate(part.memories(state), start=part.first):
-                    own = self.network.stack.block_input(i, x, x0)
-                    x, written = part.blocks[i - part.first](own, memory, context)
-                    after.append(written)
-            logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
-            return logits, self.network.advance(state, tokens, tuple(after))
+                run = self._run_modules if part.memory_type(state) is None else self._run_kernel
+                x, extended = run(part, x, stack_input, part.memories(state), context)
+                memories += extended
+            last_part = self.parts[-1]
+            if last_part.head is not None and last_part.memory_type(state) is not None:
+                logits = self.network.head.limit(x[:, -1])  # the kernel has computed the logits
+            else:
+                logits = self.network.head.logits(self.network.stack.final(x[:, -1]))
+            return logits, self.network.advance(state, tokens, tuple(memories))
 
-    def _run(
-        self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
-    ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
-        # The kernel has the addresses of `packed`, `inputs`, `kept` and the buffers in `after`.
-        caches, after, kept = self._caches(part, memories, context)
+    def _run_modules(
+        self, part: Part, x: Tensor, stack_input: Tensor, memories: Sequence[Memory], context: AttentionContext
+    ) -> tuple[Tensor, list[Memory]]:
+        """Output (b 1 d) of the blocks of a part, and the new memories."""
+        extended = []
+        for i, (block, memory) in enumerate(zip(part.blocks, memories, strict=True), start=part.first):
+            block_input = self.network.stack.block_input(i, x, stack_input)
+            x, new_memory = block(block_input, memory, context)
+            extended.append(new_memory)
+        return x, extended
+
+    def _run_kernel(
+        self, part: Part, x: Tensor, stack_input: Tensor, memories: Sequence[Memory], context: AttentionContext
+    ) -> tuple[Tensor, list[Memory]]:
+        """Output (b 1 d), or logits (b 1 v) if the part has a head, and the new memories.
+
+        The kernel gets addresses only. What they point to is held by `packed`, `inputs`, `kept` and `extended`.
+        """
+        caches, extended, kept = self._caches(part, memories, context)
         packed = np.array(caches, CACHE)
         assert context.tokens is not None
-        inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
-        inputs.append(ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous())
-        arrays = part.packed.ctypes.data, packed.ctypes.data, *map(Tensor.data_ptr, inputs)
-        call = part.head or NO_HEAD, len(caches), *arrays, len(x), x.shape[2]
-        types = TYPES[self.weight_type], TYPES[after[0].buffers[0].dtype]
+        reach = ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
+        inputs = [context.tokens.long()[:, 0].contiguous(), x[:, 0].contiguous(), stack_input[:, 0].contiguous(), reach]
+        addresses = part.packed.ctypes.data, packed.ctypes.data, *map(Tensor.data_ptr, inputs)
+        call = part.head or NO_HEAD, len(caches), *addresses, len(x), x.shape[2]
+        types = TYPES[self.weight_type], TYPES[extended[0].buffers[0].dtype]
         out = self.kernels.decode(call, torch.get_num_threads(), *types)
         del kept
-        return torch.from_numpy(out)[:, None], tuple(after)
+        return torch.from_numpy(out)[:, None], [*extended]
 
     def _caches(
         self, part: Part, memories: Sequence[Memory], context: AttentionContext
@@ -173,25 +226,34 @@ class Decoder:
 
         What else `Shared` depends on is the same for all layers of a call.
         """
-        caches, after = [], []
+        caches, extended = [], []
         kept: list[Tensor] = []
         shared: dict[Hashable, Shared] = {}
         for block, kind, memory in zip(part.blocks, part.kinds, memories, strict=True):
             assert isinstance(memory, TokenBuffers)
             attention = block.attention
-            own = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
-            memory = memory.reserve(1, own.keep)
+            layer_context = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
+            memory = memory.reserve(1, layer_context.keep)
             key = kind, memory.length, memory.n_sinks
             if key not in shared:
-                shared[key] = self._tables.share(attention, memory, own)
+                shared[key] = self._tables.share(attention, memory, layer_context)
                 kept += shared[key].arrays
-            sinks = [t.float().contiguous() for t in memory.sinks] if shared[key].sees_sinks else [ABSENT] * 2
+            sinks = [ABSENT, ABSENT]
+            if shared[key].sees_sinks:
+                sinks = [sink.float().contiguous() for sink in memory.sinks]
             kept += sinks
-            buffers = *memory.buffers, *[ABSENT] * (4 - len(memory.buffers))
-            rows = memory.buffers[0].shape[2], memory.buffers[0].stride(2), memory.start, memory.stop
-            caches.append((*map(Tensor.data_ptr, (*buffers, *sinks)), *rows, *shared[key].fields))
-            after.append(memory.keep(own.keep))
-        return caches, after, kept
+            # Keys, values and, of int8, their scales: four in all.
+            buffers = [*memory.buffers, ABSENT, ABSENT][:4]
+            keys = memory.buffers[0]
+            caches.append(
+                (
+                    *map(Tensor.data_ptr, (*buffers, *sinks)),
+                    *(keys.shape[2], keys.stride(2), memory.start, memory.stop),
+                    *shared[key].fields,
+                )
+            )
+            extended.append(memory.keep(layer_context.keep))
+        return caches, extended, kept
 
 
 @dataclass(frozen=True)
@@ -479,6 +541,9 @@ def table_bytes(network: LanguageModel, n_memory: int) -> int:
 
 def _decoded(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:
     """Branches of the blocks with a kernel, if there is a decoder."""
-    for block in filter(has_kernel, network.stack.blocks if may_decode(network) else ()):
-        assert isinstance(block.attention, FullAttention)
-        yield block.attention, block.feedforward
+    if not may_decode(network):
+        return
+    for i, block in enumerate(network.stack.blocks):
+        if has_kernel(network, i):
+            assert isinstance(block.attention, FullAttention)
+            yield block.attention, block.feedforward

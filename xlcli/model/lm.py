@@ -21,7 +21,8 @@ from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack, joined
-from xlcli.ops.context import AttentionContext, DocumentPositions, Rows
+from xlcli.ops.context import AttentionContext, Rows
+from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
 from xlcli.state import State
 

@@ -95,38 +95,52 @@ class CachedModel:
         self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
     ) -> ScoreOutput:
         """`score` of tokens (1 t) and what follows each, of which the first ones teach the index alone."""
-        (mixture, value), spelling = self._filled(state), self.spelling
+        mixture, value = self._filled(state)
         out = self.inner.score(tokens, targets, state, readout=Readout())
         assert out.readout is not None
         first = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
             return out._replace(nll=out.nll[:, first:], readout=None)
         texts = torch.cat((tokens, targets)).cpu().numpy()
-        log_p, nll, kept = out.readout[0, first:].double().cpu().numpy(), np.empty(texts.shape[1] - first), []
-        mixture.fill(value.index, spelling.leaf_of, spelling.line_end, *texts[:, :first])
+        mixture.fill(value.index, self.spelling.leaf_of, self.spelling.line_end, *texts[:, :first])
         texts = np.ascontiguousarray(texts[:, first:])
-        arrays = value.index, value.mixer, spelling.leaf_of, spelling.line_end
+        log_p = out.readout[0, first:].double().cpu().numpy()
         if readout is None:
-            mixture.score(*arrays, log_p, texts, False, nll)
-        for i in range(len(nll) if readout is not None else 0):
-            part = slice(i, i + 1)
-            mixture.read(value.index, spelling.leaf_of, spelling.line_end, texts[0, part])
-            mixed = mixture.distribution(value.index, value.mixer, spelling.leaf_of, log_p[i])
-            own = torch.from_numpy(texts[1:, part])
-            kept.append(readout(torch.from_numpy(mixed)[None, None], own))  # type: ignore[misc]
-            mixture.score(*arrays, log_p[part], np.ascontiguousarray(texts[:, part]), True, nll[part])
-        nats = torch.from_numpy(nll)[None].to(out.nll)
-        return ScoreOutput(nats, out.state, out.ponder, torch.cat(kept, dim=1) if kept else None)
+            nats = np.empty(texts.shape[1])
+            mixture.score(*self._arrays(value), log_p, texts, False, nats)
+            features = None
+        else:
+            nats, features = self._mix_one_by_one(mixture, value, log_p, texts, readout)
+        return ScoreOutput(torch.from_numpy(nats)[None].to(out.nll), out.state, out.ponder, features)
+
+    def _mix_one_by_one(
+        self, mixture: ModuleType, value: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout
+    ) -> tuple[NDArray[Any], Tensor | None]:
+        """Surprisal (t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction."""
+        nats, kept = np.empty(texts.shape[1]), []
+        for i in range(len(nats)):
+            place = slice(i, i + 1)
+            mixture.read(value.index, self.spelling.leaf_of, self.spelling.line_end, texts[0, place])
+            mixed = mixture.distribution(value.index, value.mixer, self.spelling.leaf_of, log_p[i])
+            kept.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(texts[1:, place])))
+            text = np.ascontiguousarray(texts[:, place])
+            mixture.score(*self._arrays(value), log_p[place], text, True, nats[place])
+        return nats, torch.cat(kept, dim=1) if kept else None
+
+    def _arrays(self, value: ContextCache) -> tuple[Any, ...]:
+        """What every kernel that learns reads and changes."""
+        return value.index, value.mixer, self.spelling.leaf_of, self.spelling.line_end
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
-        (mixture, value), leaf_of = self._filled(state), self.spelling.leaf_of
+        mixture, value = self._filled(state)
+        leaf_of = self.spelling.leaf_of
         logits, state = self.inner.logits(tokens, state)
         mixture.read(value.index, leaf_of, self.spelling.line_end, tokens[0].cpu().numpy())
-        own = logits[0].double().cpu().log_softmax(-1)
-        mixed = own
-        if not own.isnan().any():
-            mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, own.numpy()))
+        log_p = logits[0].double().cpu().log_softmax(-1)
+        mixed = log_p
+        if not log_p.isnan().any():
+            mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, log_p.numpy()))
         return mixed[None].to(logits.device), state
 
     def reset(self, state: State) -> State:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.ops.attend_blocks import (
-    BandAttention,
-    ScoreTerm,
-    Scoring,
-    Sinks,
-    attend_blocks,
-    attend_rows,
-    product,
-)
+from xlcli.ops.attend_blocks import COMPUTED_BY_BLOCKS, attend_band, attend_blocks, attend_rows
 from xlcli.ops.context import Mask
 from xlcli.ops.layers import ALL_ROWS, Share
 from xlcli.ops.layers import dropout as drop
+from xlcli.ops.scoring import ScoreTerm, Scoring, Sinks, product
 
 
 def attend(
@@ -52,44 +44,77 @@ def attend(
         (b h t w)
     """
     scoring = scoring.joined()
-    products_only = scoring.bias is None and scoring.value_bias is None and not dropout
     on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
     if isinstance(visible, Mask):
-        if products_only and on_cpu and n_new > 1 and not torch.compiler.is_compiling():
-            y = _attend_band(q, k, v, visible, scoring, needed)
-            if y is not None:
-                return y
+        can_be_blocks = on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling()
+        kernel = _band_kernel(visible, scoring, needed) if can_be_blocks else None
+        if kernel is not None:
+            return kernel(q, k, v)
         visible = visible.visible
-    bias, term = scoring.additions(q, k), scoring.term
-    if term is not None and term.clamp is None:
-        if n_new == 1 and visible is None and products_only and bias is None:
-            query = rearrange(term.queries, "b h 1 f -> (b h) f")  # without a copy of the keys
-            scores = product(q, k.mT) + rearrange(query @ term.keys.mT, "(b h) s -> b h 1 s", h=q.shape[1])
-            return product((scores * scoring.scale).softmax(-1).to(v.dtype), v)
-        q, k = _append_term(q, k, term)
-    given: dict[str, Any] = {"visible": visible, "scale": scoring.scale, "bias": bias, "dropout": dropout}
+    if n_new == 1 and visible is None and scoring.given == {"term"} and not dropout:
+        return _attend_one(q, k, v, scoring)
+    bias = scoring.additions(q, k)
+    if scoring.term is not None and scoring.clamp is None:
+        q, k = _append_term(q, k, scoring.term)
+    shares_keys = k.shape[1] < q.shape[1]
     plain_is_faster = on_cpu and (q.dtype == torch.bfloat16 or n_new == 1 or dropout > 0)  # measured
-    plain_is_faster |= scoring.sinks is not None or (n_new == 1 and k.shape[1] < q.shape[1])  # no copy of the keys
-    if scoring.value_bias is None and not plain_is_faster and not (dropout and share.parts > 1):
-        return attend_fused(q, k, v, **given)
-    return attend_plain(q, k, v, scoring.sinks, value_bias=scoring.value_bias, share=share, **given)
+    plain_is_faster = plain_is_faster or (n_new == 1 and shares_keys)  # no copy of the keys
+    needs_plain = scoring.sinks is not None or scoring.value_bias is not None or (dropout > 0 and share.parts > 1)
+    if plain_is_faster or needs_plain:
+        return attend_plain(
+            q,
+            k,
+            v,
+            scoring.sinks,
+            visible=visible,
+            scale=scoring.scale,
+            bias=bias,
+            value_bias=scoring.value_bias,
+            dropout=dropout,
+            share=share,
+        )
+    return attend_fused(q, k, v, visible=visible, scale=scoring.scale, bias=bias, dropout=dropout)
 
 
-def _attend_band(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, needed: Tensor | None) -> Tensor | None:
-    """`attend` on a CPU, where the visible keys are a band and scores are products; None: no kernel of blocks can."""
-    if mask.reach is not None and (needed is not None or torch.is_inference_mode_enabled()):
-        return None
-    band = mask.band
-    if needed is not None and not scoring.has_far:
+BandKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _band_kernel(mask: Mask, scoring: Scoring, needed: Tensor | None) -> BandKernel | None:
+    """The kernel of blocks for a call on a CPU whose visible keys are a band, as a function of q, k and v; or None.
+
+    The kernels with gradients compute products and a term only.
+    """
+    has_only_products = scoring.given <= {"term"}
+    hides_documents = mask.reach is not None
+
+    def attend_needed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert needed is not None
         if scoring.term is not None:
             q, k = _append_term(q, k, scoring.term)
-        return attend_rows(q, k, v, needed, band, scale=scoring.scale)
+        return attend_rows(q, k, v, needed, mask.band, scale=scoring.scale)
+
+    def attend_with_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_band(q, k.to(q.dtype), v.to(q.dtype), mask.band, scoring.term, scoring.scale)
+
+    def attend_at_inference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_blocks(q, k, v, mask.band, scoring)
+
+    if needed is not None and has_only_products and not hides_documents:
+        return attend_needed
     if torch.is_inference_mode_enabled():
-        return attend_blocks(q, k, v, band, scoring)
-    if scoring.has_far:
+        can_infer = scoring.given <= COMPUTED_BY_BLOCKS and not hides_documents
+        return attend_at_inference if can_infer else None
+    if needed is not None and hides_documents:
         return None
-    inputs = (q, k.to(q.dtype), v.to(q.dtype), *(scoring.term or ())[:2])
-    return BandAttention.apply(scoring.scale, band, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return attend_with_gradients if has_only_products else None
+
+
+def _attend_one(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """`attend` of one query that sees all keys, with a term whose keys are not copied for each head."""
+    assert scoring.term is not None
+    query = rearrange(scoring.term.queries, "b h 1 f -> (b h) f")
+    scores = product(q, k.mT) + rearrange(query @ scoring.term.keys.mT, "(b h) s -> b h 1 s", h=q.shape[1])
+    return product((scores * scoring.scale).softmax(-1).to(v.dtype), v)
 
 
 def attend_plain(

@@ -6,95 +6,19 @@ import copy
 from collections.abc import Callable, Hashable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.ops.attend_blocks import Band, FarBias
+from xlcli.ops.attend_blocks import Band
+from xlcli.ops.positions import DocumentPositions, Positions
+from xlcli.ops.scoring import FarBias
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
-
-
-class DocumentPositions(NamedTuple):
-    """Positions (b t) of new tokens in their documents, and True if a key of the call is of an earlier one."""
-
-    positions: Tensor
-    masked: bool
-
-
-@dataclass(eq=False, kw_only=True)
-class Positions:
-    """Positions of `n_memory` remembered tokens followed by `n_new` new tokens, together s keys.
-
-    Distances and angles are relative to the first new token, so they stay small in a stream of any length.
-
-    Attributes:
-        first: Position of the first new token, counted from the first token read.
-        offsets: Position (b) in its text of the first token read, or None if it is 0.
-        documents: Positions (b t) of the new tokens in their documents, or None if the text is one document.
-    """
-
-    n_memory: int
-    n_new: int
-    first: int
-    offsets: Tensor | None
-    device: torch.device
-    documents: Tensor | None = None
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """Positions (s) of the keys, relative to the first new token."""
-        return torch.arange(-self.n_memory, self.n_new, device=self.device)
-
-    def farthest(self, max_distance: int | None) -> int:
-        """Upper bound of the distances of visible keys, if they are at most `max_distance` back (None: any)."""
-        longest = self.n_memory + self.n_new - 1
-        return longest if max_distance is None else min(longest, max_distance)
-
-    @cached_property
-    def distance(self) -> Tensor:
-        """Query position minus key position (t s); negative for future keys."""
-        query = torch.arange(self.n_new, device=self.device)
-        return query[:, None] - self.keys
-
-    @cached_property
-    def absolute(self) -> Tensor:
-        """`latest` of the new tokens."""
-        return self.latest(self.n_new)
-
-    def latest(self, n: int) -> Tensor:
-        """Positions (b n), or (1 n) if all sequences agree, of the n latest tokens in their texts or documents.
-
-        Remembered tokens of an earlier document, which no new token sees, have position 0.
-        """
-        place = torch.arange(self.n_new - n, self.n_new, device=self.device)
-        if self.documents is not None:
-            remembered = (self.documents[:, :1] + place[: n - self.n_new]).clamp(min=0)
-            return torch.cat((remembered, self.documents), dim=1) if n > self.n_new else self.documents
-        place = place + self.first
-        return place[None] if self.offsets is None else self.offsets[:, None] + place
-
-    @property
-    def absolute_keys(self) -> Tensor:
-        """Positions (b s) of the keys in their texts or documents, or (1 s) if all sequences agree."""
-        return self.latest(self.n_memory + self.n_new)
-
-    def angles(self, n_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Sine and cosine (s f/2) of key positions times the frequencies 10000^(-2f/n_features) (Vaswani et al. 2017).
-
-        Computed in float64, then rounded. Rows from `n_memory` on belong to the new tokens.
-        """
-        angle = self.keys[:, None].double() * frequencies(n_features, self.device)
-        return angle.sin().to(dtype), angle.cos().to(dtype)
-
-
-def frequencies(n_features: int, device: torch.device, base: float = 10000.0) -> Tensor:
-    """Geometric series base^(-2f/n_features) for f = 0 .. n_features/2 - 1, in float64."""
-    return base ** -(torch.arange(0, n_features, 2, device=device, dtype=torch.float64) / n_features)
 
 
 class Mask:

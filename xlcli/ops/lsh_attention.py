@@ -16,8 +16,7 @@ in the order of the tiles.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -80,29 +79,64 @@ def attend_hashed(
     Returns:
         (b h t w)
     """
-    if q.shape[2] <= GATHERED_TOKENS * ranks.sizes.shape[-1]:
+    n_new, n_buckets = q.shape[2], ranks.sizes.shape[-1]
+    if n_new <= GATHERED_TOKENS * n_buckets:
         return attend_gathered(q, k, v, ranks, table, key_window, bucket_size=bucket_size, dropout=dropout)
-    h, floats_per_head = q.shape[1], k[:, :1].numel() * 2 + v[:, :1].numel()
-    if h > 1 and h * floats_per_head > MAX_FLOATS:
-        n, parts = max(1, MAX_FLOATS // floats_per_head), []
-        for heads in (slice(i, i + n) for i in range(0, h, n)):
-            own = q[:, heads], k[:, heads], v[:, heads], BucketRanks(*(part[:, heads] for part in ranks))
-            earlier = None if table is None else Table(*(part[:, heads] for part in table))
-            parts.append(attend_hashed(*own, earlier, key_window, bucket_size=bucket_size, dropout=dropout))
-        # In memory the heads of a token are adjacent, as its projections are.
-        return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
-    large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
+    n_heads = q.shape[1]
+    floats_per_head = 2 * k[:, :1].numel() + v[:, :1].numel()
+    if n_heads == 1 or n_heads * floats_per_head <= MAX_FLOATS:
+        return _attend_tiles(q, k, v, ranks, table, key_window, bucket_size, dropout)
+    heads_at_once = max(1, MAX_FLOATS // floats_per_head)
+    outputs = []
+    for first in range(0, n_heads, heads_at_once):
+        heads = slice(first, first + heads_at_once)
+        head_ranks = BucketRanks(*(part[:, heads] for part in ranks))
+        head_table = None if table is None else Table(*(part[:, heads] for part in table))
+        y = _attend_tiles(
+            q[:, heads], k[:, heads], v[:, heads], head_ranks, head_table, key_window, bucket_size, dropout
+        )
+        outputs.append(y.transpose(1, 2))
+    # In memory the heads of a token are adjacent, as its projections are.
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _attend_tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ranks: BucketRanks,
+    table: Table | None,
+    key_window: KeyWindow,
+    bucket_size: int,
+    dropout: float,
+) -> Tensor:
+    """`attend_hashed` in tiles, of all heads at once."""
+    tile = TILE
     # With gradients, keys and values before a tile are stored if some of them are in the table.
-    tile = bucket_size if bucket_size % TILE or (table is not None and torch.is_grad_enabled()) else TILE
-    qkv, codes = tuple(part.flatten(0, 2) for part in (q, k, v)), _codes(ranks, bucket_size)
-    call = _Call(qkv, large if large.any() else None, ranks, codes, table, key_window, bucket_size, tile, dropout)
+    stores_keys = table is not None and torch.is_grad_enabled()
+    if bucket_size % TILE or stores_keys:
+        tile = bucket_size
+    is_large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
+    call = _Call(
+        qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
+        large=is_large if is_large.any() else None,
+        ranks=ranks,
+        codes=_codes(ranks, bucket_size),
+        table=table,
+        key_window=key_window,
+        size=bucket_size,
+        tile=tile,
+        dropout=dropout,
+    )
+    tiles_per_round = (-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()
     rounds: list[Sums] = []
-    for r, n_tiles in enumerate((-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()):
+    for r, n_tiles in enumerate(tiles_per_round):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
             rounds.append(Sums(*checkpoint(call.attend, r, n_tiles, use_reentrant=False)))
         else:
             rounds.append(call.attend(r, n_tiles))
     y, total = add_rounds(rounds)
+    # A query without visible keys attends to itself.
     alone = (total == 0).to(total.dtype)
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
 
@@ -114,11 +148,11 @@ class _Codes(NamedTuple):
     tokens more than `size` before the call share one, and codes of different buckets differ by more than `size`.
 
     first   (b h r n)  code of the first token of the call in each bucket
-    own     (b h r t)  codes of the tokens of the call
+    new     (b h r t)  codes of the tokens of the call
     """
 
     first: Tensor
-    own: Tensor
+    new: Tensor
 
 
 def _codes(ranks: BucketRanks, size: int) -> _Codes:
@@ -166,39 +200,69 @@ class _Call(NamedTuple):
 
     def attend(self, r: int, n_tiles: int) -> Sums:
         """Attention (b·h·t ...) to the keys first seen in round r, which has `n_tiles` tiles."""
-        tiles, t = self.tiles(r, n_tiles), self.ranks.buckets.shape[-1]
-        order, tile, size = tiles.order, self.tile, self.size
-        limit = None if self.table is None and (self.key_window.limit or 0) >= t - 1 else self.key_window.limit
-        marks = [self.codes.own[:, :, i].flatten().index_select(0, order) for i in range(r)]
+        tiles, limit = self.tiles(r, n_tiles), self._limit()
+        q, k, v = (arrange(part, tiles.order, tiles.place) for part in self.qkv)
+        marks = self._marks(tiles.order, r, limit)
+        before, exists = self._before(tiles, [k, v, *marks], r, limit)
+        inside = [rearrange(part[self.size :], "(m c) ... -> m c ...", c=self.tile) for part in (q, k, v, *marks)]
+        large = None
+        if self.large is not None:
+            large = rearrange(self.large[tiles.order[self.size :]], "(m c) -> m c 1", c=self.tile)
+        sums = []
+        tiles_at_once = max(1, MAX_SCORES // (self.tile * self.size))
+        for first in range(0, n_tiles, tiles_at_once):
+            some = slice(first, first + tiles_at_once)
+            sums.append(
+                mix(
+                    [part[some] for part in inside],
+                    [part[some] for part in before],
+                    exists[some],
+                    None if large is None else large[some],
+                    limit=limit,
+                    dropout=self.dropout,
+                )
+            )
+        return _join(sums, tiles.place - self.size)
+
+    def _limit(self) -> int | None:
+        """Largest distance of a visible key; None if all keys that a query can find are as near."""
+        n_new, limit = self.ranks.buckets.shape[-1], self.key_window.limit
+        sees_whole_call = (limit or 0) >= n_new - 1
+        return None if self.table is None and sees_whole_call else limit
+
+    def _marks(self, order: Tensor, r: int, limit: int | None) -> list[Tensor]:
+        """Codes (p) in the rounds before r of the tokens at each place, and their positions if there is a limit."""
+        marks = [self.codes.new[:, :, i].flatten().index_select(0, order) for i in range(r)]
         if limit is not None:
-            marks.append((order % t).to(torch.float32 if t + limit < 2**24 else torch.float64))
-        new = [*(arrange(part, order, tiles.place) for part in self.qkv), *marks]
+            n_new = self.ranks.buckets.shape[-1]
+            exact = torch.float32 if n_new + limit < 2**24 else torch.float64
+            marks.append((order % n_new).to(exact))
+        return marks
+
+    def _before(
+        self, tiles: _Tiles, placed: Sequence[Tensor], r: int, limit: int | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Keys, values and marks (m n ...) at the n places before each tile, and the mask (m n) of those that exist.
+
+        `placed` are those (p ...) of the call in the order of the places.
+        """
         exists = tiles.before >= 0
         if self.table is None:
-            past = [windows(part, None, None, size=size, tile=tile) for part in new[1:]]
-        else:
-            known, *old = self.earlier(self.table, tiles.sizes, r, limit)
-            first = len(order) + ((tiles.sizes > 0).cumsum(0)[tiles.bucket] * size).unsqueeze(1)
-            places = torch.arange(0, n_tiles * tile, tile, device=order.device).unsqueeze(1)
-            places = places + torch.arange(size, device=order.device)
-            index = torch.where(exists, places, first + tiles.before)
-            exists |= torch.cat((exists.new_zeros(len(order)), known.flatten()))[index]
-            past = [
-                windows(part, entries.flatten(0, 1).to(part.dtype), index, size=size, tile=tile)
-                for part, entries in zip(new[1:], old, strict=True)
-            ]
-        own = [rearrange(part[size:], "(m c) ... -> m c ...", c=tile) for part in new]
-        group = max(1, MAX_SCORES // (tile * size))
-        groups = zip(*(torch.split(part, group) for part in (*own, *past, exists)), strict=True)
-        of_groups: Iterable[Tensor | None] = itertools.repeat(None)
-        if self.large is not None:
-            of_groups = torch.split(rearrange(self.large[order[size:]], "(m c) -> m c 1", c=tile), group)
-        sums = [
-            mix(parts[: len(own)], parts[len(own) : -1], parts[-1], rows, limit=limit, dropout=self.dropout)
-            for parts, rows in zip(groups, of_groups, strict=False)
-        ]
-        parts = [torch.cat(part) for part in zip(*sums, strict=True) if part[0] is not None]
-        return Sums(*(part.flatten(0, 1).index_select(0, tiles.place - size) for part in parts))
+            return [windows(part, None, None, size=self.size, tile=self.tile) for part in placed], exists
+        in_table, *of_table = self._in_table(self.table, tiles.sizes, r, limit)
+        # Rows of the call come first, then those of the table, whose buckets are only those with new tokens.
+        n_places, n_tiles = len(tiles.order), len(tiles.bucket)
+        nonempty_before = (tiles.sizes > 0).cumsum(0)[tiles.bucket]
+        in_old = (n_places + nonempty_before * self.size).unsqueeze(1) + tiles.before
+        first_places = torch.arange(0, n_tiles * self.tile, self.tile, device=tiles.order.device).unsqueeze(1)
+        in_new = first_places + torch.arange(self.size, device=tiles.order.device)
+        index = torch.where(exists, in_new, in_old)
+        exists |= torch.cat((exists.new_zeros(n_places), in_table.flatten()))[index]
+        before = []
+        for new, old in zip(placed, of_table, strict=True):
+            old = old.flatten(0, 1).to(new.dtype)
+            before.append(windows(new, old, index, size=self.size, tile=self.tile))
+        return before, exists
 
     def tiles(self, r: int, n_tiles: int) -> _Tiles:
         """The tiles of round r."""
@@ -217,16 +281,17 @@ class _Call(NamedTuple):
         before = ((tile_ids - begins[bucket]) * tile - self.size).unsqueeze(1) + slots
         return _Tiles(sizes, place, order, bucket, before)
 
-    def earlier(self, table: Table, sizes: Tensor, r: int, limit: int | None) -> list[Tensor]:
+    def _in_table(self, table: Table, sizes: Tensor, r: int, limit: int | None) -> list[Tensor]:
         """Tokens (m c ...) in the table, of the buckets of round r that have new ones.
 
         A mask of those that exist, keys, values, codes in earlier rounds, and positions if there is a limit.
         """
-        n_rounds, n = table.counts.shape[2:]
+        n_rounds, n_buckets = table.counts.shape[2:]
         nonempty = sizes.nonzero().squeeze(1)
-        bucket_ids = (nonempty // n * n_rounds + r) * n + nonempty % n
+        head, bucket = nonempty // n_buckets, nonempty % n_buckets
+        bucket_ids = (head * n_rounds + r) * n_buckets + bucket
         keys, values, positions, global_ranks, known = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
-        codes = _codes_of(global_ranks[..., :r], self.codes, table, nonempty // n).unbind(-1)
+        codes = _codes_of(global_ranks[..., :r], self.codes, table, head).unbind(-1)
         found = [known & (positions >= self.key_window.oldest), keys, values, *codes]
         if limit is not None:
             found.append((positions - self.key_window.start).clamp(min=-limit - 1))
@@ -237,9 +302,8 @@ def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) 
     """Codes (m c r) of earlier tokens with these global ranks (m c r); `heads` (m) counts sequences and heads."""
     rounds, n = global_ranks.shape[-1], table.counts.shape[-1]
     buckets, counts = global_ranks // RANKS_PER_BUCKET, global_ranks % RANKS_PER_BUCKET
-    cells = (
-        rearrange(heads, "m -> m 1 1") * table.counts.shape[2] + flat_index(heads, rounds).squeeze(-1)
-    ) * n + buckets
+    n_rounds = table.counts.shape[2]
+    cells = (rearrange(heads, "m -> m 1 1") * n_rounds + flat_index(heads, rounds).squeeze(-1)) * n + buckets
     since = counts - table.counts.flatten()[cells]
     first = codes.first.flatten()[cells]
     return first + since.clamp(min=-table.positions.shape[-1] - 1).to(first.dtype)
@@ -258,12 +322,24 @@ class Sums(NamedTuple):
     shift: Tensor | None = None
 
 
+def _join(sums: Sequence[Sums], order: Tensor) -> Sums:
+    """Sums (m c ...) of successive tiles as those of the tokens at the places `order`."""
+
+    def ordered(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(tuple(parts)).flatten(0, 1).index_select(0, order)
+
+    shifts = [each.shift for each in sums if each.shift is not None]
+    shift = ordered(shifts) if shifts else None
+    return Sums(ordered([each.y for each in sums]), ordered([each.total for each in sums]), shift)
+
+
 def add_rounds(rounds: list[Sums]) -> tuple[Tensor, Tensor]:
     """Sums of all rounds: values times weights, and weights."""
-    if rounds[0].shift is not None:
-        most = torch.stack([sums.shift for sums in rounds if sums.shift is not None]).amax(0)
-        factors = [(sums.shift - most).exp() for sums in rounds if sums.shift is not None]
-        rounds = [Sums(s.y * factor, s.total * factor) for s, factor in zip(rounds, factors, strict=True)]
+    shifts = [sums.shift for sums in rounds if sums.shift is not None]
+    if shifts:  # either all rounds have one or none
+        largest = torch.stack(shifts).amax(0)
+        factors = [(shift - largest).exp() for shift in shifts]
+        rounds = [Sums(sums.y * factor, sums.total * factor) for sums, factor in zip(rounds, factors, strict=True)]
     y, total, _ = rounds[0]
     for sums in rounds[1:]:
         y, total = y + sums.y, total + sums.total
@@ -320,8 +396,24 @@ class _Windows(torch.autograd.Function):
         return tiles.flatten(0, 1), None, None, None, None
 
 
+class _Window(NamedTuple):
+    """The keys of a query: the earlier ones of its tile where `from_tile` (c c) is 1, else keys before the tile.
+
+    Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
+    """
+
+    from_tile: Tensor
+
+    def join(self, of_window: Tensor, of_tile: Tensor) -> Tensor:
+        """Values (m c n) of the keys before a tile, the first ones replaced in place by those (m c c) of the tile."""
+        tile = len(self.from_tile)
+        kept = of_window[..., :tile] * (1 - self.from_tile).to(of_window.dtype)
+        of_window[..., :tile] = kept + of_tile * self.from_tile.to(of_window.dtype)
+        return of_window
+
+
 def mix(
-    own: Sequence[Tensor],
+    inside: Sequence[Tensor],
     before: Sequence[Tensor],
     exists: Tensor,
     large: Tensor | None,
@@ -335,7 +427,7 @@ def mix(
     together, so scores with the first keys before the tile are replaced by scores with its own keys.
 
     Args:
-        own: Queries (m c e), keys and values of the tiles, their codes in earlier rounds (m c), and their positions
+        inside: Queries (m c e), keys and values of the tiles, their codes in earlier rounds (m c), and their positions
             (m c) if there is a limit.
         before: Keys (m n e) and values before the tiles, their codes, and their positions.
         exists: Mask (m n) of the keys before the tiles that exist.
@@ -343,39 +435,37 @@ def mix(
         limit: Largest distance of a visible key; None: any.
         dropout: Dropout rate of the weights.
     """
-    q, k, v, *marks = own
+    q, k, v, *marks = inside
     k_before, v_before, *marks_before = before
     tile, size = k.shape[1], k_before.shape[1]
-    # Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
-    near = torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1)
-    far = 1 - near
-
-    def join(window: Tensor, beside: Tensor) -> Tensor:
-        window[..., :tile] = window[..., :tile] * far.to(window.dtype) + beside * near.to(window.dtype)
-        return window
-
-    distances = [
-        join(mine.unsqueeze(2) - theirs.unsqueeze(1), mine.unsqueeze(2) - mine.unsqueeze(1))
-        for mine, theirs in zip(marks, marks_before, strict=True)
-    ]
-    visible = join(exists.to(q.dtype).unsqueeze(1).repeat(1, tile, 1), torch.ones_like(near))
+    window = _Window(torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1))
+    distances = []
+    for mark, mark_before in zip(marks, marks_before, strict=True):
+        to_window = mark.unsqueeze(2) - mark_before.unsqueeze(1)
+        to_tile = mark.unsqueeze(2) - mark.unsqueeze(1)
+        distances.append(window.join(to_window, to_tile))
+    visible = window.join(exists.to(q.dtype).unsqueeze(1).repeat(1, tile, 1), torch.ones_like(window.from_tile))
     if limit is not None:
-        visible *= (limit + 1 - distances.pop()).clamp_(0, 1)
+        positions_back = distances.pop()
+        visible *= (limit + 1 - positions_back).clamp_(0, 1)
     if distances:
-        visible *= reduce(torch.minimum, [distance.abs_() for distance in distances]).sub_(size).clamp_(0, 1)
-    scores = join(q @ k_before.mT, q @ k.mT)
+        # A key counts in the first round in which it is seen, where codes differ by at most `size`.
+        nearest = reduce(torch.minimum, [distance.abs_() for distance in distances])
+        visible *= nearest.sub_(size).clamp_(0, 1)
+    scores = window.join(q @ k_before.mT, q @ k.mT)
     shift = None
     if large is not None:
-        top = (scores.detach() + visible.log()).amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-        shift = torch.where(large, top, 0.0)
+        lowest = torch.finfo(scores.dtype).min
+        largest = (scores.detach() + visible.log()).amax(-1, keepdim=True).clamp(min=lowest)
+        shift = torch.where(large, largest, 0.0)
         scores = (scores - shift).clamp(max=0.0).where(large, scores)
     weights = scores.exp_() * visible
     total = weights.sum(-1, keepdim=True)
     if dropout:
         weights = F.dropout(weights, dropout)
-    beside = weights[..., :tile] * near
-    weights[..., :tile] *= far
-    return Sums(torch.baddbmm(weights @ v_before, beside, v), total, shift)
+    of_tile = weights[..., :tile] * window.from_tile
+    weights[..., :tile] *= 1 - window.from_tile
+    return Sums(torch.baddbmm(weights @ v_before, of_tile, v), total, shift)
 
 
 def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: Table, key_window: KeyWindow) -> Tensor:
@@ -388,9 +478,9 @@ def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: T
     counts = table.counts.flatten()[bucket_ids]
     global_rank = buckets.squeeze(-1) * RANKS_PER_BUCKET + counts
     keys, values, positions, global_ranks, exists = latest(table, bucket_ids, counts)
-    oldest = (
-        key_window.oldest if key_window.limit is None else max(key_window.oldest, key_window.start - key_window.limit)
-    )
+    oldest = key_window.oldest
+    if key_window.limit is not None:
+        oldest = max(oldest, key_window.start - key_window.limit)
     seen = (exists & (positions >= oldest) & ~seen_before(global_rank, global_ranks, size)).flatten(2)
     scores = (keys.flatten(2, 3) @ q.mT).squeeze(-1).masked_fill(~seen, -torch.inf)
     y = scores.softmax(-1).unsqueeze(2) @ values.flatten(2, 3)

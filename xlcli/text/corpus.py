@@ -16,7 +16,7 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -62,6 +62,7 @@ class Corpus:
     Args:
         skipped: Files of folders that are not text, each with the reason.
         documents: Offsets at which documents begin, ascending from 0; None: as the files say.
+        left_out: Names of files that are not read, because they are held-out text.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class Corpus:
         sources: Sequence[Source],
         skipped: Mapping[Path, str] | None = None,
         documents: Sequence[int] | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
+        self.left_out = tuple(left_out)
         self._documents = documents
         self._remarks: list[str] = []
         self._facts: Facts | None = None
@@ -97,6 +100,22 @@ class Corpus:
     def n_bytes(self) -> int:
         """Length of the text."""
         return self.facts.n_bytes
+
+    def without(self, held_out: Collection[Corpus]) -> Corpus:
+        """This text without the files of held-out texts, which may have other names there.
+
+        Raises:
+            DataError: No file remains.
+        """
+        taken = {source.identity for corpus in held_out for source in corpus.sources}
+        kept = [source for source in self.sources if source.identity not in taken]
+        if len(kept) == len(self.sources):
+            return self
+        if not kept:
+            remedy = "Give another file, or leave out --valid and --test: xlcli then splits text off the end."
+            raise DataError(f"{self.name} can be only one of training, validation and test text.", remedy)
+        left_out = [source.name for source in self.sources if source.identity in taken]
+        return Corpus(kept, self.skipped, left_out=left_out)
 
     def notices(self) -> Iterator[Notice]:
         """Warnings of skipped files and, after the scan, of rows that are read otherwise; a remark on CR LF."""
@@ -210,7 +229,7 @@ class Corpus:
             name, offset = self._locate(text.bad, sizes)
             raise not_utf8(name, offset, is_cut=text.is_cut or name != source.name)
 
-    def _locate(self, place: int, sizes: list[int]) -> tuple[str, int]:
+    def _locate(self, place: int, sizes: Sequence[int]) -> tuple[str, int]:
         for source, size in zip(self.sources, sizes, strict=True):
             if place < size:
                 return source.name, place
@@ -263,6 +282,10 @@ LARGEST_DEFAULT = 2**20
 """Maximum bytes of a held-out part of default size."""
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
+PASSAGE = 512
+"""Bytes of a passage that two texts share only if it was copied: logs of 2,000 lines repeat 128 bytes, but not 256."""
+N_PASSAGES = 16
+"""Number of passages of a held-out text that are looked for elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +354,8 @@ def split(
 ) -> Generator[Progress, None, Split]:
     """Splits a corpus into training, validation and test part, in order, at line ends if possible. Yields progress.
 
+    No file is read in two parts: test text comes first, then validation text.
+
     Args:
         corpus: The text.
         valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
@@ -338,16 +363,22 @@ def split(
         by_document: Split between documents where one begins at most 64 KiB before the place of the split.
 
     Raises:
-        DataError: A file cannot be read or is empty.
+        DataError: A file cannot be read or is empty, or nothing but held-out text is given.
     """
     if test is None and isinstance(valid, str):
         test = 0.0
+    texts: dict[str, Corpus] = {}
+    for given in (test, valid):
+        if isinstance(given, str):
+            text = yield from gather([given], reading=corpus.sources[0].reading)
+            texts[given] = text.without(texts.values())
+    corpus = corpus.without(texts.values())
+    yield from corpus.scan()
     end = corpus.n_bytes
     held_out: list[Part] = []
     for given in (test, valid):
         if isinstance(given, str):
-            other = yield from gather([given], reading=corpus.sources[0].reading)
-            held_out.append(Part(other, 0, other.n_bytes))
+            held_out.append(Part(texts[given], 0, texts[given].n_bytes))
             continue
         default = min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
         size = default if given is None else int(corpus.n_bytes * given)
@@ -356,6 +387,24 @@ def split(
         end = cut
     test_part, valid_part = held_out
     return Split(Part(corpus, 0, end), valid_part, test_part)
+
+
+def warn_of_copies(held_out: Corpus, text: Corpus) -> Generator[Progress | Notice, None, None]:
+    """A warning if another text has one of `N_PASSAGES` passages of a held-out text. Yields progress."""
+    last = max(0, held_out.n_bytes - PASSAGE)
+    starts = [last * (2 * i + 1) // (2 * N_PASSAGES) for i in range(N_PASSAGES)]
+    passages = {block[:PASSAGE] for block in _spread(Part(held_out, 0, held_out.n_bytes), starts)}
+    meter = ProgressMeter("looking for held-out text", text.n_bytes, "B")
+    end, window = 0, b""
+    for portion in text.read():
+        end += len(portion)
+        window = window[1 - PASSAGE :] + portion  # a passage may begin in the portion before
+        yield from meter.report(end)
+        if any(passage in window for passage in passages):
+            other, _ = text._locate(end - 1, text.facts.sizes)
+            problem = f"{held_out.name} is not held out: {other} has the same text, at least in part"
+            yield Notice(f"{problem}; remove it from one of them, or scores will be too good", "warning")
+            return
 
 
 def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> int:

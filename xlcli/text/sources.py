@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import STANDARD_INPUT, cache_folder, kind_of, read_json
+from xlcli.files import STANDARD_INPUT, cache_folder, identity, kind_of, read_json
 from xlcli.text import formats
 from xlcli.text.documents import Document, plain
 
@@ -61,11 +61,13 @@ class Block(NamedTuple):
 class Source:
     """A file, its size when it was opened, and the descriptor of the unnamed copy if it is a pipe.
 
+    `identity` is that of the file or pipe itself (`files.identity`).
     `seekable`: reading can start anywhere if there is no CR LF, because the file holds nothing but its text.
     """
 
     name: str
     path: Path
+    identity: tuple[int, int]
     stored_bytes: int
     reading: InputFormat
     seekable: bool
@@ -187,7 +189,8 @@ def open_source(path: Path, reading: InputFormat) -> Source:
     """
     descriptor = _open(path)
     try:
-        return Source(str(path), path, os.fstat(descriptor).st_size, reading, _is_plain(descriptor, str(path), reading))
+        status, is_plain = os.fstat(descriptor), _is_plain(descriptor, str(path), reading)
+        return Source(str(path), path, identity(status), status.st_size, reading, is_plain)
     finally:
         os.close(descriptor)
 
@@ -202,6 +205,7 @@ def copy_pipe(path: Path, reading: InputFormat) -> Generator[Progress, None, Sou
         ResourceError: The cache folder is full.
     """
     folder, name = cache_folder(), STANDARD_INPUT if str(path) == "-" else str(path)
+    status = os.fstat(0) if str(path) == "-" else path.stat()
     meter, n_bytes = ProgressMeter(f"reading {name}", None, "B"), 0
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -217,7 +221,7 @@ def copy_pipe(path: Path, reading: InputFormat) -> Generator[Progress, None, Sou
             "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
     size = os.fstat(spool).st_size
-    source = Source(name, path, size, reading, _is_plain(spool, name, reading), spool)
+    source = Source(name, path, identity(status), size, reading, _is_plain(spool, name, reading), spool)
     weakref.finalize(source, os.close, spool)
     return source
 
@@ -237,12 +241,10 @@ def files_below(folder: Path) -> list[Path]:
         ) from None
 
     found: list[Path] = []
-    seen: set[tuple[int, int]] = set()
+    names_of: dict[tuple[int, int], Path] = {}
 
     def is_new(path: Path) -> bool:
-        status = path.stat()
-        place = status.st_dev, status.st_ino
-        return place not in seen and not seen.add(place)  # type: ignore[func-returns-value]
+        return names_of.setdefault(identity(path.stat()), path) is path
 
     for base, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if not is_new(Path(base)) or ("config.json" in names and _is_model(Path(base))):

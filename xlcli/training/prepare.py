@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 from torch import Tensor
@@ -24,7 +25,7 @@ from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import INIT, NEW, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
-from xlcli.text.corpus import Split, gather, split
+from xlcli.text.corpus import Split, gather, split, warn_of_copies
 from xlcli.text.formats import not_utf8
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, load_tokenizer, n_unknown
@@ -227,10 +228,11 @@ def _read(
     fields = () if text.text_field is None else (text.text_field,)
     reading = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
-    yield from corpus.scan()
     parts = yield from split(corpus, text.valid, text.test, by_document=by_document)
-    corpora = dict.fromkeys((corpus, parts.valid.corpus, parts.test.corpus))
+    corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
     yield from dict.fromkeys(notice for each in corpora for notice in each.notices())
+    for one, held_out in combinations(corpora, 2):
+        yield from warn_of_copies(held_out, one)
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:

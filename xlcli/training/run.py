@@ -17,7 +17,7 @@ from xlcli.errors import CheckpointError, DivergedError, StateError
 from xlcli.files.tensors import TensorInfo, type_name, with_prefix
 from xlcli.model.build import build_model
 from xlcli.ops.layers import has_bfloat16_units
-from xlcli.optim import BUDGET_SCHEDULES, Optimizers, lr_factor
+from xlcli.optim import Optimizers, lr_factor, schedule_of
 from xlcli.ranks import divided, local
 from xlcli.runtime import Runtime, compile_stack
 from xlcli.state import State
@@ -203,7 +203,8 @@ class TrainingRun:
     def patience(self) -> Patience:
         """Early stopping, by the present counters."""
         train = self.config.train
-        decay = train.decay_fraction * (train.lr_schedule in BUDGET_SCHEDULES)
+        schedule = schedule_of(train)
+        decay = schedule.decay_fraction if schedule.ends_with_budget else 0.0
         return Patience(train.patience, decay, self.counters)
 
     def fraction(self, seconds: float) -> float:

@@ -363,5 +363,6 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,
         valid_from_end=parts.valid.corpus is parts.train.corpus,
+        left_out=tuple(dict.fromkeys((*parts.train.corpus.left_out, *parts.valid.corpus.left_out))),
     )
     memory.require([config], runtime, n_parameters)

@@ -14,9 +14,9 @@ from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenBuffers, T
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import ScoreRule
 from xlcli.ops.attend import attend
-from xlcli.ops.attend_blocks import Scoring, Sinks
 from xlcli.ops.context import AttentionContext, Mask
 from xlcli.ops.layers import ALL_ROWS
+from xlcli.ops.scoring import Scoring, Sinks
 from xlcli.ops.span import Span
 
 

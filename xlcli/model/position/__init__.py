@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from xlcli.ops.attend_blocks import FarKeys, ScoreTerm
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.scoring import FarKeys, ScoreTerm
 
 
 class ScoreRule(NamedTuple):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from xlcli.errors import DataError
 from xlcli.model.position import Position
-from xlcli.ops.context import AttentionContext, frequencies
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import frequencies
 
 
 class AddedPosition(Position):

@@ -17,8 +17,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.model.position import Position, ScoreRule
-from xlcli.ops.attend_blocks import product
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.scoring import product
 
 
 class AlibiPosition(Position):

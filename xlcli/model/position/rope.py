@@ -16,8 +16,9 @@ from torch import Tensor
 
 from xlcli.config.position import RopeScalingConfig
 from xlcli.model.position import Position
-from xlcli.ops.attend_blocks import FarKeys
-from xlcli.ops.context import AttentionContext, frequencies
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import frequencies
+from xlcli.ops.scoring import FarKeys
 
 Layout = Literal["half", "interleaved"]
 """Features of a pair: `half` f and f + e/2, `interleaved` 2f and 2f + 1."""

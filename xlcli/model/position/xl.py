@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlcli.model.position import Position, ScoreRule
-from xlcli.ops.attend_blocks import Clamp, ScoreTerm
-from xlcli.ops.context import AttentionContext, frequencies
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import frequencies
+from xlcli.ops.scoring import Clamp, ScoreTerm
 
 
 class XLBiases(nn.Module):

@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 import typer
 
 from xlcli import config as settings
-from xlcli.cli import options, report
+from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.loading import check_settings, find_model, load_model
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import PICTURE, Kept
 from xlcli.cli.plot import draw_speed
+from xlcli.cli.quantities import approximate_count, compact_number, format_bytes, number_or_blank
+from xlcli.cli.score_report import rounding
 from xlcli.cli.terminal import table, wrapped
 from xlcli.config import Config, Tree
 from xlcli.errors import ConfigError
@@ -107,10 +109,10 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
     """Figures as tables of at most `width` cells with a column for each memory length, and perhaps their meaning."""
     first = speeds[0]
     kernels = {None: "", True: ", compiled kernels", False: ", no compiled kernels"}[first.kernels]
-    threads = report.counted(first.threads, "thread")
+    threads = approximate_count(first.threads, "thread")
     about = (
-        f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
-        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
+        f"{first.task} of {first.model}, {compact_number(first.parameters)} parameters, {first.device} {first.dtype}"
+        f"{rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
     )
     columns = [_figures(speed) for speed in speeds]
     names = [name for name in columns[0] if any(column[name] for column in columns)]
@@ -126,20 +128,20 @@ def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
 
     def ms(value: float | None) -> str:
-        return report.optional(value, ".3g" if (value or 0) < 1000 else ",.0f")
+        return number_or_blank(value, ".3g" if (value or 0) < 1000 else ",.0f")
 
     is_decoding, first = speed.task == "decode", speed.first_token_seconds
     return {
         "memory": f"{speed.mem_len:,}",
         "segment": f"{speed.segment_len:,}" * (not is_decoding),
         "batch": f"{speed.batch_size:,}" * (not is_decoding or speed.batch_size > 1),
-        "tokens/s, mean": report.amount(speed.tokens_per_second),
+        "tokens/s, mean": compact_number(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
-        "first token": report.optional(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
+        "first token": number_or_blank(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
-        "  times slower": report.optional(speed.recompute_ratio, ",.1f"),
-        "peak RAM": report.size(speed.peak_rss_bytes),
+        "  times slower": number_or_blank(speed.recompute_ratio, ",.1f"),
+        "peak RAM": format_bytes(speed.peak_rss_bytes),
     }

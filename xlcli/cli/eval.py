@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from xlcli.cli import loading, options, report
+from xlcli.cli import loading, options
 from xlcli.cli.command import App, Call
 from xlcli.cli.eval_outputs import (
     ContextPlot,
@@ -28,12 +28,14 @@ from xlcli.cli.eval_outputs import (
     WordList,
     Words,
     check_single,
-    over_seeds,
+    seed_statistics,
 )
 from xlcli.cli.loading import check_texts, find_models, named_models, note_unread_pipe, print_plan
+from xlcli.cli.objects import score_object
 from xlcli.cli.options import option
 from xlcli.cli.outputs import Kept
 from xlcli.cli.render import Screen
+from xlcli.cli.score_report import pairs_text, score_table, spread_text, sweep_text
 from xlcli.cli.signals import Stop
 from xlcli.config import Config, EvalConfig
 from xlcli.errors import DataError
@@ -198,18 +200,18 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
 
     screen = run.screen
     comparisons = [compare(score, scores[0]) for score in scores[1:]]
-    seeds = over_seeds(scores, run)
+    seeds = seed_statistics(scores, run)
     if screen.json and not to_stderr:
-        objects = [report.score_object(score) for score in scores]
+        objects = [score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != run.n_rows
         tree = {"sweep": objects, "partial": is_partial, "comparisons": comparisons, "seeds": seeds}
         screen.object(tree if run.n_rows else objects[0])
     else:
         if any(score.pairs for score in scores):
-            text = report.pairs_text(scores, run.shape, screen.columns, comparisons, seeds)
+            text = pairs_text(scores, run.shape, screen.columns, comparisons, seeds)
         elif run.n_rows and not scores[0].partial:
-            text = report.sweep_text(scores, run.n_rows, screen.columns, seeds)
+            text = sweep_text(scores, run.n_rows, screen.columns, seeds)
         else:
-            text = report.score_table(scores[0], run.shape)
-        text += report.spread_text(scores, comparisons, screen.columns)
+            text = score_table(scores[0], run.shape)
+        text += spread_text(scores, comparisons, screen.columns)
         (screen.say if to_stderr else screen.report)(text)

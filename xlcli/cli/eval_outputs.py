@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from xlcli.cli import options, report
+from xlcli.cli import options
 from xlcli.cli.command import Call
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, write_output
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
+from xlcli.cli.score_report import describe_context, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
 from xlcli.config import EvalConfig, ModelConfig
@@ -193,7 +194,7 @@ class ScorePage(Sink):
             perplexities.append(("perplexity per token", f"{score.perplexity:.5g}"))
         if score.word_perplexity is not None:
             perplexities.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
-        context = report.context(self._run.shape, score.mem_len, score.segment_len, score.stride)
+        context = describe_context(self._run.shape, score.mem_len, score.segment_len, score.stride)
         self._page.save(score.file, score.model, context, perplexities, score.by_context)
         screen.say(f"page written to {self._page.path}")
 
@@ -211,9 +212,9 @@ class FigureTable(Output):
             if run.stop():
                 run.screen.not_written(self.path)
                 return
-            rows = [row for score in scores for row in report.score_rows(score)]
+            rows = [row for score in scores for row in score_rows(score)]
             if not scores[0].pairs:
-                rows += report.seed_rows(over_seeds(scores, run))
+                rows += seed_rows(seed_statistics(scores, run))
             text = csv_text(rows)
             if self.path == "-":
                 run.screen.print(text)
@@ -254,7 +255,7 @@ class ContextPlot(Output):
         return Kept(Score, draw)
 
 
-def over_seeds(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:
+def seed_statistics(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:
     """Means and standard deviations over seeds, at each memory length."""
     lengths = dict.fromkeys(score.mem_len for score in scores)
     rows = []
@@ -262,5 +263,5 @@ def over_seeds(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:
         for mem_len in lengths:
             group = [score for score in scores if score.model in names and score.mem_len == mem_len]
             if len(group) > 1:
-                rows.append(report.over_seeds(group))
+                rows.append(over_seeds(group))
     return rows

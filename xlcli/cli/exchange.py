@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from xlcli.cli import options, report
+from xlcli.cli import options
 from xlcli.cli.command import App, Call
+from xlcli.cli.objects import fields
 from xlcli.cli.options import option
+from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.terminal import table
 from xlcli.errors import ConfigError
 from xlcli.store.discover import LOCAL, find, summarize
@@ -47,16 +49,16 @@ def import_(
         screen.say(notice, "warning")
     made, config = summarize(target), read_config(target)
     if screen.json:
-        screen.object({**report.fields(made), "imported": about, "config": config.model_dump(mode="json")})
+        screen.object({**fields(made), "imported": about, "config": config.model_dump(mode="json")})
         return
     model, train = config.model, config.train
     size, is_ids = model.vocab_size or 0, about["tokenizer"] == "ids"
     heads = f"{model.attention.n_heads} heads of {model.head_dim}"
-    weights = f"{report.amount(made.parameters or 0)} parameters, {report.size(made.bytes)} in {made.encoding}"
+    weights = f"{compact_number(made.parameters or 0)} parameters, {format_bytes(made.bytes)} in {made.encoding}"
     rows = [
         ("model", f"{target}, from {source} ({about['format']})"),
         ("weights", weights),
-        ("network", f"{report.counted(model.n_layers, 'layer')} of width {model.dim:,}, {heads}"),
+        ("network", f"{approximate_count(model.n_layers, 'layer')} of width {model.dim:,}, {heads}"),
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
         ("memory", model.describe_memory(train.mem_len, train.segment_len)),
         ("text", f"{'token ids, without a tokenizer' if is_ids else about['tokenizer']}, vocabulary of {size:,}"),

@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xlcli.cli import report
 from xlcli.cli.command import Call
+from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.render import Screen
+from xlcli.cli.run_report import describe_scored_text
+from xlcli.cli.score_report import rounding
 from xlcli.cli.usage import nearest
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
@@ -158,10 +160,10 @@ def print_plan(
         texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
         memory = model.describe_memory(reading.mem_len, reading.segment_len)
         rows = [
-            ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
+            ("model", f"{folder} ({compact_number(parameters)} parameters, {format_bytes(weights)})"),
             ("does", action),
-            ("memory", f"{memory}, {texts}: {report.size(state)}"),
-            ("needs", f"about {report.size(needed)} of RAM; {report.size(available)} available"),
+            ("memory", f"{memory}, {texts}: {format_bytes(state)}"),
+            ("needs", f"about {format_bytes(needed)} of RAM; {format_bytes(available)} available"),
         ]
         screen.report("".join(f"{name:8} {text}\n" for name, text in rows))
     # A finite text may be shorter than the memory.
@@ -223,11 +225,11 @@ def load_model(
     about = f"model {model.name}: {folder}"
     bits_per_byte, scored = model.record.get("bits_per_byte"), scored_text(model.record)
     if isinstance(bits_per_byte, float) and scored:
-        about += f", {bits_per_byte:.3f} bits per byte of the {report.scored(scored)}"
+        about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(scored)}"
     screen.say(about, "detail")
     reading = settings.reading(model.config.model, model.config.train)
-    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, reading.memory_dtype)
-    screen.say(f"{runtime.device} {dtypes}, {report.counted(runtime.threads, 'thread')}", "detail")
+    dtypes = runtime.dtype_name + rounding(model.weight_dtype, reading.memory_dtype)
+    screen.say(f"{runtime.device} {dtypes}, {approximate_count(runtime.threads, 'thread')}", "detail")
     mem_lens = [settings.mem_len or 0]
     if isinstance(settings, EvalConfig):
         mem_lens += settings.sweep_mem_len
@@ -271,8 +273,8 @@ def open_model(
     if state.before is not None:
         resume = load_state(state.before, model=model, device=str(runtime.device))
         _check_log(state, resume, log)
-        read = f"{report.counted(resume.model_state.seen, 'token')} read"
-        read += report.rounding("float32", resume.model_state.memory_dtype)
+        read = f"{approximate_count(resume.model_state.seen, 'token')} read"
+        read += rounding("float32", resume.model_state.memory_dtype)
         call.screen.say(f"state {state.before}: {read}", "info" if state.before == state.after else "detail")
     save: Any = None if state.after is None else partial(save_state, state.after, model=model)
     return OpenedModel(model, runtime, resume, save)

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options, report
+from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.help import CONTEXT, Group
+from xlcli.cli.objects import fields
 from xlcli.cli.options import plot_option
 from xlcli.cli.outputs import PICTURE
 from xlcli.cli.plot import draw_training
+from xlcli.cli.quantities import compact_number, format_age, format_bytes, number_or_blank
 from xlcli.cli.render import Screen
+from xlcli.cli.run_report import describe_scored_text
 from xlcli.cli.settings import to_toml
 from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
@@ -126,25 +129,27 @@ def show(
             remedy = near and f"Did you mean the preset {near}?"
             raise CheckpointError(error.message, remedy or error.remedy) from None
         if screen.json:
-            screen.object({**report.fields(preset), "config": read_preset(name)})
+            screen.object({**fields(preset), "config": read_preset(name)})
         else:
             screen.print(preset.path.read_text("utf-8"))
         return
     summary, record = summarize(folder), read_record(folder)
     config = read_config(folder)
     if screen.json:
-        screen.object({**report.fields(summary), "record": record, "config": config.model_dump(mode="json")})
+        screen.object({**fields(summary), "record": record, "config": config.model_dump(mode="json")})
         return
     position, attention, params, _score, age, corpus = _row(summary)[1:]
     rows = [
         ("model", str(folder)),
         ("kind", f"{attention} attention, position encoding {position}"),
-        ("weights", f"{params} parameters, {report.size(summary.bytes)} in {summary.encoding or '?'}"),
+        ("weights", f"{params} parameters, {format_bytes(summary.bytes)} in {summary.encoding or '?'}"),
         ("age", age),
         ("corpus", corpus),
     ]
     if summary.bits_per_byte is not None and summary.scored:
-        rows.append(("score", f"{summary.bits_per_byte:.4f} bits per byte of the {report.scored(summary.scored)}"))
+        rows.append(
+            ("score", f"{summary.bits_per_byte:.4f} bits per byte of the {describe_scored_text(summary.scored)}")
+        )
     screen.print(table([row for row in rows if row[1] != "-"], screen.columns, left=(0, 1)) + "\n")
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
@@ -199,7 +204,7 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
     if screen.json:
         screen.object(made)
     command = f"xlcli eval -m {shlex.quote(target)}"
-    screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
+    screen.say(f"{target} written, {format_bytes(made.bytes)} in {made.encoding}; score it: {command}")
     if texts := [text for text in HELD_OUT.values() if Path(target, text).is_file()]:
         screen.say(f"it contains text from the corpus: remove {' and '.join(texts)} before you publish it")
 
@@ -210,13 +215,13 @@ def _is_partial(model: ModelSummary) -> bool:
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
-    score = report.optional(model.bits_per_byte, ".3f") + "*" * _is_partial(model)
+    score = number_or_blank(model.bits_per_byte, ".3f") + "*" * _is_partial(model)
     return (
         model.name,
         model.position or "?",
         model.attention or "?",
-        report.amount(model.parameters) if model.parameters is not None else "?",
+        compact_number(model.parameters) if model.parameters is not None else "?",
         score or {True: "-"}.get(model.finished, "unfinished"),
-        "-" if model.bundled else report.age(time.time() - model.modified),
+        "-" if model.bundled else format_age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )

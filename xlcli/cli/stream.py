@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xlcli.cli import options, report
+from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.loading import (
     OpenedModel,
@@ -22,11 +22,13 @@ from xlcli.cli.loading import (
     print_plan,
     state_files,
 )
+from xlcli.cli.objects import text_object, to_json
 from xlcli.cli.options import option
 from xlcli.cli.outputs import PAGE, STATE, Sink, check_standard_output
 from xlcli.cli.page import Page
 from xlcli.cli.pipe import followed, label, open_source, portions
 from xlcli.cli.render import Screen
+from xlcli.cli.score_report import describe_context, stats_line
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import Table, form_of
 from xlcli.config import StreamConfig
@@ -163,7 +165,7 @@ def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState 
     """Name of the model, and the context of a token in words."""
     reading = settings.reading(model.config.model, model.config.train)
     mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
-    return model.name, report.context(model.config.model, mem_len, model.config.train.segment_len)
+    return model.name, describe_context(model.config.model, mem_len, model.config.train.segment_len)
 
 
 def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:
@@ -227,11 +229,11 @@ class _Scores(Sink):
             case Row() | WordScore():
                 screen.print(self._table.line(event), json=screen.json)
             case LineScore() | TokenScore() if screen.json:
-                screen.object(report.text_object(event))
+                screen.object(text_object(event))
             case LineScore():
                 screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
             case TokenScore():
-                screen.print(f"{event.byte}\t{event.bits:.3f}\t{report.to_json(event.text)}\n")
+                screen.print(f"{event.byte}\t{event.bits:.3f}\t{to_json(event.text)}\n")
             case StreamStats():
                 self._add_stats(event)
 
@@ -242,7 +244,7 @@ class _Scores(Sink):
         if emit == "stats" and screen.json:
             screen.object(stats)
         elif emit == "stats":
-            screen.report(f"{report.stats_line(stats)}\n")
+            screen.report(f"{stats_line(stats)}\n")
         if not stats.final:
             return
         if remark := misfit(self._model, stats.bits_per_byte):
@@ -252,7 +254,7 @@ class _Scores(Sink):
             start = f"; --top starts after {math.ceil(1 / self._top):,}" if self._top and not stats.shown else ""
             screen.say(f"{stats.shown:,}{of_all} {emit} shown{start}")
         if emit != "stats" or screen.json:
-            screen.say(report.stats_line(stats))
+            screen.say(stats_line(stats))
 
     def close(self) -> None:
         self._screen.model_text(b"", final=True)

@@ -14,9 +14,9 @@ from itertools import zip_longest
 from pathlib import PurePath
 from typing import Any
 
+from xlcli.cli.objects import fields, text_object, to_json
 from xlcli.cli.outputs import LIST, FileSink
 from xlcli.cli.render import Screen
-from xlcli.cli.report import fields, text_object, to_json
 from xlcli.errors import DataError, named
 from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder

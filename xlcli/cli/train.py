@@ -12,15 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options, report
+from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.entry import discard_stdout
 from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.loading import check_texts
+from xlcli.cli.objects import fields
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import PICTURE, Sink
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
+from xlcli.cli.run_report import plan_text, trained_text
 from xlcli.cli.signals import Stop
 from xlcli.cli.tensorboard import EventFile
 from xlcli.config import Config, TextConfig, Tree, make
@@ -200,12 +202,12 @@ class _Report(Sink):
     def _show(self, event: Event) -> None:
         screen = self._screen
         if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
-            screen.object({"event": type(event).__name__.lower(), **report.fields(event)})
+            screen.object({"event": type(event).__name__.lower(), **fields(event)})
         match event:
             case Plan() if self._dry_run and not screen.json:
-                screen.report(report.plan_text(event))
+                screen.report(plan_text(event))
             case Plan():
-                screen.say(report.plan_text(event).rstrip("\n"))
+                screen.say(plan_text(event).rstrip("\n"))
             case Step():
                 screen.step(event)
             case Validation():
@@ -214,7 +216,7 @@ class _Report(Sink):
             case Saved():
                 screen.say(f"step {event.step}  saved in {event.folder}", "detail")
             case Trained() if not screen.json:
-                screen.report(report.trained_text(event))
+                screen.report(trained_text(event))
 
     def close(self) -> None:
         if self._plot is None or not self._has_plan or self._dry_run:

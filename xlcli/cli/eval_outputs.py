@@ -89,7 +89,6 @@ class TokenList(Output):
     lists_tokens = True
 
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        """See `Output`."""
         if call.params["words"] is not None:
             raise call.conflict(self.name, "words")
         if settings.score_field is not None:
@@ -104,7 +103,6 @@ class TokenList(Output):
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
 
     def sink(self, run: Run) -> Sink:
-        """See `Output`."""
         return list_of((Row, TokenScore), self.path, form_of(self.path, json=True), run)
 
 
@@ -116,12 +114,10 @@ class WordList(Output):
     lists_words = True
 
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        """See `Output`."""
         if settings.sweep_mem_len:
             raise call.conflict(self.name, "sweep_mem_len")
 
     def sink(self, run: Run) -> Sink:
-        """See `Output`."""
         kinds = (Row, WordScore, PairScore, ContinuationScore)
         return list_of(kinds, self.path, form_of(self.path, json=run.screen.json), run)
 
@@ -142,7 +138,6 @@ class PageOutput(Output):
     lists_words = True
 
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        """See `Output`."""
         if settings.score_field is not None:
             raise call.conflict(self.name, "score_field")
         if settings.sweep_mem_len:
@@ -153,7 +148,6 @@ class PageOutput(Output):
         check_single("--html", folders)
 
     def sink(self, run: Run) -> Sink:
-        """See `Output`."""
         return ScorePage(self.path, run)
 
 
@@ -206,7 +200,6 @@ class FigureTable(Output):
     kind = TABLE
 
     def sink(self, run: Run) -> Sink:
-        """See `Output`."""
 
         def write(scores: list[Score]) -> None:
             if run.stop():
@@ -231,7 +224,6 @@ class ContextPlot(Output):
     kind = PICTURE
 
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        """See `Output`."""
         if settings.stride is not None:
             raise call.conflict(self.name, "stride")
         if settings.adapt:
@@ -240,7 +232,6 @@ class ContextPlot(Output):
             raise call.conflict(self.name, "context_cache")
 
     def sink(self, run: Run) -> Sink:
-        """See `Output`."""
 
         def draw(scores: list[Score]) -> None:
             curves = [score for score in scores if score.by_context]

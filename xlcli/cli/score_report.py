@@ -50,14 +50,15 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
     size = f"{approximate_count(score.bytes, 'byte')}, {approximate_count(score.tokens, 'token')}"
     if score.documents > 1:
         size += f" in {score.documents:,} {'lines' if score.each_line else 'documents'}, each scored alone"
+    speed = f"{compact_number(score.tokens_per_second)} tokens/s, {format_duration(score.seconds)}"
+    machine = f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}"
     lines = [
         title,
         f"{size}; {recurrence}",
         "",
         *(f"  {name:22}{value:>10}" for name, value in rows.items() if value),
         "",
-        f"{compact_number(score.tokens_per_second)} tokens/s, {format_duration(score.seconds)}, peak RAM {format_bytes(score.peak_rss_bytes)}, "
-        f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}",
+        f"{speed}, peak RAM {format_bytes(score.peak_rss_bytes)}, {machine}",
     ]
     if score.rounding_cost is not None:
         tokens = f"{min(events.ROUNDING_TOKENS, score.tokens):,} tokens"
@@ -147,9 +148,10 @@ def sweep_text(
     `seeds` are results of `over_seeds`.
     """
     first = scores[0]
-    rows = [
-        _sweep_row(score.model if score.finished else f"{score.model} (unfinished)", fields(score)) for score in scores
-    ]
+    rows = []
+    for score in scores:
+        name = score.model if score.finished else f"{score.model} (unfinished)"
+        rows.append(_sweep_row(name, fields(score)))
     rows += [_sweep_row(row["model"], row) for row in seed_rows(seeds)]
     heading = ["model", "position", "attention", "params", "memory", *FIGURES]
     # One model has its name above the table, and its figures are compared by memory length.
@@ -271,8 +273,13 @@ def score_rows(score: events.Score) -> list[dict[str, Any]]:
 
 def stats_line(stats: events.StreamStats) -> str:
     """Totals of a stream in one line."""
-    return (
-        f"{approximate_count(stats.lines, 'line')}, {format_bytes(stats.bytes)}, {approximate_count(stats.tokens, 'token')}, "
-        f"{stats.bits_per_byte:.4f} bits per byte, {compact_number(stats.lines_per_second)} lines/s, "
-        f"{compact_number(stats.tokens_per_second)} tokens/s, {format_duration(stats.seconds)}"
-    )
+    parts = [
+        approximate_count(stats.lines, "line"),
+        format_bytes(stats.bytes),
+        approximate_count(stats.tokens, "token"),
+        f"{stats.bits_per_byte:.4f} bits per byte",
+        f"{compact_number(stats.lines_per_second)} lines/s",
+        f"{compact_number(stats.tokens_per_second)} tokens/s",
+        format_duration(stats.seconds),
+    ]
+    return ", ".join(parts)

@@ -12,7 +12,6 @@
 #     books       results.md: test books                   reading     results.md: reading times
 #     standard    results.md: book1, enwik8                pairs       results.md: pairs of sentences
 #     logs        results.md: ten logs                     decode      results.md: decoding
-#     compress    results.md: book1 compressed and restored
 #
 # A stage writes OUT/STAGE.log, results beside it, and OUT/STAGE.done when it succeeds; a restarted script skips it then.
 set -u
@@ -44,14 +43,6 @@ standard() {
   adapting standard "$data/book1" enwik8-1000000 enwik8-3000000
 }
 
-compress() {
-  local options
-  for options in '' '--adapt --context-cache 100k'; do
-    time xlcli compress "$data/book1" -m "$model" $options -o book1.xl --force &&
-      time xlcli decompress book1.xl -o book1.txt --force && ls -l book1.xl && cmp "$data/book1" book1.txt || return 1
-  done
-}
-
 samples() {
   local seed
   for seed in 1 2 3 4 5 6 7 8 9 10; do
@@ -79,5 +70,5 @@ pairs() {
 
 decode() { xlcli bench decode -m "$model" --threads 2; }
 
-[ $# -gt 0 ] || set -- valid test samples decode compress books standard logs sampling reading pairs
+[ $# -gt 0 ] || set -- valid test samples decode books standard logs sampling reading pairs
 run_stages "$@"

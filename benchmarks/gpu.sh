@@ -12,7 +12,6 @@
 #     tests       tests/gpu, half of the time at most: every variant as on the CPU, 16 bits, compiled, deterministic
 #     eval        evaluation, and decode: decoding of the bundled model and of peer-12x512, by memory length and number type
 #     steps       training steps of the shape of the bundled model and of peer-12x512, by batch size, number type, compiler
-#     plain       peer-12x512 written in plain PyTorch with its fused attention (benchmarks/plain_gpt.py)
 #     torchrun    training in one process that torchrun starts
 #
 # `train` trains the bundled model on the text of IDS (benchmarks/ids.py) with the options below and those of TRAIN_OPTIONS.
@@ -106,8 +105,6 @@ steps() {
   done
 }
 
-plain() { within "$home/benchmarks/plain_gpt.py" --device $device --seconds $seconds ${smoke#0} > plain.json; }
-
 eval_stage() {
   bench eval-books eval -m books --mem-len $mem_lens && bench eval-peer eval "${peer[@]}" --mem-len $mem_lens
 }
@@ -148,7 +145,7 @@ pack() {
 }
 
 stages=()
-[ $mode = train ] && names='unpack fit pack' || names='machine tests eval decode steps plain torchrun'
+[ $mode = train ] && names='unpack fit pack' || names='machine tests eval decode steps torchrun'
 for name in $names; do
   case ",$only," in ,, | *,$name,*) stages+=("$name") ;; esac
 done

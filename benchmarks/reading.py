@@ -303,7 +303,7 @@ def read(model: str, corpus: Corpus, numbers: np.ndarray, memory: int | None, ho
 
 def options_of(model: str, memory: int | None) -> list[str]:
     """Options of `xlcli eval`: texts of a table, each alone, and a table of their words."""
-    options = ["--text-field", "text", "--reset-on-document", "--words", "words.tsv", "--force", "-q", "--threads", "1"]
+    options = ["--text-field", "text", "--reset-on-document", "--words", "words.tsv", "-q", "--threads", "1"]
     if memory is not None:
         options += ["--mem-len", str(memory)]
     return [*options, "-m", str(Path(model).resolve()) if Path(model).is_dir() else model]

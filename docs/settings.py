@@ -12,7 +12,7 @@ INTRODUCTION = """# Settings
 All settings by section.
 Set one by its key, as in `--set train.grad_clip=0.5`, or many in a file (`--config FILE.toml`).
 Some have an option, and those outside `model` have a variable such as `XLCLI_GRAD_CLIP`.
-In Python, the settings of `eval`, `generate`, `stream` and `compress` are keyword arguments.
+In Python, the settings of `eval`, `generate` and `stream` are keyword arguments.
 A preset replaces defaults (`xlcli models presets`).
 Where the default is empty, the last column explains it.
 

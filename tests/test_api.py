@@ -74,9 +74,6 @@ def test_a_model_that_learns_while_it_reads_is_the_same_in_all_calls(books, opti
     state = books.read(text[:100], **options)
     assert bits(whole)[-20:] == pytest.approx(bits(books.score(text[100:], state=state, **options))[-20:], abs=1e-4)
     assert whole.bits < books.score(text).bits
-    packed = books.compress(text, **options)
-    assert books.decompress(packed) == text.encode()
-    assert 8 * len(packed) < books.score(text).bits + 8 * 300
 
 
 def test_score_equals_evaluation(books, tmp_path):
@@ -236,7 +233,6 @@ def test_line_ends_of_windows_are_lf_in_a_stream_and_kept_in_a_score(books):
     assert lines == [b"A line\n", b"and another\n"]
     assert list(xlcli.stream(books, windows, binary=True))[-1].bytes == books.score(windows).bytes == len(windows)
     assert books.read(windows).n_bytes == len(windows)
-    assert books.decompress(books.compress(windows)) == windows
 
 
 def test_stream_gives_its_state(books):
@@ -336,7 +332,6 @@ def test_other_mistakes_are_errors_of_the_project(books, tmp_path):
     for call in (
         books.score,
         books.read,
-        books.compress,
         books.generate,
         lambda text: list(books.stream_generate(text)),
     ):

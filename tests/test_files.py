@@ -93,7 +93,7 @@ def test_modes_follow_the_umask(tmp_path, mask):
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o777 & ~mask
 
 
-def begin(path: Path, **options) -> subprocess.Popen:
+def begin(path: Path) -> subprocess.Popen:
     """A process that has written a part of `path`, and writes the rest when its standard input ends."""
     code = f"""
 import sys; from pathlib import Path; from xlcli.files import write_atomic
@@ -101,7 +101,7 @@ def pieces():
     yield b"part"
     print("begun", flush=True)
     sys.stdin.read()
-write_atomic(Path({str(path)!r}), pieces(), **{options})
+write_atomic(Path({str(path)!r}), pieces())
 """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes)
@@ -116,7 +116,6 @@ def test_the_next_writer_removes_what_a_kill_left(tmp_path):
     (left,) = leftovers(tmp_path)
     assert files.TEMPORARY_NAME.fullmatch(left)
     files.write_atomic(tmp_path / "other", b"new")
-    files.check_writable(path)
     assert leftovers(tmp_path) == [left]
     files.write_atomic(path, b"new")
     assert (path.read_bytes(), leftovers(tmp_path)) == (b"new", [])
@@ -133,23 +132,6 @@ def test_what_another_process_is_writing_stays(tmp_path):
         assert (path.read_bytes(), len(leftovers(tmp_path))) == (b"new", 1)
         child.communicate(timeout=60)
     assert (child.returncode, path.read_bytes(), leftovers(tmp_path)) == (0, b"part", [])
-
-
-def test_only_one_process_writes_a_new_file(tmp_path):
-    path = tmp_path / "file"
-    path.touch()
-    with begin(path, is_new=True) as child:
-        files.check_writable(path)
-        with pytest.raises(ConfigError):
-            files.write_atomic(path, b"new", is_new=True)
-        child.communicate(timeout=60)
-    assert (child.returncode, path.read_bytes()) == (0, b"part")
-    with begin(tmp_path / "late", is_new=True) as child:
-        (tmp_path / "late").write_bytes(b"mine")
-        _, said = child.communicate(timeout=60)
-    assert b"ConfigError" in said
-    assert (tmp_path / "late").read_bytes() == b"mine"
-    assert leftovers(tmp_path) == []
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):

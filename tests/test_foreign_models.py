@@ -12,9 +12,8 @@ from piped import standard_input
 from toys import RUNTIME, slow_bits, toy
 
 from xlcli import generation
-from xlcli.coding import FileReader, workflow
-from xlcli.config import EvalConfig, GenerateConfig, OnlineConfig, StreamConfig
-from xlcli.errors import ConfigError, DataError
+from xlcli.config import EvalConfig, GenerateConfig, StreamConfig
+from xlcli.errors import DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import Generated, LineScore, Notice, Score, StreamStats, TokenScore, WordScore
 from xlcli.generation import generate
@@ -206,18 +205,7 @@ def test_words_of_many_lines(kind, evaluated):
     assert sum(word.tokens for word in words) + len(alone) >= len(tokens)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "unigram"])
-def test_texts_are_compressed_without_loss(kind):
-    model, text = toy(kind, dtype=torch.float32), TEXT + b"\xff\xe2\x82 <|end|>\r\n \xe2\x96\x81"
-    made = workflow.compress(model, cut(text, [3, 50]), OnlineConfig(), RUNTIME)
-    reader = FileReader([b"".join(part for part in made if isinstance(part, bytes))], "x")
-    restored = workflow.decompress(model, reader.header(), reader, RUNTIME)
-    assert b"".join(part for part in restored if isinstance(part, bytes)) == text
-
-
-def test_what_cannot_be_restored_is_not_compressed(evaluated):
-    with pytest.raises(ConfigError):
-        next(workflow.compress(toy("ids"), [b"1 2 3"], OnlineConfig(), RUNTIME))
+def test_scores_of_token_ids_come_with_a_notice(evaluated):
     assert only(evaluated(toy("ids"), b"1 2 3"), Notice)
 
 

@@ -24,7 +24,7 @@ def shortened(text: str, length: int = 4000) -> str:
 
 
 _OPTION = re.compile(
-    r"'[^']*'|xlcli [a-z]+ .*|--set ((eval|generate|stream|compress)\.)?|"
+    r"'[^']*'|xlcli [a-z]+ .*|--set ((eval|generate|stream)\.)?|"
     r"(?<![\w-])(--[a-z-]*[a-z]|-[mo]\b)( (?=[\dA-Z]))?"
 )
 """An option in a sentence, or a name or a command, which stay."""

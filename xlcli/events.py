@@ -538,7 +538,7 @@ class StreamStats(Event):
     crlf: int = 0
 
 
-# Generation and compression
+# Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,17 +574,3 @@ class Generated(Event):
     stop_reason: Literal["length", "stop", "interrupted"]
     tokens_per_second: float
     logprobs: tuple[TokenLogprob, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Coded(Event):
-    """A text that was compressed or decompressed to its end.
-
-    `bits` is the sum of the surprisals of its tokens, `compressed_bytes` the size of the compressed text.
-    """
-
-    bytes: int
-    compressed_bytes: int
-    tokens: int
-    bits: float
-    seconds: float

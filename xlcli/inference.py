@@ -166,7 +166,7 @@ class InferenceSession:
             yield Notice(problem)
 
     def predict(self) -> Tensor:
-        """Logits (b v) of the next token of each row; `append` or `observe` comes after it.
+        """Logits (b v) of the next token of each row; `append` comes after it.
 
         Raises:
             DivergedError: Adapted weights give no finite logits.
@@ -184,16 +184,6 @@ class InferenceSession:
     def append(self, tokens: list[int]) -> None:
         """Appends a sampled token to each row, of which nothing is learned."""
         self.last_tokens = tokens
-
-    def observe(self, token: int) -> None:
-        """Appends the token of the text that follows the last prediction. One row only.
-
-        A session with `predict` and `observe` of each token continues like one with `score`.
-        """
-        self.last_tokens = [token]
-        targets = torch.tensor(self.last_tokens, device=self.runtime.device)
-        with torch.inference_mode(), self.runtime.autocast():
-            self.state = self.reader.observe(targets, self.state)
 
     def reset(self) -> None:
         """Returns to the start of a text."""

@@ -19,6 +19,8 @@ from xlcli.ops.span import Span
 
 ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cache": ContextCache}
 """Field of `State` to class, of values that a model learns while it reads."""
+NO_LONGER_WRITTEN = {"cache.predicted"}
+"""Tensors of earlier state files that nothing reads."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class State:
             state = State(layers, seen, span, offsets, last, **learned)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
-            if extra := tensors.keys() - state.tensors().keys():
+            if extra := tensors.keys() - state.tensors().keys() - NO_LONGER_WRITTEN:
                 raise ValueError(f"unknown tensor '{min(extra)}'")
             for t, n_axes in ((offsets, 1), (last, 2)):
                 if (t.ndim, len(t), t.dtype) != (n_axes, batch_size, torch.int64):

@@ -171,9 +171,9 @@ def _copy(folder: Path) -> object:
 
 PARTS = {
     "train": part(_train("model", "--overwrite"), lambda folder: remains(folder / "model"), _one_run_is_whole),
-    "eval": part(("eval", "-m", "old", "--per-token", "tokens.jsonl", "-q", "--force"), _lines, _old_is_whole),
+    "eval": part(("eval", "-m", "old", "--per-token", "tokens.jsonl", "-q"), _lines, _old_is_whole),
     "stream": part(
-        ("stream", "corpus.txt", "-m", "old", "--state-out", "text.state", "--emit", "none", "-q", "--force"),
+        ("stream", "corpus.txt", "-m", "old", "--state-out", "text.state", "--emit", "none", "-q"),
         _state,
         _old_is_whole,
     ),

@@ -89,10 +89,10 @@ TEXTS = (
 PATHS = (
     "corpus.txt", "small.txt", "empty.txt", "binary.bin", "lines.jsonl", "packed.gz", "texts", "nothing", "folder",
     "no/such/file", "corpus.txt/below", "link", "dangling", "loop", "pipe", "null", "zero", "full", "urandom",
-    "unreadable.txt", "models/tiny", "models/run", "models", "tiny.state", "text.xl", "settings.toml", ".", "./",
+    "unreadable.txt", "models/tiny", "models/run", "models", "tiny.state", "settings.toml", ".", "./",
     "a/../corpus.txt", "/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/mem", "/proc/cpuinfo", "\udcff.txt",
     "\u4e16\u754c.txt", "-x.txt", LONG, "x" * 255, "models/new", "out.html", "out.png", "out.jsonl", "out.state",
-    "out.xl", "models/tiny/config.json", "models/x y",
+    "models/tiny/config.json", "models/x y",
 )  # fmt: skip
 INPUTS = (
     b"The fox.\nA dog.\n", b"One fox, two dogs.\n" * 9, b"", bytes(range(256)), b"\xff\xfe\0\0", b"\n" * 99,
@@ -145,8 +145,6 @@ WORKING = {
         (["small.txt", "-m", "tiny"], []), (["-m", "linear"], []), (["-m", "lsh"], []), (["lines.jsonl"], []),
         (["small.txt", "-m", "tiny", "--state-in", "tiny.state"], []),
     ],
-    "compress": [(["small.txt", "-m", "tiny", "-o", "out.xl"], []), (["-", "-m", "linear"], [])],
-    "decompress": [(["text.xl", "-m", "tiny", "-o", "out.txt"], []), (["text.xl"], [])],
     "models": [([], [])],
     "models list": [([], [])],
     "models presets": [([], [])],
@@ -496,7 +494,6 @@ def make_base(base: Path) -> None:
         [*train, "models/universal", *rope, "--set=model.stack.kind=universal", "--set=model.stack.act=true"],
         [*train, "models/run", *SHAPE, "--set=train.save_every=1", "--set=train.keep_checkpoints=3"],
         ["stream", "small.txt", "-m", "tiny", "--state-out", "tiny.state", "-q"],
-        ["compress", "small.txt", "-m", "tiny", "-o", "text.xl", "-q"],
     ):
 
         def work(words: list[str] = words) -> int:

@@ -56,7 +56,7 @@ def test_a_traceback_is_shown_on_request(how, run, monkeypatch):
     assert "KeyError" in done.err
 
 
-COMMANDS = ["train /dev/null", "eval", "generate a", "stream", "compress x", "decompress x", "models", "models show x"]
+COMMANDS = ["train /dev/null", "eval", "generate a", "stream", "models", "models show x"]
 
 
 @pytest.mark.parametrize("line", [*COMMANDS, "bench", "eval --help", "--version", "--help"])

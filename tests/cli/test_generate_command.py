@@ -93,8 +93,8 @@ def test_log_probabilities_are_those_of_eval(run, model):
         assert bytes(token["token"] for token in done["logprobs"]).decode("utf-8", "replace") == done["text"]
         assert len(done["logprobs"]) == done["tokens"]
     Path("text").write_bytes(run(*arguments, "--repetition-penalty", "1.3").out)
-    assert run("eval", "text", "--per-token", "scores", "--json").code == 0
-    bits = [json.loads(line)["bits"] for line in Path("scores").read_text().splitlines()][len("Once") :]
+    assert run("eval", "text", "--per-token", "scores.jsonl").code == 0
+    bits = [json.loads(line)["bits"] for line in Path("scores.jsonl").read_text().splitlines()][len("Once") :]
     assert [-token["logprob"] / math.log(2) for token in done["logprobs"]] == pytest.approx(bits, rel=1e-4)
     for token in done["logprobs"]:
         values = [other["logprob"] for other in token["best"]]

@@ -123,10 +123,6 @@ def test_the_training_curve_of_a_model(run, model):
         done = run("models", "show", "tiny", "--plot", name)
         assert (done.code, name in done.err) == (0, True)
         assert Path(name).read_bytes().startswith(head)
-    Path("thesis.png").write_bytes(b"my thesis")
-    done = run("models", "show", "tiny", "--plot", "thesis.png")
-    assert (done.code, "thesis.png" in done.err) == (2, True)
-    assert run("models", "show", "tiny", "--plot", "thesis.png", "--force").code == 0
     done = run("models", "--plot", "curve.png")
     assert (done.code, "--plot" in done.err) == (2, True)
 

@@ -33,14 +33,11 @@ def test_a_run_records_a_name_that_is_not_utf8(corpus, run, text):
 
 
 def test_files_of_names_that_are_not_utf8(run, text, model):
-    folder, state, packed = f"models/{NAME}", f"{NAME}.state", f"{NAME}.xl"
+    folder, state = f"models/{NAME}", f"{NAME}.state"
     shutil.copytree(model, folder)
     assert run("eval", text, "-m", folder, "--limit", "300", "--json", "--html", f"{NAME}.html").code == 0
     assert run("stream", text, "-m", folder, "--state-out", state).code == 0
     assert run("stream", text, "-m", folder, "--state-in", state).code == 0
-    assert run("compress", text, "-m", folder, "-o", packed, "--threads", "1").code == 0
-    assert run("decompress", packed, "-o", f"{NAME}.again").code == 0
-    assert Path(f"{NAME}.again").read_bytes() == Path(text).read_bytes()
     Path(f"{NAME}.jsonl").write_text('{"prompt": "a"}')
     assert run("generate", "--prompts", f"{NAME}.jsonl", "-m", folder, "-n", "2").code == 0
 

@@ -1,4 +1,4 @@
-"""Outputs are no inputs, nothing of another kind, and writable; this is found before the work."""
+"""Outputs have a right suffix and are writable and nothing that is read; this is found before the work."""
 
 import os
 import subprocess
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from programs import TEXT, command, environment
 
-STATE, TOKENS, PLOT = ("stream", "--state-out"), ("eval", "--per-token"), ("eval", "--plot")
-CURVE, PAGE = ("train", "--plot"), ("stream", "--html")
+STATE, TOKENS, PLOT = ("stream", "--state-out", ".png"), ("eval", "--per-token", ".jsonl"), ("eval", "--plot", ".png")
+CURVE, PAGE, TABLE = ("train", "--plot", ".svg"), ("stream", "--html", ".html"), ("eval", "--csv", ".csv")
+WORDS = ("eval", "--words", ".tsv")
 
 
 @pytest.fixture
@@ -16,6 +17,11 @@ def text(tmp_path):
     path = tmp_path / "my.png"
     path.write_bytes(TEXT)
     return path
+
+
+def renamed(text, suffix):
+    """The text in a file with this suffix."""
+    return text if suffix == text.suffix else text.rename(text.with_suffix(suffix))
 
 
 @pytest.fixture
@@ -29,12 +35,12 @@ def refused(run, without_torch):
     return refused
 
 
-@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT, CURVE, PAGE])
+@pytest.mark.parametrize(("name", "option", "suffix"), [STATE, TOKENS, WORDS, TABLE, PLOT, CURVE, PAGE])
 @pytest.mark.parametrize("alias", ["itself", "link", "hard link"])
-def test_an_output_that_is_an_input(name, option, alias, refused, model, text):
-    other = text
+def test_an_output_that_is_an_input(name, option, suffix, alias, refused, model, text):
+    other = text = renamed(text, suffix)
     if alias != "itself":
-        other = text.with_name("other.png")
+        other = text.with_name(f"other{suffix}")
         (os.symlink if alias == "link" else os.link)(text, other)
     refused("input", name, text, option, other)
     assert text.read_bytes() == TEXT
@@ -48,24 +54,38 @@ def test_a_state_over_the_model(name, file, refused, model):
     assert (model / file).read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT, CURVE, PAGE])
-def test_a_file_of_another_kind(name, option, refused, model, text):
-    other = text.with_name("thesis.png")
-    other.write_bytes(b"my thesis")
-    refused(str(other), name, text, option, other)
-    assert other.read_bytes() == b"my thesis"
+@pytest.mark.parametrize(("name", "option", "suffix"), [TOKENS, WORDS, TABLE, PLOT, CURVE, PAGE])
+@pytest.mark.parametrize("file", ["thesis", "thesis.txt", "thesis.json", "thesis.csv.gz", "csv", "thesis.parquet"])
+def test_another_suffix(name, option, suffix, file, refused, model, text):
+    refused(suffix, name, text, option, file)
+    assert not Path(file).exists()
 
 
-@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT])
-def test_outputs_that_cannot_be_written(name, option, refused, model, text):
-    refused("folder", name, text, option, text.parent if option != "--plot" else _folder("a.png"))
-    refused("absent/out.png", name, text, option, "absent/out.png")
-    frozen = Path("frozen.png")
+def test_nothing_that_is_read_is_replaced(run, model, text):
+    state, curve = Path("a.csv"), model / "metrics.jsonl"
+    assert run("stream", text, "--state-out", state).code == 0
+    curve.write_text("{}")
+    before = {path: path.read_bytes() for path in (state, curve, text)}
+    for arguments in (
+        ("eval", text, "--csv", state),
+        ("eval", text, "-m", "books", "--words", curve),
+        ("stream", "--state-out", text),
+    ):
+        done = run(*arguments)
+        assert (done.code, str(arguments[-1]) in done.err) == (2, True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(("name", "option", "suffix"), [STATE, TOKENS, PLOT])
+def test_outputs_that_cannot_be_written(name, option, suffix, refused, model, text):
+    refused("folder", name, text, option, _folder(f"a{suffix}"))
+    refused(f"absent/out{suffix}", name, text, option, f"absent/out{suffix}")
+    frozen = Path(f"frozen{suffix}")
     frozen.touch(mode=0o444)
     refused("read-only", name, text, option, frozen)
     refused("device" if name == "stream" else "", "stream", text, "--state-out", "/dev/null")
     if os.access("/proc", os.W_OK):  # as root, for whom no folder is closed
-        refused("/proc/out.png", name, text, option, "/proc/out.png")
+        refused(f"/proc/out{suffix}", name, text, option, f"/proc/out{suffix}")
 
 
 def _folder(name):
@@ -73,42 +93,46 @@ def _folder(name):
     return name
 
 
-def test_own_files_and_forced_ones_are_replaced(run, model, text):
+def test_files_with_a_right_suffix_are_replaced(run, model, text):
     Path("state").write_bytes(b"")
-    Path("tokens").write_bytes(b"my thesis")
+    for name in ("tokens.jsonl", "words.TSV", "scores.csv", "page.html", "loss.svg"):
+        Path(name).write_bytes(b"anything")
     for _ in range(2):
-        assert run("stream", text, "--state-out", "state").code == 0
-        assert run("eval", text, "--per-token", "tokens", "--force").code == 0
-    assert run("eval", text, "--per-token", "tokens").code == 0
+        assert run("stream", text, "--state-out", "state", "--html", "page.html").code == 0
+        assert run("eval", text, "--per-token", "tokens.jsonl", "--csv", "scores.csv").code == 0
+        assert run("eval", text, "--words", "words.TSV", "--plot", "loss.svg").code == 0
     assert run("stream", text, "--state-in", "state", "--state-out", "state").code == 0
-    assert Path("tokens").read_bytes().count(b"\n") == len(TEXT)
+    assert Path("tokens.jsonl").read_bytes().count(b"\n") == len(TEXT)
+    assert Path("words.TSV").read_bytes().startswith(b"document\t")
+    assert Path("scores.csv").read_bytes().startswith(b"model,")
+    assert Path("page.html").read_bytes().startswith(b"<!doctype html>")
+    assert Path("loss.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_two_outputs_in_one_file(refused, model, text):
-    Path("both.png").touch()
-    refused("also", "eval", text, "--per-token", "both.png", "--plot", "both.png")
+    Path("both.csv").touch()
+    Path("hard.csv").hardlink_to("both.csv")
+    for other in ("both.csv", "./both.csv", "hard.csv"):
+        refused("also", "eval", text, "--per-token", "both.csv", "--csv", other)
 
 
-@pytest.mark.parametrize("force", [(), ("--force",)])
-@pytest.mark.parametrize("alias", ["same.png", "./same.png", "link.png"])
-def test_two_outputs_in_one_new_file(alias, force, refused, model, text):
-    Path("link.png").symlink_to("same.png")
-    refused("also", "eval", text, "--per-token", "same.png", "--html", alias, *force)
-    assert not Path("same.png").exists()
+@pytest.mark.parametrize("alias", ["same.csv", "./same.csv", "link.csv"])
+def test_two_outputs_in_one_new_file(alias, refused, model, text):
+    Path("link.csv").symlink_to("same.csv")
+    refused("also", "eval", text, "--per-token", "same.csv", "--csv", alias)
+    assert not Path("same.csv").exists()
 
 
 def test_an_output_goes_where_its_link_leads(run, model, text):
     Path("real").mkdir()
-    for name in ("state", "words.tsv", "loss.png", "page.html", "text.xl", "small.toml", "text.out"):
+    for name in ("state", "words.tsv", "loss.png", "page.html", "small.toml"):
         Path(name).symlink_to(f"real/{name}")
     for _ in range(2):
         assert run("stream", text, "--state", "state", "--html", "page.html").code == 0
         assert run("eval", text, "--words", "words.tsv", "--plot", "loss.png").code == 0
     assert run("stream", text, "--state-in", "state", "--state-out", "state").code == 0
-    assert run("compress", text, "-o", "text.xl").code == 0
-    assert run("decompress", "text.xl", "-o", "text.out").code == 0
     assert run("models", "copy", "small", "small.toml").code == 0
-    assert len(list(Path("real").iterdir())) == 7
+    assert len(list(Path("real").iterdir())) == 5
     assert all(Path(path.name).is_symlink() and path.stat().st_size for path in Path("real").iterdir())
 
 

@@ -330,7 +330,7 @@ def memory(name):
 def test_pages_name_the_memory_of_the_model_and_of_the_session(run, untrained, text):
     untrained("linear", attention={"kind": "linear", "n_heads": 2}, position={"kind": "none"})
     for name in ("eval", "stream"):
-        assert run(name, text, "-m", "linear", "--html", "page.html", "--force").code == 0
+        assert run(name, text, "-m", "linear", "--html", "page.html").code == 0
         assert memory("page.html") == "memory of all tokens read"
     untrained("full")
     assert run("stream", text, "-m", "full", "--mem-len", "0", "--html", "page.html", "--state-out", "s").code == 0

@@ -85,13 +85,10 @@ def pipes(*texts):
 def test_a_pipe_named_as_a_file_is_read(model, run):
     text = TEXT * 4
     Path("text").write_bytes(text)
-    run("compress", "text", "-m", model, "-o", "text.xl")
     of_model = ("-m", model, "-q")
     for data, arguments in (
         (text, ["eval", "text", "--json", *of_model]),
         (gzip.compress(text), ["stream", "text", "--json", *of_model]),
-        (text, ["compress", "text", "-o", "-", *of_model]),
-        (Path("text.xl").read_bytes(), ["decompress", "text.xl", "-o", "-", *of_model]),
     ):
         command_, of_file, *more = arguments
         with pipes(data) as [name]:

@@ -8,8 +8,12 @@ import pytest
 from programs import Terminal
 
 from xlcli import config
-from xlcli.cli import render, report
+from xlcli.cli import render
+from xlcli.cli.objects import score_object, to_json
+from xlcli.cli.quantities import approximate_count, compact_number, format_age, format_bytes, format_duration, sparkline
 from xlcli.cli.render import Screen
+from xlcli.cli.run_report import plan_text, step_line, trained_text
+from xlcli.cli.score_report import describe_context, pairs_text, score_table, stats_line, sweep_text
 from xlcli.events import ContextBin, Notice, PairShare, Plan, Progress, Score, Step, StreamStats, Trained
 
 STEP = Step(
@@ -26,7 +30,7 @@ SCORE = Score(
 
 
 def test_amounts_sizes_and_times():
-    assert [report.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == [
+    assert [compact_number(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == [
         "0.5",
         "7",
         "999",
@@ -34,29 +38,29 @@ def test_amounts_sizes_and_times():
         "123k",
         "5M",
     ]
-    assert report.amount(6.61e9) == "6.61B"
-    assert [report.size(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
-    assert [report.counted(n, "token") for n in (0, 1, 2, 1500)] == [
+    assert compact_number(6.61e9) == "6.61B"
+    assert [format_bytes(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert [approximate_count(n, "token") for n in (0, 1, 2, 1500)] == [
         "0 tokens",
         "1 token",
         "2 tokens",
         "1.5k tokens",
     ]
-    assert [report.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
+    assert [format_duration(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
         "4.2 s", "42 s", "3:21", "1:02:03", "-", "-",
     ]  # fmt: skip
-    assert [report.age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
+    assert [format_age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
 
 
 def test_sparkline():
-    assert report.sparkline([8, 4, 2, 1]) == "█▄▂▁"
-    assert report.sparkline([3.0]) == "▁"
-    assert report.sparkline([float("nan")]) == ""
-    assert len(report.sparkline(list(range(1000)), 24)) == 24
+    assert sparkline([8, 4, 2, 1]) == "█▄▂▁"
+    assert sparkline([3.0]) == "▁"
+    assert sparkline([float("nan")]) == ""
+    assert len(sparkline(list(range(1000)), 24)) == 24
 
 
 def test_json_is_legal_whatever_the_numbers():
-    made = json.loads(report.to_json(report.score_object(SCORE)), parse_constant=pytest.fail)
+    made = json.loads(to_json(score_object(SCORE)), parse_constant=pytest.fail)
     assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5, "margin": 0.25}
     assert made["by_context"][1]["bits_per_byte"] is None
     assert made["chars"] is None
@@ -69,29 +73,29 @@ def test_a_plan_and_a_result_as_text():
         needed_bytes=2**28, weights="int8", weights_bytes=5 * 2**20, device="cpu", dtype="float32", threads=2,
         budget="10 minutes", resumed_at=40,
     )  # fmt: skip
-    text = report.plan_text(plan)
+    text = plan_text(plan)
     assert "5M parameters" in text
     assert "weights  5.0 MiB on disk in int8\n" in text
     assert "256.0 MiB of RAM" in text
     assert "10 minutes, resuming at step 40" in text
     assert "ranks" not in text
     plan = dataclasses.replace(plan, n_ranks=4, n_local_ranks=4, rows=2)
-    assert "ranks    4 processes on this machine, 2 sequences each\n" in report.plan_text(plan)
-    text = report.plan_text(dataclasses.replace(plan, n_local_ranks=2))
+    assert "ranks    4 processes on this machine, 2 sequences each\n" in plan_text(plan)
+    text = plan_text(dataclasses.replace(plan, n_local_ranks=2))
     assert "ranks    4 processes (2 on this machine), 2 sequences each\n" in text
     end = Trained(
         folder=Path("models/a b"), step=9, tokens=900, seconds=61.0, bits_per_byte=1.9, best_step=8, stopped=False,
         sample="one\ntwo\n",
     )  # fmt: skip
-    text = report.trained_text(end)
+    text = trained_text(end)
     assert "1.9000 bits per byte (step 8)" in text
     assert "  one\n  two\n" in text
     assert "xlcli eval -m 'models/a b'" in text
     stopped = dataclasses.replace(end, stopped=True)
-    assert "--resume" in report.trained_text(stopped)
-    assert "-m 'models/a b'" in report.trained_text(stopped)
-    assert "-m" not in report.trained_text(dataclasses.replace(stopped, best_step=None)), "it has no weights yet"
-    assert "xlcli eval FILE -m 'models/a b'" in report.trained_text(dataclasses.replace(end, bits_per_byte=None))
+    assert "--resume" in trained_text(stopped)
+    assert "-m 'models/a b'" in trained_text(stopped)
+    assert "-m" not in trained_text(dataclasses.replace(stopped, best_step=None)), "it has no weights yet"
+    assert "xlcli eval FILE -m 'models/a b'" in trained_text(dataclasses.replace(end, bits_per_byte=None))
 
 
 def test_the_first_line_of_a_stage_is_shown_at_once():
@@ -132,15 +136,15 @@ SEGMENTS = "no memory: independent segments of 8 tokens, and the result depends 
 def test_a_score_names_the_memory(model, score, said):
     shape = config.make({"model": model}).model
     score = dataclasses.replace(SCORE, **score)
-    assert said in report.score_table(score, shape)
-    kept = report.context(shape, score.mem_len, score.segment_len, score.stride)
+    assert said in score_table(score, shape)
+    kept = describe_context(shape, score.mem_len, score.segment_len, score.stride)
     assert kept == said.split(", span")[0].split(", batch")[0]
 
 
 def test_a_table_of_models_fits_eighty_columns_and_keeps_their_names():
     name = "shakespeare-with-contextual-positions-and-a-long-name"
     other = dataclasses.replace(SCORE, model=name, position="contextual-2", attention="mixed")
-    text = report.sweep_text([SCORE, other], 4, 80)
+    text = sweep_text([SCORE, other], 4, 80)
     rows = [line for line in text.splitlines() if line]
     assert max(map(len, rows)) <= 80
     assert rows[0].startswith("2 models on f")
@@ -153,20 +157,20 @@ def test_a_table_of_models_fits_eighty_columns_and_keeps_their_names():
 def test_mean_steps_are_shown_for_adaptive_computation_time():
     shape = config.ModelConfig()
     adaptive = dataclasses.replace(SCORE, mean_steps=2.345)
-    assert "mean steps" not in report.score_table(SCORE, shape) + report.sweep_text([SCORE], 1)
-    assert re.search(r"^  mean steps +2\.35$", report.score_table(adaptive, shape), re.MULTILINE)
-    assert re.search(r"mean steps\n4 .* 2\.35\n$", report.sweep_text([adaptive], 1))
-    assert "  2.35 steps/token" in report.step_line(dataclasses.replace(STEP, mean_steps=2.345))
-    assert "steps/token" not in report.step_line(STEP)
+    assert "mean steps" not in score_table(SCORE, shape) + sweep_text([SCORE], 1)
+    assert re.search(r"^  mean steps +2\.35$", score_table(adaptive, shape), re.MULTILINE)
+    assert re.search(r"mean steps\n4 .* 2\.35\n$", sweep_text([adaptive], 1))
+    assert "  2.35 steps/token" in step_line(dataclasses.replace(STEP, mean_steps=2.345))
+    assert "steps/token" not in step_line(STEP)
 
 
 def test_a_narrow_line_keeps_what_matters_most():
     history = [3.0 - 0.01 * i for i in range(60)]
-    line = report.step_line(STEP, history)
+    line = step_line(STEP, history)
     whole = "step 7  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
-    assert line == f"{whole}  {report.sparkline(history)}"
-    assert report.step_line(STEP) == whole
-    assert len(report.step_line(dataclasses.replace(STEP, step=123456), history)) < 80
+    assert line == f"{whole}  {sparkline(history)}"
+    assert step_line(STEP) == whole
+    assert len(step_line(dataclasses.replace(STEP, step=123456), history)) < 80
 
 
 def test_messages_go_to_stderr_by_level(capsys):
@@ -242,7 +246,7 @@ def test_every_figure_of_a_score_stands_in_its_place():
         perplexity=34.567, word_perplexity=789.12, mean_steps=1.25, rounding_cost=-0.00123,
         by_context=(ContextBin(1, 2, 40, 3.5), ContextBin(2, 4, 80, 2.5, 0.25)),
     )  # fmt: skip
-    lines = report.score_table(score, config.ModelConfig()).splitlines()
+    lines = score_table(score, config.ModelConfig()).splitlines()
     assert lines[1].startswith("1.2k bytes, 360 tokens; memory of 4 tokens")
     assert [tuple(re.split("  +", line.strip())) for line in lines[3:8]] == [
         ("bits per byte", "2.0212"),
@@ -264,12 +268,12 @@ def test_every_figure_of_pairs_stands_in_its_place():
     pairs = (PairShare(None, 40, 0.75, 0.598, 0.858, 0.625), PairShare("a", 30, 0.5, 0.331, 0.669, 0.4))
     score, other = (dataclasses.replace(SCORE, model=name, pairs=pairs) for name in ("one", "two"))
     other = dataclasses.replace(other, pairs=tuple(dataclasses.replace(pair, share=pair.share / 2) for pair in pairs))
-    lines = report.pairs_text([score], config.ModelConfig()).splitlines()
+    lines = pairs_text([score], config.ModelConfig()).splitlines()
     assert [line.split() for line in lines[-2:]] == [
         ["all", "40", "0.750", "0.598", "to", "0.858", "0.625"],
         ["a", "30", "0.500", "0.331", "to", "0.669", "0.400"],
     ]
-    lines = report.pairs_text([score, other], config.ModelConfig()).splitlines()
+    lines = pairs_text([score, other], config.ModelConfig()).splitlines()
     assert [line.split() for line in lines[-3:]] == [
         ["group", "pairs", "one", "two"], ["all", "40", "0.750", "0.375"], ["a", "30", "0.500", "0.250"],
     ]  # fmt: skip
@@ -280,6 +284,4 @@ def test_totals():
         lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=3.0, lines_per_second=0.5,
         tokens_per_second=3.0, mem_len=4, state_bytes=10, final=True,
     )  # fmt: skip
-    assert (
-        report.stats_line(stats) == "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, 3.0 s"
-    )
+    assert stats_line(stats) == "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, 3.0 s"

@@ -284,8 +284,6 @@ def test_a_stream_with_much_unscored_text_saves_and_ends_on_a_signal(model, tmp_
         ("train", "text", "--valid", "pipe"),
         ("eval", "pipe"),
         ("stream", "pipe"),
-        ("compress", "pipe"),
-        ("decompress", "pipe", "-o", "text.out"),
         ("generate", "--prompts", "pipe"),
     ],
     ids=" ".join,

@@ -1,5 +1,6 @@
 """`train --tensorboard`, read by TensorBoard's own reader."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ SMALL = (
     "--set=train.eval_every=2", "--set=train.save_every=3", "--tensorboard",
 )  # fmt: skip
 MODEL = Path("models/corpus")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -159,6 +161,32 @@ def test_it_is_imported_only_when_asked_for(text):
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, timeout=120, check=True)
     assert done.stderr.decode().endswith("[]")
+
+
+FULL = """
+import resource, sys, time
+from test_tensorboard import MODEL, EventFile, append_metrics, event, row
+from xlcli.errors import ResourceError
+MODEL.mkdir(parents=True)
+file = EventFile(MODEL)
+append_metrics(MODEL, row(1, 8.0))
+file.add(event(1, 8.0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+try:
+    for step in range(2, 1000):
+        file.add(event(step, 8.0))
+        time.sleep(0.001)
+except ResourceError:
+    file.discard()
+    sys.exit(4)
+"""
+
+
+def test_a_full_disk_is_an_error_of_xlcli_without_a_traceback():
+    changes = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "cli")))}
+    arguments = [sys.executable, "-c", FULL]
+    done = subprocess.run(arguments, env=environment() | changes, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (4, b"")
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_xlcli():

@@ -8,7 +8,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from programs import TEXT, environment
+from programs import environment
 
 from tests.variants import thinned
 
@@ -95,15 +95,6 @@ def test_no_module_of_the_working_folder_is_executed(executed, arguments):
     assert (modules, done.returncode) == ("", 0), done.stderr
 
 
-@pytest.mark.exhaustive
-def test_compressed_text(executed):
-    Path("text.txt").write_bytes(TEXT)
-    for arguments in (("compress", *SMALL, "text.txt"), ("decompress", "text.txt.xl", "-o", "text.out")):
-        done, modules = executed(*arguments)
-        assert (modules, done.returncode) == ("", 0), done.stderr
-    assert Path("text.out").read_bytes() == TEXT
-
-
 def test_completion_executes_no_module(executed):
     changes = {"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": "xlcli stream --emit ", "COMP_CWORD": "3"}
     done, modules = executed(**changes)
@@ -148,7 +139,6 @@ def test_the_folder_of_the_compiler_is_chosen_before_pytorch_chooses_one(execute
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("arguments", [(*TRAIN, "--tokenizer", "bytes"), ("eval", *SMALL)], ids=["train", "eval"])
-def test_several_processes_execute_no_module(executed, arguments):
-    done, modules = executed(*arguments, "--nproc", "2")
+def test_several_processes_execute_no_module(executed):
+    done, modules = executed(*TRAIN, "--tokenizer", "bytes", "--nproc", "2")
     assert (modules, done.returncode) == ("", 0), done.stderr

@@ -231,11 +231,6 @@ def test_commands(folder, tmp_path):
     parts = [command("stream", "-m", folder, "--json", *state, data=part) for part in (text[:half], text[half:])]
     assert (parts[0] + parts[1]).count(b"\n") >= whole.count(b"\n") > 10
 
-    command("compress", tmp_path / "a.txt", "-m", folder, "-o", tmp_path / "a.xl")
-    command("decompress", tmp_path / "a.xl", "-m", folder, "-o", tmp_path / "back.txt")
-    assert (tmp_path / "back.txt").read_bytes() == text
-    assert (tmp_path / "a.xl").stat().st_size < len(text) / 4
-
 
 def test_weights_rounded_when_they_are_loaded_are_those_that_are_stored(folder, whole):
     text = BOOK[:2000]

@@ -17,8 +17,6 @@ from typing import Any, AnyStr, Literal, TypeVar, overload
 from xlcli import evaluation, generation, streaming
 from xlcli.api.runs import Source, paths
 from xlcli.api.values import TextScore, TextState, resumed, saving
-from xlcli.coding import FileReader, Output
-from xlcli.coding import workflow as coding
 from xlcli.config import (
     BaseConfig,
     EvalConfig,
@@ -37,7 +35,6 @@ from xlcli.store import folder as store
 from xlcli.store.discover import find, is_state_file
 from xlcli.store.layout import read_config
 from xlcli.store.state_files import load_state, save_state
-from xlcli.text.formats import ends_in_crlf
 
 Text = str | bytes
 F = TypeVar("F", bound=Callable[..., Any])
@@ -133,24 +130,6 @@ class Model:
         """Continuation of `state` and `prompt`, without the prompt; arguments as for `stream_generate`."""
         encoded(prompt)
         return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **settings))
-
-    @shows(OnlineConfig)
-    def compress(self, text: Text, **settings: Any) -> bytes:
-        """`text`, compressed to about its surprisal; see `xlcli.coding.workflow`.
-
-        The bytes are those of a file that `xlcli compress` writes. Settings as for `score`.
-        """
-        chosen, portions = validate(OnlineConfig, settings), [encoded(text)]
-        return _joined(coding.compress(self.loaded, portions, chosen, self.runtime, crlf=ends_in_crlf(portions)))
-
-    def decompress(self, data: bytes) -> bytes:
-        """The text of `compress`, as bytes.
-
-        Raises:
-            DataError: The data are damaged, or were made with another model, or where it computes other numbers.
-        """
-        reader = FileReader([data], "the data")
-        return _joined(coding.decompress(self.loaded, reader.header(), reader, self.runtime))
 
     @shows(GenerateConfig, LOAD_SETTINGS | {"num_samples", "logprobs"})
     def stream_generate(
@@ -363,11 +342,6 @@ def _text_score(parts: Iterable[Event], lines: int = 0, start: int = 0) -> TextS
         tuple(replace(each, prediction=None) for each in moved if isinstance(each, TokenScore)),
         tuple(each for each in moved if isinstance(each, WordScore)),
     )
-
-
-def _joined(results: Iterable[Output]) -> bytes:
-    """The bytes among the results of a workflow."""
-    return b"".join(result for result in results if isinstance(result, bytes))
 
 
 def encoded(text: Text) -> bytes:

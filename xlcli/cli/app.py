@@ -15,12 +15,12 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from xlcli import __version__
-from xlcli.cli.help import CONTEXT, App, Group
+from xlcli.cli.help import CONTEXT, TYPER, Group
 from xlcli.cli.options import COMMANDS
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-MODULES: Mapping[str, str] = {"decompress": "compress", "import": "exchange", "export": "exchange"}
+MODULES: Mapping[str, str] = {"import": "exchange", "export": "exchange"}
 """Module of this package, with a Typer `app`, of a command that has not its own."""
 COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""
@@ -29,7 +29,7 @@ COMPLETION = "_XLCLI_COMPLETE"
 class Program(Group):
     """The program, which builds a command when it is used."""
 
-    def abouts(self) -> dict[str, str]:
+    def summaries(self) -> dict[str, str]:
         """What each command does."""
         return dict(COMMANDS)
 
@@ -51,7 +51,8 @@ def load(name: str) -> Any:
 
 def build(*, with_completion: bool = True) -> TyperGroup:
     """The program; the options that set up completion take 30 ms to parse, also where they are not given."""
-    app = App(
+    app = typer.Typer(
+        **TYPER,
         cls=Program,
         invoke_without_command=True,
         add_completion=with_completion,

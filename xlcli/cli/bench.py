@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from xlcli import config as settings
-from xlcli.cli import options, prologue, report
-from xlcli.cli.help import App
+from xlcli.cli import options
+from xlcli.cli.command import App, Call
+from xlcli.cli.loading import check_settings, find_model, load_model
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import PICTURE, Kept
 from xlcli.cli.plot import draw_speed
-from xlcli.cli.settings import name_option_in_errors, user_settings
+from xlcli.cli.quantities import approximate_count, compact_number, format_bytes, number_or_blank
+from xlcli.cli.score_report import rounding
 from xlcli.cli.terminal import table, wrapped
-from xlcli.cli.usage import source
 from xlcli.config import Config, Tree
 from xlcli.errors import ConfigError
 from xlcli.events import Speed
@@ -37,31 +38,30 @@ app = App()
 
 @app.command("bench", "xlcli bench decode --mem-len 512,3800", "xlcli bench train --preset small")
 def bench(
-    context: typer.Context,
+    call: Call,
     task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
     model: options.Model = None,
     preset: Annotated[
         str | None, option("Model", "--preset NAME", "Measure this preset, with random weights, instead of a model.")
     ] = None,
-    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length"), PICTURE] = None,
-    **_: Any,
+    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
 ) -> int:
     """Measures speed."""
-    if preset is not None and source(context, "model") == "COMMANDLINE":
+    if preset is not None and call.is_typed("model"):
         raise ConfigError("--preset and --model cannot be combined.", "Give one of them.")
-    if task == "decode" and source(context, "segment_len") == "COMMANDLINE":
+    if task == "decode" and call.is_typed("segment_len"):
         raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
-    screen, folder = prologue.open_screen(context), None
-    with name_option_in_errors(context):
-        given = user_settings(context)
+    screen, folder = call.screen, None
+    with call.naming_settings():
+        given = call.settings.tree
         config = configure(task, preset, given)
         if preset is None:
-            folder = prologue.find_model(context, config.bench, screen)
+            folder = find_model(call, model, config.bench)
             config = settings.make(read_config(folder).model_dump(mode="json"), given)
-        prologue.show_config(context, config, screen)
+        call.show_config(config)
         if folder is None:
-            prologue.check_settings("bench", config.bench, config, f"preset {preset}")
-    prologue.check_files(context, filter(None, [folder]))
+            check_settings("bench", config.bench, config, f"preset {preset}")
+    call.check_files([] if folder is None else [folder], {"plot": (plot, PICTURE)})
 
     def show(speeds: list[Speed]) -> None:
         if speeds and plot is not None:
@@ -79,7 +79,7 @@ def bench(
 
         name, loaded = preset or str(folder and folder.resolve().name), None
         if folder is not None and task != "train":
-            loaded, runtime = prologue.load_model(folder, config.bench, config.runtime, screen)
+            loaded, runtime = load_model(folder, config.bench, config.runtime, screen)
         else:
             runtime = make_runtime(config.runtime, training=task == "train")
             loaded = benchmark.untrained(name, config, runtime) if task != "train" else None
@@ -109,10 +109,10 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
     """Figures as tables of at most `width` cells with a column for each memory length, and perhaps their meaning."""
     first = speeds[0]
     kernels = {None: "", True: ", compiled kernels", False: ", no compiled kernels"}[first.kernels]
-    threads = report.counted(first.threads, "thread")
+    threads = approximate_count(first.threads, "thread")
     about = (
-        f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
-        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
+        f"{first.task} of {first.model}, {compact_number(first.parameters)} parameters, {first.device} {first.dtype}"
+        f"{rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
     )
     columns = [_figures(speed) for speed in speeds]
     names = [name for name in columns[0] if any(column[name] for column in columns)]
@@ -128,20 +128,20 @@ def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
 
     def ms(value: float | None) -> str:
-        return report.optional(value, ".3g" if (value or 0) < 1000 else ",.0f")
+        return number_or_blank(value, ".3g" if (value or 0) < 1000 else ",.0f")
 
     is_decoding, first = speed.task == "decode", speed.first_token_seconds
     return {
         "memory": f"{speed.mem_len:,}",
         "segment": f"{speed.segment_len:,}" * (not is_decoding),
         "batch": f"{speed.batch_size:,}" * (not is_decoding or speed.batch_size > 1),
-        "tokens/s, mean": report.amount(speed.tokens_per_second),
+        "tokens/s, mean": compact_number(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
-        "first token": report.optional(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
+        "first token": number_or_blank(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
-        "  times slower": report.optional(speed.recompute_ratio, ",.1f"),
-        "peak RAM": report.size(speed.peak_rss_bytes),
+        "  times slower": number_or_blank(speed.recompute_ratio, ",.1f"),
+        "peak RAM": format_bytes(speed.peak_rss_bytes),
     }

@@ -3,197 +3,52 @@
 from __future__ import annotations
 
 import filecmp
-import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
-from xlcli.cli import options, prologue, report
-from xlcli.cli.help import App
-from xlcli.cli.launch import is_to_launch, launch
-from xlcli.cli.options import option, plot_option
-from xlcli.cli.outputs import PICTURE, Kept, Sink, write_output
-from xlcli.cli.page import Page
-from xlcli.cli.plot import draw_by_context
+from xlcli.cli import loading, options
+from xlcli.cli.command import App, Call
+from xlcli.cli.eval_outputs import (
+    ContextPlot,
+    Csv,
+    FigureTable,
+    Html,
+    Output,
+    PageOutput,
+    PerToken,
+    Plot,
+    Run,
+    TokenList,
+    WordList,
+    Words,
+    check_single,
+    seed_statistics,
+)
+from xlcli.cli.loading import check_texts, find_models, named_models, note_unread_pipe, print_plan
+from xlcli.cli.objects import score_object
+from xlcli.cli.options import option
+from xlcli.cli.outputs import Kept
 from xlcli.cli.render import Screen
+from xlcli.cli.score_report import pairs_text, score_table, spread_text, sweep_text
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
-from xlcli.config import Config, EvalConfig, ModelConfig
-from xlcli.errors import ConfigError, DataError
-from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, Scored, TokenScore, WordScore
-from xlcli.files import cache_folder, is_pipe, read_json
-from xlcli.ranks import Ranks, join
-from xlcli.store.layout import HELD_OUT, TOKENIZER, read_config, read_record
+from xlcli.config import Config, EvalConfig
+from xlcli.errors import DataError
+from xlcli.events import Event, Score
+from xlcli.files import is_pipe
+from xlcli.store.layout import HELD_OUT, read_config, read_record
 
-
-class Run(NamedTuple):
-    """What outputs know of an evaluation: names of the models, the shape of the first one, and how to print.
-
-    `seeds` are groups of models that differ in their seeds only. `n_rows` is the number of models and memory lengths of
-    a table; 0 for one score.
-    """
-
-    names: Sequence[str]
-    seeds: Sequence[Sequence[str]]
-    shape: ModelConfig
-    n_rows: int
-    screen: Screen
-    stop: Stop
-
-
-class Output(NamedTuple):
-    """An output of `eval`: the option that names its file, and its sink.
-
-    Attributes:
-        option: Type of the option.
-        sink: Makes the sink of this file.
-        excludes: Other options and settings without which it is made.
-        serves: Settings that need this output, or another one that serves them.
-        asks: What it takes beside scores: arguments of `xlcli.evaluation.evaluate`.
-        check: Refuses the folders of models that it cannot compare.
-    """
-
-    option: Any
-    sink: Callable[[str, Run], Sink]
-    excludes: Sequence[str] = ()
-    serves: Sequence[str] = ()
-    asks: Sequence[str] = ()
-    check: Callable[[Sequence[Path]], None] = lambda _: None
-
-
-def check_vocabulary(folders: Sequence[Path]) -> None:
-    """`ConfigError` if models have no common tokens."""
-    if len({read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}) > 1:
-        raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
-
-
-def check_single(what: str, folders: Sequence[Path]) -> None:
-    """`ConfigError` if there are several models."""
-    if len(folders) > 1:
-        raise ConfigError(f"{what} needs one model, not {len(folders)}.", "Give one -m NAME.")
-
-
-def list_scores(path: str, run: Run, *, kinds: tuple[type[Scored], ...], json: bool = False) -> Sink:
-    """The list of tokens, words or rows, with columns for each of several models; `json`: by default in JSON lines."""
-    form = form_of(path, json=json or run.screen.json)
-    if len(run.names) > 1:
-        return JoinedListing(path, form, run.screen, kinds, names=run.names)
-    return Listing(path, form, run.screen, kinds)
-
-
-def plot_scores(path: str, run: Run) -> Sink:
-    """The plot of the loss by context, unless the evaluation was stopped."""
-
-    def draw(scores: list[Score]) -> None:
-        curves = [score for score in scores if score.by_context]
-        if run.stop():
-            run.screen.not_written(path)
-        elif not curves:
-            run.screen.say(f"{path} was not written: overlapping windows have no loss by context", "warning")
-        else:
-            draw_by_context(path, curves)
-            run.screen.say(f"plot written to {path}")
-
-    return Kept(Score, draw)
-
-
-def write_table(path: str, run: Run) -> Sink:
-    """The table of the report, unless the evaluation was stopped."""
-    form_of(path, json=False)
-
-    def write(scores: list[Score]) -> None:
-        if run.stop():
-            run.screen.not_written(path)
-            return
-        rows = [row for score in scores for row in report.score_rows(score)]
-        text = csv_text([*rows, *report.seed_rows([] if scores[0].pairs else over_seeds(scores, run))])
-        if path == "-":
-            run.screen.print(text)
-        else:
-            write_output(Path(path), [text.encode("utf-8", "surrogateescape")])
-
-    return Kept(Score, write)
-
-
-class ScorePage(Sink):
-    """The page of a text."""
-
-    def __init__(self, path: str, run: Run) -> None:
-        self._page, self._run = Page(Path(path)), run
-        self._score: Score | None = None
-        self._is_whole = False
-
-    def add(self, event: Event) -> None:
-        """Adds a token or a word, or keeps the score."""
-        if isinstance(event, TokenScore):
-            self._page.add(event)
-        elif isinstance(event, WordScore):
-            self._page.add_word(event)
-        elif isinstance(event, Score):
-            self._score = event
-        self._is_whole = self._is_whole or isinstance(event, Done)
-
-    def close(self) -> None:
-        """Writes the page of a text that was scored to its end."""
-        score, screen = self._score, self._run.screen
-        if score is None or not self._is_whole:
-            screen.not_written(str(self._page.path))
-            return
-        figures = {"token": score.perplexity, "word": score.word_perplexity}
-        facts = [(f"perplexity per {name}", f"{value:.5g}") for name, value in figures.items() if value is not None]
-        kept = report.context(self._run.shape, score.mem_len, score.segment_len, score.stride)
-        self._page.save(score.file, score.model, kept, facts, score.by_context)
-        screen.say(f"page written to {self._page.path}")
-
-
-PER_TOKEN = option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table.")
-WORDS = option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines.")
-CSV = option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length.")
-PLOT = plot_option("Results", "Plot loss by context length")
-OUTPUTS: Mapping[str, Output] = {
-    "per_token": Output(
-        Annotated[str | None, PER_TOKEN, re.compile(rb'.*\bline(": \d+, "|[\t,])byte(": -?\d+, "|[\t,])text')],
-        partial(list_scores, json=True, kinds=(Row, TokenScore)),
-        excludes=["words", "score_field", "sweep_mem_len"],
-        serves=["columns"],
-        asks=["per_token"],
-        check=check_vocabulary,
-    ),
-    "words": Output(
-        Annotated[str | None, WORDS, re.compile(rb".*\b(naive_bits|second_tokens|best_per_byte)")],
-        partial(list_scores, kinds=(Row, WordScore, PairScore, ContinuationScore)),
-        excludes=["sweep_mem_len"],
-        serves=["columns", "split_punctuation"],
-        asks=["words"],
-    ),
-    "html": Output(
-        options.Html,
-        ScorePage,
-        excludes=["score_field", "sweep_mem_len"],
-        asks=["per_token", "words"],
-        check=partial(check_single, "--html"),
-    ),
-    "csv": Output(Annotated[str | None, CSV, re.compile(rb"model,(position|mem_len),")], write_table),
-    "plot": Output(Annotated[str | None, PLOT, PICTURE], plot_scores, excludes=["stride", "adapt", "context_cache"]),
-}
-"""The outputs beside the report, by their parameters, in the order of their ends."""
 app = App()
 
 
-@app.command(
-    "eval",
-    "xlcli eval --mem-len 512",
-    "xlcli eval book.txt --sweep-mem-len 0,128,512 --json",
-    more={name: output.option for name, output in OUTPUTS.items()},
-)
+@app.command("eval", "xlcli eval --mem-len 512", "xlcli eval book.txt --sweep-mem-len 0,128,512 --json")
 def evaluate(
-    context: typer.Context,
+    call: Call,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE|-...]")] = None,
     model: Annotated[
         list[str] | None,
@@ -204,54 +59,74 @@ def evaluate(
         ),
     ] = None,
     dry_run: options.DryRun = False,
-    **_: Any,
+    per_token: PerToken = None,
+    words: Words = None,
+    html: Html = None,
+    csv: Csv = None,
+    plot: Plot = None,
 ) -> int:
     """Scores a text."""
-    needs = {"by": ["pairs|score_field"]}
-    for setting in {setting: None for output in OUTPUTS.values() for setting in output.serves}:
-        needs[setting] = ["|".join(name for name, output in OUTPUTS.items() if setting in output.serves)]
-    excludes = {name: output.excludes for name, output in OUTPUTS.items()}
-    config, screen = prologue.begin(context, needs, excludes)
+    config, screen = call.config(), call.screen
     settings, texts = config.eval, files or []
-    given = {name: path for name in OUTPUTS if (path := context.params[name]) is not None}
-    prologue.check_texts(texts, "xlcli eval -m {}")
-    folders = prologue.find_models(context, settings, screen)
-    if any(map(is_pipe, texts)):
+    outputs: list[Output] = []
+    for kind, path in (
+        (TokenList, per_token),
+        (WordList, words),
+        (PageOutput, html),
+        (FigureTable, csv),
+        (ContextPlot, plot),
+    ):
+        if path is not None:
+            outputs.append(kind(path))
+    check_needs(call, settings, lists=per_token is not None or words is not None, lists_words=words is not None)
+    for output in outputs:
+        output.check_settings(call, settings)
+    check_texts(texts, "xlcli eval -m {}")
+    folders = find_models(call, model, settings)
+    if any(is_pipe(text) for text in texts):
         check_single("standard input or a pipe", folders)
     if not texts:
-        prologue.note_unread_pipe(screen, "FILE")
-        check_held_out(prologue.named_models(context), folders, settings.split)
-    for name in given:
-        OUTPUTS[name].check(folders)
-    prologue.check_files(context, [*folders, *texts])
+        note_unread_pipe(screen, "FILE")
+        check_held_out(named_models(call, model), folders, settings.split)
+    for output in outputs:
+        output.check_models(folders)
+    call.check_files([*folders, *texts], {output.name: (output.path, output.kind) for output in outputs})
     if dry_run:
         for folder in folders:
             show_plan(folder, texts, settings, screen)
         return 0
     if not texts:
         screen.say(f"the text is {HELD_OUT[settings.split]} of {folders[0].name}; for yours, type xlcli eval FILE")
-    cache_folder(screen.say)  # which all processes share
-    if is_to_launch(nproc := config.runtime.nproc or 1):
-        return launch(context.obj, nproc)
-    with join(config.runtime.timeout) as ranks, screen.stop() as stop:
+    with screen.stop() as stop:
         screen.expect_pipes(texts)
-        asked = {argument: True for name in given for argument in OUTPUTS[name].asks}
-        events = score_all(folders, texts, config, screen, ranks, stop, asked)
-        n_rows = len(folders) * len(settings.sweep) * (len(folders) > 1 or bool(settings.sweep_mem_len))
-        shape = settings.shape(read_config(folders[0]).model)
-        run = Run(names_of(folders), seeds_of(folders), shape, n_rows, screen, stop)
-        screen.drive(events, *(sinks_of(given, run) if ranks.is_first else ()))
+        run = run_of(folders, settings, screen, stop)
+
+        def show(scores: list[Score]) -> None:
+            whole = [score for score in scores if not score.partial]
+            is_listed = any(output.path == "-" for output in outputs)
+            show_scores(whole or scores[:1], run, to_stderr=is_listed)
+
+        sinks = [output.sink(run) for output in outputs]
+        screen.drive(score_all(folders, texts, config, screen, stop, outputs), *sinks, Kept(Score, show))
         return stop.exit_code
 
 
-def sinks_of(given: Mapping[str, str], run: Run) -> list[Sink]:
-    """The sinks of these outputs, and last the report, which leaves standard output to a list that goes there."""
+def check_needs(call: Call, settings: EvalConfig, *, lists: bool, lists_words: bool) -> None:
+    """`ConfigError` for an option without another one that it needs; `lists`: tokens or words are listed."""
+    if call.is_typed("by") and settings.pairs is None and settings.score_field is None:
+        raise call.needs("by", "--pairs A,B")
+    if call.is_typed("columns") and not lists:
+        raise call.needs("columns", "--per-token FILE.jsonl")
+    if call.is_typed("split_punctuation") and not lists_words:
+        raise call.needs("split_punctuation", "--words FILE.tsv")
 
-    def show(scores: list[Score]) -> None:
-        if scores := [score for score in scores if not score.partial] or scores[:1]:
-            show_scores(scores, run, to_stderr="-" in given.values())
 
-    return [*(OUTPUTS[name].sink(path, run) for name, path in given.items()), Kept(Score, show)]
+def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop) -> Run:
+    """What outputs know of the evaluation of these models."""
+    is_table = len(folders) > 1 or bool(settings.sweep_mem_len)
+    n_rows = len(folders) * len(settings.sweep) if is_table else 0
+    shape = settings.shape(read_config(folders[0]).model)
+    return Run(names_of(folders), seeds_of(folders), shape, n_rows, screen, stop)
 
 
 def score_all(
@@ -259,23 +134,25 @@ def score_all(
     texts: Sequence[str],
     config: Config,
     screen: Screen,
-    ranks: Ranks,
     stop: Stop,
-    asked: Mapping[str, bool],
+    outputs: Sequence[Output],
 ) -> Iterator[Event]:
-    """Events of the evaluation of each model, which leaves the RAM before the next one is loaded.
-
-    `asked` are arguments of `xlcli.evaluation.evaluate`.
-    """
+    """Events of the evaluation of each model, which leaves the RAM before the next one is loaded."""
+    lists_tokens = any(output.lists_tokens for output in outputs)
+    lists_words = any(output.lists_words for output in outputs)
     for folder, name in zip(folders, names_of(folders), strict=True):
-        loaded, runtime = prologue.load_model(folder, config.eval, config.runtime, screen, ranks)
+        loaded, runtime = loading.load_model(folder, config.eval, config.runtime, screen)
         from xlcli import evaluation
 
-        events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=stop, **asked)
+        events = evaluation.evaluate(
+            loaded, texts or None, config.eval, runtime, stop=stop, per_token=lists_tokens, words=lists_words
+        )
         del loaded
         for event in events:
-            yield replace(event, model=name) if isinstance(event, Score) and len(folders) > 1 else event
-        if ranks.broadcast(stop()):
+            if isinstance(event, Score) and len(folders) > 1:
+                event = replace(event, model=name)
+            yield event
+        if stop():
             break
 
 
@@ -303,7 +180,7 @@ def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: 
     batch_size = settings.batch_size or 8
     if trained.model.effective_mem_len(1) is None or settings.online_option:
         batch_size = 1
-    prologue.print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
+    print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
 def seeds_of(folders: Sequence[Path]) -> list[list[str]]:
@@ -317,31 +194,24 @@ def seeds_of(folders: Sequence[Path]) -> list[list[str]]:
     return [list(group.values()) for group in groups.values() if len(group) > 1]
 
 
-def over_seeds(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:
-    """Means and standard deviations over seeds, at each memory length."""
-    lengths = dict.fromkeys(score.mem_len for score in scores)
-    groups = [[s for s in scores if s.model in names and s.mem_len == n] for names in run.seeds for n in lengths]
-    return [report.over_seeds(group) for group in groups if len(group) > 1]
-
-
 def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
     """Prints at least one score as text or JSON, or as text `to_stderr`, and what their comparison says."""
     from xlcli.evaluation.spread import compare
 
     screen = run.screen
     comparisons = [compare(score, scores[0]) for score in scores[1:]]
-    seeds = over_seeds(scores, run)
+    seeds = seed_statistics(scores, run)
     if screen.json and not to_stderr:
-        objects = [report.score_object(score) for score in scores]
+        objects = [score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != run.n_rows
         tree = {"sweep": objects, "partial": is_partial, "comparisons": comparisons, "seeds": seeds}
         screen.object(tree if run.n_rows else objects[0])
     else:
         if any(score.pairs for score in scores):
-            text = report.pairs_text(scores, run.shape, screen.columns, comparisons, seeds)
+            text = pairs_text(scores, run.shape, screen.columns, comparisons, seeds)
         elif run.n_rows and not scores[0].partial:
-            text = report.sweep_text(scores, run.n_rows, screen.columns, seeds)
+            text = sweep_text(scores, run.n_rows, screen.columns, seeds)
         else:
-            text = report.score_table(scores[0], run.shape)
-        text += report.spread_text(scores, comparisons, screen.columns)
+            text = score_table(scores[0], run.shape)
+        text += spread_text(scores, comparisons, screen.columns)
         (screen.say if to_stderr else screen.report)(text)

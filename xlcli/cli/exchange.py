@@ -6,14 +6,15 @@ import math
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from xlcli.cli import options, report
-from xlcli.cli.help import App
+from xlcli.cli import options
+from xlcli.cli.command import App, Call
+from xlcli.cli.objects import fields
 from xlcli.cli.options import option
-from xlcli.cli.prologue import open_screen
+from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.terminal import table
 from xlcli.errors import ConfigError
 from xlcli.store.discover import LOCAL, find, summarize
@@ -26,7 +27,7 @@ app = App()
     "import", "xlcli import downloads/SmolLM2-135M", "xlcli import downloads/gpt2 -o models/gpt2 --weights int8"
 )
 def import_(
-    context: typer.Context,
+    call: Call,
     source: Annotated[str, typer.Argument(metavar="SOURCE")],
     out: Annotated[
         str | None,
@@ -34,12 +35,11 @@ def import_(
     ] = None,
     model_format: options.Format = None,
     encoding: options.Weights = None,
-    **_: Any,
 ) -> None:
     """Makes a model folder from a model of another program."""
     from xlcli.interchange import import_model
 
-    screen, path = open_screen(context), Path(source)
+    screen, path = call.screen, Path(source)
     name = Path(os.path.realpath(path))
     found = path.stem if path.suffix == ".gguf" else name.name if name.is_dir() else name.parent.name
     target = Path(out) if out else Path(LOCAL) / found
@@ -49,16 +49,16 @@ def import_(
         screen.say(notice, "warning")
     made, config = summarize(target), read_config(target)
     if screen.json:
-        screen.object({**report.fields(made), "imported": about, "config": config.model_dump(mode="json")})
+        screen.object({**fields(made), "imported": about, "config": config.model_dump(mode="json")})
         return
     model, train = config.model, config.train
     size, is_ids = model.vocab_size or 0, about["tokenizer"] == "ids"
     heads = f"{model.attention.n_heads} heads of {model.head_dim}"
-    weights = f"{report.amount(made.parameters or 0)} parameters, {report.size(made.bytes)} in {made.encoding}"
+    weights = f"{compact_number(made.parameters or 0)} parameters, {format_bytes(made.bytes)} in {made.encoding}"
     rows = [
         ("model", f"{target}, from {source} ({about['format']})"),
         ("weights", weights),
-        ("network", f"{report.counted(model.n_layers, 'layer')} of width {model.dim:,}, {heads}"),
+        ("network", f"{approximate_count(model.n_layers, 'layer')} of width {model.dim:,}, {heads}"),
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
         ("memory", model.describe_memory(train.mem_len, train.segment_len)),
         ("text", f"{'token ids, without a tokenizer' if is_ids else about['tokenizer']}, vocabulary of {size:,}"),
@@ -74,7 +74,7 @@ def import_(
     "export", "xlcli export models/SmolLM2-135M -o out/SmolLM2", "xlcli export models/mine -o mine.gguf --format gguf"
 )
 def export(
-    context: typer.Context,
+    call: Call,
     name: Annotated[str, typer.Argument(metavar="MODEL")],
     out: Annotated[
         str | None,
@@ -84,7 +84,6 @@ def export(
         Literal["llama", "transfo-xl", "gguf"] | None,
         option("Model", "--format", "Write this format. Default: by the kind of model.", allow_from_autoenv=False),
     ] = None,
-    **_: Any,
 ) -> None:
     """Writes a model in the format of another program."""
     from xlcli.interchange import FORMATS, export_model
@@ -92,7 +91,7 @@ def export(
 
     if out is None:
         raise ConfigError("export needs a path to write.", "Add -o FOLDER, or -o FILE with --format gguf.")
-    screen, folder = open_screen(context), find(name)
+    screen, folder = call.screen, find(name)
     with screen.waiting("exporting"):
         written = export_model(folder, Path(out), name=model_format)
         notices = FORMATS[written].export_notices(load_tokenizer(folder))

@@ -7,12 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options, prologue
-from xlcli.cli.help import App
+from xlcli.cli import options
+from xlcli.cli.command import App, Call
 from xlcli.cli.interactive import Conversation
+from xlcli.cli.loading import check_texts, find_model, note_unread_pipe, open_model, print_plan, state_files
 from xlcli.cli.options import option
+from xlcli.cli.outputs import STATE
 from xlcli.cli.pipe import label
 from xlcli.cli.prompts import Results, Samples, read_prompt, read_prompts
+from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 
 app = App()
@@ -35,16 +38,11 @@ Interactive = Annotated[
         allow_from_autoenv=False,
     ),
 ]
-EXCLUDES = {
-    "prompts": ["words", "interactive", "state", "state_out"],
-    "num_samples": ["state", "state_out", "interactive"],
-    "state": ["state_in", "state_out"],
-}
 
 
 @app.command("generate", 'xlcli generate "Once upon a"', 'xlcli generate "ROMEO:" -n 500 -t 0.7 --top-p 0.95 --seed 1')
 def generate(
-    context: typer.Context,
+    call: Call,
     words: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT|-]")] = None,
     prompts: Prompts = None,
     model: options.Model = None,
@@ -54,39 +52,37 @@ def generate(
     state_out: options.StateOut = None,
     dry_run: options.DryRun = False,
     no_prompt: Annotated[bool, option("Output", "--no-prompt", "Print the continuation without the prompt.")] = False,
-    **_: Any,
 ) -> int:
     """Continues a text."""
-    config, screen = prologue.begin(context, needs={"logprobs": ["json|prompts"]}, excludes=EXCLUDES)
-    settings, seed = config.generate, config.runtime.seed
-    if words and len(words) > 1:
-        raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
-    if interactive and words == ["-"]:
-        raise ConfigError("--interactive reads standard input itself.", "Leave out -.")
-    folder = prologue.find_model(context, settings, screen)
-    texts = prologue.check_texts([prompts or "-"], "xlcli generate -m {}")
-    prologue.check_files(context, [folder, *texts])
+    config, screen = call.config(), call.screen
+    settings = config.generate
+    saved = state_files(call, state, state_in, state_out)
+    check_combination(call, settings, words or [], prompts, interactive=interactive, saves=saved.after is not None)
+    folder = find_model(call, model, settings, saved)
+    texts = check_texts([prompts or "-"], "xlcli generate -m {}")
+    call.check_files([folder, *texts], {"state": (state, STATE), "state_out": (state_out, STATE)})
     if dry_run:
         action = f"generates {settings.num_samples} x {settings.max_new_tokens} tokens"
-        action += f" for each prompt of {prompts}" * (prompts is not None)
-        prologue.print_plan(folder, settings, screen, batch_size=settings.num_samples, action=action)
+        if prompts is not None:
+            action += f" for each prompt of {prompts}"
+        print_plan(folder, settings, screen, batch_size=settings.num_samples, action=action)
         return 0
     if interactive:
-        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
+        loaded, runtime, resume, save = open_model(call, folder, settings, config.runtime, saved)
         first = os.fsencode(words[0]) if words else None
-        return Conversation(loaded, settings, runtime, screen, seed, resume).run(first, save)
+        return Conversation(loaded, settings, runtime, screen, config.runtime.seed, resume).run(first, save)
     if not words and prompts is None:
-        prologue.note_unread_pipe(screen, "PROMPT")
+        note_unread_pipe(screen, "PROMPT")
     with screen.stop() as stop:
         screen.expect_pipes([*(words or ()), prompts or ""])
         given = read_prompts(prompts, stop, screen) if prompts else [(read_prompt(words, stop, screen), {})]
         if not given:
             screen.say(f"{label(str(prompts))} has no prompts", "warning")
             return 0
-        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
+        loaded, runtime, resume, save = open_model(call, folder, settings, config.runtime, saved)
         from xlcli import generation, inference
 
-        how: dict[str, Any] = {"seed": seed, "resume": resume, "stop": stop}
+        how: dict[str, Any] = {"seed": config.runtime.seed, "resume": resume, "stop": stop}
         if prompts:
             all_texts = (text for text, _ in given)
             results = generation.generate_prompts(loaded, all_texts, settings, runtime, **how)
@@ -98,3 +94,26 @@ def generate(
         if screen.verbose:
             screen.shows(inference.describe_decoding(loaded, runtime))
         return stop.exit_code
+
+
+def check_combination(
+    call: Call, settings: GenerateConfig, words: list[str], prompts: str | None, *, interactive: bool, saves: bool
+) -> None:
+    """`ConfigError` for options that need or exclude others; `saves`: a state is saved."""
+    if call.is_typed("logprobs") and not call.screen.json and prompts is None:
+        raise call.needs("logprobs", "--json")
+    state = "state" if call.params["state"] is not None else "state_out"
+    if prompts is not None and words:
+        raise call.conflict("prompts", "words")
+    if prompts is not None and interactive:
+        raise call.conflict("prompts", "interactive")
+    if prompts is not None and saves:
+        raise call.conflict("prompts", state)
+    if settings.num_samples > 1 and saves:
+        raise call.conflict("num_samples", state)
+    if settings.num_samples > 1 and interactive:
+        raise call.conflict("num_samples", "interactive")
+    if len(words) > 1:
+        raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
+    if interactive and words == ["-"]:
+        raise ConfigError("--interactive reads standard input itself.", "Leave out -.")

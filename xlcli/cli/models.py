@@ -9,13 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options, report
-from xlcli.cli.help import CONTEXT, App, Group
+from xlcli.cli import options
+from xlcli.cli.command import App, Call
+from xlcli.cli.help import CONTEXT, Group
+from xlcli.cli.objects import fields
 from xlcli.cli.options import plot_option
 from xlcli.cli.outputs import PICTURE
 from xlcli.cli.plot import draw_training
-from xlcli.cli.prologue import check_files, open_screen
+from xlcli.cli.quantities import compact_number, format_age, format_bytes, number_or_blank
 from xlcli.cli.render import Screen
+from xlcli.cli.run_report import describe_scored_text
 from xlcli.cli.settings import to_toml
 from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
@@ -53,9 +56,9 @@ app = App(
 
 
 @app.command("list", "xlcli models list", "xlcli models list --json", about="List your models and the bundled ones.")
-def list_models(context: typer.Context, **_: Any) -> None:
+def list_models(call: Call) -> None:
     """Lists models."""
-    screen, local, bundled = open_screen(context), local_models(), bundled_models()
+    screen, local, bundled = call.screen, local_models(), bundled_models()
     if screen.json:
         screen.object({"local": local, "bundled": bundled, "presets": list_presets()})
         return
@@ -73,9 +76,9 @@ def list_models(context: typer.Context, **_: Any) -> None:
 
 
 @app.command("presets", "xlcli models presets", "xlcli models presets --json", about="List presets.")
-def presets(context: typer.Context, **_: Any) -> None:
+def presets(call: Call) -> None:
     """Lists presets."""
-    screen, every = open_screen(context), list_presets()
+    screen, every = call.screen, list_presets()
     if screen.json:
         screen.object({"presets": every})
         return
@@ -102,18 +105,16 @@ def presets(context: typer.Context, **_: Any) -> None:
     about="Show a model or preset.",
 )
 def show(
-    context: typer.Context,
+    call: Call,
     name: Annotated[str, typer.Argument(metavar="NAME")],
     plot: Annotated[
-        str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False), PICTURE
+        str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False)
     ] = None,
-    force: options.Force = False,
-    **_: Any,
 ) -> None:
     """Shows a model or preset."""
-    screen = open_screen(context)
+    screen = call.screen
     if plot is not None:
-        check_files(context, [])
+        call.check_files([], {"plot": (plot, PICTURE)})
         folder = find(name)
         if not draw_training(plot, read_metrics(folder), folder.name):
             raise CheckpointError(f"{folder} has no {METRICS} with a training curve.", "Choose a model trained here.")
@@ -128,25 +129,27 @@ def show(
             remedy = near and f"Did you mean the preset {near}?"
             raise CheckpointError(error.message, remedy or error.remedy) from None
         if screen.json:
-            screen.object({**report.fields(preset), "config": read_preset(name)})
+            screen.object({**fields(preset), "config": read_preset(name)})
         else:
             screen.print(preset.path.read_text("utf-8"))
         return
     summary, record = summarize(folder), read_record(folder)
     config = read_config(folder)
     if screen.json:
-        screen.object({**report.fields(summary), "record": record, "config": config.model_dump(mode="json")})
+        screen.object({**fields(summary), "record": record, "config": config.model_dump(mode="json")})
         return
     position, attention, params, _score, age, corpus = _row(summary)[1:]
     rows = [
         ("model", str(folder)),
         ("kind", f"{attention} attention, position encoding {position}"),
-        ("weights", f"{params} parameters, {report.size(summary.bytes)} in {summary.encoding or '?'}"),
+        ("weights", f"{params} parameters, {format_bytes(summary.bytes)} in {summary.encoding or '?'}"),
         ("age", age),
         ("corpus", corpus),
     ]
     if summary.bits_per_byte is not None and summary.scored:
-        rows.append(("score", f"{summary.bits_per_byte:.4f} bits per byte of the {report.scored(summary.scored)}"))
+        rows.append(
+            ("score", f"{summary.bits_per_byte:.4f} bits per byte of the {describe_scored_text(summary.scored)}")
+        )
     screen.print(table([row for row in rows if row[1] != "-"], screen.columns, left=(0, 1)) + "\n")
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
@@ -164,14 +167,13 @@ def show(
     "Copies a preset to a TOML file for editing (-: standard output), or a model to a folder.",
 )
 def copy(
-    context: typer.Context,
+    call: Call,
     name: Annotated[str, typer.Argument(metavar="PRESET|MODEL")],
     target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
     encoding: options.Weights = None,
-    **_: Any,
 ) -> None:
     """Copies a preset or a model."""
-    screen = open_screen(context)
+    screen = call.screen
     if not (target == "-" or target.endswith(".toml")):
         _copy_model(name, target, encoding, screen)
         return
@@ -183,7 +185,7 @@ def copy(
         return
     if Path(target).exists():
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
-    write_atomic(linked(Path(target)), text, is_new=True)
+    write_atomic(linked(Path(target)), text)
     screen.say(f"{target} written; train with it: xlcli train FILE --config {shlex.quote(target)}")
 
 
@@ -202,7 +204,7 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
     if screen.json:
         screen.object(made)
     command = f"xlcli eval -m {shlex.quote(target)}"
-    screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
+    screen.say(f"{target} written, {format_bytes(made.bytes)} in {made.encoding}; score it: {command}")
     if texts := [text for text in HELD_OUT.values() if Path(target, text).is_file()]:
         screen.say(f"it contains text from the corpus: remove {' and '.join(texts)} before you publish it")
 
@@ -213,13 +215,13 @@ def _is_partial(model: ModelSummary) -> bool:
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
-    score = report.optional(model.bits_per_byte, ".3f") + "*" * _is_partial(model)
+    score = number_or_blank(model.bits_per_byte, ".3f") + "*" * _is_partial(model)
     return (
         model.name,
         model.position or "?",
         model.attention or "?",
-        report.amount(model.parameters) if model.parameters is not None else "?",
+        compact_number(model.parameters) if model.parameters is not None else "?",
         score or {True: "-"}.get(model.finished, "unfinished"),
-        "-" if model.bundled else report.age(time.time() - model.modified),
+        "-" if model.bundled else format_age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, get_args
 
 import typer
-
-from xlcli.cli.outputs import PAGE, STATE
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -20,9 +17,6 @@ COMMANDS: Mapping[str, str] = {
     "eval": "Score a text: bits per byte, perplexity, loss by context.",
     "generate": "Continue a text and print it as it is generated.",
     "stream": "Score text line by line as it arrives, indefinitely, in constant RAM.",
-    "compress": "Compress a text with the predictions of a model, to the size that eval reports.\n\n"
-    "To restore it you need the same model, software versions and type of processor.",
-    "decompress": "Restore a compressed text byte for byte.\n\nRejects a file this machine cannot restore exactly.",
     "import": "Import a model of another program from a folder or file that you have downloaded.\n\n"
     "Nothing in it is executed. docs/models.md lists the formats and what is exact.",
     "export": "Write a model for transformers or llama.cpp, with the same predictions.\n\n"
@@ -37,8 +31,6 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "eval": ("eval", "runtime"),
     "generate": ("generate", "runtime"),
     "stream": ("stream", "runtime"),
-    "compress": ("compress", "runtime"),
-    "decompress": ("runtime",),
     "bench": ("bench", "runtime", "train", "model"),
 }
 """Sections of the configuration that each command uses. Fields of those up to `runtime`, which all have, are options
@@ -70,21 +62,17 @@ Model = Annotated[
 State = Annotated[
     str | None,
     option("Memory", "--state FILE", "Continue from the state in this file, if it exists; save the new one there."),
-    STATE,
 ]
 StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state in this file.")]
 StateOut = Annotated[
-    str | None, option("Memory", "--state-out FILE", "Save the state here at the end or when stopped."), STATE
+    str | None, option("Memory", "--state-out FILE", "Save the state here at the end or when stopped.")
 ]
 Html = Annotated[
-    str | None,
-    option("Output", "--html FILE.html", "Write a page: words by surprisal, a curve, surprising lines."),
-    PAGE,
+    str | None, option("Output", "--html FILE.html", "Write a page: words by surprisal, a curve, surprising lines.")
 ]
 DryRun = Annotated[
     bool, option("Settings", "--dry-run", "Print the plan, the size of the model and the RAM it needs, and exit.")
 ]
-Force = Annotated[bool, option("Output", "--force", "Let outputs overwrite any file, even an input.")]
 Weights = Annotated[
     Literal["float32", "bfloat16", "int8"] | None,
     option("Model", "--weights", "Store the weights in this type. Default: as in the model.", allow_from_autoenv=False),
@@ -118,7 +106,6 @@ SETTINGS_OPTIONS = {
         bool, option("Settings", "--print-config", "Print all settings with their meaning, and exit.")
     ],
     "verbose": Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")],
-    "force": Force,
 }
 """Parameters of the commands that have settings, beside `SHARED_OPTIONS`."""
 SHARED_OPTIONS = {
@@ -143,44 +130,52 @@ class Setting(NamedTuple):
 
 def settings_of(command: str | None) -> dict[str, Setting]:
     """Settings of a command that are options or environment variables, by name; of two the one of the first section."""
-    from xlcli.config import Config, Option, table
+    from xlcli.config import Config, table
 
-    sections = SECTIONS.get(command or "", ())
     found: dict[str, Setting] = {}
-    for section in sections[: sections.index("runtime") + 1] if sections else ():
+    if command is None or command not in SECTIONS:
+        return found
+    sections = SECTIONS[command]
+    for section in sections[: sections.index("runtime") + 1]:
         kind = table(Config.model_fields[section])
-        for name, field in kind.model_fields.items() if kind is not None else ():
-            shown = next((part for part in field.metadata if isinstance(part, Option)), None)
-            if shown is not None and shown.commands and command not in shown.commands:
-                shown = None
-            found.setdefault(name, Setting(section, field, shown))
+        assert kind is not None
+        for name, field in kind.model_fields.items():
+            if name not in found:
+                found[name] = Setting(section, field, _option_of(field, command))
     return found
 
 
-def parameters(command: str, own: Mapping[str, inspect.Parameter], more: Mapping[str, Any]) -> list[inspect.Parameter]:
-    """Parameters of a command whose function has these: its own, then `more` options, those of settings, shared ones.
+def _option_of(field: FieldInfo, command: str) -> Option | None:
+    """The option of a setting in a command, if it is one there."""
+    from xlcli.config import Option
 
-    The function ignores the values of those that it does not name; they are in the parameters of the context.
+    for part in field.metadata:
+        if isinstance(part, Option):
+            return part if not part.commands or command in part.commands else None
+    return None
+
+
+def option_kinds(command: str) -> dict[str, Any]:
+    """Types of the options of the settings of a command, by the names of the settings.
+
+    An option is a text, which the unit of its setting reads later, unless it is a switch, a choice or a list.
     """
-    settings = {key: _annotation(each) for key, each in settings_of(command).items() if each.option is not None}
-    options = {**more, **settings} | (SETTINGS_OPTIONS if command in SECTIONS else {}) | SHARED_OPTIONS
-    found = {name: each for name, each in own.items() if each.kind is not each.VAR_KEYWORD}
-    for key, kind in options.items():
-        default = False if get_args(kind)[0] is bool else None
-        found.setdefault(key, inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-    return list(found.values())
+    return {name: _option_kind(each) for name, each in settings_of(command).items() if each.option is not None}
 
 
-def _annotation(setting: Setting) -> Any:
-    """Type of the option of a setting: text, which its unit reads later, unless it is a switch, a choice or a list."""
+def _option_kind(setting: Setting) -> Any:
     assert setting.option is not None
-    panel, names, about = setting.option.panel, setting.option.names, setting.field.description or ""
-    kind, details = setting.field.annotation, option(panel, names, about, allow_from_autoenv=False)
+    kind = setting.field.annotation
+    about = setting.field.description or ""
+    details = option(setting.option.panel, setting.option.names, about, allow_from_autoenv=False)
+    is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
+    if is_switch:
+        return Annotated[bool, details]
     if kind == tuple[str, ...]:
         return Annotated[list[str] | None, details]
-    if kind is bool or any(bool in get_args(part) for part in get_args(kind)):
-        return Annotated[bool, details]
-    return Annotated[Optional[kind] if choices(kind) else str | None, details]  # noqa: UP045
+    if choices(kind):
+        return Annotated[Optional[kind], details]  # noqa: UP045
+    return Annotated[str | None, details]
 
 
 def choices(kind: Any) -> tuple[str, ...]:

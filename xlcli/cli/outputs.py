@@ -1,97 +1,120 @@
-"""Outputs of a command: sinks of events, and files, checked before its work: writable, no input, of no other kind."""
+"""Outputs of a command: sinks of events, and files, which are checked before its work."""
 
 from __future__ import annotations
 
 import errno
 import importlib.util
 import os
-import re
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from xlcli.errors import ConfigError, ResourceError
 from xlcli.files import check_writable, identity, linked, replacing
 from xlcli.store.discover import is_state_file
+from xlcli.store.layout import METRICS, is_model
 
 E = TypeVar("E")
 READER_SECONDS = 5.0
 """Time to wait for the reader of a named pipe."""
-_OTHER = "Choose another file"
-_FORCE = f"{_OTHER}, or add --force to overwrite it."
-
-# First bytes of what an option writes, a part of its type: only such a file is overwritten.
-PICTURE = re.compile(rb"\x89PNG|%PDF|<\?xml|<svg")
-PAGE = re.compile(rb'(?s).{0,225}name="generator" content="xlcli')
-STATE = re.compile(rb"(?s).*state\.memory")
-NEW = re.compile(rb"(?!)")
+_OTHER = "Choose another file."
 
 
-def check_outputs(
-    outputs: Iterable[tuple[str, str, re.Pattern[bytes]]], inputs: Iterable[Path], *, force: bool
-) -> None:
-    """Checks the output files of a command: the option, the name and the first bytes of each.
+class Kind(NamedTuple):
+    """What an option writes, a part of its type: the suffixes of such files, which say their format.
 
-    The standard streams are added to the inputs. `force` overwrites inputs and files of any kind.
+    Any name will do without suffixes.
+    """
+
+    suffixes: tuple[str, ...] = ()
+
+
+LIST = Kind((".jsonl", ".csv", ".tsv"))
+TABLE = Kind((".csv",))
+PAGE = Kind((".html",))
+PICTURE = Kind((".png", ".svg", ".pdf"))
+STATE = Kind()
+
+
+def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Path]) -> None:
+    """Checks the outputs of a command before its work: the option, the name and the kind of each.
+
+    A file is replaced if its name has a right suffix and it is nothing that is read: no input, no state, no curve of a
+    model. A state replaces a state only. The standard streams are added to the inputs. A pipe or device takes any kind
+    but a state.
 
     Raises:
-        ConfigError: An output is a folder, read-only, an input or a file of another kind; or, even with `force`,
-            another output, or no plot or page.
+        ConfigError: An output has another suffix, is a folder, read-only, an input, another output, or no file that
+            may be replaced; or it needs a package that is missing.
         ResourceError: An output cannot be written.
     """
     used = dict.fromkeys(_identities((), 1, 2), "the output of this command")
     used |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
     places: dict[Path, str] = {}
-    for option, name, head in outputs:
-        if head is PICTURE:
-            if Path(name).suffix.lower() not in (".png", ".svg", ".pdf"):
-                raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
-            if importlib.util.find_spec("matplotlib") is None:
-                raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
-        if head is PAGE and name == "-":
+    for option, name, kind in outputs:
+        if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
+            raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
+        if kind is PAGE and name == "-":
             raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
-        if name == "-":
-            if (earlier := places.setdefault(Path(name), option)) != option:
-                raise ConfigError(f"{option} - is also the output of {earlier}.", f"{_OTHER}.")
-            continue
-        path = Path(name)
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            status = None
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(f"cannot write {option} {name}: {reason}.", f"{_OTHER}.") from None
+        is_stream = name == "-"
+        path, status = Path(name), None if is_stream else _status(option, name)
         is_file = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        if not is_file and head is not STATE:  # a device or a pipe
+        if not is_file and kind is not STATE:  # a device or a pipe
             continue
-        earlier = places.setdefault(path.resolve(), option)
+        if not is_stream:
+            _check_suffix(option, path, kind)
+        earlier = places.setdefault(path if is_stream else path.resolve(), option)
         if earlier != option:
-            raise ConfigError(f"{option} {name} is also the file of {earlier}.", f"{_OTHER}.")
-        check_writable(linked(path))  # refuses a folder, too
-        if status is None:
+            raise ConfigError(f"{option} {name} is also the output of {earlier}.", _OTHER)
+        if is_stream:
             continue
-        if not force:
+        check_writable(linked(path))  # refuses a folder, too
+        if status is not None:
             if identity(status) in used:
-                raise ConfigError(f"{option} {path} is also {used[identity(status)]}.", _FORCE)
-            if status.st_mode & 0o222 == 0:
-                raise ConfigError(f"{option} {path} is read-only.", _FORCE)
-            if status.st_size and head is NEW:
-                raise ConfigError(f"{path} exists.", _FORCE)
-            if status.st_size and not (is_state_file(path) if head is STATE else head.match(_head(path))):
-                raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
-        used[identity(status)] = f"the file of {option}"
+                raise ConfigError(f"{option} {path} is also {used[identity(status)]}.", _OTHER)
+            _check_replaced(option, path, kind, status)
+            used[identity(status)] = f"the output of {option}"
+
+
+def _status(option: str, name: str) -> os.stat_result | None:
+    """Status of a file, or None if there is none; `ConfigError` if no file can have this name."""
+    try:
+        return Path(name).stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot write {option} {name}: {reason}.", _OTHER) from None
+
+
+def _check_suffix(option: str, path: Path, kind: Kind) -> None:
+    """`ConfigError` if the suffix names no format of this kind."""
+    if not kind.suffixes or path.suffix.lower() in kind.suffixes:
+        return
+    *others, last = kind.suffixes
+    known = f"{', '.join(others)} or {last}" if others else last
+    raise ConfigError(f"{option} {path} does not end in {known}.", f"Name it {path.stem}{kind.suffixes[0]}.")
+
+
+def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result) -> None:
+    """`ConfigError` if a file that exists may not be replaced by one of this kind."""
+    if status.st_mode & 0o222 == 0:
+        raise ConfigError(f"{option} {path} is read-only.", _OTHER)
+    if kind is STATE and status.st_size and not is_state_file(path):
+        raise ConfigError(f"{option} {path} exists and is not a saved state.", _OTHER)
+    if kind is not STATE and is_state_file(path):
+        raise ConfigError(f"{option} {path} is a saved state.", _OTHER)
+    if path.name == METRICS and is_model(path.parent):
+        raise ConfigError(f"{option} {path} is the training curve of a model.", _OTHER)
 
 
 @contextmanager
-def output_file(path: Path, *, is_new: bool = False) -> Iterator[Callable[[bytes], object]]:
+def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     """Function that writes pieces of an output of a command; a regular file is replaced at the end, or not at all.
-
-    `is_new` replaces only an empty file.
 
     Raises:
         ResourceError: It is a pipe that nobody reads.
@@ -100,7 +123,7 @@ def output_file(path: Path, *, is_new: bool = False) -> Iterator[Callable[[bytes
         with os.fdopen(_open_pipe(path), "wb") as out:
             yield out.write
     else:
-        with replacing(linked(path), is_new=is_new) as (write, _):
+        with replacing(linked(path)) as (write, _):
             yield write
 
 
@@ -161,13 +184,13 @@ class Kept(Sink, Generic[E]):
 class FileSink(Sink):
     """A sink whose bytes go to the file of this name, or to standard output by `write` if that is `-`.
 
-    `is_new` replaces only an empty file. A regular file is in its place only after `save`.
+    A regular file is in its place only after `save`.
     """
 
-    def __init__(self, name: str, write: Callable[[bytes], object], *, is_new: bool = False) -> None:
+    def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
         self.name, self.is_saved = name, name == "-"
         self._file = ExitStack()
-        self.write = write if name == "-" else self._file.enter_context(output_file(Path(name), is_new=is_new))
+        self.write = write if name == "-" else self._file.enter_context(output_file(Path(name)))
 
     def save(self) -> None:
         """Puts the file in its place."""
@@ -200,10 +223,3 @@ def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]
         with suppress(OSError):
             found.append(os.fstat(descriptor))
     return {identity(status) for status in found if stat.S_ISREG(status.st_mode)}
-
-
-def _head(path: Path) -> bytes:
-    """First bytes of a file; empty if it cannot be read."""
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(2**16)
-    return b""

@@ -30,9 +30,10 @@ from pathlib import Path
 from string import Template
 
 import xlcli
-from xlcli.cli import report
+from xlcli.cli.display import DisplayToken, concatenate, group_by_word
 from xlcli.cli.outputs import write_output
-from xlcli.cli.report import Shown, by_word, joined
+from xlcli.cli.quantities import approximate_count, format_bytes
+from xlcli.cli.score_report import context_cells
 from xlcli.cli.terminal import Visible, visible
 from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cannot_write
@@ -65,7 +66,7 @@ class _Row:
     """A line, or a part of a long line."""
 
     line: int
-    words: list[Shown] = field(default_factory=list)
+    words: list[DisplayToken] = field(default_factory=list)
     n_bytes: int = 0
     bits: float = 0.0
 
@@ -73,7 +74,7 @@ class _Row:
     def bits_per_byte(self) -> float:
         return self.bits / max(1, self.n_bytes)
 
-    def add(self, word: Shown, bits: float) -> None:
+    def add(self, word: DisplayToken, bits: float) -> None:
         """Adds a word whose tokens have so many bits."""
         self.words.append(word)
         self.n_bytes += word.n_bytes
@@ -196,22 +197,22 @@ class Page(AbstractContextManager["Page"]):
         while start and _is_blank(waiting[start - 1].text):
             start -= 1
         self._show_rest(start)
-        shown = joined(self._take(word.tokens))
+        shown = concatenate(self._take(word.tokens))
         self._owed += shown.bits - word.bits
         self._place(shown._replace(bits=word.bits), shown.bits)
 
-    def _take(self, n_tokens: int) -> list[Shown]:
+    def _take(self, n_tokens: int) -> list[DisplayToken]:
         """The first waiting tokens, which wait no more."""
         tokens, self._waiting = self._waiting[:n_tokens], self._waiting[n_tokens:]
-        return [Shown(self._visible.feed(token.text), len(token.text), token.bits) for token in tokens]
+        return [DisplayToken(self._visible.feed(token.text), len(token.text), token.bits) for token in tokens]
 
     def _show_rest(self, n_tokens: int) -> None:
         """Moves waiting tokens that no word has to rows, with the bits that words have left to them."""
-        for rest in by_word(self._take(n_tokens)):
+        for rest in group_by_word(self._take(n_tokens)):
             self._place(rest._replace(bits=rest.bits + self._owed), rest.bits)
             self._owed = 0.0
 
-    def _place(self, word: Shown, bits: float) -> None:
+    def _place(self, word: DisplayToken, bits: float) -> None:
         """Puts a word whose tokens have so many bits into the row."""
         self._row.add(word, bits)
         if "\n" in word.text or self._row.n_bytes >= ROW_BYTES:
@@ -229,8 +230,8 @@ class Page(AbstractContextManager["Page"]):
 
         `facts` are names and values shown at the top, before the model and the context of a token in words.
         """
-        lines = f"{report.counted(self.n_lines, 'line')}, " * (self.n_lines > 0)
-        text = f"{report.size(self.n_bytes)}, {lines}{report.counted(self.n_tokens, 'token')}"
+        lines = f"{approximate_count(self.n_lines, 'line')}, " * (self.n_lines > 0)
+        text = f"{format_bytes(self.n_bytes)}, {lines}{approximate_count(self.n_tokens, 'token')}"
         shown = [*facts, ("model", model), ("context", context), ("text", text)]
         write_output(self.path, self._pieces(title, shown, by_context))
 
@@ -251,7 +252,7 @@ class Page(AbstractContextManager["Page"]):
     ) -> Iterator[bytes]:
         self._show_rest(len(self._waiting))
         if rest := self._visible.feed(b"", final=True):
-            self._row.add(Shown(rest, 0, 0.0), 0.0)
+            self._row.add(DisplayToken(rest, 0, 0.0), 0.0)
         self._end_row()
         self._blocks.end()
         files = resources.files("xlcli.cli")
@@ -259,7 +260,7 @@ class Page(AbstractContextManager["Page"]):
         colors = self._colors()
         style += "".join(f".w{n} {{ background: var(--c{color}); }}\n" for n, (color, _) in colors.items() if color)
         firsts = {color: (n, share) for n, (color, share) in reversed(colors.items()) if color}
-        shown, blocks = report.size(self._blocks.n_bytes), self._blocks
+        shown, blocks = format_bytes(self._blocks.n_bytes), self._blocks
         values = {
             "version": xlcli.__version__,
             "title": escape(visible(title)),
@@ -306,7 +307,7 @@ def _bin(bits: float) -> int:
     return int(BINS_PER_OCTAVE * math.log2(1 + _BITS_STEP * _bits_steps(bits)))
 
 
-def _encoded(word: Shown) -> str:
+def _encoded(word: DisplayToken) -> str:
     """Length in UTF-16 units, size in bytes unless the shown text has the same, and bits."""
     length = len(word.text.encode("utf-16-le")) // 2
     is_plain = length < len(_DIGITS) and word.n_bytes == len(word.text.encode())
@@ -315,7 +316,7 @@ def _encoded(word: Shown) -> str:
     return size + _DIGITS[steps // 64] + _DIGITS[steps % 64]
 
 
-def _colored(words: Iterable[Shown], end: int = sys.maxsize) -> str:
+def _colored(words: Iterable[DisplayToken], end: int = sys.maxsize) -> str:
     """Text as HTML, each word in the class of its bin. Characters after the first `end` are left out."""
     html = []
     for word in words:
@@ -395,7 +396,7 @@ def context_section(bins: Sequence[ContextBin]) -> str:
             '<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
             f'<rect width="{width:.4g}" height="1"/></svg>'
         )
-        rows.append(f"<tr>{''.join(f'<td>{cell}' for cell in (*report.context_cells(each), bar))}</tr>")
+        rows.append(f"<tr>{''.join(f'<td>{cell}' for cell in (*context_cells(each), bar))}</tr>")
     heading = "<tr><th>tokens of context<th>tokens<th>bits per byte<th>± (95 %)<th></tr>"
     return (
         "<details open><summary><h2>Loss by context</h2></summary>"

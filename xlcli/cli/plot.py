@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.outputs import write_output
-from xlcli.cli.report import averaged
+from xlcli.cli.quantities import averaged
 from xlcli.cli.terminal import visible
 from xlcli.events import Score, Speed
 from xlcli.files import CACHE, cache_folder, own_folder

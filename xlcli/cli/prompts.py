@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from xlcli.cli import report
+from xlcli.cli.objects import generated_object
 from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import label, open_source, portions
+from xlcli.cli.quantities import approximate_count, compact_number
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
@@ -109,9 +110,9 @@ class Samples(Sink):
             screen.model_text(b"\n---\n" * (self._current >= 0) + (self._prompt or b""))
         self._current = event.sample
         if isinstance(event, Generated):
-            self._done.append(report.generated_object(event, without_prompt=self._prompt is None))
-            rate = report.amount(event.tokens_per_second)
-            tokens = report.counted(event.tokens, "token")
+            self._done.append(generated_object(event, without_prompt=self._prompt is None))
+            rate = compact_number(event.tokens_per_second)
+            tokens = approximate_count(event.tokens, "token")
             screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
         elif not screen.json:
             screen.model_text(event.text)
@@ -140,7 +141,7 @@ class Results(Sink):
 
     def add(self, event: tuple[Generated, ...]) -> None:
         """Takes the samples of the next prompt."""
-        samples = [report.generated_object(result, without_prompt=self._without_prompt) for result in event]
+        samples = [generated_object(result, without_prompt=self._without_prompt) for result in event]
         self._held.append(next(self._names) | (samples[0] if self._n_samples == 1 else {"samples": samples}))
         is_complete = all(result.stop_reason != "interrupted" for result in event)
         if is_complete or any(result.tokens for result in event):

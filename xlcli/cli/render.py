@@ -16,9 +16,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from xlcli.cli import report
+from xlcli.cli.display import DisplayToken, group_by_word
+from xlcli.cli.objects import to_json
 from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import Output
+from xlcli.cli.run_report import progress_line, step_line
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
@@ -224,14 +226,14 @@ class Screen:
     def progress(self, event: Progress) -> None:
         """Shows the progress of a stage."""
         self._types = self._types and event.stage == f"reading {STANDARD_INPUT}"
-        self._show(report.progress_line(event), event.stage)
+        self._show(progress_line(event), event.stage)
         if event.total is not None and event.done >= event.total:
             self.clear()
 
     def step(self, event: Step) -> None:
         """Shows the progress of training."""
         self._pace.losses.append(event.bits_per_byte)
-        self._show(report.step_line(event, tuple(self._pace.losses)), "training")
+        self._show(step_line(event, tuple(self._pace.losses)), "training")
 
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time."""
@@ -281,7 +283,7 @@ class Screen:
 
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
-        self.print(report.to_json(value) + "\n", json=True)
+        self.print(to_json(value) + "\n", json=True)
 
     def model_text(self, data: bytes, *, final: bool = False) -> None:
         """Writes model text: exact bytes to a pipe, escaped to a terminal, where `final` ends the last line."""
@@ -304,7 +306,7 @@ class Screen:
             self.clear()
             steps = range(0, COLOR_BITS * len(COLORS), COLOR_BITS)
             self._err.write(f"bits of a word {' '.join(_paint(f'{bits}', bits) for bits in steps)}+\n")
-        words = report.by_word(report.Shown(self._visible.feed(text), len(text), bits) for text, bits in spans)
+        words = group_by_word(DisplayToken(self._visible.feed(text), len(text), bits) for text, bits in spans)
         shown = (_paint(word.text, word.bits) if word.text.strip() else word.text for word in words)
         self.write("".join([label, *shown]).encode())
 

@@ -2,78 +2,111 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import typer
+from typing import Any, NamedTuple
 
 from xlcli import config
 from xlcli.cli.options import SECTIONS, choices, settings_of
 from xlcli.cli.terminal import one_line
-from xlcli.cli.usage import example, source, spelling, variable
+from xlcli.cli.usage import example, variable
 from xlcli.config import Config, Tree
 from xlcli.config.tree import UNIONS
-from xlcli.errors import ConfigError, InvalidSettingError
+from xlcli.errors import ConfigError
 from xlcli.files import as_utf8
 
-_NAMES = "xlcli.names"
-"""Key of the names of settings in the `meta` of a context: of each dotted key that was set, how it was spelled."""
+
+class UserSettings(NamedTuple):
+    """Settings that a user has given to a command.
+
+    Attributes:
+        tree: Their values, by section.
+        spelled: How the user wrote each dotted key: option, variable, key, or key of a file.
+    """
+
+    tree: Tree
+    spelled: Mapping[str, str]
 
 
-def user_settings(context: typer.Context) -> Tree:
-    """Settings of file, environment, `--set` and options, merged in this order; errors name the option."""
-    file = context.params["config_file"]
-    of_file = {} if file is None else config.read_toml(Path(file))
-    of_file.pop("about", None)
-    known = sorted(settings_of(context.info_name).items(), key=lambda item: item[1].option is not None)
-    owners = {variable(name, each.option): name for name, each in known}  # of two settings, that with the option
-    variables = {name: each for each, name in owners.items()}
-    in_environment = {name: value for name in variables if (value := os.environ.get(variables[name]))}
-    spelled = {param.name: spelling(context, param) for param in context.command.params}
-    layers: list[tuple[Tree, Callable[[str], str]]] = [
-        (of_file, lambda key: f"{file}: {key}"),
-        (_in_sections(context, in_environment, variables), lambda key: variables.get(key.partition(".")[2], key)),
-        (_read_overrides(context), str),
-        (
-            _in_sections(context, _read_options(context, spelled), spelled),
-            lambda key: spelled.get(key.partition(".")[2], key),
+class _Layer(NamedTuple):
+    """Settings from one source, and how a dotted key is written there."""
+
+    tree: Tree
+    spell: Callable[[str], str]
+
+
+def read_settings(
+    command: str, params: Mapping[str, Any], typed: Collection[str], spelled: Mapping[str, str]
+) -> UserSettings:
+    """Settings of file, environment, `--set` and options, merged in this order.
+
+    Args:
+        command: The command.
+        params: Values of its options.
+        typed: Names of the options on the command line.
+        spelled: Each option as the user has given it.
+
+    Raises:
+        ConfigError: A value is no setting of the command, or empty, or not UTF-8.
+    """
+    layers = [
+        _of_file(params["config_file"]),
+        _of_environment(command),
+        _Layer(_read_overrides(command, params["overrides"] or ()), str),
+        _Layer(
+            _in_sections(command, _typed_settings(command, params, typed, spelled), spelled),
+            lambda key: spelled.get(_last_part(key), key),
         ),
     ]
-    tree, names = Tree(), context.meta.setdefault(_NAMES, {})
-    for layer, spell in layers:
-        for section in SECTIONS[str(context.info_name)]:
-            if not isinstance(value := layer.get(section, {}), Mapping):
+    tree = Tree()
+    written: dict[str, str] = {}
+    for layer in layers:
+        for section in SECTIONS[command]:
+            value = layer.tree.get(section, {})
+            if not isinstance(value, Mapping):
                 raise ConfigError(f"'{section}' is {value!r}, but should be a table.", "Set one of its keys.")
-        names |= {key: spell(key) for key in _keys(layer)}
-        tree = config.merge(tree, layer)
-    return tree
+        for key in _keys(layer.tree):
+            written[key] = layer.spell(key)
+        tree = config.merge(tree, layer.tree)
+    return UserSettings(tree, written)
 
 
-@contextlib.contextmanager
-def name_option_in_errors(context: typer.Context) -> Iterator[None]:
-    """Context in which an `InvalidSettingError` names the key as the user gave it: option, variable, key, file."""
-    try:
-        yield
-    except InvalidSettingError as error:
-        names, key = context.meta[_NAMES], error.key
-        if key.rpartition(".")[2].isdigit():  # an item of a list
-            key = key.rpartition(".")[0]
-        name = names.get(key, error.key)
-        remedy = error.remedy
-        if name.startswith(("-", "XLCLI_")):
-            remedy = remedy or example(context, error.key.split(".")[1], name)
-        raise ConfigError(f"{name} {error.reason}.", remedy or "Change that value.") from None
+def _of_file(file: str | None) -> _Layer:
+    """Settings of a TOML file, or none."""
+    tree = Tree() if file is None else config.read_toml(Path(file))
+    tree.pop("about", None)
+    return _Layer(tree, lambda key: f"{file}: {key}")
 
 
-def print_config(resolved: Config, context: typer.Context, *, as_json: bool) -> str:
-    """The text of `--print-config`: the sections that a command uses, as TOML with comments or as JSON."""
-    tree = resolved.model_dump(mode="json", include=set(SECTIONS[str(context.info_name)]))
-    return json.dumps(tree, indent=2) + "\n" if as_json else to_toml(tree, resolved).lstrip("\n")
+def _of_environment(command: str) -> _Layer:
+    """Settings of environment variables that are not empty."""
+    owners: dict[str, str] = {}
+    # If two settings have one variable, it is of the one with an option, which comes last.
+    for name, setting in sorted(settings_of(command).items(), key=lambda item: item[1].option is not None):
+        owners[variable(name, setting.option)] = name
+    variables = {name: name_of_variable for name_of_variable, name in owners.items()}
+    values = {}
+    for name, name_of_variable in variables.items():
+        value = os.environ.get(name_of_variable)
+        if value:
+            values[name] = value
+    return _Layer(_in_sections(command, values, variables), lambda key: variables.get(_last_part(key), key))
+
+
+def _last_part(key: str) -> str:
+    """`mem_len` of `eval.mem_len`."""
+    return key.partition(".")[2]
+
+
+def config_text(resolved: Config, sections: Sequence[str], *, as_json: bool) -> str:
+    """The text of `--print-config`: these sections, as TOML with comments or as JSON."""
+    tree = resolved.model_dump(mode="json", include={*sections})
+    if as_json:
+        return json.dumps(tree, indent=2) + "\n"
+    return to_toml(tree, resolved).lstrip("\n")
 
 
 def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> str:
@@ -107,39 +140,41 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _read_overrides(context: typer.Context) -> Tree:
+def _read_overrides(command: str, overrides: Sequence[str]) -> Tree:
     """Tables of all `--set a.b=c`; a section that the command does not use is refused."""
-    tree, sections = Tree(), SECTIONS[str(context.info_name)]
-    for text in context.params["overrides"] or ():
+    tree, sections = Tree(), SECTIONS[command]
+    for text in overrides:
         override = config.parse_override(text)
         section = next(iter(override))
         if section in Config.model_fields and section not in sections:
             raise ConfigError(
-                f"'xlcli {context.info_name}' does not use {section}.*.",
+                f"'xlcli {command}' does not use {section}.*.",
                 f"It uses {', '.join(f'{name}.*' for name in sections)}.",
             )
         tree = config.merge(tree, override)
     return tree
 
 
-def _read_options(context: typer.Context, spelled: Mapping[str, str]) -> dict[str, Any]:
+def _typed_settings(
+    command: str, params: Mapping[str, Any], typed: Collection[str], spelled: Mapping[str, str]
+) -> dict[str, Any]:
     """Values of the settings on the command line."""
-    given = {name: value for name, value in context.params.items() if source(context, name) == "COMMANDLINE"}
-    for name, value in given.items():
-        if value == "":
-            remedy = example(context, name, spelled[name]) or f"See xlcli {context.info_name} --help."
+    for name in typed:
+        if params[name] == "":
+            remedy = example(command, name, spelled[name]) or f"See xlcli {command} --help."
             raise ConfigError(f"{spelled[name]} was given an empty value.", remedy)
-    return {name: given[name] for name in settings_of(context.info_name) if name in given}
+    return {name: params[name] for name in settings_of(command) if name in typed}
 
 
-def _in_sections(context: typer.Context, values: Mapping[str, Any], spelled: Mapping[str, str]) -> Tree:
+def _in_sections(command: str, values: Mapping[str, Any], spelled: Mapping[str, str]) -> Tree:
     """The tree of these values of settings."""
     tree: Tree = {}
     for name, value in values.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and as_utf8(text) != text:
                 raise ConfigError(f"{spelled[name]} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
-        tree.setdefault(settings_of(context.info_name)[name].section, {})[name] = value
+        section = settings_of(command)[name].section
+        tree.setdefault(section, {})[name] = value
     return tree
 
 

@@ -12,13 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xlcli.cli import options, prologue, report
-from xlcli.cli.help import App
+from xlcli.cli import options
+from xlcli.cli.command import App, Call
+from xlcli.cli.loading import (
+    OpenedModel,
+    check_texts,
+    find_model,
+    open_model,
+    print_plan,
+    state_files,
+)
+from xlcli.cli.objects import text_object, to_json
 from xlcli.cli.options import option
-from xlcli.cli.outputs import Sink, check_standard_output
+from xlcli.cli.outputs import PAGE, STATE, Sink, check_standard_output
 from xlcli.cli.page import Page
 from xlcli.cli.pipe import followed, label, open_source, portions
 from xlcli.cli.render import Screen
+from xlcli.cli.score_report import describe_context, stats_line
+from xlcli.cli.signals import Stop
 from xlcli.cli.tables import Table, form_of
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError
@@ -30,6 +41,8 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
     from xlcli.text.follow import FollowedFile
 
+SAVE_SECONDS = 60.0
+"""Interval between two saves with `--state`, unless `--save-every` says otherwise."""
 app = App()
 
 
@@ -45,17 +58,11 @@ Follow = Annotated[
 FromEnd = Annotated[
     bool, option("Text", "--from-end", "With --follow: begin at the end of FILE, unless --state exists.")
 ]
-NEEDS = {
-    "columns": ["emit=tokens", "json"],
-    "split_punctuation": ["emit=words"],
-    "save_every": ["state|state_out"],
-    "from_end": ["follow"],
-}
 
 
 @app.command("stream", "cat book.txt | xlcli stream", "xlcli stream app.log --follow --state log.state --json")
 def stream(
-    context: typer.Context,
+    call: Call,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
     model: options.Model = None,
     follow: Follow = False,
@@ -65,53 +72,83 @@ def stream(
     state_out: options.StateOut = None,
     html: options.Html = None,
     dry_run: options.DryRun = False,
-    **_: Any,
 ) -> int:
     """Scores text as it arrives."""
-    config, screen = prologue.begin(context, NEEDS, excludes={"state": ["state_in", "state_out"]})
-    settings, name = config.stream, (files or ["-"])[0]
+    config = call.config()
+    settings = config.stream
+    check_needs(call, settings, follow=follow, saves=state is not None or state_out is not None)
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
-    if settings.save_every is None and state:
-        settings = settings.model_copy(update={"save_every": 60.0})
-    if follow and (name == "-" or (os.path.exists(name) and not os.path.isfile(name))):  # noqa: PTH110, PTH113
+    name = files[0] if files else "-"
+    is_other_than_file = os.path.exists(name) and not os.path.isfile(name)  # noqa: PTH110, PTH113
+    if follow and (name == "-" or is_other_than_file):
         raise ConfigError("--follow needs a regular file.", "Name a file. A pipe is read until it ends.")
-    texts = [name] if follow else prologue.check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
-    folder = prologue.find_model(context, settings, screen)
-    prologue.check_files(context, [folder, *texts])
+    if settings.save_every is None and state:
+        settings = settings.model_copy(update={"save_every": SAVE_SECONDS})
+    texts = [name] if follow else check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
+    saved = state_files(call, state, state_in, state_out)
+    folder = find_model(call, model, settings, saved)
+    outputs = {"state": (state, STATE), "state_out": (state_out, STATE), "html": (html, PAGE)}
+    call.check_files([folder, *texts], outputs)
     if dry_run:
         is_endless = follow or name == "-"
-        prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
+        print_plan(folder, settings, call.screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
         return 0
     check_standard_output(name)
-    log, source = None, None
-    if follow:
-        log = Path(os.path.abspath(name))  # noqa: PTH100
-    else:
-        source = open_source(name)
-    with screen.stop() as stop:
-        screen.expect_pipes([name])
-        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen, log)
-        from xlcli import streaming
-
+    log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100
+    source = None if follow else open_source(name)
+    with call.screen.stop() as stop:
+        call.screen.expect_pipes([name])
+        opened = open_model(call, folder, settings, config.runtime, saved, log)
         if log is None:
             data = portions(source or 0, stop, settings.flush_ms, settings.save_every)
         else:
-            file = open_log(log, resume, screen, from_end=from_end)
+            file = open_log(log, opened.resume, call.screen, from_end=from_end)
             by_line, unfinished = settings.text_field is not None, settings.flush_ms is not None
             data = followed(file.portions(by_line=by_line, unfinished=unfinished), stop)
-            save = save and partial(save_with_place, save, file)
-        text = read_text(data, source, settings, loaded, screen, name=label(name), is_continued=resume is not None)
-        page = (
-            None if html is None else _StreamPage(Path(html), label(name), context_of(loaded, settings, resume), screen)
-        )
-        how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop}
-        how["saves_start"] = follow and settings.save_every is not None
-        if page is not None:
-            how |= {"on_token": page.page.add, "on_word": page.page.add_word}
-        events = streaming.stream(loaded, text, settings, runtime, **how)
-        screen.drive(events, _Scores(screen, settings, loaded.name, resume), *filter(None, [page]))
+            if opened.save is not None:
+                opened = opened._replace(save=partial(save_with_place, opened.save, file))
+        is_continued = opened.resume is not None
+        text = read_text(data, source, settings, opened.model, call.screen, name=label(name), is_continued=is_continued)
+        saves_start = follow and settings.save_every is not None
+        score(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)
         return stop.exit_code
+
+
+def check_needs(call: Call, settings: StreamConfig, *, follow: bool, saves: bool) -> None:
+    """`ConfigError` for an option without another one that it needs."""
+    if call.is_typed("columns") and not (settings.emit == "tokens" and call.screen.json):
+        raise call.needs("columns", "--emit tokens --json")
+    if call.is_typed("split_punctuation") and settings.emit != "words":
+        raise call.needs("split_punctuation", "--emit words")
+    if call.is_typed("save_every") and not saves:
+        raise call.needs("save_every", "--state FILE")
+    if call.is_typed("from_end") and not follow:
+        raise call.needs("from_end", "--follow")
+
+
+def score(
+    text: Iterator[bytes | None],
+    opened: OpenedModel,
+    settings: StreamConfig,
+    screen: Screen,
+    stop: Stop,
+    *,
+    html: str | None,
+    title: str,
+    saves_start: bool,
+) -> None:
+    """Scores the text, prints what was asked for, and writes the page, if one was, with a title."""
+    from xlcli import streaming
+
+    model, runtime, resume, save = opened
+    how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop, "saves_start": saves_start}
+    sinks: list[Sink] = [_Scores(screen, settings, model.name, resume)]
+    if html is not None:
+        page = _StreamPage(Path(html), title, context_of(model, settings, resume), screen)
+        how |= {"on_token": page.page.add, "on_word": page.page.add_word}
+        sinks.append(page)
+    screen.drive(streaming.stream(model, text, settings, runtime, **how), *sinks)
 
 
 def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end: bool) -> FollowedFile:
@@ -128,7 +165,7 @@ def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState 
     """Name of the model, and the context of a token in words."""
     reading = settings.reading(model.config.model, model.config.train)
     mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
-    return model.name, report.context(model.config.model, mem_len, model.config.train.segment_len)
+    return model.name, describe_context(model.config.model, mem_len, model.config.train.segment_len)
 
 
 def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:
@@ -192,11 +229,11 @@ class _Scores(Sink):
             case Row() | WordScore():
                 screen.print(self._table.line(event), json=screen.json)
             case LineScore() | TokenScore() if screen.json:
-                screen.object(report.text_object(event))
+                screen.object(text_object(event))
             case LineScore():
                 screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
             case TokenScore():
-                screen.print(f"{event.byte}\t{event.bits:.3f}\t{report.to_json(event.text)}\n")
+                screen.print(f"{event.byte}\t{event.bits:.3f}\t{to_json(event.text)}\n")
             case StreamStats():
                 self._add_stats(event)
 
@@ -207,7 +244,7 @@ class _Scores(Sink):
         if emit == "stats" and screen.json:
             screen.object(stats)
         elif emit == "stats":
-            screen.report(f"{report.stats_line(stats)}\n")
+            screen.report(f"{stats_line(stats)}\n")
         if not stats.final:
             return
         if remark := misfit(self._model, stats.bits_per_byte):
@@ -217,7 +254,7 @@ class _Scores(Sink):
             start = f"; --top starts after {math.ceil(1 / self._top):,}" if self._top and not stats.shown else ""
             screen.say(f"{stats.shown:,}{of_all} {emit} shown{start}")
         if emit != "stats" or screen.json:
-            screen.say(report.stats_line(stats))
+            screen.say(stats_line(stats))
 
     def close(self) -> None:
         self._screen.model_text(b"", final=True)

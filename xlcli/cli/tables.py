@@ -14,10 +14,10 @@ from itertools import zip_longest
 from pathlib import PurePath
 from typing import Any
 
-from xlcli.cli.outputs import FileSink
+from xlcli.cli.objects import fields, text_object, to_json
+from xlcli.cli.outputs import LIST, FileSink
 from xlcli.cli.render import Screen
-from xlcli.cli.report import fields, text_object, to_json
-from xlcli.errors import ConfigError, DataError, named
+from xlcli.errors import DataError, named
 from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder
 
@@ -28,15 +28,11 @@ PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64",
 
 
 def form_of(path: str, *, json: bool) -> str:
-    """The lines of a list: the suffix of its file, else JSON lines if those are asked for, else TSV.
-
-    Raises:
-        ConfigError: The suffix is that of another kind of table, or of a compressed file.
-    """
-    suffix = PurePath(path).suffix.lower().removeprefix(".")
-    if suffix in ("xlsx", "xls", "ods", "json", "parquet", "gz", "bz2", "xz", "zst"):
-        raise ConfigError(f"{path}: a list is not written as .{suffix}.", "Name it .csv, .tsv or .jsonl.")
-    return suffix if suffix in ("jsonl", "csv", "tsv") else "jsonl" if json else "tsv"
+    """The lines of a list: the suffix of its file; that of a pipe or of standard output is JSON lines or TSV."""
+    suffix = PurePath(path).suffix.lower()
+    if suffix in LIST.suffixes:
+        return suffix.removeprefix(".")
+    return "jsonl" if json else "tsv"
 
 
 class Table:

@@ -1,16 +1,16 @@
-"""TensorBoard event files of `xlcli train --tensorboard`: the rows of `metrics.jsonl`. Needs the extra `tensorboard`.
+"""The rows of `metrics.jsonl` for TensorBoard (`xlcli train --tensorboard`). Needs the extra `tensorboard`.
 
-Each process writes its own file, which begins with a session log: readers then drop everything that the folder
-holds from step 0 on (the `purge_step` of other writers). All rows so far follow. The same happens at a roll-back. So no
-step occurs twice, whether a run is resumed, rolled back or replaced.
+Each process has its own writer, which first makes readers drop everything that the folder holds (`purge_step`), and
+then writes all rows so far. The same happens at a roll-back. So no step occurs twice, whether a run is resumed, rolled
+back or replaced.
 """
 
 from __future__ import annotations
 
-import os
-import socket
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from xlcli.errors import ResourceError
 from xlcli.events import Event, Step, Validation
 from xlcli.files import cannot_write
 from xlcli.store.commit import place_of_run
-from xlcli.store.layout import EVENTS, TENSORBOARD, numbers, read_metrics
+from xlcli.store.layout import TENSORBOARD, numbers, read_metrics
 
+FLUSH_SECONDS = 5
+"""Maximum age of what TensorBoard does not show yet."""
 TAGS = {
     "nats": "train/nats_per_token",
     "bits_per_byte": "train/bits_per_byte",
@@ -35,7 +37,7 @@ TAGS = {
 
 
 class EventFile(Sink):
-    """The event file of one process, made with its first event.
+    """Writes the metrics of a run into its model folder, from the first event on.
 
     Args:
         model: Model folder.
@@ -45,6 +47,7 @@ class EventFile(Sink):
         self.model = model
         self._writer: Any = None
         self._step = 0
+        """Step of the latest event."""
 
     def add(self, event: Event) -> None:
         """Writes the metrics of a step or validation; ignores other events.
@@ -54,52 +57,52 @@ class EventFile(Sink):
         """
         if not isinstance(event, Step | Validation):
             return
+        is_step = isinstance(event, Step)
+        is_next = event.step > self._step or (event.step == self._step and not is_step)
         try:
-            if self._writer is None or event.step < self._step + isinstance(event, Step):
+            if self._writer is None or not is_next:
                 self._start_over(event.seconds)
+            elif is_step:
+                self._write(asdict(event), event.step, time.time())
             else:
-                is_step = isinstance(event, Step)
-                row = asdict(event) if is_step else {"validation_bits_per_byte": event.bits_per_byte}
-                self._write({**row, "step": event.step}, time.time())
-            self._step = event.step
-            self._writer.flush()
+                self._write({"validation_bits_per_byte": event.bits_per_byte}, event.step, time.time())
         except OSError as error:
             raise cannot_write(self.model / TENSORBOARD, error) from error
+        self._step = event.step
 
     def close(self) -> None:
-        """Closes the file."""
+        """Writes what is left, and closes the file; raises `OSError` if the disk is full."""
         if self._writer is not None:
             self._writer.close()
 
-    discard = close
+    def discard(self) -> None:
+        """Closes the file of a run that has failed, for whatever reason."""
+        with suppress(OSError):
+            self.close()
 
     def _start_over(self, seconds: float) -> None:
         """Writes all rows of `metrics.jsonl`, which include the present event, after `seconds` of training."""
-        from tensorboard.compat.proto.event_pb2 import Event as Record
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import SummaryWriter
 
-        if self._writer is None:
-            folder = self.model / TENSORBOARD
-            if folder.is_symlink():
-                raise ResourceError(f"{folder} is a link, which is not followed.", "Remove the link.")
-            folder.mkdir(exist_ok=True)
-            # TensorBoard reads the files of a folder in the order of their names.
-            name = f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
-            self._writer = RecordWriter((folder / name).open("xb"))
-            self._writer.write(Record(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        start = SessionLog(status=SessionLog.START)
-        self._writer.write(Record(wall_time=time.time(), step=0, session_log=start).SerializeToString())
+        folder = self.model / TENSORBOARD
+        if folder.is_symlink():
+            raise ResourceError(f"{folder} is a link, which is not followed.", "Remove the link.")
+        self.close()
+        threading.excepthook = _print_no_oserror
+        self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=FLUSH_SECONDS)
         started, at = time.time() - seconds, 0.0
         for row in read_metrics(place_of_run(self.model)):
             at = numbers(row).get("seconds", at)
-            self._write(row, started + at)
+            self._write(row, row["step"], started + at)
 
-    def _write(self, row: Mapping[str, Any], wall_time: float) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event as Record
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
+    def _write(self, row: Mapping[str, Any], step: int, wall_time: float) -> None:
         found = numbers(row)
-        values = [Summary.Value(tag=tag, simple_value=found[key]) for key, tag in TAGS.items() if key in found]
-        record = Record(wall_time=wall_time, step=row["step"], summary=Summary(value=values))
-        self._writer.write(record.SerializeToString())
+        for key, tag in TAGS.items():
+            if key in found:
+                self._writer.add_scalar(tag, found[key], step, wall_time)
+
+
+def _print_no_oserror(ending: threading.ExceptHookArgs) -> None:
+    """Hook for threads that end with an exception: that of the writer prints a traceback of what `add` raises."""
+    if not isinstance(ending.exc_value, OSError):
+        threading.__excepthook__(ending)

@@ -12,15 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options, prologue, report
+from xlcli.cli import options
+from xlcli.cli.command import App, Call
 from xlcli.cli.entry import discard_stdout
-from xlcli.cli.help import App
 from xlcli.cli.launch import is_to_launch, launch
+from xlcli.cli.loading import check_texts
+from xlcli.cli.objects import fields
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import PICTURE, Sink
 from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
-from xlcli.cli.settings import name_option_in_errors, user_settings
+from xlcli.cli.run_report import plan_text, trained_text
 from xlcli.cli.signals import Stop
 from xlcli.cli.tensorboard import EventFile
 from xlcli.config import Config, TextConfig, Tree, make
@@ -62,7 +64,7 @@ Tensorboard = Annotated[
     "xlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine",
 )
 def train(
-    context: typer.Context,
+    call: Call,
     paths: Annotated[list[str] | None, typer.Argument(metavar="FILE|FOLDER|-...")] = None,
     out: Annotated[
         str | None, option("Run", "-o, --out FOLDER", "Save the model in this folder. Default: models/<corpus>.")
@@ -72,34 +74,34 @@ def train(
     preset: Preset = None,
     init: Init = None,
     tensorboard: Tensorboard = False,
-    plot: Annotated[
-        str | None, plot_option("Output", "Plot the training curve at the end or when stopped"), PICTURE
-    ] = None,
+    plot: Annotated[str | None, plot_option("Output", "Plot the training curve at the end or when stopped")] = None,
     dry_run: options.DryRun = False,
-    **_: Any,
 ) -> int:
     """Trains a model."""
-    with name_option_in_errors(context):
-        settings = user_settings(context)
-        alone = make({name: settings.get(name, {}) for name in ("runtime", "text")})
-        runtime = alone.runtime
-        asks = context.params["print_config"]
-        model = find(init) if (asks or not resume) and init not in (None, NEW) else None
-        configs = configurations(settings, preset, model, or_bundled=init is None) if asks or not resume else {}
-        screen = prologue.open_screen(context)
-        if asks:
-            name, config = next(iter(configs.items()))
-            decided = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
-            prologue.show_config(context, config, screen, decided * (preset is None and model is None))
-        prologue.check_together(context, excludes={"resume": ["overwrite"]})
-        texts = check_paths(context, alone.text)
+    with call.naming_settings():
+        settings = call.settings.tree
+        # Text and runtime are needed at once; the rest depends on preset and model.
+        known = make({name: settings.get(name, {}) for name in ("runtime", "text")})
+        model = None
+        configs: Mapping[str, Config] = {}
+        if call.params["print_config"] or not resume:
+            model = None if init in (None, NEW) else find(init)
+            configs = configurations(settings, preset, model, or_bundled=init is None)
+        show_config(call, configs, is_decided=preset is not None or model is not None)
+        if resume and overwrite:
+            raise call.conflict("resume", "overwrite")
+        texts = check_paths(call, paths or [], known.text, plot)
+        if tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
         folder = Path(out or Path(LOCAL) / model_name(texts))
+        screen = call.screen
         cache_folder(screen.say)  # which all processes share
-        if is_to_launch(nproc := runtime.nproc or 1):
+        nproc = known.runtime.nproc or 1
+        if is_to_launch(nproc):
             check_division(nproc, texts, folder, settings, configs)
             if not dry_run:
-                return launch(context.obj, nproc, RESUME)
-        with join(runtime.timeout, RESUME) as ranks, screen.stop() as stop:
+                return launch(call.obj, nproc, RESUME)
+        with join(known.runtime.timeout, RESUME) as ranks, screen.stop() as stop:
             screen.expect_pipes(texts)
             screen.wait("starting")
             from xlcli import training
@@ -116,17 +118,26 @@ def train(
             return stop.exit_code
 
 
-def check_paths(context: typer.Context, text: TextConfig) -> list[str]:
-    """The texts of a run, held-out ones last, if they exist, the plot can be written and TensorBoard is installed."""
-    paths = context.params["paths"]
+def show_config(call: Call, configs: Mapping[str, Config], *, is_decided: bool) -> None:
+    """With `--print-config`, prints the first of the configurations by preset, and ends the command.
+
+    `is_decided`: the user has named a preset or a model.
+    """
+    for name, config in configs.items():
+        note = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
+        call.show_config(config, "" if is_decided else note)
+        return
+
+
+def check_paths(call: Call, paths: Sequence[str], text: TextConfig, plot: str | None) -> list[str]:
+    """The texts of a run, held-out ones last, if they exist and the plot can be written."""
     if not paths:
         reason = "train needs a text: a file, a folder, or - for standard input."
         raise ConfigError(reason, "Type xlcli train corpus.txt.")
-    texts = [*paths, *(part for part in (text.valid, text.test) if isinstance(part, str))]
-    prologue.check_texts(texts, "xlcli train FILE --init {}")
-    prologue.check_files(context, paths)
-    if context.params["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
+    held_out = [part for part in (text.valid, text.test) if isinstance(part, str)]
+    texts = [*paths, *held_out]
+    check_texts(texts, "xlcli train FILE --init {}")
+    call.check_files(paths, {"plot": (plot, PICTURE)})
     return texts
 
 
@@ -191,21 +202,21 @@ class _Report(Sink):
     def _show(self, event: Event) -> None:
         screen = self._screen
         if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
-            screen.object({"event": type(event).__name__.lower(), **report.fields(event)})
+            screen.object({"event": type(event).__name__.lower(), **fields(event)})
         match event:
             case Plan() if self._dry_run and not screen.json:
-                screen.report(report.plan_text(event))
+                screen.report(plan_text(event))
             case Plan():
-                screen.say(report.plan_text(event).rstrip("\n"))
+                screen.say(plan_text(event).rstrip("\n"))
             case Step():
                 screen.step(event)
             case Validation():
-                best = "  best so far" * event.best
+                best = "  best so far" if event.best else ""
                 screen.say(f"step {event.step}  validation {event.bits_per_byte:.4f} bits/byte{best}")
             case Saved():
                 screen.say(f"step {event.step}  saved in {event.folder}", "detail")
             case Trained() if not screen.json:
-                screen.report(report.trained_text(event))
+                screen.report(trained_text(event))
 
     def close(self) -> None:
         if self._plot is None or not self._has_plan or self._dry_run:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
@@ -34,7 +33,7 @@ def _remedy(error: Any, context: Any) -> str:
     words = [param.metavar.strip("[].") for param in command.params if param.param_type_name == "argument"]
     if (option := getattr(error, "option_name", None)) is not None:
         if param := next((param for param in command.params if option in param.opts), None):
-            return example(context, param.name, option) or see
+            return example(str(context.info_name), param.name, option, choices_of(param)) or see
         if near := nearest(option, [name for param in command.params for name in param.opts]):
             return f"Did you mean {near}?"
         if context.parent is None and (after := next(filter(command.list_commands(context).count, context.obj), None)):
@@ -54,17 +53,24 @@ def _remedy(error: Any, context: Any) -> str:
 
 def _legal(message: str, context: Any, param: Any) -> str:
     """Sentence with a legal value of an option; empty if none is known."""
-    spelled, legal = spelling(context, param), _choices(context, param.name)
+    spelled, legal = spelling(context, param), choices_of(param)
     if getattr(param, "is_flag", False):
         return f"Type {spelled}=1, or unset it."
     near = nearest(message.partition("'")[2].partition("'")[0].lower(), legal)
-    return f"Did you mean {_typed(spelled, near)}?" if near else example(context, param.name, spelled)
+    if near:
+        return f"Did you mean {_typed(spelled, near)}?"
+    return example(str(context.info_name), param.name, spelled, legal)
 
 
 def source(context: typer.Context, name: str) -> str:
     """Where the value of a parameter comes from: `COMMANDLINE`, `ENVIRONMENT` or `DEFAULT`."""
     origin = context.get_parameter_source(name)
-    return origin.name if origin is not None else "DEFAULT"
+    return "DEFAULT" if origin is None else origin.name
+
+
+def typed_names(context: typer.Context) -> list[str]:
+    """Names of the parameters on the command line, in their order in the help."""
+    return [param.name for param in context.command.params if source(context, param.name) == "COMMANDLINE"]
 
 
 def spelling(context: typer.Context, param: Any) -> str:
@@ -82,19 +88,22 @@ def variable(name: str, option: Option | None) -> str:
     return "XLCLI_" + words.replace("-", "_").upper()
 
 
-def example(context: typer.Context, name: str, spelled: str) -> str:
-    """Sentence with a valid value of an option or variable; empty without an example."""
-    setting = settings_of(context.info_name).get(name)
-    found = [setting.option.example] if setting is not None and setting.option is not None else []
-    values = filter(None, [*found, *_choices(context, name)])
-    return next((f"Try {_typed(spelled, value)}." for value in values), "")
+def example(command: str, name: str, spelled: str, legal: Sequence[str] = ()) -> str:
+    """Sentence with a valid value of an option or variable of a command; empty without an example.
+
+    `legal` are the values of a choice that is no setting.
+    """
+    setting = settings_of(command).get(name)
+    if setting is not None:
+        legal = choices(setting.field.annotation)
+        if setting.option is not None and setting.option.example:
+            legal = (setting.option.example, *legal)
+    return f"Try {_typed(spelled, legal[0])}." if legal else ""
 
 
-def _choices(context: typer.Context, name: str) -> tuple[str, ...]:
-    """Values of an option whose type is a `Literal`; none for any other option."""
-    function: Any = context.command.callback
-    parameters = inspect.signature(function, eval_str=True).parameters
-    return choices(get_args(parameters[name].annotation)[0]) if name in parameters else ()
+def choices_of(param: Any) -> tuple[str, ...]:
+    """Values of an option or argument that is a choice; none of any other one."""
+    return choices(param.type_descriptor.annotation)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Configuration of the workflows that use a trained model: evaluation, generation, streaming, compression, bench."""
+"""Configuration of the workflows that use a trained model: evaluation, generation, streaming, bench."""
 
 import re
 from dataclasses import dataclass, replace
@@ -290,7 +290,7 @@ class InferenceConfig(BaseConfig):
 
 
 class OnlineConfig(LearningConfig, InferenceConfig):
-    """Inference settings of a model that may learn while it reads, of a compression for example."""
+    """Inference settings of a model that may learn while it reads."""
 
 
 class ScoreConfig(InferenceConfig):

@@ -23,7 +23,6 @@ from xlcli.config.inference import (
     Binary,
     EvalConfig,
     GenerateConfig,
-    OnlineConfig,
     Reading,
     StreamConfig,
     TextField,
@@ -230,15 +229,15 @@ class RuntimeConfig(BaseConfig):
     threads: Annotated[Annotated[int, Field(ge=1, le=1024), COUNT] | None, Option("Machine", "--threads N", "2")] = (
         Field(
             default=None,
-            description="Use N CPU threads. Default: the fastest (train), as compressed (decompress), else PyTorch's.",
+            description="Use N CPU threads. Default: the fastest (train), else PyTorch's.",
         )
     )
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=2**63), COUNT] | None,
         Option("Machine", "--seed N", "1", ("train", "generate", "stream")),
     ] = Field(default=None, description="Set the random seed. Default: 0 in training, else random.")
-    nproc: Annotated[Count | None, Option("Machine", "--nproc N", "2", ("train", "eval"))] = Field(
-        default=None, description="Run N processes on this machine, which share the sequences of a batch."
+    nproc: Annotated[Count | None, Option("Machine", "--nproc N", "2", ("train",))] = Field(
+        default=None, description="Train with N processes on this machine, which share the sequences of a batch."
     )
     compile: Switch = Field(default=False, description="Compile the model before training; faster in long runs only.")
     deterministic: Switch = Field(
@@ -263,7 +262,6 @@ class Config(BaseConfig):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     generate: GenerateConfig = Field(default_factory=GenerateConfig)
     stream: StreamConfig = Field(default_factory=StreamConfig)
-    compress: OnlineConfig = Field(default_factory=OnlineConfig)
     bench: BenchConfig = Field(default_factory=BenchConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 

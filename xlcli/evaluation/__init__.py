@@ -33,7 +33,6 @@ from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import figures
 from xlcli.evaluation.alternatives import NextWords
-from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.spread import spread_of
@@ -86,7 +85,7 @@ def evaluate(
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
-        Progress, notices, and a `Score` for each memory length; nothing on other ranks than the first one.
+        Progress, notices, and a `Score` for each memory length.
 
     Raises:
         ConfigError: A setting does not apply to this model, or differs from those the model was loaded with.
@@ -94,29 +93,22 @@ def evaluate(
         CheckpointError, DivergedError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
-    is_first = runtime.ranks.is_first
-    reads_out = (words and not options.by_row) or (per_token and bool(options.columns)) or not is_first
+    reads_out = (words and not options.by_row) or (per_token and bool(options.columns))
     layers = options.asked.layers_of(model.config.model, options)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
-    if not is_first:
-        both = [make_reader(each.network, model.tokenizer, options) for each in (model, model.unrounded())]
-        worker_loop(both, runtime, predictions)
+    if options.asked.of_words and not words:
+        raise ConfigError("alternatives and frequency are columns of words.", "Use --words FILE.tsv.")
+    check_settings(model, options, runtime)
+    check_memory(model, runtime, 1, segment_len=1)  # of any text
+    try:
+        path = options.asked.frequency
+        counting = Frequencies.read(path, punctuation=options.split_punctuation) if path else None
+        frequencies = (yield from until(stop, counting)) if counting else None
+        text = yield from until(stop, _read(model, source, options))
+    except StoppedEarlyError:
+        yield _NOT_BEGUN
         return
-    with Division(runtime.ranks) as divided:
-        if options.asked.of_words and not words:
-            raise ConfigError("alternatives and frequency are columns of words.", "Use --words FILE.tsv.")
-        check_settings(model, options, runtime)
-        check_memory(model, runtime, 1, segment_len=1)  # of any text
-        try:
-            path = options.asked.frequency
-            counting = Frequencies.read(path, punctuation=options.split_punctuation) if path else None
-            frequencies = (yield from until(stop, counting)) if counting else None
-            text = yield from until(stop, _read(model, source, options))
-        except StoppedEarlyError:
-            yield _NOT_BEGUN
-            return
-        run = _Evaluation(model, text, options, runtime, divided, predictions, frequencies, per_token, words, stop)
-        yield from run.run()
+    yield from _Evaluation(model, text, options, runtime, predictions, frequencies, per_token, words, stop).run()
 
 
 def score_texts(
@@ -154,13 +146,12 @@ _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 
 class _Evaluation(NamedTuple):
-    """The arguments of `evaluate`, the text, the ranks, and what is kept of the prediction of each token."""
+    """The arguments of `evaluate`, the text, and what is kept of the prediction of each token."""
 
     model: LoadedModel
     text: TokenizedText
     options: EvalConfig
     runtime: Runtime
-    divided: Division
     predictions: Predictions | None
     frequencies: Frequencies | None
     per_token: bool
@@ -175,10 +166,8 @@ class _Evaluation(NamedTuple):
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown, len(text.tokens))
         unrounded = model.unrounded()
-        reader, exact = (
-            self.divided.reader(number, make_reader(each.network, model.tokenizer, options))
-            for number, each in enumerate((model, unrounded))
-        )
+        reader = make_reader(model.network, model.tokenizer, options)
+        exact = make_reader(unrounded.network, model.tokenizer, options)
         sweep = [choose_lengths(model, self.runtime, each, text) for each in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
@@ -189,10 +178,6 @@ class _Evaluation(NamedTuple):
                 same = replace(lengths, memory_dtype="float32")
                 without = replace(run, model=unrounded, reader=exact, text=beginning, lengths=same)
             batches = text_batches(run, reads_end=self.words and not options.by_row)
-            if not index and (n := batches.size) < self.runtime.ranks.size:
-                sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
-                waiting = f"the text is read as {sequences} of {self.runtime.ranks.size} processes; the others wait"
-                yield Notice(waiting, "warning")
             yield from self._score(run, batches, without, f"evaluation {index + 1} of {len(sweep)}", unknown)
             if self.stop():
                 return
@@ -211,7 +196,6 @@ class _Evaluation(NamedTuple):
             scores = TokenScores(len(text.tokens), self.predictions, files) if is_kept else None
             sums, meter = ContextSums(batches.longest), ProgressMeter(stage, len(text.tokens), "tokens")
             totals = yield from score_text(run, batches, sums, meter, scores)
-            self.divided.pause()
             seconds = time.perf_counter() - started
             if not totals.tokens:
                 yield _NOT_BEGUN
@@ -239,7 +223,6 @@ class _Evaluation(NamedTuple):
                 fields["rounding_cost"] = yield from figures.rounding_cost(exact, scores)
             if is_whole:
                 fields["unknown_words"] = unknown
-            self.divided.pause()
         yield Score(**_facts(run, options, totals, batches.size, seconds), **fields)
 
     def _parts(

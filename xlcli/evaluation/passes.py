@@ -151,12 +151,11 @@ def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:
     loaders = [replace(loader, reads_end=reads_end) for loader in loaders]
     largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
     segment_len = max(1, min(segment_len, largest.sequence_len))
-    on_cpu = runtime.device.type == "cpu"  # whose memory all ranks of the machine share
     check_memory(
         run.model,
         runtime,
         longest_memory(run.model, lengths, largest.sequence_len),
-        batch_size=-(-largest.batch_size // runtime.ranks.size) * (runtime.ranks.local_size if on_cpu else 1),
+        batch_size=largest.batch_size,
         segment_len=segment_len,
         memory_dtype=lengths.memory_dtype,
     )

@@ -301,7 +301,7 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     reading, shape = options.reading(model.config.model, model.config.train), model.config.model
     by_document, n_tokens = len(text.documents) > 1, text.longest_document
     exact = reading.has_memory and reading.span == "uniform"
-    n_per_call, n_ranks = tokens_per_call(model, runtime), runtime.ranks.size
+    n_per_call = tokens_per_call(model, runtime)
     segment_len = reading.segment_len
     if options.segment_len is not None and exact:
         segment_len = min(segment_len, n_tokens, MAX_SEGMENT_LEN)
@@ -321,12 +321,12 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     if by_document:
         # The memory of a short document holds no more tokens than the document, unless its size is fixed.
         shortest = shape.memory_bytes(longest_memory(model, reading, 1), reading.memory_dtype)
-        largest, warmup_len = n_ranks * min(n_per_call, STATE_LIMIT // shortest), 0
+        largest, warmup_len = min(n_per_call, STATE_LIMIT // shortest), 0
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
-        largest = min(n_ranks * min(n_per_call // segment_len, STATE_LIMIT // state_bytes), by_warmup)
+        largest = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
     is_single = options.online_option is not None or (receptive_field is None and not by_document)
-    limit = n_ranks * min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+    limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     stride = None
     if reading.stride is not None:
         stride = min(reading.stride, segment_len)

@@ -79,23 +79,14 @@ def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
     return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
-def write_atomic(
-    path: Path,
-    data: bytes | Iterable[bytes] | Callable[[Path], None],
-    mode: int = 0o666,
-    *,
-    is_new: bool = False,
-) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes] | Callable[[Path], None], mode: int = 0o666) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
     Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
-    file is `mode` without the umask, the mode of a replaced file is kept. `is_new` replaces only an empty file. A
-    function as `data` writes the temporary file, whose path it is given.
-
-    Raises:
-        ConfigError: As all writing; or `is_new`, and another process has written `path` or is writing it.
+    file is `mode` without the umask, the mode of a replaced file is kept. A function as `data` writes the temporary
+    file, whose path it is given.
     """
-    with replacing(path, mode, is_new=is_new) as (write, temporary):
+    with replacing(path, mode) as (write, temporary):
         if callable(data):
             data(temporary)
         else:
@@ -104,18 +95,16 @@ def write_atomic(
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666, *, is_new: bool = False) -> Iterator[tuple[Callable[[bytes], None], Path]]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[tuple[Callable[[bytes], None], Path]]:
     """Function that writes pieces of the new content of `path`, and the temporary file; otherwise as `write_atomic`."""
     try:
         replaced = _mode_of_replaced(path)
-        with _unfinished(path, mode, range(1 if is_new else _MOST_WRITERS)) as (descriptor, temporary):
+        with _unfinished(path, mode) as (descriptor, temporary):
             if replaced is not None:
                 with suppress(PermissionError):
                     os.fchmod(descriptor, replaced)
             yield partial(_write_all, descriptor), temporary
             os.fsync(descriptor)
-            if is_new and path.exists() and path.stat().st_size:
-                raise ConfigError(f"{path} exists; another process has written it.", "Choose another path.")
             temporary.replace(path)
         sync_folder(path.parent)
     except BrokenPipeError:  # of standard output or standard error
@@ -133,20 +122,20 @@ def check_writable(path: Path) -> None:
     """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
     try:
         _mode_of_replaced(path)
-        with _unfinished(path, 0o666, range(1, _MOST_WRITERS)) as (_, temporary):
+        with _unfinished(path, 0o666) as (_, temporary):
             temporary.unlink()
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
 @contextmanager
-def _unfinished(path: Path, mode: int, numbers: Iterable[int]) -> Iterator[tuple[int, Path]]:
+def _unfinished(path: Path, mode: int) -> Iterator[tuple[int, Path]]:
     """Descriptor and path of a new file beside `path`, which is removed on any error.
 
     Its name is a hash of the name of `path` and of the first number that no other writer of `path` uses. It is locked
     while it is open, so that a writer recognizes what a kill has left, and removes it.
     """
-    for number in numbers:
+    for number in range(_MOST_WRITERS):
         temporary = path.parent / f"{TEMPORARY}{hashlib.sha256(os.fsencode(f'{path.name}/{number}')).hexdigest()[:16]}"
         with suppress(OSError):
             _remove_abandoned(temporary)

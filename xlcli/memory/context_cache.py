@@ -138,23 +138,21 @@ class ContextCache(OnlineMemory):
 
     Attributes:
         index: The latest tokens, of which tables are made again when they are used first.
-        predicted: Log-probabilities (v) of the token after the last one read, if it is not known yet; else empty.
         unread: Tokens and their followers (2 n) of a restored value that are not in `index` yet.
     """
 
     settings: Mapping[str, Any]
     mixer: Mixer
     index: Index
-    predicted: Tensor
     unread: list[Array] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tokens, the prediction, and what was learned."""
+        """Tokens, and what was learned."""
         n, _, window = self.index.sizes.tolist()
         first = max(0, n - window - REACH)
         texts = self.unread[0] if self.unread else np.stack((self.index.inputs[first:n], self.index.targets[first:n]))
         learned = {f"mixer.{name}": torch.from_numpy(array.copy()) for name, array in self.mixer._asdict().items()}
-        return {"texts": torch.from_numpy(texts.copy()), "predicted": self.predicted, **learned}
+        return {"texts": torch.from_numpy(texts.copy()), **learned}
 
     def describe(self) -> dict[str, str]:
         """Settings."""
@@ -167,11 +165,9 @@ class ContextCache(OnlineMemory):
         window = settings["context_cache"]
         if type(window) is not int or not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a context cache of {window} tokens")
-        texts, predicted, expected = (tensors[name].cpu() for name in ("texts", "predicted", "mixer.expected"))
+        texts, expected = tensors["texts"].cpu(), tensors["mixer.expected"].cpu()
         if (texts.ndim, texts.dtype) != (2, torch.int32) or len(texts) != 2 or texts.shape[1] > window + REACH:
             raise ValueError("the context cache has no tokens and followers of its window")
-        if (predicted.ndim, predicted.dtype) != (1, torch.float64) or not bool((predicted <= 0).all()):
-            raise ValueError("the prediction of the context cache has no log-probabilities")
         # As large as the vocabulary, which a state file may not enlarge.
         vocab_size = min(len(expected) // 2, 2**24)
         arrays = {}
@@ -184,7 +180,7 @@ class ContextCache(OnlineMemory):
             if name in ("states", "maps") and not bool((t[..., 0] <= 1).all()):
                 raise ValueError(f"'{name}' of the context cache are no probabilities")
             arrays[name] = t.numpy().copy()
-        return cls(settings, Mixer(**arrays), new_index(window, vocab_size), predicted, [texts.numpy().copy()])
+        return cls(settings, Mixer(**arrays), new_index(window, vocab_size), [texts.numpy().copy()])
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""
@@ -192,4 +188,4 @@ class ContextCache(OnlineMemory):
         is_known = (texts >= 0) & (texts < vocab_size)
         is_known[1] |= texts[1] == UNKNOWN
         is_same_tree = len(self.mixer.expected) == 2 * n_leaves(vocab_size)
-        return len(self.predicted) in (0, vocab_size) and is_same_tree and bool(is_known.all())
+        return is_same_tree and bool(is_known.all())

@@ -246,10 +246,6 @@ class LanguageModel(nn.Module):
         nll = self.head.nll(x[:, first:], targets) if torch.is_grad_enabled() else read[-1][0]
         return ScoreOutput(nll, state, ponder, kept)
 
-    def observe(self, targets: Tensor, state: State) -> State:
-        """The state, unchanged: nothing is learned from targets (b)."""
-        return state
-
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state."""
         x, state = self(tokens, state)

@@ -39,14 +39,7 @@ class Reader(Protocol):
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits or log-probabilities (b v) of the next token after tokens (b t), and the new state.
 
-        Nothing is learned about the next tokens of `tokens`: that is what `score` and `observe` are for.
-        """
-
-    def observe(self, targets: Tensor, state: State) -> State:
-        """State after the targets (b) of the prediction that `logits` returned with this state are known.
-
-        `logits` of one token, then `observe`, leave the state of `score`. Without it nothing is learned from a target,
-        such as a sampled token.
+        Nothing is learned about the next tokens of `tokens`: that is what `score` is for.
         """
 
     def reset(self, state: State) -> State:

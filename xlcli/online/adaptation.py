@@ -45,8 +45,8 @@ Tensors = Mapping[str, Tensor]
 class AdaptiveModel:
     """Reader of one sequence whose weights follow the text.
 
-    The network of this reader has the weights of the state that it reads, which `score` and `observe`
-    change in place: they consume the old state. The given network is never changed.
+    The network of this reader has the weights of the state that it reads, which `score` changes in place: it consumes
+    the old state. The given network is never changed.
 
     Args:
         settings: Keys of the configuration by which a saved state must be continued, and their values; `adapt_block`
@@ -108,12 +108,6 @@ class AdaptiveModel:
             if at == tokens.shape[1]:
                 return logits, state
 
-    def observe(self, targets: Tensor, state: State) -> State:
-        """State after the target (1) of the last prediction is known."""
-        value = _value(state)
-        known = torch.cat((value.targets[:-1], targets))
-        return self._learn_if_complete(replace(state, adaptation=replace(value, targets=known)))
-
     def reset(self, state: State) -> State:
         """State with empty memory and the adapted weights. The unfinished block ends here."""
         value = _value(state)
@@ -157,7 +151,7 @@ class AdaptiveModel:
         return replace(state, adaptation=value.extended(inputs[0], targets[0], **start))
 
     def _drop_unlearned(self, state: State) -> State:
-        """State without a complete block whose last target was never observed."""
+        """State without a complete block whose last target is not known."""
         value = _value(state)
         if len(value.inputs) < self.block:
             return state

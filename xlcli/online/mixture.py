@@ -70,8 +70,8 @@ class CachedModel:
     def init_state(self, batch: int, **options: Any) -> State:
         """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
         vocab_size = len(self.spelling.leaf_of)
-        index, none = new_index(self.settings["context_cache"], vocab_size), torch.empty(0, dtype=torch.float64)
-        value = ContextCache(self.settings, new_mixer(vocab_size), index, none)
+        index = new_index(self.settings["context_cache"], vocab_size)
+        value = ContextCache(self.settings, new_mixer(vocab_size), index)
         return replace(self.inner.init_state(batch, **options), cache=value)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
@@ -111,8 +111,7 @@ class CachedModel:
             features = None
         else:
             nats, features = self._mix_one_by_one(mixture, value, log_p, texts, readout)
-        state = replace(out.state, cache=replace(value, predicted=value.predicted[:0]))
-        return ScoreOutput(torch.from_numpy(nats)[None].to(out.nll), state, out.ponder, features)
+        return ScoreOutput(torch.from_numpy(nats)[None].to(out.nll), out.state, out.ponder, features)
 
     def _mix_one_by_one(
         self, mixture: ModuleType, value: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout
@@ -142,16 +141,7 @@ class CachedModel:
         mixed = log_p
         if not log_p.isnan().any():
             mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, log_p.numpy()))
-        return mixed[None].to(logits.device), replace(state, cache=replace(value, predicted=log_p))
-
-    def observe(self, targets: Tensor, state: State) -> State:
-        """State after the target (1) of the last prediction is known."""
-        mixture, value = self._filled(state)
-        log_p = value.predicted[None].numpy()
-        if log_p.size and not np.isnan(log_p).any():
-            texts = np.repeat(targets.cpu().numpy()[None], 2, axis=0)  # the first row, read already, is not used
-            mixture.score(*self._arrays(value), log_p, texts, True, np.empty(1))
-        return replace(self.inner.observe(targets, state), cache=replace(value, predicted=value.predicted[:0]))
+        return mixed[None].to(logits.device), state
 
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of a text; the cache remains."""

@@ -118,16 +118,13 @@ def saved_model(path: Path) -> Path:
     """
     metadata = read_header(path)[1]
     folder = Path(metadata.get("model.folder", ""))
-    return folder if is_model(folder) else find_maker(metadata.get("model.name", ""), str(path))
-
-
-def find_maker(name: str, file: str) -> Path:
-    """Folder of the model of this name, which made a file; `CheckpointError` if there is none."""
+    if is_model(folder):
+        return folder
     try:
-        return find(name)
+        return find(metadata.get("model.name", ""))
     except CheckpointError as error:
         remedy = f"{error.remedy} If it lies elsewhere, give its folder: -m FOLDER."
-        raise CheckpointError(f"{file} names its model, but {error.message}", remedy) from None
+        raise CheckpointError(f"{path} names its model, but {error.message}", remedy) from None
 
 
 def local_models() -> tuple[ModelSummary, ...]:
@@ -176,7 +173,7 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
     plain = Path(wanted).name == wanted and wanted not in (".", "..")
     cwd = Path.cwd()
     places = [cwd / LOCAL / wanted, cwd / wanted, models_folder() / wanted] if plain else [cwd / wanted]
-    shown = (folder for folder in known if as_utf8(folder.name) == wanted)  # as a compressed text names its model
+    shown = (folder for folder in known if as_utf8(folder.name) == wanted)  # as a saved state names its model
     if found := next(filter(is_model, places), None) or next(shown, None):
         return found
     # os.path.isdir is False where the name is impossible.

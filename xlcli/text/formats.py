@@ -126,17 +126,6 @@ class LineEnds:
         return text.removesuffix(self.held)
 
 
-def ends_in_crlf(blocks: Iterable[bytes]) -> bool:
-    """True if a text has line ends, all of them CR LF, and does not end in a CR."""
-    line_ends, n_lines = LineEnds(), 0
-    for block in blocks:
-        line_ends.feed(block)
-        n_lines += block.count(b"\n")
-        if n_lines > line_ends.replaced:
-            return False
-    return n_lines > 0 and not line_ends.held
-
-
 def unpacked(portions: Portions, name: str) -> Portions:
     """Decompressed data, or the data itself if it is not compressed.
 

@@ -1,9 +1,9 @@
 """Everything that a checkout computes, to compare two checkouts to the bit, or one with a recording of another.
 
-    python benchmarks/compare_checkouts.py record OUT.json [--checkout FOLDER] [--only PATTERN]
-    python benchmarks/compare_checkouts.py compare OLD NEW [--only PATTERN] [--ignore PATTERN]
-    python benchmarks/compare_checkouts.py time OLD NEW [--rounds 7] [--seconds 3]
-    python benchmarks/compare_checkouts.py list
+    python tests/golden/compare_checkouts.py record OUT.json [--checkout FOLDER] [--only PATTERN]
+    python tests/golden/compare_checkouts.py compare OLD NEW [--only PATTERN] [--ignore PATTERN]
+    python tests/golden/compare_checkouts.py time OLD NEW [--rounds 7] [--seconds 3]
+    python tests/golden/compare_checkouts.py list
 
 `record` continues a recording that exists. OLD and NEW are checkouts or recordings; `compare` prints every difference
 with its size, and ends with exit code 1 if there is any. A recording is of one machine: another processor rounds
@@ -13,7 +13,7 @@ an interpreter for each. `--python` and `--new-python` are the interpreters of c
 
 Patterns are regular expressions. `--only` selects cases; a case that needs a trained model trains it. `--ignore` leaves
 out results by their path, for instance `/file$`, the hash of a whole file, which also changes with the names of
-settings, while those of its tensors and frames remain. Times, speeds, sizes of processes, versions and paths are never
+settings, while those of its tensors remain. Times, speeds, sizes of processes, versions and paths are never
 recorded. Options or results with another name in one checkout have a line in `WORDS` or `RESULTS`.
 
 `time` runs `xlcli bench decode|eval|train --json` of both checkouts in turn and prints medians; use an idle machine.
@@ -109,8 +109,6 @@ FULLY: dict[str, str] = {
     "documents": "train.reset_on_document=true",
 }
 """Models that every command of `EVAL` and `ALL` runs with, and that are resumed."""
-WITHOUT: dict[str, tuple[str, ...]] = {"tokenizer words": ("compress", "decompress")}
-"""Commands that refuse a model."""
 
 BRIEFLY: dict[str, str] = {
     "position sinusoidal, layers": "model.position.kind=sinusoidal model.position.placement=layers",
@@ -257,8 +255,6 @@ ALL: dict[str, str] = {
     "stream": "stream READ -m MODEL --json --emit lines --state-out OUT --threads 1",
     "greedy": "generate Before -m MODEL -n 40 -t 0 --seed 1 --threads 1",
     "sampled": "generate Before -m MODEL -n 40 --seed 1 --threads 1",
-    "compress": "compress SHORT -m MODEL --json -o OUT --threads 1",
-    "decompress": "decompress LAST -m MODEL --json -o OUT --threads 1",
 }
 """Commands with a trained model. READ is a text, OUT a file that is recorded, LAST that of the last command."""
 
@@ -271,8 +267,6 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "stream READ -m position,xl --json --adapt --state-out OUT --threads 1",
         "stream READ -m position,xl --json --adapt --state-in LAST --state-out OUT --threads 1",
         "generate Before -m position,xl --adapt -n 40 --seed 1 --threads 1",
-        "compress SHORT -m position,xl --adapt --json -o OUT --threads 1",
-        "decompress LAST -m position,xl --json -o OUT",
     ),
     "cache": (
         "eval READ -m position,xl --json --context-cache 500 --per-token OUT --threads 1",
@@ -281,8 +275,6 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "stream READ -m position,xl --json --context-cache 300 --adapt --state-out OUT --threads 1",
         "stream READ -m position,xl --json --context-cache 300 --adapt --state-in LAST --threads 1",
         "generate Before -m position,xl --context-cache 500 -n 40 --seed 1 --threads 1",
-        "compress SHORT -m position,xl --context-cache 500 --json -o OUT --threads 1",
-        "decompress LAST -m position,xl --json -o OUT",
     ),
     "rounded memory": tuple(
         f"{command} .memory_dtype={dtype} --threads 1"
@@ -292,7 +284,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
             "eval READ -m attention,local --json",
             "stream READ -m position,rope --json --state-out OUT",
             "generate Before -m position,xl -n 40 -t 0",
-            "compress SHORT -m position,xl --json -o OUT",
+            "generate Before -m position,xl -n 40 --seed 1",
         )
     ),
     "rounded weights": tuple(
@@ -334,7 +326,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "eval BINARY -m position,xl --json --binary --threads 1",
         "eval READ -m position,xl --json --threads 2",
         "eval READ -m attention,lsh --json --threads 2",
-        "eval READ -m position,xl --json --nproc 2 .batch_size=4 --threads 1",
+        "eval READ -m position,xl --json .batch_size=4 --threads 2",
     ),
     "stream": (
         "stream READ -m position,xl --json --emit tokens --threads 1",
@@ -371,14 +363,6 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "generate TEXT_AS_PROMPT -m attention,mixed,,full,and,local -n 10 --json --logprobs 1 -t 0 "
         "--seed 1 --threads 1",
     ),
-    "compress": (
-        "compress SHORT -m attention,lsh --mem-len 16 .n_hashes=2 --json -o OUT --threads 1",
-        "decompress LAST -m attention,lsh --json -o OUT",
-        "compress SHORT -m position,xl --json -o OUT --threads 2",
-        "decompress LAST -m position,xl --json -o OUT",
-        "compress BINARY -m position,xl --json -o OUT --threads 1",
-        "decompress LAST -m position,xl --json -o OUT",
-    ),
     "models": (
         "train TEXT -o MADE --init position,xl --max-steps 3 --seed 0 --threads 1 --batch-size 2",
         "train TEXT -o MADE --init weights,int8 --max-steps 3 --seed 0 --threads 1 --batch-size 2 "
@@ -401,15 +385,13 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "generate Before -m books -n 60 --seed 1 --threads 1",
         "generate Before -m books -n 60 --seed 1 --threads 2",
         "generate Before -m books -n 20 -t 0 .weight_dtype=int8 .memory_dtype=bfloat16 --threads 1",
-        "compress SHORT -m books --json -o OUT --threads 1",
-        "decompress LAST -m books --json -o OUT",
     ),
 }
 """Further commands, in order. A trained model is named with commas for blanks; MADE is a folder that is hashed."""
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "of commands": tuple(
-        f"{command} --print-config --json" for command in ("train TEXT", "eval", "generate", "stream", "compress SHORT")
+        f"{command} --print-config --json" for command in ("train TEXT", "eval", "generate", "stream")
     ),
     "of presets": tuple(f"train TEXT --preset {name} --print-config --json" for name in PRESETS.split()),
 }
@@ -592,11 +574,8 @@ def sha(data: bytes) -> str:
 
 
 def file_result(path: Path) -> Result:
-    """Content of a file: tensors and metadata, frames of a compressed text, rows of numbers, or its hash."""
+    """Content of a file: tensors and metadata, rows of numbers, or its hash."""
     data = path.read_bytes()
-    if data[:6] == b"xlcli.":
-        [size] = struct.unpack_from("<I", data, 8)
-        return {"bytes": len(data) - size, "frames": sha(data[12 + size :]), "file": sha(data)}
     [size] = struct.unpack_from("<Q", data) if len(data) > 8 else (0,)
     if 0 < size < len(data) and data[8:9] == b"{":
         return tensors(data, size) | {"file": sha(data)}
@@ -674,7 +653,7 @@ class Recorder:
 
     def run(self, line: str, names: Mapping[str, str | Path] | None = None) -> Result:
         """Results of one command."""
-        out, made = self.work / "out" / "it", self.work / "made"
+        out, made = self.work / "out" / "it.jsonl", self.work / "made"
         shutil.rmtree(out.parent, ignore_errors=True)
         out.parent.mkdir()
         shutil.rmtree(made, ignore_errors=True)
@@ -763,7 +742,6 @@ def write_texts(source: Path, folder: Path) -> dict[str, str | Path]:
     files = {
         "TEXT": ("text.txt", text),
         "READ": ("read.txt", read),
-        "SHORT": ("short.txt", read[:400]),
         "BINARY": ("binary.bin", bytes((i * i + i // 7) % 256 for i in range(600))),
         "DOCUMENTS": ("documents.jsonl", b"".join(json.dumps(d).encode() + b"\n" for d in documents)),
         "PROMPTS": ("prompts.jsonl", b"".join(json.dumps(prompt).encode() + b"\n" for prompt in prompts)),
@@ -809,8 +787,7 @@ def run_case(recorder: Recorder, case: str) -> Result:
         if "exit code" in result["train"]:
             return result
         for title, line in (EVAL | (ALL if name in FULLY else {})).items():
-            if title not in WITHOUT.get(name, ()):
-                result[title] = recorder.run(line, {"MODEL": folder})
+            result[title] = recorder.run(line, {"MODEL": folder})
         if name in FULLY:
             result["resume"] = recorder.resumed(name, flags[name])
         return result
@@ -950,7 +927,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     modes.add_parser("list")
     for mode in ("record", "compare", "time"):
         part = modes.add_parser(mode)

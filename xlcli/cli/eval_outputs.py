@@ -1,0 +1,258 @@
+"""Files that `xlcli eval` writes beside its report: lists of tokens or words, a page, a table of figures, a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from xlcli.cli import options
+from xlcli.cli.command import Call
+from xlcli.cli.options import option, plot_option
+from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, write_output
+from xlcli.cli.page import Page
+from xlcli.cli.plot import draw_by_context
+from xlcli.cli.render import Screen
+from xlcli.cli.score_report import describe_context, over_seeds, score_rows, seed_rows
+from xlcli.cli.signals import Stop
+from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
+from xlcli.config import EvalConfig, ModelConfig
+from xlcli.errors import ConfigError
+from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, Scored, TokenScore, WordScore
+from xlcli.files import read_json
+from xlcli.store.layout import TOKENIZER
+
+PerToken = Annotated[
+    str | None,
+    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table."),
+]
+Words = Annotated[
+    str | None,
+    option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines."),
+]
+Html = options.Html
+Csv = Annotated[
+    str | None,
+    option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length."),
+]
+Plot = Annotated[str | None, plot_option("Results", "Plot loss by context length")]
+
+
+class Run(NamedTuple):
+    """What outputs know of an evaluation: names of the models, the shape of the first one, and how to print.
+
+    `seeds` are groups of models that differ in their seeds only. `n_rows` is the number of models and memory lengths of
+    a table; 0 for one score.
+    """
+
+    names: Sequence[str]
+    seeds: Sequence[Sequence[str]]
+    shape: ModelConfig
+    n_rows: int
+    screen: Screen
+    stop: Stop
+
+
+class Output:
+    """A file that `eval` writes, or standard output for `-`.
+
+    Attributes:
+        name: Its option, as a parameter.
+        kind: What it is, by its suffix.
+        lists_tokens, lists_words: True if the evaluation has to yield tokens or words for it.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    lists_tokens: ClassVar[bool] = False
+    lists_words: ClassVar[bool] = False
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def check_settings(self, call: Call, settings: EvalConfig) -> None:
+        """`ConfigError` if it cannot be made with these settings."""
+
+    def check_models(self, folders: Sequence[Path]) -> None:
+        """`ConfigError` if it cannot be made of these models together."""
+
+    def sink(self, run: Run) -> Sink:
+        """The sink that writes it."""
+        raise NotImplementedError
+
+
+class TokenList(Output):
+    """`--per-token`."""
+
+    name = "per_token"
+    kind = LIST
+    lists_tokens = True
+
+    def check_settings(self, call: Call, settings: EvalConfig) -> None:
+        if call.params["words"] is not None:
+            raise call.conflict(self.name, "words")
+        if settings.score_field is not None:
+            raise call.conflict(self.name, "score_field")
+        if settings.sweep_mem_len:
+            raise call.conflict(self.name, "sweep_mem_len")
+
+    def check_models(self, folders: Sequence[Path]) -> None:
+        """Refuses models without common tokens."""
+        vocabularies = {read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}
+        if len(vocabularies) > 1:
+            raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
+
+    def sink(self, run: Run) -> Sink:
+        return list_of((Row, TokenScore), self.path, form_of(self.path, json=True), run)
+
+
+class WordList(Output):
+    """`--words`: words, or what is said of compared rows."""
+
+    name = "words"
+    kind = LIST
+    lists_words = True
+
+    def check_settings(self, call: Call, settings: EvalConfig) -> None:
+        if settings.sweep_mem_len:
+            raise call.conflict(self.name, "sweep_mem_len")
+
+    def sink(self, run: Run) -> Sink:
+        kinds = (Row, WordScore, PairScore, ContinuationScore)
+        return list_of(kinds, self.path, form_of(self.path, json=run.screen.json), run)
+
+
+def list_of(kinds: tuple[type[Scored], ...], path: str, form: str, run: Run) -> Sink:
+    """The list of events of these kinds, with columns for each of several models."""
+    if len(run.names) > 1:
+        return JoinedListing(path, form, run.screen, kinds, names=run.names)
+    return Listing(path, form, run.screen, kinds)
+
+
+class PageOutput(Output):
+    """`--html`."""
+
+    name = "html"
+    kind = PAGE
+    lists_tokens = True
+    lists_words = True
+
+    def check_settings(self, call: Call, settings: EvalConfig) -> None:
+        if settings.score_field is not None:
+            raise call.conflict(self.name, "score_field")
+        if settings.sweep_mem_len:
+            raise call.conflict(self.name, "sweep_mem_len")
+
+    def check_models(self, folders: Sequence[Path]) -> None:
+        """Refuses several models."""
+        check_single("--html", folders)
+
+    def sink(self, run: Run) -> Sink:
+        return ScorePage(self.path, run)
+
+
+def check_single(what: str, folders: Sequence[Path]) -> None:
+    """`ConfigError` if there are several models."""
+    if len(folders) > 1:
+        raise ConfigError(f"{what} needs one model, not {len(folders)}.", "Give one -m NAME.")
+
+
+class ScorePage(Sink):
+    """The page of a text."""
+
+    def __init__(self, path: str, run: Run) -> None:
+        self._page, self._run = Page(Path(path)), run
+        self._score: Score | None = None
+        self._is_whole = False
+
+    def add(self, event: Event) -> None:
+        """Adds a token or a word, or keeps the score."""
+        match event:
+            case TokenScore():
+                self._page.add(event)
+            case WordScore():
+                self._page.add_word(event)
+            case Score():
+                self._score = event
+            case Done():
+                self._is_whole = True
+
+    def close(self) -> None:
+        """Writes the page of a text that was scored to its end."""
+        score, screen = self._score, self._run.screen
+        if score is None or not self._is_whole:
+            screen.not_written(str(self._page.path))
+            return
+        perplexities = []
+        if score.perplexity is not None:
+            perplexities.append(("perplexity per token", f"{score.perplexity:.5g}"))
+        if score.word_perplexity is not None:
+            perplexities.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
+        context = describe_context(self._run.shape, score.mem_len, score.segment_len, score.stride)
+        self._page.save(score.file, score.model, context, perplexities, score.by_context)
+        screen.say(f"page written to {self._page.path}")
+
+
+class FigureTable(Output):
+    """`--csv`: the table of the report, unless the evaluation was stopped."""
+
+    name = "csv"
+    kind = TABLE
+
+    def sink(self, run: Run) -> Sink:
+
+        def write(scores: list[Score]) -> None:
+            if run.stop():
+                run.screen.not_written(self.path)
+                return
+            rows = [row for score in scores for row in score_rows(score)]
+            if not scores[0].pairs:
+                rows += seed_rows(seed_statistics(scores, run))
+            text = csv_text(rows)
+            if self.path == "-":
+                run.screen.print(text)
+            else:
+                write_output(Path(self.path), [text.encode("utf-8", "surrogateescape")])
+
+        return Kept(Score, write)
+
+
+class ContextPlot(Output):
+    """`--plot`: the loss by context, unless the evaluation was stopped."""
+
+    name = "plot"
+    kind = PICTURE
+
+    def check_settings(self, call: Call, settings: EvalConfig) -> None:
+        if settings.stride is not None:
+            raise call.conflict(self.name, "stride")
+        if settings.adapt:
+            raise call.conflict(self.name, "adapt")
+        if settings.context_cache is not None:
+            raise call.conflict(self.name, "context_cache")
+
+    def sink(self, run: Run) -> Sink:
+
+        def draw(scores: list[Score]) -> None:
+            curves = [score for score in scores if score.by_context]
+            if run.stop():
+                run.screen.not_written(self.path)
+            elif not curves:
+                run.screen.say(f"{self.path} was not written: overlapping windows have no loss by context", "warning")
+            else:
+                draw_by_context(self.path, curves)
+                run.screen.say(f"plot written to {self.path}")
+
+        return Kept(Score, draw)
+
+
+def seed_statistics(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:
+    """Means and standard deviations over seeds, at each memory length."""
+    lengths = dict.fromkeys(score.mem_len for score in scores)
+    rows = []
+    for names in run.seeds:
+        for mem_len in lengths:
+            group = [score for score in scores if score.model in names and score.mem_len == mem_len]
+            if len(group) > 1:
+                rows.append(over_seeds(group))
+    return rows

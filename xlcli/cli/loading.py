@@ -1,0 +1,292 @@
+"""Models, states and texts of a command: found and checked first, then loaded, which imports torch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xlcli.cli.command import Call
+from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
+from xlcli.cli.render import Screen
+from xlcli.cli.run_report import describe_scored_text
+from xlcli.cli.score_report import rounding
+from xlcli.cli.usage import nearest
+from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig
+from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
+from xlcli.files import cache_folder
+from xlcli.machine import available_bytes, require_memory
+from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
+from xlcli.store.layout import SavedConfig, is_model, read_config, scored_text
+from xlcli.store.lock import lock_state
+
+if TYPE_CHECKING:
+    from xlcli.inference import SaveState
+    from xlcli.runtime import Runtime
+    from xlcli.store.folder import LoadedModel
+    from xlcli.store.state_files import SessionState
+
+_PROGRAM_BYTES = 300 * 2**20
+"""RAM in bytes of the interpreter with torch imported."""
+
+
+class StateFiles(NamedTuple):
+    """The file of the state to continue, and the file to save the new one in; None: there is none."""
+
+    before: Path | None = None
+    after: Path | None = None
+
+
+def state_files(call: Call, state: str | None, state_in: str | None, state_out: str | None) -> StateFiles:
+    """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists and has content.
+
+    Raises:
+        ConfigError: `--state` is given beside another one.
+        StateError: There is no state to continue.
+    """
+    if state is not None and state_in is not None:
+        raise call.conflict("state", "state_in")
+    if state is not None and state_out is not None:
+        raise call.conflict("state", "state_out")
+    before = None if state_in is None else Path(state_in)
+    after = None if state_out is None else Path(state_out)
+    if state is not None:
+        after = Path(state)
+        has_content = after.exists() and after.stat().st_size > 0
+        before = after if has_content else None
+    if before is not None and not is_state_file(before):
+        problem = "is damaged or not a state file" if before.exists() else "does not exist"
+        raise StateError(f"state {before} {problem}.", "Make one with --state FILE, or start without it.")
+    return StateFiles(before, after)
+
+
+def find_model(
+    call: Call,
+    names: Sequence[str] | None,
+    settings: InferenceConfig,
+    state: StateFiles = StateFiles(),  # noqa: B008
+) -> Path:
+    """The folder of the only model, as `find_models`; `ConfigError` if `--model` names several."""
+    named = named_models(call, names)
+    if len(named) > 1:
+        raise ConfigError(f"{call.command_path} uses one model, not {len(named)}.", "Give one -m NAME.")
+    return find_models(call, names, settings, state)[0]
+
+
+def find_models(
+    call: Call,
+    names: Sequence[str] | None,
+    settings: InferenceConfig,
+    state: StateFiles = StateFiles(),  # noqa: B008
+) -> list[Path]:
+    """Folders of the models that `--model` names, else of the one that made the saved state, else of a chosen one.
+
+    A choice is reported.
+
+    Raises:
+        ConfigError: A setting does not apply to one of these models.
+    """
+    folders = [choose(name)[0] for name in named_models(call, names)]
+    if not folders and state.before is not None:
+        folders = [saved_model(state.before)]
+        call.screen.say(f"model {folders[0].name} (of {state.before})")
+    elif not folders:
+        folder, reason, passed_over = choose(None)
+        for notice in passed_over:
+            call.screen.say(notice, "warning")
+        if reason is not None:
+            call.screen.say(f"model {folder.name} ({reason}); choose another with -m NAME")
+        folders = [folder]
+    for folder in folders:
+        with call.naming_settings():
+            check_settings(call.name, settings, read_config(folder), f"model {folder.name}")
+    return folders
+
+
+def named_models(call: Call, names: Sequence[str] | None) -> Sequence[str]:
+    """Names that `--model` gives; not the one of the environment variable, which `choose` reads."""
+    return (names or ()) if call.is_typed("model") else ()
+
+
+def check_settings(section: str, settings: InferenceConfig, config: Config | SavedConfig, name: str) -> None:
+    """`InvalidSettingError` if a setting of this section does not apply to the model."""
+    try:
+        settings.check_model(config.model)
+        for each in settings.sweep if isinstance(settings, EvalConfig | BenchConfig) else (settings,):
+            each.reading(config.model, config.train)
+    except InvalidSettingError as error:
+        reason = f"does not apply to {name}; it {error.reason}"
+        raise InvalidSettingError(f"{section}.{error.key}", reason, error.remedy) from None
+
+
+def print_plan(
+    folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
+) -> None:
+    """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
+
+    `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory.
+
+    Raises:
+        ResourceError: The machine has too little RAM.
+    """
+    config = read_config(folder)
+    model = settings.shape(config.model)
+    reading = settings.reading(config.model, config.train)
+    parameters = summarize(folder).parameters or 0
+    weights = 4 * parameters
+    state = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
+    needed = _PROGRAM_BYTES + weights + 2 * state
+    available = available_bytes()
+    if screen.json:
+        screen.object(
+            {
+                "model": str(folder),
+                "does": action,
+                "parameters": parameters,
+                "mem_len": reading.mem_len,
+                "batch_size": batch_size,
+                "weights_bytes": weights,
+                "state_bytes": state,
+                "needed_bytes": needed,
+                "available_bytes": available,
+            }
+        )
+    else:
+        texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
+        memory = model.describe_memory(reading.mem_len, reading.segment_len)
+        rows = [
+            ("model", f"{folder} ({compact_number(parameters)} parameters, {format_bytes(weights)})"),
+            ("does", action),
+            ("memory", f"{memory}, {texts}: {format_bytes(state)}"),
+            ("needs", f"about {format_bytes(needed)} of RAM; {format_bytes(available)} available"),
+        ]
+        screen.report("".join(f"{name:8} {text}\n" for name, text in rows))
+    # A finite text may be shorter than the memory.
+    least = needed if is_endless else _PROGRAM_BYTES + weights
+    require_memory(f"model {folder.name}", least, "Use a smaller --mem-len or model.")
+
+
+def check_texts(names: Iterable[str], command: str) -> list[str]:
+    """The files among these texts; refuses a missing one or a model, before torch is loaded.
+
+    Reading a text makes all other checks. `command` is a command that uses a model, with `{}` in place of its name.
+    """
+    files = [name for name in names if name != "-"]
+    for name in files:
+        if _is_model(name):
+            raise DataError(f"{name} is a model, not a text.", f"Type {command.format(shlex.quote(name))}.")
+        if not os.path.lexists(name):
+            raise DataError(f"there is no file {name}.", _similar_file(Path(name)))
+    return files
+
+
+def _is_model(name: str) -> bool:
+    """True if a text is the folder of a model, or there is no such file but a model of this name."""
+    try:
+        return is_model(Path(name)) if os.path.lexists(name) else bool(find(name))
+    except CheckpointError:
+        return False
+
+
+def _similar_file(path: Path) -> str:
+    """Remedy for a file that does not exist."""
+    with suppress(OSError):
+        near = nearest(path.name, [other.name for other in path.parent.iterdir()])
+        if near:
+            return f"Did you mean {path.parent / near}?"
+    return "Check the path."
+
+
+def note_unread_pipe(screen: Screen, argument: str) -> None:
+    """Says that standard input is not read, if it is a pipe; `argument` is what `-` stands in place of."""
+    with suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(0).st_mode):
+            screen.say(f"standard input is not read; give - as {argument} to read it")
+
+
+def load_model(
+    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
+) -> tuple[LoadedModel, Runtime]:
+    """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
+    cache_folder(screen.say)
+    with screen.waiting("loading the model"):
+        from xlcli.runtime import make_runtime
+        from xlcli.store.folder import load
+
+        runtime = make_runtime(config)
+        model = load(folder, settings, device=runtime.device)
+    for warning in model.warnings:
+        screen.say(warning, "warning")
+    about = f"model {model.name}: {folder}"
+    bits_per_byte, scored = model.record.get("bits_per_byte"), scored_text(model.record)
+    if isinstance(bits_per_byte, float) and scored:
+        about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(scored)}"
+    screen.say(about, "detail")
+    reading = settings.reading(model.config.model, model.config.train)
+    dtypes = runtime.dtype_name + rounding(model.weight_dtype, reading.memory_dtype)
+    screen.say(f"{runtime.device} {dtypes}, {approximate_count(runtime.threads, 'thread')}", "detail")
+    mem_lens = [settings.mem_len or 0]
+    if isinstance(settings, EvalConfig):
+        mem_lens += settings.sweep_mem_len
+    warning_of_idle_memory = model.config.model.mem_len_warning(max(mem_lens))
+    if warning_of_idle_memory:
+        screen.say(warning_of_idle_memory, "warning")
+    return model, runtime
+
+
+class OpenedModel(NamedTuple):
+    """A loaded model, the session to continue, and the function that saves one; None: there is none."""
+
+    model: LoadedModel
+    runtime: Runtime
+    resume: SessionState | None
+    save: SaveState | None
+
+
+def open_model(
+    call: Call,
+    folder: Path,
+    settings: InferenceConfig,
+    config: RuntimeConfig,
+    state: StateFiles,
+    log: Path | None = None,
+) -> OpenedModel:
+    """`load_model`, with the saved session. The file to save in is locked until the command ends.
+
+    `log` is the file that is followed.
+
+    Raises:
+        BusyError: Another process saves in that file.
+        StateError: The state belongs to another log, whose place in it would be lost.
+    """
+    if state.after is not None:
+        call.with_resource(lock_state(state.after.resolve()))
+    model, runtime = load_model(folder, settings, config, call.screen)
+    from xlcli.store.state_files import load_state, save_state
+
+    resume = None
+    if state.before is not None:
+        resume = load_state(state.before, model=model, device=str(runtime.device))
+        _check_log(state, resume, log)
+        read = f"{approximate_count(resume.model_state.seen, 'token')} read"
+        read += rounding("float32", resume.model_state.memory_dtype)
+        call.screen.say(f"state {state.before}: {read}", "info" if state.before == state.after else "detail")
+    save: Any = None if state.after is None else partial(save_state, state.after, model=model)
+    return OpenedModel(model, runtime, resume, save)
+
+
+def _check_log(state: StateFiles, resume: SessionState, log: Path | None) -> None:
+    """`StateError` if a state of another log would be replaced."""
+    assert state.before is not None
+    is_replaced = state.after is not None and state.before.resolve() == state.after.resolve()
+    if resume.source is None or not is_replaced:
+        return
+    log_of_state = Path(os.fsdecode(resume.source.path))
+    if log_of_state != log:
+        remedy = f"Use it with xlcli stream {shlex.quote(str(log_of_state))} --follow, or choose another --state."
+        raise StateError(f"{state.before} belongs to the log {log_of_state}.", remedy)

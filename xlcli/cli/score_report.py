@@ -1,0 +1,285 @@
+"""Scores of evaluations and streams as text, and rows of tables of them. Model text must be escaped for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from xlcli import events
+from xlcli.cli.objects import fields
+from xlcli.cli.quantities import (
+    approximate_count,
+    compact_number,
+    decimals_or_blank,
+    difference_or_blank,
+    format_bytes,
+    format_duration,
+    number_or_blank,
+)
+from xlcli.cli.terminal import table
+from xlcli.config import ModelConfig
+
+
+def score_table(score: events.Score, model: ModelConfig) -> str:
+    """An evaluation as text: metrics, set-up, loss by context."""
+    rows = {
+        "bits per byte": f"{score.bits_per_byte:.4f}",
+        "bits per character": decimals_or_blank(score.bits_per_char, 4),
+        "perplexity per token": decimals_or_blank(score.perplexity, 3),
+        "perplexity per word": decimals_or_blank(score.word_perplexity, 2),
+        "mean steps": decimals_or_blank(score.mean_steps, 2),
+        "correct": decimals_or_blank(score.correct, 3),
+        "correct, per byte": decimals_or_blank(score.correct_per_byte, 3),
+    }
+    recurrence = describe_context(model, score.mem_len, score.segment_len, score.stride)
+    if score.mem_len:
+        if model.zero_memory:
+            recurrence += ", full of zeros at first"
+        if model.effective_mem_len(score.mem_len) is not None:
+            recurrence += f", span {score.span}"
+        recurrence += f", batch {score.batch_size}"
+    if score.adapt:
+        recurrence += ", weights adapted while reading"
+    if score.context_cache:
+        recurrence += f", cache of {score.context_cache:,} tokens"
+    title = f"{score.model} on {score.file}"
+    if score.partial:
+        title += ", PARTIAL: stopped before the end"
+    size = f"{approximate_count(score.bytes, 'byte')}, {approximate_count(score.tokens, 'token')}"
+    if score.documents > 1:
+        size += f" in {score.documents:,} {'lines' if score.each_line else 'documents'}, each scored alone"
+    speed = f"{compact_number(score.tokens_per_second)} tokens/s, {format_duration(score.seconds)}"
+    machine = f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}"
+    lines = [
+        title,
+        f"{size}; {recurrence}",
+        "",
+        *(f"  {name:22}{value:>10}" for name, value in rows.items() if value),
+        "",
+        f"{speed}, peak RAM {format_bytes(score.peak_rss_bytes)}, {machine}",
+    ]
+    if score.rounding_cost is not None:
+        tokens = f"{min(events.ROUNDING_TOKENS, score.tokens):,} tokens"
+        lines.append(
+            f"Cost of rounding: {difference_or_blank(score.rounding_cost)} bits per byte over the first {tokens}"
+        )
+    text = "\n".join(lines) + "\n"
+    if score.by_context:
+        heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
+        text += "\n" + table([heading, *map(context_cells, score.by_context)])
+    return text
+
+
+def rounding(weight_dtype: str, memory_dtype: str) -> str:
+    """Number types of rounded weights and memory: `, int8 weights`."""
+    text = ""
+    if weight_dtype != "float32":
+        text += f", {weight_dtype} weights"
+    if memory_dtype != "float32":
+        text += f", {memory_dtype} memory"
+    return text
+
+
+def describe_context(model: ModelConfig, mem_len: int, segment_len: int, stride: int | None = None) -> str:
+    """Context of a token in words: memory, or windows or segments without one."""
+    if stride is not None:
+        return f"no memory: windows of {approximate_count(segment_len, 'token')} with a stride of {stride}"
+    if not mem_len:
+        segments = f"independent segments of {approximate_count(segment_len, 'token')}"
+        return f"no memory: {segments}, and the result depends on that length"
+    effective = model.effective_mem_len(mem_len)
+    return "memory of all tokens read" if effective is None else f"memory of {approximate_count(effective, 'token')}"
+
+
+def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
+    """Tokens of context, as `1` or `2 to 3`, number of tokens, bits per byte and margin of a bin."""
+    last = context.stop - 1
+    seen = str(last) if last == context.start else f"{context.start} to {last}"
+    return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", number_or_blank(context.margin, ".4f") or "-"
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "bits/byte": ("bits_per_byte", lambda value: decimals_or_blank(value, 4)),
+    "perplexity": ("perplexity", lambda value: decimals_or_blank(value, 3)),
+    "tokens/s": ("tokens_per_second", compact_number),
+    "correct": ("correct", lambda value: decimals_or_blank(value, 3)),
+    "rounding": ("rounding_cost", difference_or_blank),
+    "mean steps": ("mean_steps", lambda value: decimals_or_blank(value, 2)),
+}
+"""Figures of a table of evaluations: heading, field of `Score`, style."""
+COMMON = "position", "attention", "parameters", "mem_len"
+"""Fields of `Score` that models have in common if they differ in their seed only."""
+SPREAD = {
+    "bits_per_byte": "bits/byte",
+    "bits_per_byte_low": "from",
+    "bits_per_byte_high": "to",
+    "document_mean": "mean",
+    "document_mean_low": "from",
+    "document_mean_high": "to",
+}
+"""Figures of a table of intervals: field of `Spread`, heading."""
+
+
+def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
+    """Mean and standard deviation (n - 1) of the figures of models whose training differs in its seed only."""
+    means, deviations = {}, {}
+    for key, _ in FIGURES.values():
+        values = [getattr(score, key) for score in scores]
+        if None not in values and max(values) < math.inf:
+            means[key], deviations[key] = fmean(values), stdev(values)
+    common = {key: getattr(scores[0], key) for key in COMMON}
+    return {"models": [score.model for score in scores], **common, "mean": means, "sd": deviations}
+
+
+def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a table, named in place of models, for results of `over_seeds`."""
+    for each in seeds:
+        for name, key in ((f"mean of {len(each['models'])} seeds", "mean"), ("standard deviation", "sd")):
+            yield {"model": name, **{common: each[common] for common in COMMON}, **each[key]}
+
+
+def sweep_text(
+    scores: Sequence[events.Score], n_scores: int, width: int | None = None, seeds: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for.
+
+    `seeds` are results of `over_seeds`.
+    """
+    first = scores[0]
+    rows = []
+    for score in scores:
+        name = score.model if score.finished else f"{score.model} (unfinished)"
+        rows.append(_sweep_row(name, fields(score)))
+    rows += [_sweep_row(row["model"], row) for row in seed_rows(seeds)]
+    heading = ["model", "position", "attention", "params", "memory", *FIGURES]
+    # One model has its name above the table, and its figures are compared by memory length.
+    n_models = len({score.model for score in scores})
+    left_out = {"perplexity"} if n_models > 1 else {"model", "position", "attention", "params"}
+    columns = [i for i, name in enumerate(heading) if name not in left_out and any(row[i] for row in rows)]
+    title = f"{n_models} models" if n_models > 1 else first.model
+    title += f" on {first.file}, span {first.span}{rounding(first.weight_dtype, first.memory_dtype)}"
+    if len(scores) < n_scores:
+        title += f", PARTIAL: {len(scores)} of {n_scores} evaluations"
+    cells = [[row[i] for i in columns] for row in (heading, *rows)]
+    n_names = columns.index(heading.index("memory"))
+    return f"{title}\n\n{table(cells, width, left=range(n_names or 1))}"
+
+
+def _sweep_row(name: str, values: Mapping[str, Any]) -> list[str]:
+    """The cells of a model, or of what several have in common."""
+    figures = [style(values.get(key)) for key, style in FIGURES.values()]
+    parameters = compact_number(values["parameters"])
+    return [name, values["position"], values["attention"], parameters, str(values["mem_len"]), *figures]
+
+
+def spread_text(
+    scores: Sequence[events.Score], comparisons: Sequence[events.Comparison | None], width: int | None = None
+) -> str:
+    """Table of intervals over documents, of scores and of the differences of all to the first one.
+
+    Empty for a single document. Too few documents have a dash for each interval.
+    """
+    names, first = _labels(scores), scores[0].spread
+    rows = []
+    for name, score in zip(names, scores, strict=True):
+        if score.spread is not None:
+            rows.append(_spread_row(name, score.spread, ".4f"))
+    for name, comparison in zip(names[1:], comparisons, strict=True):
+        if comparison is not None and comparison.spread is not None:
+            rows.append(_spread_row(f"{name} - {names[0]}", comparison.spread, "+.4f"))
+    if first is None:
+        return ""
+    unit = "lines" if scores[0].each_line else "documents"
+    about = f"95 % intervals over {first.documents:,} {unit}"
+    if first.bits_per_byte_low is None:
+        about = f"{first.documents} {unit} are too few for 95 % intervals"
+    return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *rows], width)}"
+
+
+def _spread_row(name: str, spread: events.Spread, style: str) -> list[str]:
+    return [name, *(number_or_blank(getattr(spread, key), style) or "-" for key in SPREAD)]
+
+
+def _labels(scores: Sequence[events.Score]) -> list[str]:
+    """Names of evaluations: their models, and memory lengths if there are several of a model."""
+    is_sweep = len({score.model for score in scores}) < len(scores)
+    return [f"{score.model} {score.mem_len}" if is_sweep else score.model for score in scores]
+
+
+def pairs_text(
+    scores: Sequence[events.Score],
+    shape: ModelConfig,
+    width: int | None = None,
+    comparisons: Sequence[events.Comparison | None] = (),
+    seeds: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Shares of pairs by group, of one model of this shape with intervals, or of several in columns.
+
+    Of two, also the pairs that one of them alone gets right. `seeds` are results of `over_seeds`.
+    """
+    first = scores[0]
+    groups = [["all" if pair.group is None else pair.group, str(pair.pairs)] for pair in first.pairs]
+    meaning = f"Share of pairs whose first text is more probable, in {first.file}\n"
+    if len(scores) == 1:
+        context = describe_context(shape, first.mem_len, first.segment_len, first.stride)
+        heading = ["group", "pairs", "share", "95 %", "per token"]
+        rows = []
+        for group, pair in zip(groups, first.pairs, strict=True):
+            interval = f"{pair.low:.3f} to {pair.high:.3f}"
+            rows.append([*group, f"{pair.share:.3f}", interval, f"{pair.share_per_token:.3f}"])
+        return f"{first.model}; {context}\n{meaning}\n{table([heading, *rows], width)}"
+    names = _labels(scores)
+    heading, cells = [*names], []
+    for score in scores:
+        cells.append([f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(groups))
+    for each in seeds:
+        heading += ["mean", "SD"]
+        cells += _shares_over_seeds([score for score in scores if _is_of(score, each)])
+    comparison = comparisons[0] if len(scores) == 2 and comparisons else None
+    if comparison is not None:
+        heading += [*(f"only {name}" for name in names), "p"]
+        cells.append([str(pair.only_other) for pair in comparison.pairs])
+        cells.append([str(pair.only_model) for pair in comparison.pairs])
+        cells.append([f"{pair.p:.2g}" for pair in comparison.pairs])
+        meaning += "only: pairs in which one of them alone prefers the first text; p: exact McNemar test\n"
+    rows = [[*group, *row] for group, row in zip(groups, zip(*cells, strict=True), strict=True)]
+    return f"{meaning}\n{table([['group', 'pairs', *heading], *rows], width)}"
+
+
+def _is_of(score: events.Score, seeds: Mapping[str, Any]) -> bool:
+    """True if a result of `over_seeds` is also over this score."""
+    return score.model in seeds["models"] and score.mem_len == seeds["mem_len"]
+
+
+def _shares_over_seeds(scores: Sequence[events.Score]) -> list[list[str]]:
+    """Columns of mean and standard deviation of the shares of each group."""
+    means, deviations = [], []
+    for pairs in zip(*(score.pairs for score in scores), strict=True):
+        shares = [pair.share for pair in pairs]
+        means.append(f"{fmean(shares):.3f}")
+        deviations.append(f"{stdev(shares):.3f}")
+    return [means, deviations]
+
+
+def score_rows(score: events.Score) -> list[dict[str, Any]]:
+    """Rows of a table of all figures: one, or one for each group of pairs."""
+    if score.pairs:
+        return [{"model": score.model, "mem_len": score.mem_len, **fields(pair)} for pair in score.pairs]
+    spread = {key: getattr(score.spread, key, None) for key in SPREAD if key != "bits_per_byte"}
+    return [fields(score, "by_context", "pairs", "spread") | spread]
+
+
+def stats_line(stats: events.StreamStats) -> str:
+    """Totals of a stream in one line."""
+    parts = [
+        approximate_count(stats.lines, "line"),
+        format_bytes(stats.bytes),
+        approximate_count(stats.tokens, "token"),
+        f"{stats.bits_per_byte:.4f} bits per byte",
+        f"{compact_number(stats.lines_per_second)} lines/s",
+        f"{compact_number(stats.tokens_per_second)} tokens/s",
+        format_duration(stats.seconds),
+    ]
+    return ", ".join(parts)

@@ -128,19 +128,20 @@ def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
 
     def ms(value: float | None) -> str:
-        return number_or_blank(value, ".3g" if (value or 0) < 1000 else ",.0f")
+        return number_or_blank(value, ",.0f" if value is not None and value >= 1000 else ".3g")
 
-    is_decoding, first = speed.task == "decode", speed.first_token_seconds
+    is_decoding = speed.task == "decode"
+    first = speed.first_token_seconds
     return {
         "memory": f"{speed.mem_len:,}",
-        "segment": f"{speed.segment_len:,}" * (not is_decoding),
-        "batch": f"{speed.batch_size:,}" * (not is_decoding or speed.batch_size > 1),
+        "segment": "" if is_decoding else f"{speed.segment_len:,}",
+        "batch": "" if is_decoding and speed.batch_size == 1 else f"{speed.batch_size:,}",
         "tokens/s, mean": compact_number(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
-        "first token": number_or_blank(first and 1e3 * first, ",.0f") + " ms" * (first is not None),
+        "first token": "" if first is None else f"{1e3 * first:,.0f} ms",
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": number_or_blank(speed.recompute_ratio, ",.1f"),
         "peak RAM": format_bytes(speed.peak_rss_bytes),

@@ -32,15 +32,20 @@ def draw_by_context(path: str, scores: Sequence[Score]) -> None:
     figure, axes = _picture()
     n_models = len({score.model for score in scores})
     for score in scores:
-        middles = [(each.start + each.stop) / 2 for each in score.by_context]
-        values = [each.bits_per_byte for each in score.by_context]
-        errors = [math.nan if each.margin is None else each.margin for each in score.by_context]  # no bar
-        name = f", {visible(score.model)}" if n_models > 1 else ""
-        label = f"memory {score.mem_len}{name}: {score.bits_per_byte:.4f}"
-        axes.errorbar(middles, values, errors, marker="o", capsize=3, label=label)
+        middles, values, margins = [], [], []
+        for part in score.by_context:
+            middles.append((part.start + part.stop) / 2)
+            values.append(part.bits_per_byte)
+            margins.append(math.nan if part.margin is None else part.margin)  # nan draws no bar
+        label = f"memory {score.mem_len}"
+        if n_models > 1:
+            label += f", {visible(score.model)}"
+        label += f": {score.bits_per_byte:.4f}"
+        axes.errorbar(middles, values, margins, marker="o", capsize=3, label=label)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of context seen", ylabel="bits per byte")
-    _save(figure, f"{f'{n_models} models' if n_models > 1 else scores[0].model} on {scores[0].file}", path)
+    models = f"{n_models} models" if n_models > 1 else scores[0].model
+    _save(figure, f"{models} on {scores[0].file}", path)
 
 
 def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
@@ -65,8 +70,10 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
         best = min(value for _, value in valid)
         axes.plot(*zip(*valid, strict=True), color="C1", marker="o", label=f"validation: {best:.4f} at best")
     values = sorted(value for _, value in steps + valid)
-    if values[-1] > 2 * (middle := values[len(values) // 2]):  # the first steps would take most of the picture
-        axes.set_ylim(0.95 * values[0], max(2 * middle, *(value for _, value in valid or steps[-1:])))
+    median = values[len(values) // 2]
+    if values[-1] > 2 * median:  # the first steps would take most of the picture
+        to_show = [value for _, value in valid or steps[-1:]]
+        axes.set_ylim(0.95 * values[0], max(2 * median, *to_show))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="tokens", ylabel="bits per byte")
     _save(figure, title, name)
@@ -76,12 +83,14 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
 def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
     """Draws milliseconds per token over memory length, from the median to the 90th percentile, and recomputed."""
     figure, axes = _picture()
-    lengths, medians = [speed.mem_len for speed in speeds], [speed.ms_per_token for speed in speeds]
+    lengths = [speed.mem_len for speed in speeds]
+    medians = [speed.ms_per_token for speed in speeds]
     above = [speed.ms_per_token_p90 - speed.ms_per_token for speed in speeds]
-    axes.errorbar(lengths, medians, [[0.0] * len(above), above], marker="o", capsize=3, label=speeds[0].task)
-    slow = [(speed.mem_len, speed.recompute_ms_per_token) for speed in speeds if speed.recompute_ms_per_token]
-    if slow:
-        axes.plot(*zip(*slow, strict=True), marker="o", label="recomputing the window")
+    below = [0.0] * len(above)
+    axes.errorbar(lengths, medians, [below, above], marker="o", capsize=3, label=speeds[0].task)
+    recomputed = [(speed.mem_len, speed.recompute_ms_per_token) for speed in speeds if speed.recompute_ms_per_token]
+    if recomputed:
+        axes.plot(*zip(*recomputed, strict=True), marker="o", label="recomputing the window")
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
@@ -91,8 +100,13 @@ def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
 
 def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """Tokens and value of this key, of the rows that have both; not numbers too large to draw."""
-    points = [(found["tokens"], found[key]) for found in map(numbers, rows) if "tokens" in found and key in found]
-    return [(x, y) for x, y in points if abs(x) < _TOO_LARGE and abs(y) < _TOO_LARGE]
+    points = []
+    for row in rows:
+        figures = numbers(row)
+        tokens, value = figures.get("tokens", math.inf), figures.get(key, math.inf)
+        if abs(tokens) < _TOO_LARGE and abs(value) < _TOO_LARGE:
+            points.append((tokens, value))
+    return points
 
 
 def _picture() -> tuple[Figure, Axes]:

@@ -159,7 +159,8 @@ class Screen:
 
     def _end_line(self) -> None:
         """Puts the cursor of the terminal, or the end of a shared file, at the start of a line."""
-        (self._out if self._out.shares_file(self._err) else self._err).write("\n")
+        stream = self._out if self._out.shares_file(self._err) else self._err
+        stream.write("\n")
 
     def farewell(self) -> str:
         """Text that leaves the terminal in order when the process ends at once; nothing is printed after it."""
@@ -168,7 +169,7 @@ class Screen:
         self._lock.acquire(timeout=FAREWELL_SECONDS)  # and kept; fails if its holder waits for a stalled reader
         if self._line:
             return _ERASE
-        return "\x1b[0m" * self.colored + "\n"
+        return "\x1b[0m\n" if self.colored else "\n"
 
     def clear(self) -> None:
         """Removes the live line."""
@@ -181,7 +182,9 @@ class Screen:
         """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
         if level not in self._levels:
             return
-        text = wrapped(visible("warning: " * (level == "warning") + text), columns(sys.stderr))
+        if level == "warning":
+            text = f"warning: {text}"
+        text = wrapped(visible(text), columns(sys.stderr))
         if level in self._styles:
             text = f"\x1b[{STYLES[level]}m{text}\x1b[m"
         with self._lock:
@@ -238,7 +241,10 @@ class Screen:
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time."""
         if "info" in self._levels and not self._types and self._pace.is_due(stage):
-            (self._draw if self._pace.live else self.say)(line)
+            if self._pace.live:
+                self._draw(line)
+            else:
+                self.say(line)
 
     def _is_free(self) -> bool:
         """True unless text on stdout stops within the line to which stderr would write."""
@@ -293,7 +299,9 @@ class Screen:
         text = self._visible.feed(data, final=final)
         with self._lock:
             at_line_start = text.endswith("\n") if text else self._out.at_line_start
-            self.write((text + "\n" * (final and not at_line_start)).encode())
+            if final and not at_line_start:
+                text += "\n"
+            self.write(text.encode())
 
     def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
         """Writes a label and tokens, given as (text, bits); words are colored by their bits if colors are on."""

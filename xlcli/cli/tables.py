@@ -48,7 +48,8 @@ class Table:
     """
 
     def __init__(self, warn: Callable[[str], None], form: str, *, continued: bool = False) -> None:
-        self.json, self._dialect = form == "jsonl", "excel" if form == "csv" else "excel-tab"
+        self.json = form == "jsonl"
+        self._dialect = "excel" if form == "csv" else "excel-tab"
         self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
         self._columns: list[str] = []
@@ -59,32 +60,37 @@ class Table:
         if isinstance(event, Row):
             self._row = event.fields
             return ""
-        return self.row(self._row, _own(event))
+        return self.row(self._row, event_columns(event))
 
-    def row(self, fields: Mapping[str, Any], own: dict[str, Any]) -> str:
+    def row(self, fields: Mapping[str, Any], columns: dict[str, Any]) -> str:
         """The line of these columns of the input and of an event."""
-        values = dict[str, Any]()
+        values: dict[str, Any] = {}
         for name, value in fields.items():
-            while name in own or name in values:
+            while name in columns or name in values:
                 name = f"input_{name}"
             values[name] = value
         if self.json:
-            return to_json(values | own) + "\n"
-        own = {name: f"{value:.{DIGITS}f}" if isinstance(value, float) else value for name, value in own.items()}
-        values |= own
-        rows = [] if self._columns or self._continued else [list(values)]
-        self._columns = self._columns or list(values)
-        if not self._left_out and (unknown := values.keys() - self._columns):
-            self._left_out = unknown
-            names = named(sorted(unknown))
-            self._warn(f"columns missing in the first row are left out: {names}; .jsonl output keeps them")
-        rows.append([_cell(values.get(name)) for name in self._columns])
-        lines = ""
-        for row in rows:
-            line = io.StringIO()
-            csv.writer(line, self._dialect).writerow(row)  # quotes a CR only because it ends lines with CR LF
-            lines += line.getvalue().removesuffix("\r\n") + "\n"
-        return lines
+            return to_json(values | columns) + "\n"
+        for name, value in columns.items():
+            values[name] = f"{value:.{DIGITS}f}" if isinstance(value, float) else value
+        header = ""
+        if not self._columns:
+            self._columns = list(values)
+            header = "" if self._continued else self._line(self._columns)
+        self._warn_of_left_out(values.keys() - self._columns)
+        return header + self._line([_cell(values.get(name)) for name in self._columns])
+
+    def _warn_of_left_out(self, names: set[str]) -> None:
+        """Warns once of columns that the first row does not have."""
+        if names and not self._left_out:
+            self._left_out = names
+            missing = named(sorted(names))
+            self._warn(f"columns missing in the first row are left out: {missing}; .jsonl output keeps them")
+
+    def _line(self, cells: Sequence[str]) -> str:
+        line = io.StringIO()
+        csv.writer(line, self._dialect).writerow(cells)  # quotes a CR only because it ends lines with CR LF
+        return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 class Listing(FileSink):
@@ -92,7 +98,8 @@ class Listing(FileSink):
 
     def __init__(self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
         super().__init__(path, lambda line: screen.print(line.decode("utf-8", "surrogateescape"), json=form == "jsonl"))
-        self._table, self._screen, self._kinds = Table(partial(screen.say, level="warning"), form), screen, kinds
+        self._table = Table(partial(screen.say, level="warning"), form)
+        self._screen, self._kinds = screen, kinds
 
     def add(self, event: Any) -> None:
         """Adds a line; `Done` puts the file in its place."""
@@ -133,21 +140,24 @@ class JoinedListing(Listing):
         elif isinstance(event, Row):
             self._row = event.fields
         elif isinstance(event, self._kinds):
-            self._waiting[self._n_done].write(to_json([self._row, _own(event)]).encode() + b"\n")
+            self._waiting[self._n_done].write(to_json([self._row, event_columns(event)]).encode() + b"\n")
 
     def _join(self) -> None:
         for file in self._waiting:
             file.seek(0)
         for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}]"):
-            rows, owns = zip(*map(json.loads, lines), strict=True)
-            places = [{name: value for name, value in own.items() if name in PLACES} for own in owns]
-            if any(place != places[0] for place in places):
-                at = places[0].get("byte", "the end")
-                raise DataError(f"the models have different words from byte {at} on.", "List each by itself: -m NAME.")
-            joined = places[0]
-            for name, own in zip(self._names, owns, strict=True):
-                joined |= {f"{key}_{name}": value for key, value in own.items() if key not in PLACES}
-            self.write(self._table.row(rows[0], joined).encode("utf-8", "surrogateescape"))
+            row, first_columns = json.loads(lines[0])
+            place = {key: value for key, value in first_columns.items() if key in PLACES}
+            joined = dict(place)
+            for name, line in zip(self._names, lines, strict=True):
+                _, columns = json.loads(line)
+                if {key: value for key, value in columns.items() if key in PLACES} != place:
+                    reason = f"the models have different words from byte {place.get('byte', 'the end')} on."
+                    raise DataError(reason, "List each by itself: -m NAME.")
+                for key, value in columns.items():
+                    if key not in PLACES:
+                        joined[f"{key}_{name}"] = value
+            self.write(self._table.row(row, joined).encode("utf-8", "surrogateescape"))
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -159,7 +169,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _own(event: Scored) -> dict[str, Any]:
+def event_columns(event: Scored) -> dict[str, Any]:
     """The columns of an event."""
     if isinstance(event, TokenScore):
         return text_object(event)
@@ -167,5 +177,8 @@ def _own(event: Scored) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    is_empty = value is None or (isinstance(value, float) and not math.isfinite(value))
-    return value if isinstance(value, str) else "" if is_empty else to_json(value)
+    if isinstance(value, str):
+        return value
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return to_json(value)

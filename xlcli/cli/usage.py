@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 def explain(error: typer.TyperException, context: Any) -> ConfigError:
     """`ConfigError` with the sentence of a usage error of Typer, and a remedy."""
-    text = one_line(error.format_message().replace("Value error, ", "").partition(" (Possible options")[0]).rstrip(".")
+    text = error.format_message().replace("Value error, ", "")
+    text = one_line(text.partition(" (Possible options")[0]).rstrip(".")
     text = text.replace("Input should be a valid boolean, unable to interpret input", "it should be true or false")
-    remedy = context and _remedy(error, context)
+    remedy = None if context is None else _remedy(error, context)
     return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy or "See xlcli --help.")
 
 
@@ -30,25 +31,49 @@ def _remedy(error: Any, context: Any) -> str:
     """What to type instead."""
     command, path = context.command, context.command_path
     see = f"See {path} --help."
-    words = [param.metavar.strip("[].") for param in command.params if param.param_type_name == "argument"]
-    if (option := getattr(error, "option_name", None)) is not None:
-        if param := next((param for param in command.params if option in param.opts), None):
-            return example(str(context.info_name), param.name, option, choices_of(param)) or see
-        if near := nearest(option, [name for param in command.params for name in param.opts]):
-            return f"Did you mean {near}?"
-        if context.parent is None and (after := next(filter(command.list_commands(context).count, context.obj), None)):
-            return f"Options come after the command: xlcli {after} {option}."
-        if words and not re.fullmatch("--[a-z][a-z-]*", option):  # rather a text than a mistyped option
-            word = words[0].partition("|")[0]
-            see += f" A {word} that begins with - comes last, after --: {path} -- {word}"
-        return see
+    option = getattr(error, "option_name", None)
+    if option is not None:
+        return _remedy_of_option(option, context) or see
     param = getattr(error, "param", None)
-    if param is not None and not hasattr(error, "param_type"):
+    if param is not None and not hasattr(error, "param_type"):  # it has an illegal value, and is not missing
         return _legal(error.message, context, param) or see
     if isinstance(command, TyperGroup):
-        near = nearest(error.message.partition("'")[2].partition("'")[0], command.list_commands(context))
+        near = nearest(_quoted(error.message), command.list_commands(context))
         return f"Did you mean {path} {near}?" if near else see
-    return f"Type {' '.join([path, *words])}."
+    return f"Type {' '.join([path, *_argument_names(command)])}."
+
+
+def _remedy_of_option(option: str, context: Any) -> str:
+    """What to type instead of an option that does not exist, or lacks its value; empty if nothing is known."""
+    command, path = context.command, context.command_path
+    spellings = []
+    for param in command.params:
+        if option in param.opts:
+            return example(str(context.info_name), param.name, option, choices_of(param))
+        spellings += param.opts
+    near = nearest(option, spellings)
+    if near:
+        return f"Did you mean {near}?"
+    if context.parent is None:
+        for word in context.obj:
+            if word in command.list_commands(context):
+                return f"Options come after the command: xlcli {word} {option}."
+    arguments = _argument_names(command)
+    looks_mistyped = re.fullmatch("--[a-z][a-z-]*", option)
+    if arguments and not looks_mistyped:  # it is rather a text
+        word = arguments[0].partition("|")[0]
+        return f"See {path} --help. A {word} that begins with - comes last, after --: {path} -- {word}"
+    return ""
+
+
+def _argument_names(command: Any) -> list[str]:
+    """Arguments as the help shows them, without brackets."""
+    return [param.metavar.strip("[].") for param in command.params if param.param_type_name == "argument"]
+
+
+def _quoted(message: str) -> str:
+    """What a message of Typer has in quotes."""
+    return message.partition("'")[2].partition("'")[0]
 
 
 def _legal(message: str, context: Any, param: Any) -> str:
@@ -56,7 +81,7 @@ def _legal(message: str, context: Any, param: Any) -> str:
     spelled, legal = spelling(context, param), choices_of(param)
     if getattr(param, "is_flag", False):
         return f"Type {spelled}=1, or unset it."
-    near = nearest(message.partition("'")[2].partition("'")[0].lower(), legal)
+    near = nearest(_quoted(message).lower(), legal)
     if near:
         return f"Did you mean {_typed(spelled, near)}?"
     return example(str(context.info_name), param.name, spelled, legal)
@@ -108,10 +133,14 @@ def choices_of(param: Any) -> tuple[str, ...]:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word of which `word` is a part of at least four letters, or that is similar to it."""
-    stem, stems = word.lstrip("-"), {name.lstrip("-"): name for name in known}
+    stem = word.lstrip("-")
+    stems = {name.lstrip("-"): name for name in known}
     longer = [name for name in stems if len(stem) >= 4 and stem in name]
-    found = difflib.get_close_matches(stem, longer or stems, n=1, cutoff=0.0 if longer else 0.75)
-    return next(map(stems.get, found), None)
+    if longer:
+        similar = difflib.get_close_matches(stem, longer, n=1, cutoff=0.0)
+    else:
+        similar = difflib.get_close_matches(stem, stems, n=1, cutoff=0.75)
+    return stems[similar[0]] if similar else None
 
 
 def _typed(spelled: str, value: str) -> str:

@@ -420,8 +420,7 @@ def cache_folder(say: Callable[[str], None] = lambda _: None) -> Path:
 
 def process_folder() -> Path:
     """A new folder in the cache folder, for a library that does not check its files; removed when the process ends."""
-    folder = temporary_path(cache_folder())
-    folder.mkdir(mode=0o700)
+    folder = own_folder(temporary_path(cache_folder()), CACHE)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

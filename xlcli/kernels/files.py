@@ -1,9 +1,8 @@
 """Files of compiled kernels, in the folder `kernels` of the cache, or in `NUMBA_CACHE_DIR`.
 
-Numba's own cache reads files that other users can write, executes what is left of files that were damaged, may read
-the kernel of another process if two compile at once, and does not show whether a kernel is in it. Here each combination
-of types of arguments has one file with a checksum, and what does not match it is replaced before anything of it is
-used. Behind the checksum the files are pickles, as those of Numba.
+Numba's own cache reads files that other users can write, executes damaged ones, may read the kernel of another process
+if two compile at once, and does not show whether a kernel is in it. Here each combination of types of arguments has one
+file, a pickle behind a checksum; what does not match its checksum is not loaded, but compiled and written again.
 
 A process that compiles a parallel kernel runs other machine code, with other last bits, than one that reads it from a
 file: in the first, the linker finds the body of the loop as it was before it was optimized with the kernel. So another

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,4 +187,7 @@ def test_training_makes_no_folder_of_compiled_code_that_others_may_have_made(mon
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
     runtime.make_runtime(RuntimeConfig(), training=True)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "inductor")
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert (folder.parent, folder.stat().st_mode & 0o777) == (tmp_path / "cache", 0o700)
+    runtime.make_runtime(RuntimeConfig(), training=True)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)

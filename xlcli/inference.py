@@ -36,6 +36,7 @@ MAX_ROWS = 16
 MAX_ROWS_BYTES = 2**29
 """Maximum size of their memory tensors."""
 COMPILING = "compiling the kernels of {}, once on this machine: 10 to 40 seconds of processor time"
+NOT_KEPT = "the compiled kernels of {} cannot be kept, so each run compiles them again: {}"
 
 SaveState = Callable[[SessionState], None]
 """Function that writes a session. It must not keep the value: the session may overwrite its memory in place later."""
@@ -161,9 +162,9 @@ class InferenceSession:
             weights, weight_type = "float32", torch.float32
         for types in decoder.missing(self.state, weight_type):
             yield Notice(COMPILING.format(f"generation for {weights} weights and {self.state.memory_dtype} memory"))
-            decoder.kernels.compile_kernel(*types, stop)
-        if problem := decoder.take_problem():
-            yield Notice(problem)
+            problem = decoder.kernels.compile_kernel(*types, stop)
+            if problem is not None:
+                yield Notice(NOT_KEPT.format("generation", problem))
 
     def predict(self) -> Tensor:
         """Logits (b v) of the next token of each row; `append` comes after it.
@@ -281,7 +282,9 @@ def compile_cache(
 
     if not mixture.is_compiled():
         yield Notice(COMPILING.format("the context cache"))
-        mixture.compile_kernels(stop)
+        problem = mixture.compile_kernels(stop)
+        if problem is not None:
+            yield Notice(NOT_KEPT.format("the context cache", problem))
 
 
 def longest_memory(model: LoadedModel, span: Span | Reading, n_tokens: int | None) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
-from xlcli.files import code_folder
+from xlcli.files import own_folder, process_folder
 from xlcli.machine import cpu_limit
 from xlcli.memory import Memory
 from xlcli.model.reversible import ReversibleStack
@@ -78,7 +78,10 @@ def make_runtime(
     """
     device = _device(config.device, ranks)
     if training:  # without it, optimizers make a folder that another user may have made, too
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code_folder("inductor", "TORCHINDUCTOR_CACHE_DIR"))
+        name = "TORCHINDUCTOR_CACHE_DIR"
+        chosen = os.environ.get(name)
+        folder = own_folder(Path(chosen), name) if chosen else process_folder()
+        os.environ[name] = str(folder)
     if training and config.compile:
         _require_compiler(device)
         os.environ["PYTHONSAFEPATH"] = "1"  # the compiler starts Python, which would search the working folder

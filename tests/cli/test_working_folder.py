@@ -33,10 +33,11 @@ from xlcli.runtime import compile_stack, make_runtime
 make_runtime(config.make({"runtime": {"compile": True, "device": "cpu"}}).runtime, training=True)
 stack = SimpleNamespace(training=True, prepare_compiling=list, forward=lambda x, memories, context: x.sin() + 1)
 compile_stack(stack)
-span, mask = SimpleNamespace(mem_len=0), SimpleNamespace(visible=None)
-stack.forward(torch.ones(99), (), SimpleNamespace(n_memory=0, span=span, mask=mask))
+stack.forward(torch.ones(99), (), SimpleNamespace(n_memory=0, keep=0, mask=SimpleNamespace(visible=None)))
+import os, pathlib
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"], len([*pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.so")]))
 """
-"""Compiles a function as training compiles its model."""
+"""Compiles a function as training compiles its model; prints the folder and the number of files of its code."""
 OPTIONAL = ("colorama", "hostile", "IPython", "latex", "tbb", "tensorflow", "triton", "usercustomize", "yaml")
 """Modules that are imported where they are installed, and `hostile`, which settings name."""
 INSTALLED = {name.partition("/")[0] for name in packages_distributions()}
@@ -124,10 +125,16 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no
 @pytest.mark.exhaustive
 @needs_compiler
 def test_the_compiler_of_training_executes_no_module_and_uses_no_folder_of_all_users(executed, temporary):
-    done, modules = executed(program=COMPILER)
-    assert (modules, done.returncode) == ("", 0), done.stderr
-    assert list(Path(os.environ["XLCLI_CACHE"], "inductor").rglob("*.so"))
-    assert list(temporary.iterdir()) == []
+    folders = set()
+    for _ in range(2):
+        done, modules = executed(program=COMPILER)
+        assert (modules, done.returncode) == ("", 0), done.stderr
+        folder, n_files = done.stdout.decode().split()
+        assert Path(folder).parent == Path(os.environ["XLCLI_CACHE"])
+        assert int(n_files) > 0
+        folders.add(folder)
+    assert len(folders) == 2, "no process executes what another one left"
+    assert list(temporary.iterdir()) == list(Path(os.environ["XLCLI_CACHE"]).iterdir()) == []
 
 
 @needs_compiler

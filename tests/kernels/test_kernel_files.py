@@ -1,17 +1,21 @@
 """Files of compiled kernels: found again, compiled again where they are damaged, and not needed."""
 
+import contextlib
 import errno
 import importlib.util
 import os
 import re
+import resource
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from damages import damaged
 
 from xlcli.config import OnlineConfig
 from xlcli.errors import CheckpointError, ConfigError
+from xlcli.files import open_regular
 from xlcli.inference import compile_cache
 from xlcli.kernels import mixture
 from xlcli.kernels.files import KernelFiles, keep_parts
@@ -50,8 +54,7 @@ def load(tmp_path):
     return load
 
 
-@pytest.mark.parametrize("size", [None, 0, 20])
-def test_missing_and_incomplete_files_are_replaced(load, folder, size):
+def test_a_missing_file_is_written(load, folder):
     first = load()
     assert not first.files.has(1.0)
     assert first.double(1.0) == 2
@@ -59,12 +62,83 @@ def test_missing_and_incomplete_files_are_replaced(load, folder, size):
     assert not first.files.has(1)
     assert load().files.has(2.0)
     [path] = folder.iterdir()
-    path.unlink() if size is None else path.write_bytes(path.read_bytes()[:size])
-    damaged = load()
-    assert not damaged.files.has(1.0)
-    assert damaged.double(1.0) == 2
-    assert damaged.files.problem is None
+    path.unlink()
+    assert not load().files.has(1.0)
+
+
+@pytest.fixture
+def kernel(load, folder):
+    """Path of the file of a kernel, and its content."""
+    load().double(1.0)
+    [path] = folder.iterdir()
+    return path, path.read_bytes()
+
+
+def test_damaged_files_are_not_loaded(load, folder, kernel, monkeypatch):
+    """Machine code is executed: nothing of a file is used before its checksum is known to match."""
+    path, data = kernel
+    load().double(1)
+    [other] = set(folder.iterdir()) - {path}
+    module = load()
+    with monkeypatch.context() as patch:
+        patch.setattr("pickle.loads", lambda data: pytest.fail("it was loaded"))
+        for kind, content in damaged(data, other.read_bytes()):
+            path.write_bytes(content)
+            assert not module.files.has(1.0), kind
+    path.write_bytes(data)
+    assert module.files.has(1.0)
+
+
+@pytest.mark.parametrize("n", [20, pytest.param(100, marks=pytest.mark.exhaustive)])
+def test_damaged_files_are_replaced(load, kernel, n):
+    path, data = kernel
+    for kind, content in damaged(data, data[::-1], n, seed=n):
+        path.write_bytes(content)
+        again = load()
+        assert again.double(1.0) == 2, kind
+        assert again.files.problem is None, kind
+        assert load().files.has(1.0), kind
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o200])
+def test_a_file_that_cannot_be_read_is_replaced(load, kernel, mode, monkeypatch):
+    path, _ = kernel
+    path.chmod(mode)
+    if not os.geteuid():  # who can read all files
+        monkeypatch.setattr("xlcli.files.open_regular", unreadable_at(mode))
+    assert not load().files.has(1.0)
+    again = load()
+    assert again.double(1.0) == 2
+    assert again.files.problem is None
     assert load().files.has(1.0)
+
+
+def unreadable_at(mode):
+    """`open_regular` for a user who is not root: a file of this mode cannot be read."""
+
+    @contextlib.contextmanager
+    def unless_unreadable(path):
+        if path.exists() and path.stat().st_mode & 0o777 == mode:
+            raise CheckpointError("permission denied", "")
+        with open_regular(path) as found:
+            yield found
+
+    return unless_unreadable
+
+
+@pytest.mark.parametrize("swap", ["folder", "pipe", "dangling"])
+def test_what_is_no_file_is_not_read(load, kernel, swap):
+    path, _ = kernel
+    path.unlink()
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "dangling": lambda: path.symlink_to("nothing")}[swap]()
+    again = load()
+    assert not again.files.has(1.0)
+    assert again.double(1.0) == 2
+    if swap == "folder":
+        assert "is a folder" in again.files.problem
+    else:
+        assert again.files.problem is None
+        assert load().files.has(1.0)
 
 
 def test_files_that_cannot_be_written_are_not_needed(load, folder, monkeypatch):
@@ -209,6 +283,31 @@ def test_another_process_compiles(tmp_path, monkeypatch):
     assert module.triple(2) == 6
     assert sum(module.triple.stats.cache_hits.values()) == 1
     assert module.files.has(2)
+
+
+@pytest.mark.parametrize("directly", [False, True])
+@pytest.mark.parametrize("obstacle", ["folder", "full disk"])
+def test_a_kernel_that_cannot_be_kept_is_compiled_once(load, folder, kernel, obstacle, directly):
+    path, _ = kernel
+    path.unlink()
+    module = load()
+    module.files.program = lambda signature: f"open({str(folder / 'begun')!r}, 'w')"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if obstacle == "folder":
+        path.mkdir()
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        if directly:
+            assert module.double(1.0) == 2
+        else:
+            assert module.files.compile(1.0, stop=lambda: False) == module.files.problem
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ("is a folder" if obstacle == "folder" else "too large") in module.files.problem
+    assert not (folder / "begun").exists(), "another process compiled it, too"
+    assert module.files.has(1.0)
+    assert module.double(1.0) == 2
 
 
 def test_a_stop_ends_the_compilation_of_the_context_cache(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from xlcli.cli.outputs import write_output
 from xlcli.cli.quantities import averaged
 from xlcli.cli.terminal import visible
 from xlcli.events import Score, Speed
-from xlcli.files import CACHE, cache_folder, own_folder
+from xlcli.files import process_folder
 from xlcli.store.layout import numbers
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, flo
 
 def _picture() -> tuple[Figure, Axes]:
     """A new picture and its axes. Of settings in files, Matplotlib reads only those that `MATPLOTLIBRC` names."""
-    folder = os.environ["MPLCONFIGDIR"] = str(own_folder(cache_folder() / "matplotlib", CACHE))
+    folder = os.environ["MPLCONFIGDIR"] = str(process_folder())
     with contextlib.chdir(folder):  # it would read those of the working folder when it is imported
         from matplotlib.figure import Figure
 

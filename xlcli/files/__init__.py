@@ -118,11 +118,12 @@ def linked(path: Path) -> Path:
     return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114
 
 
-def check_writable(path: Path) -> None:
-    """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
+def check_writable(path: Path, n_bytes: int = 0) -> None:
+    """Raises the error that `write_atomic` would raise for so many bytes, as far as it is known before writing."""
     try:
         _mode_of_replaced(path)
-        with _unfinished(path, 0o666) as (_, temporary):
+        with _unfinished(path, 0o666) as (descriptor, temporary):
+            _write_all(descriptor, bytes(n_bytes))
             temporary.unlink()
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -389,6 +390,8 @@ def kind_of(mode: int) -> str:
 
 CACHE = "XLCLI_CACHE"
 """Environment variable of the cache folder."""
+CHECKSUM = hashlib.blake2b().digest_size
+"""Size of the checksum at the beginning of a cache file in bytes."""
 
 
 def cache_folder(say: Callable[[str], None] = lambda _: None) -> Path:
@@ -407,6 +410,13 @@ def cache_folder(say: Callable[[str], None] = lambda _: None) -> Path:
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         say(f"{error.message} This run caches in a temporary folder; set {CACHE} to keep its cache.")
         return own_folder(Path(temporary), CACHE)
+
+
+def process_folder() -> Path:
+    """A new folder in the cache folder, for a library that does not check its files; removed when the process ends."""
+    folder = own_folder(temporary_path(cache_folder()), CACHE)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def code_folder(name: str, variable: str) -> Path:
@@ -446,19 +456,32 @@ def own_folder(folder: Path, variable: str) -> Path:
     return folder
 
 
-def read_own(path: Path) -> bytes | None:
-    """Content of a file; None if it is missing.
+def checksum(name: str, content: bytes = b"") -> hashlib.blake2b:
+    """Hash of the name and the content of a cache file, to be updated with more; no file passes as another one."""
+    return hashlib.blake2b(name.encode() + content)
+
+
+def write_checked(path: Path, content: bytes) -> None:
+    """Writes a cache file for `read_checked`, of mode 0600; raises the errors of `write_atomic`."""
+    with suppress(OSError):
+        path.unlink()  # its mode would be kept
+    write_atomic(path, (checksum(path.name, content).digest(), content), mode=0o600)
+
+
+def read_checked(path: Path) -> bytes | None:
+    """What `write_checked` wrote; None if the file is missing, cannot be read or is damaged.
 
     Raises:
         ConfigError: It is a link, or another user owns or can write it.
-        CheckpointError: It is no file, or cannot be read.
     """
-    if not os.path.lexists(path):
+    try:
+        with open_regular(path) as (file, status):
+            if path.is_symlink() or not _is_own(status):
+                raise ConfigError(f"{path} is a link, belongs to another user, or others can write it.", "Remove it.")
+            found, content = file.read(CHECKSUM), file.read()
+    except CheckpointError:
         return None
-    with open_regular(path) as (file, status):
-        if path.is_symlink() or not _is_own(status):
-            raise ConfigError(f"{path} is a link, belongs to another user, or others can write it.", "Remove it.")
-        return file.read()
+    return content if checksum(path.name, content).digest() == found else None
 
 
 def _is_own(status: os.stat_result, *, may_be_sticky: bool = False) -> bool:

@@ -189,6 +189,6 @@ def is_compiled(weight_type: Array, memory_type: Array) -> bool:
     return FILES.has(np.empty(1, CALL), weight_type, memory_type)
 
 
-def compile_kernel(weight_type: Array, memory_type: Array, stop: Callable[[], bool]) -> None:
-    """Compiles `decode_token` for weights and memories of these types, unless `stop` becomes true."""
-    FILES.compile(np.empty(1, CALL), weight_type, memory_type, stop=stop)
+def compile_kernel(weight_type: Array, memory_type: Array, stop: Callable[[], bool]) -> str | None:
+    """Compiles `decode_token` for such weights and memories, unless `stop` becomes true; returns why it is not kept."""
+    return FILES.compile(np.empty(1, CALL), weight_type, memory_type, stop=stop)

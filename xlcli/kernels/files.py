@@ -1,8 +1,8 @@
 """Files of compiled kernels, in the folder `kernels` of the cache, or in `NUMBA_CACHE_DIR`.
 
-Numba's own cache reads files that other users can write, fails on files that a loss of power left incomplete, may read
-the kernel of another process if two compile at once, and does not show whether a kernel is in it. Here each combination
-of types of arguments has one file, and incomplete ones are replaced. The files are pickles, as those of Numba.
+Numba's own cache reads files that other users can write, executes damaged ones, may read the kernel of another process
+if two compile at once, and does not show whether a kernel is in it. Here each combination of types of arguments has one
+file, a pickle behind a checksum; what does not match its checksum is not loaded, but compiled and written again.
 
 A process that compiles a parallel kernel runs other machine code, with other last bits, than one that reads it from a
 file: in the first, the linker finds the body of the loop as it was before it was optimized with the kernel. So another
@@ -23,9 +23,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xlcli.errors import XLError
-from xlcli.files import code_folder, read_own, write_atomic
+from xlcli.files import check_writable, code_folder, read_checked, write_checked
 from xlcli.kernels.compiler import CompileResult, dumps, llvmlite, numba
+
+MOST_BYTES = 2**22
+"""Bytes that a kernel and its parts need on the disk at most: the largest take 3 MB."""
 
 
 class KernelFiles:
@@ -39,7 +44,7 @@ class KernelFiles:
         constants: Other Python files whose constants the kernel contains.
 
     Attributes:
-        problem: Reason for which a kernel that was compiled could not be saved, if any.
+        problem: Reason for which the kernel that was compiled last could not be saved, if any.
 
     Raises:
         ConfigError: Others can write the folder.
@@ -53,7 +58,6 @@ class KernelFiles:
         self.kernel = kernel
         self.problem: str | None = None
         self.program = program
-        self._found: set[Any] = set()  # signatures that a file has
         self.cache_path = code_folder("kernels", "NUMBA_CACHE_DIR")
         folder = Path(kernel.py_func.__code__.co_filename).parent
         sources = [*sorted(folder.glob("*.py")), *map(Path, constants)]
@@ -63,12 +67,11 @@ class KernelFiles:
     def has(self, *arguments: Any) -> bool:
         """True if the kernel is compiled for arguments of these types, in this process or in a file."""
         signature = tuple(map(numba.typeof, arguments))
-        if signature not in self._found and self._read(signature, self.kernel.targetctx) is not None:
-            self._found.add(signature)
-        return signature in self._found or signature in self.kernel.overloads
+        return signature in self.kernel.overloads or self._read(signature, self.kernel.targetctx) is not None
 
-    def compile(self, *arguments: Any, stop: Callable[[], bool]) -> None:
-        """Compiles the kernel for arguments of these types, unless `stop` becomes true."""
+    def compile(self, *arguments: Any, stop: Callable[[], bool]) -> str | None:
+        """Compiles the kernel for arguments of these types, unless `stop` becomes true. Returns `problem`."""
+        self.problem = None
         signature = tuple(map(numba.typeof, arguments))
         if self._read(signature, self.kernel.targetctx) is None:
             self._compile_apart(signature, stop)
@@ -76,12 +79,14 @@ class KernelFiles:
                 self.program = None  # nothing can be kept
         if not stop():
             self.kernel.compile(signature)
+        return self.problem
 
     def _compile_apart(self, signature: Any, stop: Callable[[], bool] = lambda: False) -> None:
-        """Another process compiles the kernel and writes its file, unless it fails; `stop` ends it."""
+        """Another process compiles the kernel and writes its file, if that can be written; `stop` ends it."""
         if self.program is None:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, XLError):
+            check_writable(self._path(signature, self.kernel.targetctx), MOST_BYTES)
             process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-P", "-c", self.program(signature)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -96,11 +101,6 @@ class KernelFiles:
             finally:
                 process.kill()
                 process.wait()
-
-    def take_problem(self) -> str | None:
-        """`problem`, once."""
-        problem, self.problem = self.problem, None
-        return problem
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The kernel for arguments of these types; None if no file has it: then this process compiles it."""
@@ -117,21 +117,18 @@ class KernelFiles:
             return
         try:
             data = dumps(compiled._reduce())  # type: ignore[no-untyped-call]
-            write_atomic(self._path(signature, compiled.target_context), data, mode=0o600)
+            write_checked(self._path(signature, compiled.target_context), data)
         except XLError as error:
             self.problem = error.message.rstrip(".")
 
     def _read(self, signature: Any, target: Any) -> Any:
-        """Content of the file of a kernel; None if it is missing or incomplete."""
-        data = read_own(self._path(signature, target))
-        try:
-            return None if data is None else pickle.loads(data)  # noqa: S301
-        except Exception:  # damaged files raise errors of any kind
-            return None
+        """Content of the file of a kernel; None if it is missing or damaged."""
+        data = read_checked(self._path(signature, target))
+        return None if data is None else pickle.loads(data)  # noqa: S301
 
     def _path(self, signature: Any, target: Any) -> Path:
         """File of a kernel, named after everything on which it depends."""
-        versions = sys.version, numba.__version__, llvmlite.__version__
+        versions = sys.version, numba.__version__, llvmlite.__version__, np.__version__
         function = self.kernel.py_func.__module__
         parts = *versions, function, self._sources, target.codegen().magic_tuple(), *map(str, signature)
         name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

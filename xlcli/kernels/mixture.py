@@ -508,13 +508,15 @@ def is_compiled() -> bool:
     return bool(FILES) and all(file.has(*given) for file, given in zip(FILES, _arguments(), strict=True))
 
 
-def compile_kernels(stop: Callable[[], bool]) -> None:
-    """Compiles the kernels, unless `stop` becomes true."""
+def compile_kernels(stop: Callable[[], bool]) -> str | None:
+    """Compiles the kernels, unless `stop` becomes true. Returns the reason for which they cannot be kept, if any."""
+    problem = None
     for file, given in zip(FILES, _arguments(), strict=False):
-        file.compile(*given, stop=stop)
+        problem = file.compile(*given, stop=stop) or problem
         if file.program is None:
             for other in FILES:
                 other.program = None
+    return problem
 
 
 def compile_here() -> None:

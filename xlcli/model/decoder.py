@@ -164,11 +164,6 @@ class Decoder:
         types = [(TYPES[weight_type], TYPES[dtype]) for dtype in dtypes if dtype is not None]
         return [each for each in types if not self.kernels.is_compiled(*each)]
 
-    def take_problem(self) -> str | None:
-        """Reason for which kernels that were compiled are not kept, if any, once."""
-        problem = self.kernels.FILES.take_problem()
-        return problem and f"the compiled kernels of generation cannot be kept: {problem}"
-
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
         is_forked = os.getpid() != self.kernels.PROCESS  # threads of kernels do not survive a fork

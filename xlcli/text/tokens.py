@@ -1,50 +1,46 @@
 """Token cache: the token ids of a text on disk, built once and memory-mapped, and the removal of old files.
 
-A token file has a header, one little-endian record per token (its id as uint16 or uint32, and its size in bytes as
-uint16 if it does not follow from the id), and, if documents are separated, the first token of each as uint64. The name
-is a hash of text, documents and tokenizer. Files are written under a temporary name and renamed when complete. Each use
-sets the time of the last change of a file; those that were used least recently are removed, which does not disturb a
-process that has mapped one.
+A token file has a checksum of all that follows and of its name, one little-endian record per token (its id as uint16 or
+uint32, and its size in bytes as uint16 if it does not follow from the id), and, if documents are separated, the first
+token of each as uint64. The name is a hash of text, documents and tokenizer. Files are written under a temporary name
+and renamed when complete; one that does not match its checksum is written anew. Each use sets the time of the last
+change of a file; those that were used least recently are removed, which does not disturb a process that has mapped one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
-import struct
 import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.errors import DataError, ResourceError
+from xlcli.errors import CheckpointError, DataError, ResourceError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import TEMPORARY, TEMPORARY_NAME, cache_folder, temporary_path
+from xlcli.files import CHECKSUM, TEMPORARY, TEMPORARY_NAME, cache_folder, checksum, open_regular, temporary_path
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Part
 from xlcli.text.pretokenize import whole_words
 
-HEADER = 64
-"""Size of the header of a token file in bytes."""
 MAX_BYTES = 10 * 10**9
 """Maximum total size of the token files; less if a tenth of the disk that they could use is less."""
 
-_MAGIC = b"xltoken5"
-"""First bytes of a token file, and part of the hash that names it; to be changed with its content."""
-_LAYOUT = struct.Struct("<8sIQQQ")
-"""Magic, size of a record, tokens, bytes of text, documents (0 if they are not separated)."""
-_FILE = re.compile(rf"([0-9a-f]{{40}}|{TEMPORARY_NAME.pattern})\.tokens")
+_FORMAT = "xltoken6"
+"""Part of the hash that names a token file; to be changed with its content."""
+_FILE = re.compile(rf"[0-9a-f]{{40}}\.tokens|{TEMPORARY_NAME.pattern}(\.tokens)?")
+"""Names of token files, of unfinished ones, and of folders by `process_folder`."""
 _ABANDONED_SECONDS = 86400
-"""Time without a write after which an unfinished file is that of a process that was killed."""
+"""Time without a write after which an unfinished file or a folder is that of a process that was killed."""
 
 
 def prune(folder: Path) -> None:
@@ -57,7 +53,10 @@ def prune(folder: Path) -> None:
             status = path.lstat()
             if path.name.startswith(TEMPORARY):
                 if time.time() - status.st_mtime > _ABANDONED_SECONDS:
-                    path.unlink()
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
                 continue
             finished.append((status.st_mtime, status.st_size, path))
             total += status.st_size
@@ -78,7 +77,6 @@ class TokenFile:
         n_bytes: Length of the text.
         id_sizes: Bytes of text of each id in the vocabulary, unless `text_sizes` is given.
         text_sizes: Bytes of text of each token.
-        path: The file; None for tokens in memory.
         documents: First token of each document, ascending from 0; None if the text is one document.
     """
 
@@ -86,7 +84,6 @@ class TokenFile:
     n_bytes: int
     id_sizes: NDArray[np.int32] | None = None
     text_sizes: NDArray[np.integer] | None = None
-    path: Path | None = None
     documents: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -125,16 +122,17 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
     folder = cache_folder()
     documents = part.documents if by_document else ()
     text = part.fingerprint(by_document=by_document)
-    name = sha256(f"{_MAGIC.decode()}:{text}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
+    name = hashlib.sha256(f"{_FORMAT}:{text}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
     path = folder / f"{name}.tokens"
-    if (known := _open(path, part.n_bytes, tokenizer, len(documents))) is not None:
+    if (known := _open(path, path.name, part.n_bytes, tokenizer, len(documents))) is not None:
         return known
     temporary = temporary_path(folder).with_suffix(".tokens")
     try:
         with temporary.open("xb") as file:
-            yield from _build(part, tokenizer, file, documents)
+            yield from _build(part, tokenizer, file, documents, path.name)
+        built = _open(temporary, path.name, part.n_bytes, tokenizer, len(documents))
+        with suppress(OSError):  # it has no name then, and its tokens are read as long as this process needs them
             temporary.replace(path)
-            built = _open(path, part.n_bytes, tokenizer, len(documents))
         prune(folder)
     except OSError as error:
         raise ResourceError(
@@ -163,13 +161,20 @@ def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 
 def _build(
-    part: Part, tokenizer: Tokenizer, file: BinaryIO, documents: Sequence[int]
+    part: Part, tokenizer: Tokenizer, file: BinaryIO, documents: Sequence[int], name: str
 ) -> Generator[Progress, None, None]:
+    """Writes the token file of this name. Yields progress."""
     record = _record(tokenizer)
     first_tokens = array("Q")
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
     n_bytes = n_tokens = 0
-    file.write(bytes(HEADER))
+    digest = checksum(name)
+
+    def write(data: bytes) -> None:
+        file.write(data)
+        digest.update(data)
+
+    file.write(bytes(CHECKSUM))
     for text in whole_words(part.read(), documents=documents, splitter=tokenizer.splitter):
         ids, sizes = tokenizer.tokens(text, n_bytes)
         tokens = np.empty(len(ids), record)
@@ -179,39 +184,39 @@ def _build(
         if begun := documents[bisect_left(documents, n_bytes) : bisect_left(documents, n_bytes + len(text))]:
             places = np.searchsorted(np.cumsum(sizes), np.array(begun, np.int64) - n_bytes, side="right")
             first_tokens.extend((n_tokens + places).tolist())
-        file.write(tokens.tobytes())
+        write(tokens.tobytes())
         n_bytes += len(text)
         n_tokens += len(ids)
         yield from meter.report(n_bytes)
     if (n_bytes and not n_tokens) or len({*first_tokens, n_tokens}) <= len(first_tokens):
         raise DataError(f"{part.corpus.name} has an empty line or document.", "Leave it out.")
-    file.write(np.array(first_tokens, "<u8").tobytes())
+    write(np.array(first_tokens, "<u8").tobytes())
     file.seek(0)
-    file.write(_LAYOUT.pack(_MAGIC, record.itemsize, n_tokens, n_bytes, len(first_tokens)))
+    file.write(digest.digest())
     file.flush()
     os.fsync(file.fileno())
 
 
-def _open(path: Path, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> TokenFile | None:
-    """The token file; None if it is missing or not as long as its header says."""
+def _open(path: Path, name: str, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> TokenFile | None:
+    """The token file of this name; None if it is missing or does not match its checksum.
+
+    Reads all of it, 100 MB in 0.1 s: a text of that size takes longer, since it has been read to find the name.
+    """
     record = _record(tokenizer)
     try:
-        with path.open("rb") as file:
-            magic, item_size, n_tokens, n_text, n_starts = _LAYOUT.unpack_from(file.read(HEADER))
-            places = HEADER + n_tokens * item_size
-            if (magic, item_size, n_text, n_starts) != (_MAGIC, record.itemsize, n_bytes, n_documents):
-                return None
-            if os.fstat(file.fileno()).st_size != places + 8 * n_starts:
+        with open_regular(path) as (file, status):
+            if file.read(CHECKSUM) != hashlib.file_digest(file, lambda: checksum(name)).digest():
                 return None
             os.utime(file.fileno())
+            n_tokens = (status.st_size - CHECKSUM - 8 * n_documents) // record.itemsize
             tokens: NDArray[Any] = np.empty(0, record)
             if n_tokens:
-                tokens = np.memmap(file, record, mode="r", offset=HEADER, shape=(n_tokens,))
+                tokens = np.memmap(file, record, mode="r", offset=CHECKSUM, shape=(n_tokens,))
             documents = None
             if n_documents:
-                file.seek(places)
+                file.seek(-8 * n_documents, os.SEEK_END)
                 documents = np.fromfile(file, "<u8").astype(np.int64)
-    except (OSError, struct.error):
+    except (OSError, CheckpointError):
         return None
     text_sizes = None if tokenizer.id_sizes is not None else tokens["size"]
-    return TokenFile(tokens["id"], n_bytes, tokenizer.id_sizes, text_sizes, path, documents)
+    return TokenFile(tokens["id"], n_bytes, tokenizer.id_sizes, text_sizes, documents)

@@ -195,8 +195,9 @@ class Words:
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         document, fields, line, number = at.document, at.fields, at.line, at.number
         while at.starts and at.starts[0][0] <= start:
-            document, fields = document + 1, at.starts.popleft()[1]
-            yield Row(document, fields)
+            document, (begin, fields) = document + 1, at.starts.popleft()
+            if not (at.starts and at.starts[0][0] == begin):  # else it has no text
+                yield Row(document, fields)
         if word:
             if n := at.text[: len(at.text) - len(at.text.lstrip())].count(b"\n"):  # a token begins in the line before
                 line, number = line + n, 0

@@ -91,7 +91,7 @@ def test_a_later_line_that_is_no_document_is_named():
     data = json_lines("body")
     assert read(data) == data
     assert b"".join(text_of(iter([data]), "x", ["body"])) == JOINED.encode()
-    with pytest.raises(DataError, match="'title'.*body"):
+    with pytest.raises(DataError, match=r"'title'.*body"):
         list(text_of(iter([data]), "x", ["title"]))
     with pytest.raises(DataError, match=r"\b1\b"):
         list(text_of(iter([b"plain\n"]), "x", ["title"]))

@@ -55,7 +55,8 @@ _JSON = re.compile(rb'\{|\[\s*+[{"\[]')
 """Beginning of an object, or of an array of objects, texts or arrays."""
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]\x1e]*+")
 _KEY = re.compile(rf'"{DEFAULT_FIELD}"\s*+:')
-_LATER_ROW = re.compile(rf'\n\{{"[^\n]*"{DEFAULT_FIELD}"\s*+:'.encode())
+_SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')
+"""Any line, and the beginning of an object in the next one."""
 _TEXT_KIND = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
 """Types of Arrow that are texts."""
 _WORD = re.compile(r"(?<!\S)[^\W\d_]++[.,;:!?]*+(?!\S)")
@@ -121,11 +122,16 @@ def recognized(
     kind = KINDS[named_as[1].lower()] if named_as else _kind_of_beginning(head, LOOK if text_fields else BLANKS)
     if kind is None and is_all:
         kind = "table"
+    is_cut = not named_as and _SECOND_LINE.match(head) is not None
+    if is_cut and text_fields and text_fields[0].encode() not in head.partition(b"\n")[0]:
+        kind = "json"  # behind a line of another kind, as programs print it when they start
     if kind is None or text_fields or kind == "parquet":
         return kind, None
-    remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
+    remark = f"{name} is read as plain text, because line 1 is not JSON, as line 2 seems to be" if is_cut else None
+    if kind == "table" and named_as:
+        remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
     if kind == "table":
-        return "plain", remark if named_as else _remark_on_later_rows(head, name)
+        return "plain", remark
     without_key, first = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text", None
     for each in json_rows(iter([bytes(head), None])):
         if each is None and not is_all:
@@ -136,7 +142,7 @@ def recognized(
         if isinstance(value, json.JSONDecodeError) and _KEY.search(value.doc if named_as else value.doc[: value.pos]):
             return "json", None
         if isinstance(value, json.JSONDecodeError):
-            return "plain", without_key if named_as or len(head) >= LOOK else None
+            return "plain", without_key if named_as or len(head) >= LOOK else remark
         first = first or value
         if value and not named_as and not isinstance(value, str):
             break
@@ -151,15 +157,6 @@ def _kind_of_beginning(head: bytes | bytearray, limit: int) -> str | None:
         return "json"
     may_begin = rest == b"/" or not rest.strip(b" \t\r\n[")
     return None if may_begin and len(head) < limit else "table"
-
-
-def _remark_on_later_rows(head: bytes | bytearray, name: str) -> str | None:
-    """The remark on plain text of which a later line looks like a JSON object; None on other text."""
-    row = _LATER_ROW.search(head)
-    if row is None:
-        return None
-    number = 1 + head.count(b"\n", 0, row.end())
-    return f"{name} is read as plain text: line {number} looks like a JSON object, but line 1 does not"
 
 
 def _hint(row: Any) -> str:
@@ -235,7 +232,7 @@ def live_texts(rows: Rows, name: str, text_fields: Sequence[str], skipped: Notic
     which Docker divides a long line are joined, unless the other stream comes between them.
     """
     n_skipped = n_said = 0
-    last, remark, due, unfinished = "", "", time.monotonic(), None
+    last, remark, has_begun, due, unfinished = "", "", False, time.monotonic(), None
     try:
         for each in rows:
             if n_skipped > n_said and time.monotonic() >= due:
@@ -250,7 +247,7 @@ def live_texts(rows: Rows, name: str, text_fields: Sequence[str], skipped: Notic
             try:
                 found = texts_of_row(row, text_fields)
                 if not found:
-                    raise ValueError("it is empty")
+                    raise ValueError("it is empty" if has_begun else f"it is missing{_hint(row)}")
                 if key is not None and key not in row:
                     raise ValueError(f"the row has no '{key}'")
             except ValueError as error:
@@ -265,7 +262,7 @@ def live_texts(rows: Rows, name: str, text_fields: Sequence[str], skipped: Notic
                 yield b"\n"
             # What continues a line is no new document.
             yield bytes(document) if unfinished is not None and stream == unfinished else document
-            unfinished = stream if is_part else None
+            has_begun, unfinished = True, stream if is_part else None
     finally:
         if n_skipped > n_said:
             skipped(f"{remark}; rows skipped so far: {n_skipped:,}")
@@ -287,8 +284,7 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     """
     if isinstance(row, ValueError):
         raise row
-    if row is None:
-        return []
+    row = {} if row is None else row
     if not isinstance(row, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 (as all faults of a row)
     if len(text_fields) > 1:  # which stay beside the other fields

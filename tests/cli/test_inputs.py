@@ -197,3 +197,68 @@ def test_other_texts_are_not_taken_for_json_lines(line, run, model):
     Path("a.txt").write_bytes(line + b"\n")
     for words in (("eval", "a.txt"), ("stream", "a.txt")):
         assert "--text-field" not in run(*words).err
+
+
+def test_numbers_of_documents_are_those_of_rows(run, model):
+    rows = [{"t": "", "n": 1}, {"t": "The dog.", "n": 2}, {"t": None, "n": 3}, {"t": "A fox", "n": 4}, {"n": 5}]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("b.csv").write_text("t,n\n,1\nThe dog.,2\n,3\nA fox,4\n,5\n")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "c.parquet")
+    options = ("-m", model, "--text-field", "t", "--reset-on-document", "--threads", "1")
+    for name in ("a.jsonl", "b.csv", "c.parquet"):
+        done = run("eval", name, *options, "--words", "w.jsonl")
+        assert (done.code, done.err.count("left out: 3")) == (0, 1), done.err
+        found = [json.loads(line) for line in Path("w.jsonl").read_text().splitlines()]
+        wanted = [("The", 2), ("dog.", 2), ("A", 4), ("fox", 4)]
+        assert [(each["word"], each["document"]) for each in found] == wanted
+        assert [each["document"] for each in found] == [int(each["n"]) for each in found]
+        done = run("stream", name, *options, "--emit", "words", "--json")
+        streamed = [json.loads(line) for line in done.out.splitlines()]
+        assert [(each["word"], each["document"], int(each["n"])) for each in streamed] == [(w, n, n) for w, n in wanted]
+        assert done.err.count("rows skipped") == 2  # the first at once, the others at the end
+        run("eval", name, *options, "--per-token", "p.jsonl")
+        tokens = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+        assert {int(each["n"]) for each in tokens} == {2, 4}
+
+
+def test_columns_of_parquet_group_rows_and_pairs(run, model):
+    rows = [
+        {"c": "The", "t": f"{word}.", "g": i // 2, "correct": i % 2 == 0} for i, word in enumerate(["dog", "x"] * 2)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "a.parquet")
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for words in (("--text-field", "c", "--score-field", "t", "--by", "g"), ("--pairs", "c,t", "--by", "g")):
+        found = [run("eval", name, "-m", model, *words, "--words", "-", "--json") for name in ("a.parquet", "a.jsonl")]
+        assert [done.code for done in found] == [0, 0], found[0].err
+        lines = [[line for line in done.out.splitlines() if b'"g"' in line] for done in found]
+        assert lines[0] == lines[1] != []
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.csv", "p.tsv.gz", "p.parquet", "p.jsonl"])
+def test_prompts_are_read_from_what_texts_are_read_from(run, model, name):
+    rows = [{"prompt": "The ", "id": "1"}, {"prompt": "A fox", "id": "2"}]
+    tables = {sep: f"id{sep}prompt\n1{sep}The \n2{sep}A fox\n".encode() for sep in ",\t"}
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "p.parquet")
+    data = {
+        "p.json": json.dumps(rows, indent=1).encode(),
+        "p.csv": tables[","],
+        "p.tsv.gz": gzip.compress(tables["\t"]),
+        "p.parquet": Path("p.parquet").read_bytes(),
+        "p.jsonl": b"# two\n" + b"".join(b"\x1e" + json.dumps(row).encode() + b"\n" for row in rows),
+    }
+    Path(name).write_bytes(data[name])
+    done = run("generate", "-m", model, "--prompts", name, "-n", "2", "--seed", "1")
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert [(each["prompt"], each["id"]) for each in found] == [("The ", "1"), ("A fox", "2")], done.err
+
+
+def test_a_pipe_goes_on_where_a_file_is_refused(run, model, on_stdin):
+    lines = ['{"M": "the first"}', '{"M": [27, 91, 109, 104, 105]}', '{"M": null}', '{"M": "cut', '{"M": "the last"}']
+    Path("in").write_text("\n".join(lines))
+    on_stdin("in")
+    done = run("stream", "--text-field", "M", "-m", model, "--json")
+    texts = [json.loads(line)["text"] for line in done.out.splitlines() if b'"text"' in line]
+    assert (done.code, texts) == (0, ["the first", "\x1b[mhi", "the last"])
+    assert len(re.findall(r"line [34] of standard input", done.err)) == 2
+    done = run("eval", "in", "--text-field", "M", "-m", model)
+    assert (done.code, "line 4 of in" in done.err) == (3, True)

@@ -209,7 +209,6 @@ DEEP = "[" * 100_000
     [
         ('{"text": "\\ud800"}\n', 1),
         ('{"text": 3}\n', 1),
-        ('{"text": null}\n', 1),
         ('{"text": NaN}\n', 1),
         ('{"text": ["a"]}', 1),
         (f'{{"text": "a", "deep": {DEEP}', 1),
@@ -228,8 +227,6 @@ DEEP = "[" * 100_000
         ('[{"text": "a"},\n{"text": "b', 2),
         ('[{"text": "a"},\n"b"]', 2),
         ('[{"text": "a"},\n5]', 2),
-        ('[{"text": "a"},\nnull]', 2),
-        ('[{"text": "a"},\n{"body": "b"}]', 2),
         ('[{"text": "a"}]]', 1),
         ('[\n{"text": "a"},\n{"text": "\\ud800"}]', 3),
         ('[\n{"text": "a",}]', 2),
@@ -241,7 +238,7 @@ DEEP = "[" * 100_000
 def test_what_is_nearly_json_is_refused_with_its_line(text: str, line: int) -> None:
     data = text.encode("latin-1")
     for size in (1, 7, len(data)) if len(data) < 99 else (len(data) // 3, len(data)):
-        with pytest.raises(DataError, match=rf"\b{line}\b.*\bx\b.*JSON.*'text'") as caught:
+        with pytest.raises(DataError, match=rf"\b{line}\b.*\bx\b.*'text'") as caught:
             passed(data, size)
         assert "--binary" in caught.value.remedy
         assert "records" in caught.value.remedy
@@ -296,7 +293,7 @@ def test_blanks_between_objects_do_not_count() -> None:
 
 
 def test_only_text_that_cannot_be_json_is_read_from_anywhere() -> None:
-    for start in (b"[2026]", b"[Illus", b"plain", b'"text"', b"[1, 2]"):
-        assert is_plain(start)
-    for start in (b"{", b"[{", b'[ "a"', b"[\n\n {", b"[", b" "):
-        assert not is_plain(start)
+    for start in (b"[2026]", b"[Illus", b"plain", b'"text"', b"[1, 2]", b"# a heading\nand text", b"{\\bf a} and b"):
+        assert is_plain(start, "x")
+    for start in (b"{", b"[{", b'[ "a"', b"[\n\n {", b"[", b" ", b"# a heading", b"/"):
+        assert not is_plain(start, "x")

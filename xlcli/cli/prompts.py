@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.objects import generated_object
 from xlcli.cli.outputs import Sink
@@ -14,7 +16,9 @@ from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
 from xlcli.events import Generated, GeneratedText, ProgressMeter
-from xlcli.files import parse_json
+
+if TYPE_CHECKING:
+    from xlcli.text.documents import Notice, Rows
 
 MAX_PROMPT = 2**26
 """Maximum length of a prompt in bytes."""
@@ -36,16 +40,18 @@ def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> byte
 
 
 def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
-    """The prompts of a file, which may be compressed or in UTF-16 or UTF-32, or of standard input for `-`.
+    """The prompts of a file of rows in any of the formats, or of standard input for `-`.
 
     Raises:
-        DataError: A line is no prompt, or the file cannot be read.
+        DataError: A row is no prompt, or the file cannot be read.
     """
-    from xlcli.text.formats import in_utf8, unpacked
+    from xlcli.text.formats import text_of
 
-    shown = label(name)
-    data = _joined(portions(open_source(name), stop, None), stop, shown)
-    found = list(_parsed(_joined(in_utf8(unpacked(iter([data]), shown), shown), stop, shown), shown))
+    shown, source = label(name), open_source(name)
+    data = iter([_joined(portions(source, stop, None), stop, shown)])
+    warn = partial(screen.say, level="warning")
+    prompts: Any = text_of(data, shown, ["prompt"], source, notice=warn, read=_prompts)
+    found: list[Prompt] = [*filter(None, prompts)]
     texts = _with_lf([text for text, _ in found], screen)
     return [(text, tree) for text, (_, tree) in zip(texts, found, strict=True)]
 
@@ -74,22 +80,27 @@ def _joined(
     return bytes(data)
 
 
-def _parsed(data: bytes, name: str) -> Iterator[Prompt]:
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"line {number} of {name}"
+def _prompts(rows: Rows, name: str, _: Sequence[str], __: Notice) -> Iterator[Prompt]:
+    """The prompts of rows; raises `DataError` for a row with anything else, and if they are too long together."""
+    n_bytes = 0
+    for place, row in filter(None, rows):
+        where = f"{place} of {name}"
+        if isinstance(row, ValueError):
+            raise DataError(f"{where} is not JSON that can be read.", _EXAMPLE)
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+            raise DataError(f"{where} has no text in 'prompt'.", _EXAMPLE)
+        if unknown := sorted(row.keys() - {"prompt", "id"}):
+            raise DataError(f"{where} has the unknown key '{unknown[0]}'.", "The keys are prompt and id.")
+        if isinstance(row.get("id"), list | dict):
+            raise DataError(f"the id in {where} is a list or an object.", "Write a string or a number.")
         try:
-            value = parse_json(line)
+            json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
         except ValueError:
-            raise DataError(f"{place} is not JSON that can be read.", _EXAMPLE) from None
-        if not isinstance(value, dict) or not isinstance(value.get("prompt"), str):
-            raise DataError(f"{place} has no text in 'prompt'.", _EXAMPLE)
-        if unknown := sorted(value.keys() - {"prompt", "id"}):
-            raise DataError(f"{place} has the unknown key '{unknown[0]}'.", "The keys are prompt and id.")
-        if isinstance(value.get("id"), list | dict):
-            raise DataError(f"the id in {place} is a list or an object.", "Write a string or a number.")
-        yield value["prompt"].encode(), {"id": value["id"]} if "id" in value else {}
+            raise DataError(f"{where} has a number or a character that JSON cannot have.", _EXAMPLE) from None
+        n_bytes += len(row["prompt"])
+        if n_bytes > MAX_BYTES:
+            raise DataError(f"the prompts of {name} are longer than {MAX_BYTES >> 20} MiB.", "Divide it.")
+        yield row["prompt"].encode(), {"id": row["id"]} if "id" in row else {}
 
 
 class Samples(Sink):

@@ -184,7 +184,7 @@ def read_text(
     is_continued: bool,
 ) -> Iterator[bytes | None]:
     """Text of data in any of the formats, as it arrives from a descriptor, or from a file that is followed."""
-    from xlcli.text.documents import json_lines
+    from xlcli.text.documents import json_lines, live_texts
     from xlcli.text.formats import checked, text_of
 
     if settings.binary:
@@ -196,7 +196,7 @@ def read_text(
         text = json_lines(data, name, fields, warn, settings.reset_on_change) if fields else data
     else:
         formats = {"any_bytes": any_bytes, "token_ids": model.tokenizer.kind == "ids"}
-        text = text_of(data, name, fields, source, notice=warn, **formats)
+        text = text_of(data, name, fields, source, notice=warn, read=live_texts, **formats)
     # Text that continues a stream may begin within a character.
     return text if any_bytes or is_continued or source is None else checked(text, name)
 

@@ -266,14 +266,12 @@ def _read(
         corpus = Corpus([open_source(path, reading)], documents=documents)
     by_document = options.reading(model.config.model, model.config.train).reset_on_document
     for key in filter(None, (options.by, options.reset_on_change)):
-        rows = enumerate(fields for _, fields in corpus.rows())
-        if bad := next((i // (1 + bool(options.pairs)) + 1 for i, fields in rows if key not in fields), None):
-            raise DataError(
-                f"row {bad} has no '{key}'.", "Name a column or key that all rows have (not possible with Parquet)."
-            )
+        if bad := next((row.document for _, row in corpus.rows() if key not in row.fields), None):
+            number = (bad + 1) // 2 if options.pairs else bad
+            raise DataError(f"row {number} has no '{key}'.", "Name a column or key that all rows have.")
     starts = None
     if options.reset_on_change is not None:
-        stories = groupby(corpus.rows(), lambda row: str(row[1].get(options.reset_on_change or "")))
+        stories = groupby(corpus.rows(), lambda row: str(row[1].fields.get(options.reset_on_change or "")))
         starts = [next(rows)[0] for _, rows in stories]
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document, starts=starts)
     if options.online_option and len(text.documents) > 1:

@@ -84,20 +84,21 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
 
 def row_scores(text: TokenizedText, nats: NDArray[Any], options: EvalConfig) -> Iterator[Scored]:
     """The row of each pair, or continuation, and its score, given the surprisal of each token (n)."""
-    rows, sums = [fields for _, fields in text.part.corpus.rows()], document_sums(text, nats)
+    rows, sums = [row for _, row in text.part.corpus.rows()], document_sums(text, nats)
     bits, counts = sums[:, 0], sums[:, 1:].astype(np.int64)
     if options.pairs:
         for i in range(1, len(rows), 2):
-            yield Row(i // 2 + 1, rows[i])
-            yield PairScore(i // 2 + 1, *bits[i - 1 : i + 1].tolist(), *counts[i - 1 : i + 1, 1].tolist())
+            number = rows[i].document // 2
+            yield Row(number, rows[i].fields)
+            yield PairScore(number, *bits[i - 1 : i + 1].tolist(), *counts[i - 1 : i + 1, 1].tolist())
         return
     values, lowest = np.column_stack((bits, bits / counts[:, 0])), np.full((len(rows), 2), np.inf)
-    _, groups = np.unique([str(fields.get(options.by or "")) for fields in rows], return_inverse=True)
+    _, groups = np.unique([str(row.fields.get(options.by or "")) for row in rows], return_inverse=True)
     np.minimum.at(lowest, groups, values)
     best = np.full((len(rows), 2), None) if options.by is None else values == lowest[groups]
-    for i, fields in enumerate(rows):
-        yield Row(i + 1, fields)
-        yield ContinuationScore(i + 1, *values[i].tolist(), *counts[i].tolist(), *best[i].tolist())
+    for i, row in enumerate(rows):
+        yield row
+        yield ContinuationScore(row.document, *values[i].tolist(), *counts[i].tolist(), *best[i].tolist())
 
 
 def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:

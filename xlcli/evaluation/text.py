@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
@@ -93,8 +92,8 @@ class TokenizedText:
         """Each token with its text and its scores, in order; reads the text again."""
         return scores.tokens(self.part.read(), self.tokens, range(len(self.tokens)))
 
-    def _with_rows(self, scores: TokenScores) -> Iterator[tuple[list[tuple[int, Mapping[str, Any]]], TokenScore]]:
-        """Each of `token_scores`, after the rows that begin up to there: place and fields."""
+    def _with_rows(self, scores: TokenScores) -> Iterator[tuple[list[tuple[int, Row]], TokenScore]]:
+        """Each of `token_scores`, after the rows that begin up to there, with their places."""
         rows = self.part.corpus.rows()
         row = next(rows, None)
         for token in self.token_scores(scores):
@@ -106,9 +105,8 @@ class TokenizedText:
 
     def rows_and_tokens(self, scores: TokenScores) -> Iterator[Row | TokenScore]:
         """`token_scores`, and each row before its first token."""
-        numbers = itertools.count(1)
         for begun, token in self._with_rows(scores):
-            yield from (Row(next(numbers), fields) for _, fields in begun)
+            yield from (row for _, row in begun)
             yield token
 
     def word_scores(
@@ -124,8 +122,10 @@ class TokenizedText:
                 ends = next(documents, None)
                 yield from words.end(token.byte, scores.prediction(i, after=True))
                 words.reset()
-            for row in begun:
-                words.at.begin(*row)
+            for place, row in begun:
+                while words.at.n_begun < row.document - 1:  # rows without text
+                    words.at.begin(place, {})
+                words.at.begin(place, row.fields)
             if with_tokens:
                 yield token
             yield from words.feed(token, None if search is None else partial(search, i, token.text))
@@ -244,7 +244,7 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
     """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
     sizes, counter, borders = tokens.sizes(slice(None)), TextCounter(), list[int]()
     for start, row in part.corpus.rows():
-        context, continuation = fields.divide(row)
+        context, continuation = fields.divide(row.fields)
         borders.append(start + len(context))
         counter.feed(continuation)
         counter.end_word()

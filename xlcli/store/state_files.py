@@ -97,10 +97,13 @@ class WordPosition:
     entropy: Finite = 0.0
     last: Base64Bytes = b"\n"
 
+    @property
+    def n_begun(self) -> int:
+        """Number of documents that have begun, or will at one of `starts`."""
+        return self.document + len(self.starts)
+
     def begin(self, byte: int, fields: Mapping[str, Any]) -> None:
-        """Adds a document that begins at this byte, after all others."""
-        if self.starts and self.starts[-1][0] == byte:
-            self.starts.pop()
+        """Adds a document that begins at this byte, after all others; two at one byte: the first has no text."""
         self.starts.append((byte, dict(fields)))
 
     def copy(self) -> WordPosition:

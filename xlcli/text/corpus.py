@@ -1,7 +1,6 @@
 """Text of any size from files, folders and standard input, read in bounded RAM, and its held-out parts.
 
-Compressed files, other Unicode encodings, JSON lines, tables and Parquet files are recognized by content
-(`text/formats.py`).
+Compressed files, other Unicode encodings, JSON lines, tables and Parquet files are recognized (`text/formats.py`).
 
 Several files are one text, joined as by `cat`. A document begins with each file, and with each text of JSON lines,
 tables and Parquet files, or with each line. Later reads are compared with the checksums of the first scan: a file that
@@ -20,10 +19,9 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from xlcli.errors import DataError, counted, named
-from xlcli.events import Notice, Progress, ProgressMeter
+from xlcli.events import Notice, Progress, ProgressMeter, Row
 from xlcli.files import is_pipe
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import WORDS, whole_characters
@@ -190,21 +188,24 @@ class Corpus:
                     at += 1
             place += size
 
-    def rows(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """The offset at which each row or file begins, and the other fields of the row; a row of two texts comes twice.
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
 
-        Files of rows are read again.
+        A row of two texts comes twice, with two numbers. Files of rows are read again.
 
         Raises:
             DataError: A file has changed since the scan.
         """
-        place, starts = 0, self.facts.documents
+        place, number, starts = 0, 0, self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
             rows = source.rows(place, size) if self._documents is None else ((at, {}) for at in self._documents)
             for at, fields in rows:
+                number += 1
+                if fields is None:
+                    continue
                 if bisect_left(starts, at) == bisect_right(starts, at):
                     raise source.changed()
-                yield at, fields
+                yield at, Row(number, fields)
             place += size
 
     def range_sha256(self, start: int, stop: int) -> str:

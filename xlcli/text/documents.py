@@ -1,7 +1,9 @@
 """Texts of rows: JSON lines and arrays, CSV and TSV tables, and Parquet files.
 
-Each text is a `Document` with the other fields of its row. Memory is bounded: a JSON object or a row of a table has at
-most `LONGEST_LINE` bytes. Parquet files, which are read from their end, need pyarrow, the extra `parquet`.
+    portions ─▶ recognized once ─▶ rows of JSON, of a table or of Parquet ─▶ texts, each a `Document`
+
+Memory is bounded: a JSON object or a row of a table has at most `LONGEST_LINE` bytes. Parquet files, which are read
+from their end, need pyarrow, the extra `parquet`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import json
 import os
 import re
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from contextlib import suppress
 from typing import Any, Self
 
 from xlcli.errors import DataError, named, shortened
@@ -25,29 +28,57 @@ from xlcli.files import as_utf8
 
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
+_USUAL = "message msg log short_message body content sentence question prompt instruction input response answer output"
+USUAL_FIELDS = {key: rank for rank, key in enumerate(_USUAL.split())}
+"""Ranks of keys that usually have the text of a log or a data set, the likeliest first."""
 LONGEST_LINE = 2**24
 """Maximum size of a JSON object or a row of a table in bytes. Parsing can take 64 bytes of RAM per byte."""
 BLANKS = 2**9
-"""Number of blank bytes after which a text is no longer looked at for rows."""
+"""Number of bytes of blanks and comments after which a text is no longer looked at for rows."""
+LOOK = 2**20
+"""Number of first bytes in which the key `DEFAULT_FIELD` is looked for."""
+SKIP_SECONDS = 60.0
+"""Least time between two remarks on rows of a stream that are skipped."""
 PARQUET = b"PAR1"
 """First bytes of Parquet files."""
 PARQUET_ROWS = 256
 """Rows per batch."""
+KINDS = {"jsonl": "json", "ndjson": "json", "json": "json", "csv": "table", "tsv": "table", "parquet": "parquet"}
+"""What a file has whose name ends so, also below the suffix of a compression."""
+_NAME = re.compile(rf"\.({'|'.join(KINDS)})(\.(gz|bz2|xz|zst|zstd))?$", re.IGNORECASE)
 _QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 """Rest of a quoted cell."""
-_JSON = re.compile(rb'\s*+(?:\{|\[\s*+[{"\[])')
+_SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')
+"""First line with which spreadsheets say what divides the cells."""
+_BEFORE_JSON = re.compile(rb"(?:[\s\x1e]|(?:#|//)[^\n]*+)*+")
+_JSON = re.compile(rb'\{|\[\s*+[{"\[]')
 """Beginning of an object, or of an array of objects, texts or arrays."""
-_DECODER = json.JSONDecoder()
-_BETWEEN_VALUES = re.compile(r"[\s,\[\]]*+")
+_BETWEEN_VALUES = re.compile(r"[\s,\[\]\x1e]*+")
+_KEY = re.compile(rf'"{DEFAULT_FIELD}"\s*+:')
+_SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')
+"""Any line, and the beginning of an object in the next one."""
+_TEXT_KIND = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
+"""Types of Arrow that are texts."""
+_WORD = re.compile(r"(?<!\S)[^\W\d_]++[.,;:!?]*+(?!\S)")
 
 Portions = Iterator[bytes | None]
+Notice = Callable[[str], None]
+Rows = Iterator[tuple[str, Any] | bytes | None]
+"""Rows and their places (`line 3`): each a dictionary, or what is there instead, a value or a `ValueError`.
+
+Between rows come None for a pause and no bytes where a reader may stop.
+"""
+Read = Callable[[Rows, str, Sequence[str], Notice], Iterator[Any]]
+"""What is made of rows: the rows, the name of their source, the keys of the texts, and what takes remarks."""
 
 
 class Document(bytes):
     """A portion that begins a document. Portions of other types continue the document before them.
 
+    A row without text is an empty one, which is left out but counts in the numbers of documents.
+
     Attributes:
-        fields: The fields of its row that are not texts: strings of a table, values of a JSON object.
+        fields: The fields of its row that are not texts: strings of a table, values of a JSON object or of Parquet.
     """
 
     fields: Mapping[str, Any]
@@ -78,119 +109,308 @@ class Joined(tuple[str, ...]):
         return context.rstrip(" ").encode(), (blanks + continuation).encode()
 
 
-def begins_json(head: bytes | bytearray) -> bool:
-    """True if a text with these first bytes may be JSON."""
-    return bool(_JSON.match(head[:BLANKS])) or (len(head) < BLANKS and not head.strip(b" \t\r\n["))
+def recognized(
+    head: bytes | bytearray, name: str, text_fields: Sequence[str], *, is_all: bool = False
+) -> tuple[str | None, str | None]:
+    """What data with these first bytes is, `json`, `table`, `parquet` or `plain` text, and a remark on plain text.
+
+    Its name decides, else its beginning. Without `text_fields` a table is plain text, and so is JSON without the key
+    `DEFAULT_FIELD` in its first object, or in all the bytes of a file that is named as JSON. The kind is None if more
+    bytes will tell; `is_all`: no more are looked at. The remark is on a name or a beginning as of rows.
+    """
+    named_as = _NAME.search(name)
+    kind = KINDS[named_as[1].lower()] if named_as else _kind_of_beginning(head, LOOK if text_fields else BLANKS)
+    if is_all:
+        kind = kind or "table"
+    is_cut = not named_as and _SECOND_LINE.match(head) is not None
+    if is_cut and text_fields and text_fields[0].encode(errors="replace") not in head.partition(b"\n")[0]:
+        kind = "json"  # behind a line of another kind, as programs print it when they start
+    if kind is None or text_fields or kind == "parquet":
+        return kind, None
+    remark = f"{name} is read as plain text, because line 1 is not JSON, as line 2 seems to be" if is_cut else None
+    if kind == "table" and named_as:
+        remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
+    if kind == "table":
+        return "plain", remark
+    without_key, first = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text", None
+    for each in json_rows(iter([bytes(head), None])):
+        if each is None and not is_all:
+            return None, None
+        value = each[1] if isinstance(each, tuple) else None
+        if isinstance(value, dict) and DEFAULT_FIELD in value:
+            return "json", None
+        if isinstance(value, json.JSONDecodeError):
+            if _KEY.search(value.doc if named_as else value.doc[: value.pos]):
+                return "json", None
+            return "plain", without_key if named_as or len(head) >= LOOK else remark
+        first = first or value
+        if value and not named_as and not isinstance(value, str):
+            break
+    is_json = named_as or isinstance(first, dict | str)
+    return "plain", without_key + _hint(first) if is_json else None
 
 
-def documents(portions: Portions, name: str, text_fields: Sequence[str], notice: Callable[[str], None]) -> Portions:
-    """Texts of JSON or of a table, each a `Document` ended by a line end; other text is passed on unchanged.
+def _kind_of_beginning(head: bytes | bytearray, limit: int) -> str | None:
+    """`json` if a text begins so behind less than `limit` bytes of blanks and comments, else `table`; None: perhaps."""
+    rest = _BEFORE_JSON.sub(b"", head[:limit], count=1)
+    if _JSON.match(rest):
+        return "json"
+    may_begin = rest == b"/" or not rest.strip(b" \t\r\n[")
+    return None if may_begin and len(head) < limit else "table"
 
-    JSON is objects, one on each line, in an array, or one after the other. Without `text_fields` only JSON is
-    recognized, by the key `DEFAULT_FIELD` of its first object. Calls `notice` with remarks on rows that are read as
-    plain text, or as one row.
+
+def _hint(row: Any) -> str:
+    """The end of a remark on a row that lacks a key: which of its keys have a text, the likeliest first."""
+    texts = {key: text for key, text in row.items() if isinstance(text, str)} if isinstance(row, dict) else {}
+    if not texts:
+        return ""
+
+    def likeness(key: str) -> tuple[int, int, int]:
+        rank = USUAL_FIELDS.get(key.lower().strip("_@0123456789"), len(USUAL_FIELDS))
+        return rank, -len(_WORD.findall(texts[key])), -len(texts[key])
+
+    first, *others = sorted(texts, key=likeness)
+    hint = f"; --text-field {shortened(shlex.quote(first), 200)} reads that key"
+    return f"{hint} (others with a text: {named(others, 3)})" if others else hint
+
+
+def documents(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
+    """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
+
+    Calls `notice` with remarks on rows that are read as plain text, or as one row, and those of `read`.
 
     Raises:
-        DataError: As `json_texts` and `table`.
+        DataError: The data is named as Parquet but is not, or as `table_rows` and `read`.
     """
-    head = yield from read_while(portions, lambda head: begins_json(head) and not _JSON.match(head))
-    data: Portions = itertools.chain([head], portions)
-    value: Any = None
-    if begins_json(head) and not text_fields:
-        value, data = yield from _first_value(data)
-    has_text, remark = isinstance(value, dict) and DEFAULT_FIELD in value, _remark(value, name)
-    del value  # it may take much RAM
-    if text_fields and head.strip() and not begins_json(head):
-        yield from table(data, name, text_fields, notice)
-    elif text_fields or has_text:
-        yield from json_texts(_values(data), name, text_fields or [DEFAULT_FIELD], notice)
+    head = yield from read_while(portions, lambda head: len(head) < LOOK and not recognized(head, name, text_fields)[0])
+    data, fields = itertools.chain([head], portions), text_fields or [DEFAULT_FIELD]
+    kind, remark = recognized(head, name, text_fields, is_all=True)
+    if kind == "parquet":
+        raise DataError(f"{name} is not a Parquet file.", "Copy or download it again, or rename it.")
+    if remark:
+        notice(remark)
+    if kind == "json":
+        yield from read(json_rows(data), name, fields, notice)
+    elif kind == "table":
+        yield from read(table_rows(data, name, fields, notice), name, fields, notice)
     else:
-        if remark:
-            notice(remark)
         yield from data
 
 
-def _first_value(portions: Portions) -> Generator[bytes | None, None, tuple[Any, Portions]]:
-    """The first value of JSON, of a broken object only the key `DEFAULT_FIELD`; and the portions again."""
-    ahead, again = itertools.tee(portions)
-    first = None
-    for number, value in _values(ahead):
-        if number == 0:
-            yield value
-        elif isinstance(value, json.JSONDecodeError):
-            has_key = re.search(rf'"{DEFAULT_FIELD}"\s*+:', value.doc[: value.pos])
-            return {DEFAULT_FIELD: None} if has_key else None, again
-        elif first is not None or not isinstance(value, str):
-            return first or value, again
-        else:
-            first = value  # a text is of JSON if another value or nothing follows
-    return first, again
-
-
-def _remark(value: Any, name: str) -> str | None:
-    """Remark on plain text that is named as a table, or that begins with this value of JSON; or None."""
-    if {".csv", ".tsv"}.intersection(PurePath(name.lower()).suffixes[-2:]):
-        return f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
-    if not value or not isinstance(value, dict | str):
-        return None
-    texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
-    key = shlex.quote(max(texts, key=lambda key: len(texts[key]), default=""))
-    remark = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
-    return f"{remark}; --text-field {shortened(key, 200)} reads that key" if texts else remark
-
-
-def json_texts(
-    values: Iterator[tuple[int, Any]],
-    name: str,
-    text_fields: Sequence[str],
-    notice: Callable[[str], None] = lambda text: None,
-) -> Portions:
-    """Texts of the objects among `_values`. Calls `notice` at the end with the number of objects with an empty text.
+def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:
+    """Texts of rows, each a `Document`, empty for a row without text. Calls `notice` with the number of these.
 
     Raises:
-        DataError: A value is not an object with these texts.
+        DataError: A row has another value in the place of a text, lacks one of several, or no row has the key.
     """
-    n_empty = 0
-    for number, value in values:
-        if not number:
-            yield value
+    n_empty, has_key, first = 0, False, None
+    for each in rows:
+        if not isinstance(each, tuple):
+            yield each
             continue
-        fault = f": {value.msg}" if isinstance(value, json.JSONDecodeError) else ""
+        place, row = each
+        first = first or row
+        has_key = has_key or (isinstance(row, dict) and text_fields[0] in row)
         try:
-            texts = _texts(value, text_fields)
-        except UnicodeEncodeError:
-            texts, fault = None, ": it has half of a surrogate pair, or is not UTF-8"
-        if texts is None:
-            wanted = " and ".join(f"a text in '{field}'" for field in text_fields)
-            option = "--text-field" if len(text_fields) == 1 or isinstance(text_fields, Joined) else "--pairs"
-            raise DataError(
-                f"line {number} of {name} is not a JSON object with {wanted}{fault}.",
-                f"Name the key with {option}, write rows as objects (in pandas: orient='records'), or use --binary.",
-            )
-        n_empty += not texts
-        yield from texts
-    _note_empty(n_empty, name, notice)
+            found = texts_of_row(row, text_fields)
+        except ValueError as error:
+            raise refusal(f"{place} of {name}", text_fields, error) from None
+        n_empty += not found
+        yield from found or [Document(b"")]
+    if n_empty and not has_key:
+        reason = f"no row of {name} has the key '{text_fields[0]}'{_hint(first)}."
+        raise DataError(reason, "Name a key that its rows have.")
+    if n_empty:
+        notice(f"rows of {name} without text are left out: {n_empty:,}")
+
+
+def live_texts(rows: Rows, name: str, text_fields: Sequence[str], skipped: Notice, key: str | None = None) -> Portions:
+    """Texts of rows that arrive without end, as of `texts_of`; rows without a text, or without `key`, are skipped.
+
+    Calls `skipped` with their number and the last of them, at most once in `SKIP_SECONDS`, and at the end. Parts into
+    which Docker divides a long line are joined, unless the other stream comes between them.
+    """
+    n_skipped = n_said = 0
+    last, remark, has_begun, due, unfinished = "", "", False, time.monotonic(), None
+    try:
+        for each in rows:
+            if n_skipped > n_said and time.monotonic() >= due:
+                skipped(f"{remark}; rows skipped so far: {n_skipped:,}")
+                n_said, due = n_skipped, time.monotonic() + SKIP_SECONDS
+            if not isinstance(each, tuple):
+                yield each
+                continue
+            place, row = each
+            stream = _docker_stream(row) if text_fields[0] == "log" else None
+            is_part = stream is not None and not row["log"].endswith("\n")
+            try:
+                found = texts_of_row(row, text_fields)
+                if not found:
+                    raise ValueError("it is empty" if has_begun else f"it is missing{_hint(row)}")
+                if key is not None and key not in row:
+                    raise ValueError(f"the row has no '{key}'")
+            except ValueError as error:
+                n_skipped += place != last  # a broken line may have several values
+                last, remark = place, refusal(f"{place} of {name}", text_fields, error).message.removesuffix(".")
+                yield Document(b"")
+                continue
+            document = found[0]
+            if is_part:
+                document = Document(document.removesuffix(b"\n"), document.fields)
+            if unfinished is not None and stream != unfinished:
+                yield b"\n"
+            # What continues a line is no new document.
+            yield bytes(document) if unfinished is not None and stream == unfinished else document
+            has_begun, unfinished = True, stream if is_part else None
+    finally:
+        if n_skipped > n_said:
+            skipped(f"{remark}; rows skipped so far: {n_skipped:,}")
+
+
+def _docker_stream(row: Any) -> str | None:
+    """The stream of a row of Docker's log, in which a line without line end goes on in the next row; or None."""
+    is_docker = isinstance(row, dict) and row.keys() - {"attrs"} == {"log", "stream", "time"}
+    return str(row["stream"]) if is_docker and isinstance(row["log"], str) else None
+
+
+def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
+    """Texts of a row, each ended by a line end unless they are joined; none if an only text is null, empty or missing.
+
+    Takes an only text out of the row. Decodes an array of bytes, as journald writes text that is not printable.
+
+    Raises:
+        ValueError: The row is broken or no object, a text is another value, or one of several is missing.
+    """
+    if isinstance(row, ValueError):
+        raise row
+    row = {} if row is None else row
+    if not isinstance(row, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 (as all faults of a row)
+    texts: list[Any]
+    if len(text_fields) > 1:  # which stay beside the other fields
+        texts = [row.get(field) or None for field in text_fields]
+    else:
+        text = row.pop(text_fields[0], None)
+        if isinstance(text, list):
+            with suppress(TypeError, ValueError):
+                text = bytes(text).decode(errors="replace")
+        texts = [] if text in (None, "") else [text]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("it is missing, or is no text")
+    if not isinstance(text_fields, Joined):
+        return [Document((text.removesuffix("\n") + "\n").encode(), row) for text in texts]
+    if not texts[1].strip():
+        raise ValueError("the continuation is blank")
+    return [Document(b"".join(text_fields.divide(row)), row)]
+
+
+def refusal(where: str, text_fields: Sequence[str], error: ValueError) -> DataError:
+    """The error for a row, given that of `texts_of_row`."""
+    reason = str(error)
+    if isinstance(error, json.JSONDecodeError):
+        reason = f"it is not JSON that can be read ({error.msg})"
+    elif isinstance(error, UnicodeEncodeError):
+        reason = "it is not JSON in UTF-8, or has half of a surrogate pair"
+    wanted = " or ".join(f"'{field}'" for field in text_fields)
+    return DataError(
+        f"{where} has no text in {wanted}: {reason}.",
+        "Correct or remove that row, write rows as objects (in pandas: orient='records'), or use --binary.",
+    )
+
+
+def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as any output can hold them: nested values as JSON, dates as text, no halves of surrogate pairs."""
+    values = {}
+    for name, value in fields.items():
+        try:
+            shown = json.dumps(value, default=str) if isinstance(value, dict | list) else value
+        except RecursionError:
+            shown = None
+        values[as_utf8(name)] = shown if isinstance(shown, int | float | None) else as_utf8(str(shown))
+    return values
 
 
 def json_lines(
-    portions: Portions, name: str, text_fields: Sequence[str], skipped: Callable[[str], None], key: str | None = None
+    portions: Portions, name: str, text_fields: Sequence[str], skipped: Notice, key: str | None = None
 ) -> Portions:
-    """Texts of JSON lines. Calls `skipped` with a remark on each line without them, or without `key`."""
-    for number, line in _numbered_lines(portions):
-        try:
-            _require_length(line or b"", number, name)
-            texts = [*json_texts(_values(iter([line]), number), name, text_fields)]
-            if key is not None and any(isinstance(text, Document) and key not in text.fields for text in texts):
-                raise DataError(f"line {number} of {name} has no '{key}'.", "Name a key that all rows have.")
-            yield from texts
-        except DataError as error:
-            skipped(f"{error.message.removesuffix('.')}, and is skipped")
+    """Texts of JSON lines that arrive without end: `live_texts` of `json_rows`."""
+    return live_texts(json_rows(portions), name, text_fields, skipped, key)
 
 
-def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Callable[[str], None]) -> Portions:
-    """Texts of a table, whose first row names the columns.
+def json_rows(portions: Portions) -> Rows:
+    """JSON values, one after the other or in arrays, with or without commas.
 
-    Calls `notice` at the first quotation that joins rows, and at the end with the number of rows without text.
+    What is broken is a `JSONDecodeError`, and the next value begins in the line after it. Between values, lines from #
+    or // on are comments.
+    """
+    utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    held, number, wanted, n_open, skips_line, is_broken = "", 1, 0, 0, False, False
+    for portion in itertools.chain(portions, [b""]):
+        held += utf8.decode(portion or b"", final=portion == b"")
+        if portion and len(held) < wanted:  # parsing anew at each portion would take long
+            continue
+        at = wanted = 0
+        while True:
+            if skips_line:
+                line_end = held.find("\n", at)
+                skips_line = line_end < 0
+                at = len(held) if skips_line else line_end
+            start, at = at, next(_BETWEEN_VALUES.finditer(held, at)).end()
+            number += held.count("\n", start, at)
+            n_open += held.count("[", start, at) - held.count("]", start, at)
+            if at == len(held):
+                break
+            if held.startswith(("#", "//"), at):
+                skips_line = True
+                continue
+            value, end = _parsed(held, at)
+            if end > len(held) and portion != b"" and len(held) - at <= LONGEST_LINE:
+                wanted = (len(held) - at) * 9 // 8
+                break
+            if end - at > LONGEST_LINE:
+                value = json.JSONDecodeError(f"more than {LONGEST_LINE >> 20} MiB", held, at + LONGEST_LINE)
+            if isinstance(value, json.JSONDecodeError):
+                place = number + held.count("\n", at, value.pos)
+                yield f"line {place}", value
+                skips_line = is_broken = True
+                continue
+            yield f"line {number}", value
+            number, at = number + held.count("\n", at, end), end
+        held = held[at:]
+        if portion is None or not held:
+            yield portion and b""
+    if n_open and not is_broken:
+        yield f"line {number}", json.JSONDecodeError("the brackets of arrays do not match", "", 0)
+
+
+def _parsed(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value at a place, or a `JSONDecodeError`, and its end, which is behind a text that may go on."""
+    collects = gc.isenabled()
+    gc.disable()  # it would look through millions of new lists again and again, which are no garbage
+    try:
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        may_go_on = error.msg.startswith("Unterminated") or error.pos + len("-Infinity") > len(text)
+        return error, len(text) + may_go_on
+    except (ValueError, RecursionError) as error:
+        line_end = text.find("\n", at)
+        return json.JSONDecodeError(str(error), text, line_end if line_end >= 0 else len(text)), len(text)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(row := dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return row
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice) -> Rows:
+    """Rows of a table, whose first row names the columns. Calls `notice` at the first quotation that joins rows.
 
     Raises:
         DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
@@ -198,117 +418,52 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], notice: Cal
     csv.field_size_limit(LONGEST_LINE)
     quote = re.compile(rb'(?:^|[\t,;])"')
     columns: list[str] = []
-    delimiter, row, begin, is_open, has_joined, n_empty = "", bytearray(), 1, False, False, 0
+    delimiter, row, begin, is_open, has_joined = "", bytearray(), 1, False, False
     for number, line in _numbered_lines(portions):
         if line is None:
             yield None
             continue
-        _require_length(line, number, name)
+        if len(line) > LONGEST_LINE:
+            problem = f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB."
+            raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
+        if not is_open:
+            row, begin = bytearray(), number
         row += line + b"\n"
         at = 0
         while found := _QUOTE_END.match(line, at) if is_open else quote.search(line, at):
             at, is_open = found.end(), not is_open
         if is_open and len(row) <= LONGEST_LINE:
             continue
-        place = f"line {begin} of {name}"
-        delimiter = delimiter if columns else _delimiter(row, text_fields)
-        try:
-            cells = next(csv.reader([row.decode()], delimiter=delimiter, strict=True)) if row.strip(b" \r\n") else []
-        except UnicodeDecodeError:
-            raise DataError(f"{place} is not UTF-8.", "Save it as CSV UTF-8, or convert it with iconv.") from None
-        except csv.Error:
-            raise _broken(place, "a quote is not doubled or not closed, or a line ends in CR alone") from None
-        if not cells:
+        if not row.strip(b" \r\n"):
             yield b""
-        elif not columns:
-            columns, quote = cells, re.compile(rb'(?:^|%b)"' % delimiter.encode())
-            _require(text_fields, columns, place)
-            column, times = Counter(filter(None, columns)).most_common(1)[0]
-            if times > 1:
-                raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
+            continue
+        separator = _SEPARATOR.fullmatch(row)
+        if separator and not columns:
+            delimiter = separator[1].decode(errors="replace")
+            continue
+        delimiter, place = delimiter or _delimiter(row, text_fields), f"line {begin}"
+        try:
+            cells = next(csv.reader([row.decode()], delimiter=delimiter, strict=True))
+        except UnicodeDecodeError:
+            reason = f"{place} of {name} is not UTF-8."
+            raise DataError(reason, "Save it as CSV UTF-8, or convert it with iconv.") from None
+        except csv.Error:
+            reason = "a quote is not doubled or not closed, or a line ends in CR alone"
+            raise _broken(f"{place} of {name}", reason) from None
+        if not columns:
+            _require(text_fields, cells, cells, f"{place} of {name}")
+            columns = [cell or f"column {i}" for i, cell in enumerate(cells, start=1)]
+            quote = re.compile(rb'(?:^|%b)"' % re.escape(delimiter.encode()))
         elif len(cells) != len(columns):
-            raise _broken(place, f"it has {len(cells):,} cells, but the header has {len(columns):,}")
+            reason = f"it has {len(cells):,} cells, but the header has {len(columns):,}"
+            raise _broken(f"{place} of {name}", reason)
         else:
-            texts = _texts(dict(zip(columns, cells, strict=True)), text_fields)
-            if texts is None:
-                reason = f"{place} has no text in '{text_fields[0]}' or in '{text_fields[-1]}'."
-                raise DataError(reason, "Fill the cell, or remove the row.")
-            n_empty += not texts
-            yield from texts
+            yield place, dict(zip(columns, cells, strict=True))
             if number > begin and not has_joined and _joins_rows(row, delimiter.encode(), len(columns)):
                 has_joined = True
-                notice(f'the quote in {place} joins it with line {number}; write each quote in a text as ""')
-        row, begin = bytearray(), number + 1
-    if row:
+                notice(f'the quote in {place} of {name} joins it with line {number}; write each quote in a text as ""')
+    if is_open:
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
-    _note_empty(n_empty, name, notice)
-
-
-def _note_empty(n_empty: int, name: str, notice: Callable[[str], None]) -> None:
-    if n_empty:
-        notice(f"rows of {name} without text are left out: {n_empty:,}")
-
-
-def begins_with(descriptor: int, mark: bytes) -> bool:
-    """True if an open file begins with these bytes; False for a pipe."""
-    try:
-        return os.pread(descriptor, len(mark), 0) == mark
-    except OSError:
-        return False
-
-
-def parquet_texts(
-    descriptor: int, name: str, text_fields: Sequence[str], notice: Callable[[str], None]
-) -> Iterator[Document]:
-    """Each text of these columns (none: `text`) of an open file, ended by a line end, without other fields.
-
-    Calls `notice` at the end with the number of rows without text.
-
-    Raises:
-        DataError: pyarrow is missing, the file is damaged, there is no such column, or one of two texts is empty.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(
-            f"{name} is a Parquet file, which needs pyarrow.", "Install it: pip install 'xlcli[parquet]'"
-        ) from None
-    fields = text_fields or [DEFAULT_FIELD]
-    n_rows = n_empty = 0
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        try:
-            parts = parquet.ParquetFile(file)
-            schema = parts.schema_arrow
-            types = (pyarrow.string(), pyarrow.large_string())
-            strings = [column for column, kind in zip(schema.names, schema.types, strict=True) if kind in types]
-            _require(fields, strings, name)
-            for batch in parts.iter_batches(batch_size=PARQUET_ROWS, columns=[*fields]):
-                columns = [batch.column(batch.schema.names.index(field)).to_pylist() for field in fields]
-                for cells in zip(*columns, strict=True):
-                    n_rows += 1
-                    texts = _texts({field: cell or "" for field, cell in zip(fields, cells, strict=True)}, fields)
-                    if texts is None:
-                        reason = f"row {n_rows:,} of {name} lacks a text in '{fields[0]}' or '{fields[-1]}'"
-                        raise DataError(f"{reason}.", "Remove that row.")
-                    n_empty += not texts
-                    yield from texts
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{name} is a damaged Parquet file: {error}.", "Copy or download it again.") from None
-    _note_empty(n_empty, name, notice)
-
-
-def read_while(portions: Portions, is_short: Callable[[bytes | bytearray], bool]) -> Generator[None, None, bytes]:
-    """First bytes, to which portions are added while `is_short` is true of them."""
-    head = bytearray()
-    for portion in portions:
-        if portion is None:
-            yield None
-            continue
-        head += portion
-        if not is_short(head):
-            return portion if len(portion) == len(head) else bytes(head)
-    return bytes(head)
 
 
 def _numbered_lines(portions: Portions) -> Iterator[tuple[int, bytes | None]]:
@@ -329,92 +484,6 @@ def _numbered_lines(portions: Portions) -> Iterator[tuple[int, bytes | None]]:
         yield number, bytes(held)
 
 
-def _require_length(line: bytes, number: int, name: str) -> None:
-    """`DataError` if a line is too long to be read as one."""
-    if len(line) > LONGEST_LINE:
-        problem = f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB."
-        raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
-
-
-def _values(portions: Portions, number: int = 1) -> Iterator[tuple[int, Any]]:
-    """JSON values with the numbers of their lines, one after the other or in arrays, with or without commas.
-
-    The last one may be a `JSONDecodeError`. Line 0 has None for a pause, and no bytes after other portions.
-    """
-    utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    held, wanted, n_open = "", 0, 0
-    for portion in itertools.chain(portions, [b""]):
-        held += utf8.decode(portion or b"", final=portion == b"")
-        if portion and len(held) < wanted:  # parsing anew at each portion would take long
-            continue
-        at = wanted = 0
-        while True:
-            start, at = at, next(_BETWEEN_VALUES.finditer(held, at)).end()
-            number += held.count("\n", start, at)
-            n_open += held.count("[", start, at) - held.count("]", start, at)
-            if at == len(held):
-                break
-            value, end = _parsed(held, at)
-            if end > len(held) and portion != b"" and len(held) - at <= LONGEST_LINE:
-                wanted = (len(held) - at) * 9 // 8
-                break
-            if end - at > LONGEST_LINE:
-                value = json.JSONDecodeError(f"more than {LONGEST_LINE >> 20} MiB", held, at + LONGEST_LINE)
-            if isinstance(value, json.JSONDecodeError):
-                yield number + held.count("\n", at, value.pos), value
-                return
-            yield number, value
-            number, at = number + held.count("\n", at, end), end
-        held = held[at:]
-        if portion is None or not held:
-            yield 0, portion and b""
-    if n_open:
-        yield number, json.JSONDecodeError("the brackets of arrays do not match", "", 0)
-
-
-def _texts(row: Any, text_fields: Sequence[str]) -> list[Document] | None:
-    """Texts of a row, each ended by a line end unless they are joined; not an only text that is empty.
-
-    None if the row is no object, or if one of its texts is missing, or empty beside another one.
-    """
-    if not isinstance(row, dict):
-        return None
-    take = row.pop if len(text_fields) == 1 else row.get  # texts of pairs stay beside the other fields
-    texts = [take(field, None) for field in text_fields]
-    if not all(isinstance(text, str) for text in texts) or (len(texts) > 1 and not all(texts)):
-        return None
-    if isinstance(text_fields, Joined):
-        return [Document(b"".join(text_fields.divide(row)), row)] if str(texts[1]).strip() else None
-    return [Document((text.removesuffix("\n") + "\n").encode(), row) for text in texts if text]
-
-
-def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as any output can hold them: nested values as JSON, no halves of surrogate pairs."""
-    values = {}
-    for name, value in fields.items():
-        try:
-            values[as_utf8(name)] = json.dumps(value) if isinstance(value, dict | list) else value
-        except RecursionError:
-            values[as_utf8(name)] = None
-    return {name: as_utf8(value) if isinstance(value, str) else value for name, value in values.items()}
-
-
-def _parsed(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at a place, or a `JSONDecodeError`, and its end, which is behind a text that may go on."""
-    collects = gc.isenabled()
-    gc.disable()  # it would look through millions of new lists again and again, which are no garbage
-    try:
-        return _DECODER.raw_decode(text, at)
-    except json.JSONDecodeError as error:
-        may_go_on = error.msg.startswith("Unterminated") or error.pos + len("-Infinity") > len(text)
-        return error, len(text) + may_go_on
-    except (ValueError, RecursionError) as error:
-        return json.JSONDecodeError(str(error), text, len(text)), len(text)
-    finally:
-        if collects:
-            gc.enable()
-
-
 def _joins_rows(row: bytearray, delimiter: bytes, n_columns: int) -> bool:
     """True if lines of a row would be rows without quotes. A comma before a blank or a line end is punctuation."""
     lines = (line.replace(b'"', b"").rstrip(b"\r\n") + b" " for line in io.BytesIO(row))
@@ -429,11 +498,17 @@ def _delimiter(row: bytearray, text_fields: Sequence[str]) -> str:
     return max(cells, key=lambda delimiter: ({*text_fields} <= {*cells[delimiter]}, len(cells[delimiter])))
 
 
-def _require(text_fields: Sequence[str], columns: Sequence[str], place: str) -> None:
-    """`DataError` if a text is not among these columns."""
-    if missing := [field for field in text_fields if field not in columns]:
-        remedy = f"Name one of its columns: {named(columns) or 'none'}."
+def _require(text_fields: Sequence[str], texts: Sequence[str], columns: Sequence[str], place: str) -> None:
+    """`DataError` if a column that is asked for is not among those with `texts`, or a name is there twice."""
+    if missing := [field for field in text_fields if field not in texts]:
+        if columns and columns[0].startswith("#"):
+            remedy = "Remove the comments; if no line has the names of the columns, write one."
+            raise DataError(f"{place} is a comment, not the names of the columns.", remedy)
+        remedy = f"Name one of its columns: {named(texts) or 'none'}."
         raise DataError(f"{place} has no text column '{missing[0]}'.", remedy)
+    column, times = Counter(filter(None, columns)).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
 
 
 def _broken(place: str, reason: str) -> DataError:
@@ -441,3 +516,56 @@ def _broken(place: str, reason: str) -> DataError:
         f"{place} is not a row of the table: {reason}.",
         'Write a cell with quotes as "a ""quoted"" cell"; in R: row.names = FALSE, qmethod = "double".',
     )
+
+
+def begins_with(descriptor: int, mark: bytes) -> bool:
+    """True if an open file begins with these bytes; False for a pipe."""
+    try:
+        return os.pread(descriptor, len(mark), 0) == mark
+    except OSError:
+        return False
+
+
+def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows:
+    """Rows of an open file, without columns of bytes.
+
+    Raises:
+        DataError: pyarrow is missing, the file is damaged, or a column is missing.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            f"{name} is a Parquet file, which needs pyarrow.", "Install it: pip install 'xlcli[parquet]'"
+        ) from None
+    number = 0
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        try:
+            parts = parquet.ParquetFile(file)
+            kinds = {field.name: str(field.type) for field in parts.schema_arrow}
+            texts = [column for column, kind in kinds.items() if _TEXT_KIND.match(kind)]
+            _require(text_fields, texts, parts.schema_arrow.names, name)
+            columns = [column for column, kind in kinds.items() if "binary" not in kind]
+            for batch in parts.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number:,}", row
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{name} is a damaged Parquet file: {error}.", "Copy or download it again.") from None
+
+
+def read_while(portions: Portions, is_short: Callable[[bytes | bytearray], bool]) -> Generator[None, None, bytes]:
+    """First bytes, to which portions are added while `is_short` is true of them."""
+    head, wanted = bytearray(), 0
+    for portion in portions:
+        if portion is None:
+            yield None
+            continue
+        head += portion
+        if len(head) < wanted:  # looking anew at each portion would take long
+            continue
+        if not is_short(head):
+            return portion if len(portion) == len(head) else bytes(head)
+        wanted = len(head) * 9 // 8
+    return bytes(head)

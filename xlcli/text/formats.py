@@ -1,6 +1,6 @@
-"""Text out of compressed files, other Unicode encodings, JSON and tables, recognized by content.
+"""Text out of compressed files, other Unicode encodings, JSON and tables.
 
-    portions ─▶ unpacked ─▶ in UTF-8 ─▶ texts of JSON or of a table ─▶ portions of text
+    portions ─▶ unpacked ─▶ in UTF-8 ─▶ in lines ─▶ texts of JSON or of a table ─▶ portions of text
 
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
@@ -24,7 +24,19 @@ import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
-from xlcli.text.documents import PARQUET, Portions, begins_json, begins_with, documents, parquet_texts, read_while
+from xlcli.text.documents import (
+    DEFAULT_FIELD,
+    PARQUET,
+    Notice,
+    Portions,
+    Read,
+    begins_with,
+    documents,
+    parquet_rows,
+    read_while,
+    recognized,
+    texts_of,
+)
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13
@@ -34,6 +46,7 @@ COMPRESSIONS = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
+    **{b"%c\x2a\x4d\x18" % first: "zstd" for first in range(0x50, 0x60)},  # skippable frames, as pzstd writes them
 }
 """First bytes of compressed data."""
 ENCODINGS = {
@@ -69,36 +82,39 @@ def text_of(
     *,
     any_bytes: bool = False,
     token_ids: bool = False,
-    notice: Callable[[str], None] = lambda text: None,
+    notice: Notice = lambda text: None,
+    read: Read = texts_of,
 ) -> Portions:
     """Text of data in any of the formats.
 
     Args:
         portions: The data.
-        name: Name of the source in errors.
-        text_fields: Keys of the texts in JSON, or columns of a table; none is the key `text` of JSON, if the first
-            object has it.
+        name: Name of the source, by which rows are recognized, too.
+        text_fields: Keys of the texts in JSON, or columns of a table; none is the key `text` of JSON, if there is one.
         descriptor: Open file of the data, for Parquet and NumPy.
         any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
         token_ids: The text is ids of tokens: an array of integers in a NumPy file becomes decimal numbers.
-        notice: Called with remarks on rows that are read as plain text, or as one row, or are left out.
+        notice: Called with remarks on rows that are read as plain text, or as one row, or are left out, and on CR.
+        read: What is made of rows.
 
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
     """
     if descriptor is not None and begins_with(descriptor, PARQUET):
-        return parquet_texts(descriptor, name, text_fields, notice)
+        fields = text_fields or [DEFAULT_FIELD]
+        return read(parquet_rows(descriptor, name, fields), name, fields, notice)
     if token_ids and descriptor is not None and begins_with(descriptor, NUMPY):
         return decimal(descriptor, name)
     marks = [PARQUET] if any_bytes else [*BINARIES]
-    data = _without_binaries(in_utf8(unpacked(portions, name), name), name, marks)
-    return documents(data, name, text_fields, notice)
+    text = in_lines(_without_binaries(in_utf8(unpacked(portions, name), name), name, marks), name, notice)
+    return documents(text, name, text_fields, notice, read)
 
 
-def is_plain(head: bytes, text_fields: Sequence[str] = ()) -> bool:
-    """True if `text_of` passes data with these first bytes on unchanged."""
-    marks = (*COMPRESSIONS, *ENCODINGS, *BINARIES)
-    return not (text_fields or head.startswith(marks) or begins_json(head))
+def is_plain(head: bytes, name: str, text_fields: Sequence[str] = ()) -> bool:
+    """True if `text_of` passes data with these first `HEAD` bytes on unchanged."""
+    if head.startswith((*COMPRESSIONS, *ENCODINGS, *BINARIES)) or _ends_lines_in_cr(head):
+        return False
+    return recognized(head, name, text_fields)[0] == "plain"
 
 
 CRLF_NOTICE = "Windows line endings (CR LF) are read as LF"
@@ -184,6 +200,29 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         raise DataError(
             f"{name} begins like {encoding.upper()} but is not: {error}.", "Convert it to UTF-8 with iconv."
         ) from None
+
+
+def in_lines(portions: Portions, name: str, notice: Notice) -> Portions:
+    """Text with LF for each CR if its first `HEAD` bytes have no other line end; other text is passed on unchanged."""
+    n_left = HEAD
+    for portion in portions:
+        if portion and (b"\r" in portion or b"\n" in portion):
+            break
+        n_left -= len(portion or b"")
+        yield portion
+    else:
+        return
+    rest = itertools.chain([portion], portions)
+    head = yield from read_while(rest, lambda head: b"\n" not in head and len(head) < n_left)
+    data: Portions = itertools.chain([head], portions)
+    if _ends_lines_in_cr(head[: max(n_left, 0)]):
+        notice(f"{name} ends its lines in CR alone, which is read as a line end")
+        data = (part and part.replace(b"\r", b"\n") for part in data)
+    yield from data
+
+
+def _ends_lines_in_cr(head: bytes) -> bool:
+    return b"\r" in head[: HEAD - 1] and b"\n" not in head
 
 
 def decimal(descriptor: int, name: str) -> Iterator[bytes]:

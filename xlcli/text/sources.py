@@ -88,17 +88,22 @@ class Source:
             is_stored = self.reading.binary or (seek and self.seekable)
             yield from self._stored(file, first) if is_stored else self._converted(file, first, notice)
 
-    def rows(self, start: int, size: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """As `Corpus.rows`, of this file, whose text of `size` bytes begins at `start`; errors as of `blocks`."""
+    def rows(self, start: int, size: int) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
+        """Where rows of this file begin, whose text of `size` bytes begins at `start`, and their fields.
+
+        None are the fields of a row without text. Errors as of `blocks`.
+        """
         if self.seekable:
             yield start, {}
             return
         place, begun = start, False
         with self._opened() as file:
-            for text, fields, _, _ in self._portions(file):
-                if fields is not None or (text and not begun):
-                    begun = True
-                    yield place, plain(fields or {})
+            for text, document, _, _ in self._portions(file):
+                if document is not None:
+                    yield place, plain(document.fields) if document else None
+                elif text and not begun:
+                    yield place, {}
+                begun = begun or document is not None or text != b""
                 place += len(text)
         if place != start + size:
             raise self.changed()
@@ -130,8 +135,8 @@ class Source:
 
     def _portions(
         self, file: BinaryIO, notice: Callable[[str], None] = lambda text: None
-    ) -> Iterator[tuple[bytes, Mapping[str, Any] | None, int, int]]:
-        """Portions of text: bytes, fields of the document that they begin, `stored` and `crlf` as in `Block`."""
+    ) -> Iterator[tuple[bytes, Document | None, int, int]]:
+        """Portions of text: bytes, the document that they begin, `stored` and `crlf` as in `Block`."""
         reading, line_ends, place = self.reading, formats.LineEnds(), 0
 
         def stored() -> Iterator[bytes]:
@@ -140,16 +145,16 @@ class Source:
                 place = block.stored
                 yield block.text
 
-        how = {"any_bytes": reading.any_bytes, "token_ids": reading.token_ids}
+        how: dict[str, Any] = {"any_bytes": reading.any_bytes, "token_ids": reading.token_ids}
         for portion in formats.text_of(stored(), self.name, reading.text_fields, file.fileno(), notice=notice, **how):
-            fields = portion.fields if isinstance(portion, Document) else None
-            yield line_ends.feed(portion or b""), fields, place, line_ends.replaced
+            document = portion if isinstance(portion, Document) else None
+            yield line_ends.feed(portion or b""), document, place, line_ends.replaced
         yield line_ends.feed(b"", final=True), None, place, line_ends.replaced
 
     def _converted(self, file: BinaryIO, first: int, notice: Callable[[str], None]) -> Iterator[Block]:
         held, documents = bytearray(), list[int]()
-        for text, fields, done, crlf in self._portions(file, notice):
-            if fields is not None:
+        for text, document, done, crlf in self._portions(file, notice):
+            if document:
                 documents.append(len(held))
             held += text
             while len(held) >= BLOCK:
@@ -261,7 +266,7 @@ def _is_plain(descriptor: int, name: str, reading: InputFormat) -> bool:
         head = os.pread(descriptor, formats.HEAD, 0)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the disk.") from None
-    return reading.binary or formats.is_plain(head, reading.text_fields)
+    return reading.binary or formats.is_plain(head, name, reading.text_fields)
 
 
 def _is_model(folder: Path) -> bool:

@@ -39,7 +39,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition, WordPosition
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, LineEnds
-from xlcli.text.oddities import OF_ROWS, Oddities
+from xlcli.text.oddities import Oddities
 from xlcli.text.pretokenize import PreTokenizer
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions, Words
@@ -92,9 +92,11 @@ def stream(
         StateError: `resume` does not fit `options`.
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
-    oddities = _oddities(options, resume)
+    oddities = Oddities("line", "row" if options.each_line else "line", running.output.n_lines)
+    if options.text_field:
+        oddities = Oddities("row", "row")
     if not options.binary and model.tokenizer.kind != "ids":
-        portions = _searched(portions, oddities)
+        portions = oddities.watched(portions)
     intake, output = running.intake, running.output
     if resume is None and options.save_every is not None:
         running.save()  # so that a stream that is killed early knows where it began
@@ -118,26 +120,6 @@ def stream(
     yield from map(Notice, model.tokenizer.take_notices())
     yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
     yield running.stats(final=True)
-
-
-def _oddities(options: StreamConfig, resume: SessionState | None) -> Oddities:
-    """Counts the rows or lines of a stream, with numbers that continue those of a saved session."""
-    kinds = OF_ROWS if options.text_field or options.each_line else ()
-    position = (resume and resume.stream) or StreamPosition()
-    if options.text_field:
-        words = position.words
-        return Oddities("row", kinds, words.document + len(words.starts) if words else 0)
-    n_waiting = resume.pending.data.count(b"\n") if resume else 0
-    return Oddities("line", kinds, position.n_lines + n_waiting)
-
-
-def _searched(portions: Iterable[bytes | None], oddities: Oddities) -> Iterator[bytes | None]:
-    """The portions, each after `oddities` has taken it."""
-    for portion in portions:
-        if isinstance(portion, Document):
-            oddities.begin()
-        oddities.feed(portion or b"")
-        yield portion
 
 
 class _Stream:

@@ -32,7 +32,7 @@ from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.documents import Joined
-from xlcli.text.oddities import OF_ROWS, Oddities
+from xlcli.text.oddities import Oddities
 from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
@@ -180,13 +180,11 @@ def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
 
     Rows are numbered as documents are, and both texts of a pair are one row.
     """
-    corpus = text.part.corpus
-    has_rows = bool(options.text_fields) or (not options.each_line and len(text.part.documents) > len(corpus.sources))
-    is_list = bool(options.text_fields) or options.each_line or (has_rows and options.reset_on_document is True)
-    oddities = Oddities("row" if has_rows else "line", OF_ROWS if is_list else ())
-    begins: Sequence[int] = list(itertools.accumulate(corpus.facts.sizes, initial=0))
-    if has_rows:
-        begins = corpus.facts.documents[:: 2 if options.pairs else 1]
+    corpus, is_table = text.part.corpus, bool(options.text_fields)
+    oddities = Oddities("row" if is_table else "line", "row" if is_table or options.each_line else "line")
+    begins: Sequence[int] = [*itertools.accumulate(corpus.facts.sizes, initial=0)]
+    if is_table:
+        begins = corpus.facts.documents[:: 1 + bool(options.pairs)]
     oddities.begin()
     for portion, is_end in divided(text.part.read(), begins, at_lines=False):
         oddities.feed(portion)

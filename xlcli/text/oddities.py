@@ -6,201 +6,178 @@ beside Hebrew or Arabic, no-break blanks of French and of numbers, full-width le
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from html.entities import name2codepoint
-from typing import NamedTuple
+from typing import Any
+
+import re2
 
 from xlcli.events import Notice
+from xlcli.text.documents import Document
 
 LONGEST = 2**24
 """Number of bytes after which a line is searched in parts, so that RAM stays bounded."""
 EXCERPT = 24
-"""Number of characters that are shown on either side of an oddity."""
-LONGEST_ITEM = 250
-"""Number of characters above which a row is hardly an item with a marked region."""
+"""Number of characters that are shown on either side."""
 
 
-class Kind(NamedTuple):
-    """A kind of oddity: what a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What a line has, what to do about it, and a pattern whose group is shown.
 
-    Without a pattern it is letters that NFC changes. In less than `least_share` of all rows or lines it is usual prose.
+    Attributes:
+        of: Where it is odd: in any `line`, in a `row` that is scored on its own, in the `first` line of a file or row,
+            or in a `prompt`.
+        least_share: In a smaller share of all rows or lines it is usual.
     """
 
     name: str
     remedy: str
-    pattern: str | None
+    pattern: str
+    of: str = "line"
     least_share: float = 0.0
 
+    @cached_property
+    def compiled(self) -> Any:
+        """The pattern."""
+        return re2.compile(self.pattern)
+
     def find(self, line: str) -> tuple[int, int] | None:
-        """Place of the first one."""
-        if self.pattern is None:
-            return _decomposed(line)
-        found = re.search(self.pattern, line)
-        return None if found is None else found.span(found.lastindex or 0)
+        """Where the first one begins and ends."""
+        found = self.compiled.search(line)
+        return found and found.span(found.lastindex)
 
 
-_JOINING = r"\u0590-\u061b\u061d-\u1dff\ua800-\uabff\ufb1d-\ufdff\ufe70-\ufefc\U00010a00-\U00011fff"
-"""Scripts that join letters, or write words without blanks, from Hebrew to Mongolian."""
-_JOINED = rf"{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
-"""Their letters, and emoji."""
-_RIGHT_TO_LEFT = r"\u0590-\u061b\u061d-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff"
-_DIRECTION = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_EAST_ASIAN = r"\u3001-\u9fff\uac00-\ud7af\uff65-\uff9f"
-_FULL_WIDTH = r"\uff10-\uff19\uff21-\uff3a\uff41-\uff5a"
-_LIKE_LATIN = (
-    r"\u0410\u0412\u0415\u041a\u041c-\u041e\u0420-\u0422\u0425\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456"
+class Decomposed(Kind):
+    """Letters that NFC joins with their marks, or replaces by equal ones.
+
+    NFC also reorders marks, as in Hebrew, and divides letters, as in Hindi: both forms are usual there, so not odd.
+    """
+
+    def find(self, line: str) -> tuple[int, int] | None:
+        """Where the first one begins and ends."""
+        for found in self.compiled.finditer(line):
+            composed = unicodedata.normalize("NFC", found[0])
+            if len(composed) <= len(found[0]) and sorted(composed) != sorted(found[0]):
+                return found.span()
+        return None
+
+
+_BESIDE = "(?:^|[^{0}])({1})(?:[^{0}]|$)"  # with neither neighbor among these
+_WITHOUT = "^[^{0}]*?({1})[^{0}]*$"  # in a line without these
+_JOINED = r"\p{Lo}\p{M}\p{So}\p{Sk}"  # letters without case, their signs, and emoji
+_RIGHT_TO_LEFT = r"\p{Arabic}\p{Hebrew}\p{Syriac}\p{Thaana}\p{Nko}"
+_EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\x{3001}-\x{303f}"
+_FULL_WIDTH = r"[\x{ff10}-\x{ff19}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}]"
+_RARE_BLANK = r"[\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]"
+_INSIDE = r"[\x{80}-\x{bf}ŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™]"  # a byte inside a character, as Latin-1 or Windows-1252 read it
+_MISREAD = (
+    rf"(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|[ÐÑ]{_INSIDE}[ÐÑ]{_INSIDE}|â[€„\x{{80}}]|ï[»¿¬]|ð[Ÿ\x{{9f}}]|[\x{{80}}-\x{{9f}}]"
 )
-_INSIDE = r"\x80-\xbfŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™"
-"""What Latin-1 and Windows-1252 make of bytes inside a UTF-8 character, except quotes and dashes."""
-_WITHOUT = "^(?=[^{0}]*([{0}]))(?!.*[{1}])"
-"""The first of these characters in a line without those."""
-_MARKED = rf"^(?=.{{1,{LONGEST_ITEM}}}$).*?(?:^|(?<=[\s\"'“(]))(%s)(?=\S)(?:(?!\1).)+(?<=\S)\1(?=[\s.,;:!?\"'”)]|$)"
-"""A region between marks."""
+_ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
+_DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
+_TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
+_REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[\s.,;:!?)\"'”][^{0}]*)?$"  # the only one
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
-
+_ENCODING = "read the source in its own encoding"
 KINDS = (
-    Kind("decomposed letters", "normalize the text to NFC", None),
+    Decomposed("decomposed letters", "normalize the text to NFC", _DECOMPOSED),
     Kind(
-        "zero-width characters", _REMOVE, rf"[\u034f\u180e\u200b-\u200d\u2060-\u206f](?<![{_JOINED}].)(?![{_JOINED}])"
+        "zero-width characters",
+        _REMOVE,
+        _BESIDE.format(_JOINED, r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{206f}]"),
     ),
-    Kind("invisible tags", _REMOVE, r"[\U000e0001-\U000e007f](?<![\U0001f3f4\U000e0020-\U000e007f].)"),
-    Kind("soft hyphens", _REMOVE, r"\xad(?<!Ã.)"),
-    Kind("direction marks", _REMOVE, _WITHOUT.format(_DIRECTION, _RIGHT_TO_LEFT)),
-    Kind("byte-order marks", _REMOVE, r"\ufeff"),
-    Kind("lost characters", "convert the source anew, from the encoding that it has", r"\ufffd"),
-    Kind("ligatures or mathematical letters", _PLAIN, r"[\ufb00-\ufb06\U0001d400-\U0001d7ff]"),
-    Kind("full-width letters", _PLAIN, _WITHOUT.format(_FULL_WIDTH, _EAST_ASIAN)),
-    Kind(
-        "Cyrillic letters like Latin ones",
-        "write Latin letters",
-        rf"^(?=[^{_LIKE_LATIN}]*[{_LIKE_LATIN}])(?!.*(?![{_LIKE_LATIN}])[\u0400-\u052f])"
-        rf".*?((?<=[A-Za-z])[{_LIKE_LATIN}]|[{_LIKE_LATIN}](?=[A-Za-z]))",
-    ),
-    Kind(
-        "characters of a wrong encoding",
-        "read the source in its own one, as UTF-8 or Windows-1252",
-        # The last group is empty, because this can be seen.
-        rf"(?:[ÂÃ](?<![A-ZÀ-Þ].)(?=[{_INSIDE}])|[ÐÑ](?=[{_INSIDE}][ÐÑ][{_INSIDE}])|â(?=[€„\x80])|ï(?=[»¿¬])"
-        r"|ð(?=[Ÿ\x9f])|[\x80-\x9f])()",
-    ),
-    Kind(
-        "HTML entities",
-        "decode them, for example by html.unescape in Python",
-        rf"&(?<![\"'>=;].)(?<!= .)(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});(?![\"'<=])",
-    ),
-    Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0e-\x1f\x7f]"),
-    Kind(
-        "no-break or other rare blanks",
-        "write spaces",
-        r"[\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-        rf"(?<![\d«—–{_EAST_ASIAN}].)(?![\d;:!?»%€—–{_EAST_ASIAN}])",
-    ),
+    Kind("soft hyphens", _REMOVE, r"(?:^|[^Ã])(\x{ad})"),
+    Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, r"[\x{200e}\x{200f}\x{202a}-\x{202e}]")),
+    Kind("byte-order marks", _REMOVE, r"(\x{feff})"),
+    Kind("lost characters", _ENCODING, r"(\x{fffd})"),
+    Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()"),  # shown as they are, since they can be seen
+    Kind("ligatures or mathematical letters", _PLAIN, r"([\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}])"),
+    Kind("full-width letters", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
+    Kind("HTML entities", "decode them", rf"(?:^|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
+    Kind("control characters", _REMOVE, r"([\x00-\x08\x0b\x0e-\x1f\x7f])"),
+    Kind("no-break or other rare blanks", "write spaces", _BESIDE.format(rf"\d«—–;:!?»%€{_EAST_ASIAN}", _RARE_BLANK)),
+    Kind("blanks at an end or two together", _REMOVE, r"(^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,})", "row"),
+    Kind("the text NA", "leave them out if the value is missing", "^()NA$", "row"),
+    Kind("marks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
+    Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
+    Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
+    Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
+    Kind("a blank at the end", "remove it: tokens begin with a blank", r"([^\S\n]+)\z", "prompt"),
 )
-"""In any text."""
-OF_ROWS = (
-    Kind("blanks at an end or two together", _REMOVE, r"^\s+|\s+$|\s\s+"),
-    Kind("the text NA", "leave them out if the value is missing", r"^NA$"),
-    Kind("marks around words (*was*, |was|)", _COLUMN, _MARKED % r"\*\*?|[|#^~]", least_share=0.2),
-    Kind("underscores around words (_was_)", _COLUMN, _MARKED % "_", least_share=0.5),
-)
-"""In rows of a table, and in lines scored each on its own. The shares are higher than in books, Markdown and logs."""
-OF_BEGINNINGS = (
-    Kind(
-        "a beginning in XML or HTML",
-        "extract the text, because tags are scored, too",
-        r"(?i)^\s*(?=<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei|teicorpus)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"']))",
-    ),
-)
-"""In the first line of a file or row."""
-OF_PROMPTS = (Kind("a blank at the end", "remove it: tokens begin with the blank before a word", r"[^\S\n]+\Z"),)
-_USUAL = re.compile(
-    r"[\t\r -%'-~¡-¬®-ÁÄ-ÏÒ-áã-îñ-ſ\u0391-\u03c9\u05d0-\u05ea\u0621-\u064a–—‘’“”…、。ぁ-ゖァ-ヺ一-\u9fff가-\ud7a3]*+"
-)
-"""A line without any of `KINDS`; most are, which saves time."""
+"""The shares are higher than in books, Markdown and logs."""
 
 
 class Oddities:
-    """Counts the units of a text (`line`, `row` or `prompt`) that have something odd, by kind.
+    """Counts what is odd in the units of a text: `line`, `row` or `prompt`, after `n_before` others.
 
-    Args:
-        unit: Name of what is counted.
-        kinds: Kinds to look for beside `KINDS`.
-        n_before: Number of units before the text.
+    `of` are the kinds to look for beside those of any line.
     """
 
-    def __init__(self, unit: str, kinds: Sequence[Kind] = (), n_before: int = 0) -> None:
-        self.unit, self._kinds = unit, kinds
+    def __init__(self, unit: str, of: str, n_before: int = 0) -> None:
+        self._unit, self._is_first, self._held = unit, n_before == 0, bytearray()
         self._number = n_before + (unit == "line")  # of the present unit
-        self._begins = n_before == 0
-        self._held = bytearray()
-        self._counts, self._latest, self._first = Counter[Kind](), dict[Kind, int](), dict[Kind, str]()
+        self._kinds = [kind for kind in KINDS if kind.of in ("line", "first", of)]
+        self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))
+        self._counts, self._latest, self._excerpts = Counter[Kind](), dict[Kind, int](), dict[Kind, str]()
 
     def begin(self) -> None:
         """Begins a row or prompt, or a file of lines."""
         self._search_held()
-        self._number += self.unit != "line"
-        self._begins = True
+        self._number += self._unit != "line"
+        self._is_first = True
 
     def feed(self, portion: bytes) -> None:
-        """Takes the next bytes. The last line waits for its end, in at most `LONGEST` bytes of RAM."""
+        """Takes the next bytes; an unfinished line at their end waits."""
         self._held += portion
         if b"\n" in portion:
-            *lines, rest = bytes(self._held).split(b"\n")
-            self._held = bytearray(rest)
+            *lines, self._held = self._held.split(b"\n")
             for line in lines:
                 self.search(line)
-                self._number += self.unit == "line"
+                self._number += self._unit == "line"
         if len(self._held) > LONGEST:
             self._search_held()
 
+    def watched(self, portions: Iterable[bytes | None]) -> Iterator[bytes | None]:
+        """The portions, each after it was taken. A `Document` begins a row."""
+        for portion in portions:
+            if isinstance(portion, Document):
+                self.begin()
+            self.feed(portion or b"")
+            yield portion
+
     def search(self, text: bytes) -> None:
         """Looks for oddities in a line of the present unit, or in a whole prompt."""
-        line = text.removesuffix(b"\r").decode("utf-8", "surrogateescape")
-        kinds = [*self._kinds, *(OF_BEGINNINGS if self._begins else ())]
-        self._begins = self._begins and not line.strip()
-        if not _USUAL.fullmatch(line):
-            kinds += KINDS
-        for kind in kinds:
-            place = kind.find(line)
+        line = text.removesuffix(b"\r").decode("utf-8", "ignore")
+        is_first = self._is_first
+        self._is_first = is_first and not line.strip()
+        for kind in self._kinds if self._any.search(line) else ():
+            place = kind.find(line) if is_first or kind.of != "first" else None
             if place is not None and self._latest.get(kind) != self._number:
                 self._latest[kind] = self._number
                 self._counts[kind] += 1
-                if kind not in self._first:
-                    self._first[kind] = f"{self.unit} {self._number:,}: '{_excerpt(line, *place)}'"
+                if kind not in self._excerpts:
+                    self._excerpts[kind] = f"{self._unit} {self._number:,}: '{_excerpt(line, *place)}'; {kind.remedy}"
 
     def _search_held(self) -> None:
-        self.search(bytes(self._held))
-        self._held.clear()
+        self.search(self._held)
+        self._held = bytearray()
 
     def notices(self) -> Iterator[Notice]:
-        """One notice at the end of the text, if anything was found."""
+        """One notice on all that was found; at the end of the text."""
         self._search_held()
-        told = [kind for kind in self._first if self._counts[kind] >= kind.least_share * self._number]
-        if told:
-            parts = [f"{self._counts[kind]:,} with {kind.name} ({self._first[kind]}; {kind.remedy})" for kind in told]
-            yield Notice(f"{self.unit}s that need a look: {'; '.join(parts)}", "warning")
-
-
-def _decomposed(line: str) -> tuple[int, int] | None:
-    """Place of the first letter that NFC joins with its marks, or replaces by an equal one.
-
-    NFC also reorders marks, as in Hebrew, and divides letters, as in Hindi: both forms are usual there, so not odd.
-    """
-    if unicodedata.is_normalized("NFC", line):
-        return None
-    for word in re.finditer(r"\S+", line):
-        composed = unicodedata.normalize("NFC", word[0])
-        if len(composed) <= len(word[0]) and sorted(composed) != sorted(word[0]):
-            n_equal = [old == new for old, new in zip(word[0], composed, strict=False)].index(False)
-            return word.start() + n_equal, word.start() + n_equal + 2
-    return None
+        counts = {kind: n for kind, n in self._counts.items() if n >= kind.least_share * self._number}
+        if counts:
+            parts = [f"{n:,} with {kind.name} ({self._excerpts[kind]})" for kind, n in counts.items()]
+            yield Notice(f"{self._unit}s that need a look: {'; '.join(parts)}", "warning")
 
 
 def _excerpt(line: str, start: int, end: int) -> str:
-    """The surroundings of an oddity, with code points for it and for what cannot be printed."""
+    """What was found and its surroundings, with code points for it and for what cannot be printed."""
     first, shown = max(0, start - EXCERPT), []
     for at, char in enumerate(line[first : end + EXCERPT], first):
         is_plain = "!" <= char <= "~" or (char.isprintable() and not start <= at < end)

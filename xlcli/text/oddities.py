@@ -8,38 +8,47 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from html.entities import name2codepoint
-from typing import Any
+from typing import Any, Literal
 
 import re2
 
 from xlcli.events import Notice
-from xlcli.text.documents import Document
+from xlcli.text.documents import LONGEST_LINE, Document
 
-LONGEST = 2**24
-"""Number of bytes after which a line is searched in parts, so that RAM stays bounded."""
 EXCERPT = 24
 """Number of characters that are shown on either side."""
 
 
+def is_decomposed(letters: str) -> bool:
+    """True if NFC joins letters with their marks, or replaces them by equal ones.
+
+    NFC also reorders marks, as in Hebrew, and divides letters, as in Hindi: both forms are usual there, so not odd.
+    """
+    composed = unicodedata.normalize("NFC", letters)
+    return len(composed) <= len(letters) and sorted(composed) != sorted(letters)
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What a line has, what to do about it, and a pattern whose group is shown.
+    """What a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
 
     Attributes:
         of: Where it is odd: in any `line`, in a `row` that is scored on its own, in the `first` line of a file or row,
             or in a `prompt`.
         least_share: In a smaller share of all rows or lines it is usual.
+        accepts: True for what the pattern has found, if it is odd.
     """
 
     name: str
     remedy: str
     pattern: str
-    of: str = "line"
+    of: Literal["line", "row", "first", "prompt"] = "line"
     least_share: float = 0.0
+    accepts: Callable[[str], bool] = bool  # of all that is not empty
 
     @cached_property
     def compiled(self) -> Any:
@@ -48,22 +57,9 @@ class Kind:
 
     def find(self, line: str) -> tuple[int, int] | None:
         """Where the first one begins and ends."""
-        found = self.compiled.search(line)
-        return found and found.span(found.lastindex)
-
-
-class Decomposed(Kind):
-    """Letters that NFC joins with their marks, or replaces by equal ones.
-
-    NFC also reorders marks, as in Hebrew, and divides letters, as in Hindi: both forms are usual there, so not odd.
-    """
-
-    def find(self, line: str) -> tuple[int, int] | None:
-        """Where the first one begins and ends."""
         for found in self.compiled.finditer(line):
-            composed = unicodedata.normalize("NFC", found[0])
-            if len(composed) <= len(found[0]) and sorted(composed) != sorted(found[0]):
-                return found.span()
+            if self.accepts(found[0]):
+                return found.span(found.lastindex or 0)
         return None
 
 
@@ -72,6 +68,8 @@ _WITHOUT = "^[^{0}]*?({1})[^{0}]*$"  # in a line without these
 _JOINED = r"\p{Lo}\p{M}\p{So}\p{Sk}"  # letters without case, their signs, and emoji
 _RIGHT_TO_LEFT = r"\p{Arabic}\p{Hebrew}\p{Syriac}\p{Thaana}\p{Nko}"
 _EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\x{3001}-\x{303f}"
+_DIRECTION = r"[\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+_ZERO_WIDTH = r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{2064}\x{206a}-\x{206f}]"
 _FULL_WIDTH = r"[\x{ff10}-\x{ff19}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}]"
 _RARE_BLANK = r"[\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]"
 _INSIDE = r"[\x{80}-\x{bf}ŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™]"  # a byte inside a character, as Latin-1 or Windows-1252 read it
@@ -85,29 +83,25 @@ _REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
 _ENCODING = "read the source in its own encoding"
 KINDS = (
-    Decomposed("decomposed letters", "normalize the text to NFC", _DECOMPOSED),
-    Kind(
-        "zero-width characters",
-        _REMOVE,
-        _BESIDE.format(_JOINED, r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{206f}]"),
-    ),
+    Kind("decomposed letters", "normalize the text to NFC", _DECOMPOSED, accepts=is_decomposed),
+    Kind("zero-width characters", _REMOVE, _BESIDE.format(_JOINED, _ZERO_WIDTH)),
     Kind("soft hyphens", _REMOVE, r"(?:^|[^Ã])(\x{ad})"),
-    Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, r"[\x{200e}\x{200f}\x{202a}-\x{202e}]")),
-    Kind("byte-order marks", _REMOVE, r"(\x{feff})"),
-    Kind("lost characters", _ENCODING, r"(\x{fffd})"),
+    Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)),
+    Kind("byte-order marks", _REMOVE, r"\x{feff}"),
+    Kind("lost characters", _ENCODING, r"\x{fffd}"),
     Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()"),  # shown as they are, since they can be seen
-    Kind("ligatures or mathematical letters", _PLAIN, r"([\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}])"),
+    Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
     Kind("full-width letters", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
-    Kind("HTML entities", "decode them", rf"(?:^|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
-    Kind("control characters", _REMOVE, r"([\x00-\x08\x0b\x0e-\x1f\x7f])"),
+    Kind("HTML entities", "decode them", rf"(?:^ ?|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
+    Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0e-\x1f\x7f]"),
     Kind("no-break or other rare blanks", "write spaces", _BESIDE.format(rf"\d«—–;:!?»%€{_EAST_ASIAN}", _RARE_BLANK)),
-    Kind("blanks at an end or two together", _REMOVE, r"(^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,})", "row"),
-    Kind("the text NA", "leave them out if the value is missing", "^()NA$", "row"),
+    Kind("blanks at an end or two together", _REMOVE, r"^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,}", "row"),
+    Kind("the text NA", "leave them out if the value is missing", "^NA$", "row"),
     Kind("marks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
     Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
     Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
-    Kind("a blank at the end", "remove it: tokens begin with a blank", r"([^\S\n]+)\z", "prompt"),
+    Kind("a blank at the end", "remove it: tokens begin with a blank", r"[^\S\n]+\z", "prompt"),
 )
 """The shares are higher than in books, Markdown and logs."""
 
@@ -123,7 +117,7 @@ class Oddities:
         self._number = n_before + (unit == "line")  # of the present unit
         self._kinds = [kind for kind in KINDS if kind.of in ("line", "first", of)]
         self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))
-        self._counts, self._latest, self._excerpts = Counter[Kind](), dict[Kind, int](), dict[Kind, str]()
+        self._counts, self._latest, self._first = Counter[Kind](), dict[Kind, int](), dict[Kind, str]()
 
     def begin(self) -> None:
         """Begins a row or prompt, or a file of lines."""
@@ -139,7 +133,7 @@ class Oddities:
             for line in lines:
                 self.search(line)
                 self._number += self._unit == "line"
-        if len(self._held) > LONGEST:
+        if len(self._held) > LONGEST_LINE:
             self._search_held()
 
     def watched(self, portions: Iterable[bytes | None]) -> Iterator[bytes | None]:
@@ -160,8 +154,7 @@ class Oddities:
             if place is not None and self._latest.get(kind) != self._number:
                 self._latest[kind] = self._number
                 self._counts[kind] += 1
-                if kind not in self._excerpts:
-                    self._excerpts[kind] = f"{self._unit} {self._number:,}: '{_excerpt(line, *place)}'; {kind.remedy}"
+                self._first.setdefault(kind, f"{self._unit} {self._number:,}: '{_excerpt(line, *place)}'")
 
     def _search_held(self) -> None:
         self.search(self._held)
@@ -169,10 +162,11 @@ class Oddities:
 
     def notices(self) -> Iterator[Notice]:
         """One notice on all that was found; at the end of the text."""
+        n_units = self._number - (self._unit == "line" and not self._held)
         self._search_held()
-        counts = {kind: n for kind, n in self._counts.items() if n >= kind.least_share * self._number}
+        counts = {kind: n for kind, n in self._counts.items() if n >= kind.least_share * n_units}
         if counts:
-            parts = [f"{n:,} with {kind.name} ({self._excerpts[kind]})" for kind, n in counts.items()]
+            parts = [f"{n:,} with {kind.name} ({self._first[kind]}; {kind.remedy})" for kind, n in counts.items()]
             yield Notice(f"{self._unit}s that need a look: {'; '.join(parts)}", "warning")
 
 

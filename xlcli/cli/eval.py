@@ -26,7 +26,7 @@ from xlcli.cli.signals import Stop
 from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
 from xlcli.config import Config, EvalConfig, ModelConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, Scored, TokenScore, WordScore
+from xlcli.events import ContinuationScore, Done, Event, Notice, PairScore, Row, Score, Scored, TokenScore, WordScore
 from xlcli.files import cache_folder, is_pipe, read_json
 from xlcli.ranks import Ranks, join
 from xlcli.store.layout import HELD_OUT, TOKENIZER, read_config, read_record
@@ -263,10 +263,11 @@ def score_all(
     stop: Stop,
     asked: Mapping[str, bool],
 ) -> Iterator[Event]:
-    """Events of the evaluation of each model, which leaves the RAM before the next one is loaded.
+    """Events of the evaluation of each model, which leaves the RAM before the next one is loaded; each notice once.
 
     `asked` are arguments of `xlcli.evaluation.evaluate`.
     """
+    said = set[Event]()
     for folder, name in zip(folders, names_of(folders), strict=True):
         loaded, runtime = prologue.load_model(folder, config.eval, config.runtime, screen, ranks)
         from xlcli import evaluation
@@ -274,6 +275,10 @@ def score_all(
         events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=stop, **asked)
         del loaded
         for event in events:
+            if isinstance(event, Notice):
+                if event in said:
+                    continue
+                said.add(event)
             yield replace(event, model=name) if isinstance(event, Score) and len(folders) > 1 else event
         if ranks.broadcast(stop()):
             break

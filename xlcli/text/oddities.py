@@ -100,6 +100,7 @@ KINDS = (
     Kind("marks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
     Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
+    Kind("brackets around words ([was])", _COLUMN, _REGION.format(r"\[\]"), "row", least_share=0.9),
     Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[^\S\n]+\z", "prompt"),
 )

@@ -15,7 +15,7 @@ ODD = {
     "direction": ("\u200ecaf\u00e9", "<U+200E>caf\u00e9"),
     "wrong encoding": ("caf\u00c3\u00a9", "caf\u00c3\u00a9"),
     "entities": ("R&amp;D", "R&amp;D"),
-    "marks": ("*caf\u00e9*", "*caf\u00e9*"),
+    "asterisks": ("*caf\u00e9*", "*caf\u00e9*"),
 }
 
 

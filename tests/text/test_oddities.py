@@ -1,6 +1,8 @@
 """What nobody sees in a text: which characters are odd and which are a script's own, counts, numbers and excerpts."""
 
+import itertools
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -117,7 +119,7 @@ def test_letters_that_nfc_joins_are_decomposed_in_full_and_in_part(letter):
         ("The dog.\t", "blanks", "dog.<U+0009>"),
         ("The dog.\u00a0", "blanks at an end", "dog.<U+00A0>"),
         ("NA", "the text NA", "NA"),
-        ("The dog *was* here.", "marks", "*was*"),
+        ("The dog *was* here.", "asterisks", "*was*"),
         ("The dog |was here|", "bars", "|was here|"),
         ("_was_ it?", "underscores", "_was_"),
         ("The dog [was] here.", "brackets", "[was]"),
@@ -133,7 +135,7 @@ def test_rows_are_looked_at_more_closely(text, kind, shown):
 def test_marks_are_odd_only_in_rows_that_have_them_more_often_than_prose():
     marked, plain = "The dog *was* here.\n", "The dog was here.\n"
     for n, is_odd in ((1, False), (2, True), (10, True)):
-        assert ("marks" in (said(marked * n + plain * (10 - n), of="row") or "")) == is_odd
+        assert ("asterisks" in (said(marked * n + plain * (10 - n), of="row") or "")) == is_odd
     for n, is_odd in ((8, False), (9, True), (10, True)):
         rows = "The dog _was_ here.\n" * n + plain * (10 - n)
         assert ("underscores" in (said(rows, of="row") or "")) == is_odd
@@ -166,11 +168,11 @@ def test_markup_counts_where_a_file_begins():
 
 @given(st.lists(st.integers(0, 90)), st.sampled_from(["line", "row"]))
 def test_notices_do_not_depend_on_the_division(cuts, of):
-    text = "plain \u00e9\ncafe\u0301\u200b &amp; \r\n  two  \n\n\u201cthe\u00a0dog\u201d *x*\nlast\u00ad without end".encode()
+    text = "\u00e9\ncafe\u0301\u200b &amp; \r\n  two  \n\n\u201cthe\u00a0dog\u201d *x*\nlast\u00ad".encode()
     whole, divided = Oddities("line", of), Oddities("line", of)
     whole.feed(text)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for start, stop in zip(places, places[1:], strict=False):
+    for start, stop in itertools.pairwise(places):
         divided.feed(text[start:stop])
     assert list(whole.notices()) == list(divided.notices())
 
@@ -189,5 +191,10 @@ def test_a_prompt_is_one_unit_whose_end_matters():
         assert bool(list(oddities.notices())) == is_odd
 
 
-def test_each_kind_has_a_name_of_its_own():
-    assert len({kind.name for kind in KINDS}) == len(KINDS)
+def test_the_page_on_words_names_each_kind_and_its_remedy():
+    page = (Path(__file__).parents[2] / "docs" / "words.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    remedies = {row[0].removeprefix("*in rows:* "): row[-1] for row in rows}
+    for kind in KINDS:
+        if kind.of != "prompt":
+            assert remedies[kind.name.split(" (")[0]] == kind.remedy

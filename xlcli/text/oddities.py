@@ -59,7 +59,8 @@ class Kind:
         """Where the first one begins and ends."""
         for found in self.compiled.finditer(line):
             if self.accepts(found[0]):
-                return found.span(found.lastindex or 0)
+                start, end = found.span(found.lastindex or 0)
+                return start, end
         return None
 
 
@@ -97,12 +98,12 @@ KINDS = (
     Kind("no-break or other rare blanks", "write spaces", _BESIDE.format(rf"\d«—–;:!?»%€{_EAST_ASIAN}", _RARE_BLANK)),
     Kind("blanks at an end or two together", _REMOVE, r"^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,}", "row"),
     Kind("the text NA", "leave them out if the value is missing", "^NA$", "row"),
-    Kind("marks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
+    Kind("asterisks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
     Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
     Kind("brackets around words ([was])", _COLUMN, _REGION.format(r"\[\]"), "row", least_share=0.9),
     Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
-    Kind("a blank at the end", "remove it: tokens begin with a blank", r"[^\S\n]+\z", "prompt"),
+    Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),
 )
 """The shares are higher than in books, Markdown and logs."""
 
@@ -145,7 +146,7 @@ class Oddities:
             self.feed(portion or b"")
             yield portion
 
-    def search(self, text: bytes) -> None:
+    def search(self, text: bytes | bytearray) -> None:
         """Looks for oddities in a line of the present unit, or in a whole prompt."""
         line = text.removesuffix(b"\r").decode("utf-8", "ignore")
         is_first = self._is_first

@@ -127,7 +127,8 @@ def generate_prompts(
 
 def _odd_prompts(prompts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[Notice]:
     """A notice on prompts that are not what they look like, or end in a blank where tokens begin with one."""
-    has_blanks = any(text[:1] == b" " != text for text in tokenizer.texts)
+    texts = (tokenizer.decode([i]) for i in range(tokenizer.vocab_size))  # most vocabularies have one among the first
+    has_blanks = any(len(text) > 1 and text.startswith(b" ") for text in texts)
     oddities = Oddities("prompt", "prompt" if has_blanks else "line")
     for prompt in prompts:
         oddities.begin()

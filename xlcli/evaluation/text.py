@@ -180,10 +180,11 @@ def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
 
     Rows are numbered as documents are, and both texts of a pair are one row.
     """
-    corpus, is_table = text.part.corpus, bool(options.text_fields)
-    oddities = Oddities("row" if is_table else "line", "row" if is_table or options.each_line else "line")
+    corpus = text.part.corpus
+    oddities = Oddities("line", "row" if options.each_line else "line")
     begins: Sequence[int] = [*itertools.accumulate(corpus.facts.sizes, initial=0)]
-    if is_table:
+    if options.text_fields:
+        oddities = Oddities("row", "row")
         begins = corpus.facts.documents[:: 1 + bool(options.pairs)]
     oddities.begin()
     for portion, is_end in divided(text.part.read(), begins, at_lines=False):

@@ -116,7 +116,7 @@ class Oddities:
 
     def __init__(self, unit: str, of: str, n_before: int = 0) -> None:
         self._unit, self._is_first, self._held = unit, n_before == 0, bytearray()
-        self._number = n_before + (unit == "line")  # of the present unit
+        self._n_begun = n_before
         self._kinds = [kind for kind in KINDS if kind.of in ("line", "first", of)]
         self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))
         self._counts, self._latest, self._first = Counter[Kind](), dict[Kind, int](), dict[Kind, str]()
@@ -124,8 +124,9 @@ class Oddities:
     def begin(self) -> None:
         """Begins a row or prompt, or a file of lines."""
         self._search_held()
-        self._number += self._unit != "line"
         self._is_first = True
+        if self._unit != "line":
+            self._n_begun += 1
 
     def feed(self, portion: bytes) -> None:
         """Takes the next bytes; an unfinished line at their end waits."""
@@ -134,7 +135,6 @@ class Oddities:
             *lines, self._held = self._held.split(b"\n")
             for line in lines:
                 self.search(line)
-                self._number += self._unit == "line"
         if len(self._held) > LONGEST_LINE:
             self._search_held()
 
@@ -147,26 +147,32 @@ class Oddities:
             yield portion
 
     def search(self, text: bytes | bytearray) -> None:
-        """Looks for oddities in a line of the present unit, or in a whole prompt."""
+        """Looks for oddities in the next line, or in a whole prompt."""
+        if self._unit == "line":
+            self._n_begun += 1
         line = text.removesuffix(b"\r").decode("utf-8", "ignore")
         is_first = self._is_first
         self._is_first = is_first and not line.strip()
-        for kind in self._kinds if self._any.search(line) else ():
-            place = kind.find(line) if is_first or kind.of != "first" else None
-            if place is not None and self._latest.get(kind) != self._number:
-                self._latest[kind] = self._number
+        if not self._any.search(line):
+            return
+        for kind in self._kinds:
+            if kind.of == "first" and not is_first:
+                continue
+            place = kind.find(line)
+            if place is not None and self._latest.get(kind) != self._n_begun:
+                self._latest[kind] = self._n_begun
                 self._counts[kind] += 1
-                self._first.setdefault(kind, f"{self._unit} {self._number:,}: '{_excerpt(line, *place)}'")
+                self._first.setdefault(kind, f"{self._unit} {self._n_begun:,}: '{_excerpt(line, *place)}'")
 
     def _search_held(self) -> None:
-        self.search(self._held)
-        self._held = bytearray()
+        if self._held:
+            self.search(self._held)
+            self._held = bytearray()
 
     def notices(self) -> Iterator[Notice]:
         """One notice on all that was found; at the end of the text."""
-        n_units = self._number - (self._unit == "line" and not self._held)
         self._search_held()
-        counts = {kind: n for kind, n in self._counts.items() if n >= kind.least_share * n_units}
+        counts = {kind: n for kind, n in self._counts.items() if n >= kind.least_share * self._n_begun}
         if counts:
             parts = [f"{n:,} with {kind.name} ({self._first[kind]}; {kind.remedy})" for kind, n in counts.items()]
             yield Notice(f"{self._unit}s that need a look: {'; '.join(parts)}", "warning")
@@ -176,6 +182,8 @@ def _excerpt(line: str, start: int, end: int) -> str:
     """What was found and its surroundings, with code points for it and for what cannot be printed."""
     first, shown = max(0, start - EXCERPT), []
     for at, char in enumerate(line[first : end + EXCERPT], first):
-        is_plain = "!" <= char <= "~" or (char.isprintable() and not start <= at < end)
-        shown.append(char if is_plain else f"<U+{ord(char):04X}>")
+        if "!" <= char <= "~" or (char.isprintable() and not start <= at < end):
+            shown.append(char)
+        else:
+            shown.append(f"<U+{ord(char):04X}>")
     return "".join(shown)

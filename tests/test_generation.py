@@ -9,7 +9,7 @@ from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
 from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.errors import ConfigError, ResourceError, StateError
 from xlcli.events import Generated, GeneratedText, Notice
-from xlcli.generation import generate
+from xlcli.generation import generate, generate_prompts
 from xlcli.inference import MAX_ROWS, find_decoder
 from xlcli.kernels import decode
 from xlcli.model.decoder import table_bytes
@@ -370,3 +370,15 @@ def test_kernels_are_not_used_once_the_network_has_moved():
     assert find_decoder(model, RUNTIME) is not None
     model.network.double()
     assert find_decoder(model, RUNTIME) is None
+
+
+def test_a_prompt_that_ends_in_a_blank_gets_a_notice_where_tokens_begin_with_one():
+    options = GenerateConfig(max_new_tokens=1)
+    for kind, n_expected in (("sentencepiece", 1), ("bytes", 0)):
+        for prompt, n_odd in ((b"The dog ", 1), (b"The dog", 0), (b"The dog \n", 0), (b"", 0), (b"The dog\xc2\xa0", 1)):
+            events = generate(toy(kind), prompt, options, RUNTIME)
+            odd = [each.text for each in events if isinstance(each, Notice) and "a blank at the end" in each.text]
+            assert len(odd) == n_odd * n_expected
+    events = [*generate_prompts(toy("sentencepiece"), [b"The dog", b"The ", b"the fox "], options, RUNTIME)]
+    [notice] = [each.text for each in events if isinstance(each, Notice)]
+    assert "2 with a blank at the end (prompt 2: 'The<U+0020>'" in notice

@@ -29,6 +29,8 @@ from xlcli.runtime import Runtime
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
+from xlcli.text.base import Tokenizer
+from xlcli.text.oddities import Oddities
 
 StopReason = Literal["length", "stop", "interrupted"]
 
@@ -66,6 +68,7 @@ def generate(
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
+    yield from _odd_prompts([prompt], model.tokenizer)
     yield from compile_cache(options, stop, resume)
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
     session, several = text.session, options.num_samples > 1
@@ -104,10 +107,11 @@ def generate_prompts(
         The results of each prompt, one for each sample, in the order of the prompts; and notices.
     """
     yield from compile_cache(options, stop, resume)
-    waiting: list[Sample] = []
+    waiting, texts = list[Sample](), list[bytes]()
     for text in prompts:
         if stop():
             break
+        texts.append(text)
         start = resume and resume.fork()
         prompt = read_prompt(model, text, options, runtime, seed=seed, resume=start, stop=stop)
         yield from prompt.session.compile(options.max_new_tokens, stop)
@@ -118,6 +122,18 @@ def generate_prompts(
         logits = prompt.session.predict() if options.max_new_tokens and not stop() else None
         waiting += prompt.samples(range(options.num_samples), options, logits)
     yield from _generated(waiting, options, stop)
+    yield from _odd_prompts(texts, model.tokenizer)
+
+
+def _odd_prompts(prompts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[Notice]:
+    """A notice on prompts that are not what they look like, or end in a blank where tokens begin with one."""
+    texts = (tokenizer.decode([i]) for i in range(tokenizer.vocab_size))  # most vocabularies have one among the first
+    has_blanks = any(len(text) > 1 and text.startswith(b" ") for text in texts)
+    oddities = Oddities("prompt", "prompt" if has_blanks else "line")
+    for prompt in prompts:
+        oddities.begin()
+        oddities.search(prompt)
+    yield from oddities.notices()
 
 
 def _generated(

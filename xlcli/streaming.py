@@ -39,6 +39,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition, WordPosition
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, LineEnds
+from xlcli.text.oddities import Oddities
 from xlcli.text.pretokenize import PreTokenizer
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions, Words
@@ -93,6 +94,11 @@ def stream(
         StateError: `resume` does not fit `options`.
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
+    oddities = Oddities("line", "row" if options.each_line else "line", running.output.n_lines)
+    if options.text_field:
+        oddities = Oddities("row", "row")
+    if not options.binary and model.tokenizer.kind != "ids":
+        portions = oddities.watched(portions)
     intake, output = running.intake, running.output
     if resume is None and saves_start:
         running.save()
@@ -112,6 +118,7 @@ def stream(
             running.save()
     else:
         yield from running.end()
+    yield from oddities.notices()
     yield from map(Notice, model.tokenizer.take_notices())
     yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
     yield running.stats(final=True)

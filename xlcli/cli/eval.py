@@ -39,7 +39,7 @@ from xlcli.cli.score_report import pairs_text, score_table, spread_text, sweep_t
 from xlcli.cli.signals import Stop
 from xlcli.config import Config, EvalConfig
 from xlcli.errors import DataError
-from xlcli.events import Event, Score
+from xlcli.events import Event, Notice, Score
 from xlcli.files import is_pipe
 from xlcli.store.layout import HELD_OUT, read_config, read_record
 
@@ -137,7 +137,8 @@ def score_all(
     stop: Stop,
     outputs: Sequence[Output],
 ) -> Iterator[Event]:
-    """Events of the evaluation of each model, which leaves the RAM before the next one is loaded."""
+    """Events of the evaluation of each model, which leaves the RAM before the next one is loaded; each notice once."""
+    said: set[Event] = set()
     lists_tokens = any(output.lists_tokens for output in outputs)
     lists_words = any(output.lists_words for output in outputs)
     for folder, name in zip(folders, names_of(folders), strict=True):
@@ -151,6 +152,10 @@ def score_all(
         for event in events:
             if isinstance(event, Score) and len(folders) > 1:
                 event = replace(event, model=name)
+            if isinstance(event, Notice) and event in said:
+                continue
+            if isinstance(event, Notice):
+                said.add(event)
             yield event
         if stop():
             break

@@ -37,12 +37,11 @@ from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.spread import spread_of
 from xlcli.evaluation.text import (
-    ODD_BYTES,
     TokenizedText,
     TokenScores,
     choose_lengths,
     is_list_of_sentences,
-    odd_rows,
+    odd_texts,
     tokenize,
 )
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
@@ -293,9 +292,8 @@ def _read(
             f"{n_rows:,} rows are read as one text, in which earlier ones influence later ones; --reset-on-document "
             "scores each on its own"
         )
-    if options.text_fields:
-        ends = [*text.part.documents[1:], text.part.n_bytes]
-        yield from map(Notice, odd_rows(b"".join(corpus.read(0, ODD_BYTES)), ends))
+    if source is not None and not options.binary and model.tokenizer.kind != "ids":
+        yield from odd_texts(text, options)
     can_divide = source is not None and n_rows == 1 and options.online_option is None and not is_asked
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(

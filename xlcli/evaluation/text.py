@@ -6,13 +6,11 @@ import math
 import os
 import re
 import tempfile
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +31,7 @@ from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.documents import Joined
+from xlcli.text.oddities import Oddities
 from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
@@ -54,14 +53,6 @@ _SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(
 LEAST_SENTENCES, SENTENCES_SHARE = 5, 0.9
 """Lines of a list of sentences, at least, and the share of them that are one sentence: far more than in books, poems,
 logs and code (benchmarks/log)."""
-
-ODD_ROWS = {
-    "have blanks that change scores (at an end, two together, or no-break)": re.compile(r"^\s|\s$|\s\s|[^\S \t\r]"),
-    "are the text NA": re.compile(r"^NA\r?$"),
-}
-"""What is wrong with a row of an experiment, and a pattern that it contains."""
-ODD_BYTES = 2**20
-"""Length of the beginning of a table that is searched for such rows."""
 
 
 @dataclass(frozen=True)
@@ -184,15 +175,23 @@ class TokenScores:
             line, at, byte = line + text.count(b"\n"), at + size, byte + size
 
 
-def odd_rows(head: bytes, ends: Sequence[int]) -> Iterator[str]:
-    """Remarks on rows whose scores are hardly what the user wants; they end at `ends`, and their text begins so."""
-    whole = ends[: bisect_right(ends, len(head))]
-    rows = [head[start:end].decode("utf-8", "replace") for start, end in pairwise([0, *whole])]
-    lines = [line for row in rows for line in row.removesuffix("\n").split("\n")]
-    where = "" if len(whole) == len(ends) else f"of the first {len(whole):,} rows, "
-    for problem, pattern in ODD_ROWS.items():
-        if found := [line for line in lines if pattern.search(line)]:
-            yield f"{where}rows that {problem}: {len(found):,}, the first is '{found[0][:60]}'"
+def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
+    """A notice on rows or lines whose scores are hardly what the user wants; reads the text again.
+
+    Rows are numbered as documents are, and both texts of a pair are one row.
+    """
+    corpus = text.part.corpus
+    oddities = Oddities("line", "row" if options.each_line else "line")
+    begins: Sequence[int] = [*itertools.accumulate(corpus.facts.sizes, initial=0)]
+    if options.text_fields:
+        oddities = Oddities("row", "row")
+        begins = corpus.facts.documents[:: 1 + bool(options.pairs)]
+    oddities.begin()
+    for portion, is_end in divided(text.part.read(), begins, at_lines=False):
+        oddities.feed(portion)
+        if is_end:
+            oddities.begin()
+    yield from oddities.notices()
 
 
 def is_list_of_sentences(head: bytes) -> bool:

@@ -1,0 +1,200 @@
+"""What nobody sees in a text: which characters are odd and which are a script's own, counts, numbers and excerpts."""
+
+import itertools
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlcli.text.documents import Document
+from xlcli.text.oddities import KINDS, Oddities, is_decomposed
+
+
+def said(text, unit="line", of="line", n_before=0):
+    """The notice on a text, which begins a row or file; None if there is none."""
+    oddities = Oddities(unit, of, n_before)
+    oddities.begin()
+    oddities.feed(text.encode())
+    notices = [notice.text for notice in oddities.notices()]
+    assert len(notices) <= 1
+    return notices[0] if notices else None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "shown"),
+    [
+        ("cafe\u0301", "decomposed letters", "cafe<U+0301>"),
+        ("10 \u212b", "decomposed letters", "10 <U+212B>"),
+        ("e\u0302\u0301", "decomposed letters", "e<U+0302><U+0301>"),
+        ("\u00ea\u0301", "decomposed letters", "<U+00EA><U+0301>"),
+        ("\u1112\u1161\u11ab", "decomposed letters", "<U+1112><U+1161><U+11AB>"),
+        ("\u0915\u093c and cafe\u0301", "decomposed letters", "cafe<U+0301>"),
+        ("caf\u00e9\u200b was", "zero-width characters", "caf\u00e9<U+200B> was"),
+        ("\u200cTwo", "zero-width characters", "<U+200C>Two"),
+        ("end\u200d", "zero-width characters", "end<U+200D>"),
+        ("a\u2060b", "zero-width characters", "a<U+2060>b"),
+        ("co\u00adop", "soft hyphens", "co<U+00AD>op"),
+        ("\u200ecaf\u00e9", "direction marks", "<U+200E>caf\u00e9"),
+        ("a \u2067b\u2069", "direction marks", "a <U+2067>b"),
+        ("the \ufeffcaf\u00e9", "byte-order marks", "the <U+FEFF>caf\u00e9"),
+        ("caf\ufffd", "lost characters", "caf<U+FFFD>"),
+        ("the \ufb01rst", "ligatures", "the <U+FB01>rst"),
+        ("\U0001d41bold", "mathematical letters", "<U+1D41B>old"),
+        ("a \uff44og", "full-width letters", "a <U+FF44>og"),
+        ("caf\u00c3\u00a9", "wrong encoding", "caf\u00c3\u00a9"),
+        ("don\u00e2\u20ac\u2122t", "wrong encoding", "don\u00e2\u20ac\u2122t"),
+        ("don\u00e2\x80\x99t", "wrong encoding", "don\u00e2<U+0080><U+0099>t"),
+        ("a \x93dog\x94", "wrong encoding", "a <U+0093>dog<U+0094>"),
+        ("\u00d0\u0178\u00d1\u20ac\u00d0\u00b8", "wrong encoding", "\u00d0\u0178\u00d1\u20ac\u00d0\u00b8"),
+        ("AT&amp;T", "HTML entities", "AT&amp;T"),
+        ("it&#39;s", "HTML entities", "it&#39;s"),
+        (" &#x27;s", "HTML entities", " &#x27;s"),
+        ("\x1b[31mred", "control characters", "<U+001B>[31mred"),
+        ("a\x07", "control characters", "a<U+0007>"),
+        ("the\u00a0dog", "rare blanks", "the<U+00A0>dog"),
+        ("one.\u2029Two", "rare blanks", "one.<U+2029>Two"),
+        ("the\u3000dog", "rare blanks", "the<U+3000>dog"),
+        ("<?xml version='1.0'?>", "XML or HTML", "<?xml version='1.0'?>"),
+        ("\n <!DOCTYPE html>", "XML or HTML", " <!DOCTYPE html>"),
+        ('<TEI xmlns="http">', "XML or HTML", '<TEI xmlns="http">'),
+        ('<doc id="1">', "XML or HTML", '<doc id="1">'),
+        ("<p>One</p>", "XML or HTML", "<p>One</p>"),
+    ],
+)
+def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
+    notice = said(text)
+    assert kind in notice
+    assert shown[:20] in notice
+    assert notice.count(" with ") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 CD\u200c\u0647\u0627",  # Persian
+        "\u0915\u094d\u200d\u0937 \u0958\u0932\u092e \u0915\u093c \u0930\u094d\u200d\u0939 \u09dc",  # Hindi, Bengali
+        "\U0001f469\u200d\U0001f4bb \u2764\ufe0f\u200d\U0001f525 1\ufe0f\u20e3 \U0001f44d\U0001f3fd",  # emoji
+        "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",  # a flag
+        "\u05e9\u05bc\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd \ufb2a \u200fabc\u200e (x)",  # Hebrew
+        "\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f \u2067abc\u2069",  # Arabic
+        "\u0e20\u0e32\u0e29\u0e32\u200b\u0e44\u0e17\u0e22",  # Thai
+        "Il dit\u00a0: \u00ab\u00a0oui\u00a0\u00bb, 10\u202f000\u00a0\u20ac",  # French
+        "\uff34\u30b7\u30e3\u30c4\uff12\uff10\u5e74\u3000\u3067\u3059",  # Japanese
+        "\u1ecc\u0300r\u00fanm\u00ecl\u00e0 Ti\u1ebfng Vi\u1ec7t \u00e9\u00fc\u00f1",  # Yoruba, Vietnamese
+        "N\u00c3O IRM\u00c3\u201d \u201c\u00c2\u201d \u00e0\u00a0\u00ab",  # Portuguese
+        "\u0401\u043b\u043a\u0430 \u0438 \u0439\u043e\u0434, \ud55c\uad6d\uc5b4, \u0395\u03bb\u03bb\u03ac\u03b4\u03b1",
+        "x\u00b2 + \u00bd \u2026 \u2122 5\u00b5m \u2018a\u2019 \u201cb\u201d \u2014",
+        "s.replace('&', '&amp;'); x = &sum; a && b; '<td>&nbsp;</td>'; R&D; AT&T;",
+        "<unk> was a <s> dog\ta cat\r\n<p>in the middle</p>",
+        "  indented,  doubled ,  at the end ",
+        "*one* and [two](three) and _four_\nNA",
+    ],
+)
+def test_what_a_script_needs_is_not_odd(text):
+    assert said(text) is None
+
+
+@given(st.text(max_size=9))
+def test_letters_that_nfc_keeps_are_never_decomposed(text):
+    assert not is_decomposed(unicodedata.normalize("NFC", text))
+
+
+@pytest.mark.parametrize("letter", "\u00e9\u1ebf\u0390\u0439\u304c\ud55c\u01d8\u1e69")
+def test_letters_that_nfc_joins_are_decomposed_in_full_and_in_part(letter):
+    apart = unicodedata.normalize("NFD", letter)
+    assert is_decomposed(apart)
+    assert "decomposed" in said(f"x{apart}")
+    partly = unicodedata.normalize("NFC", apart[:-1]) + apart[-1]
+    assert is_decomposed(partly) == (partly != letter)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "shown"),
+    [
+        (" The dog.", "blanks", "<U+0020>The"),
+        ("The  dog.", "blanks", "The<U+0020><U+0020>dog"),
+        ("The dog. ", "blanks", "dog.<U+0020>"),
+        ("The dog.\t", "blanks", "dog.<U+0009>"),
+        ("The dog.\u00a0", "blanks at an end", "dog.<U+00A0>"),
+        ("NA", "the text NA", "NA"),
+        ("The dog *was* here.", "asterisks", "*was*"),
+        ("The dog |was here|", "bars", "|was here|"),
+        ("_was_ it?", "underscores", "_was_"),
+        ("The dog [was] here.", "brackets", "[was]"),
+    ],
+)
+def test_rows_are_looked_at_more_closely(text, kind, shown):
+    notice = said(text + "\r\n", "row", "row")
+    assert kind in notice
+    assert shown in notice
+    assert said(text.replace("\u00a0", " ")) is None
+
+
+def test_marks_are_odd_only_in_rows_that_have_them_more_often_than_prose():
+    marked, plain = "The dog *was* here.\n", "The dog was here.\n"
+    for n, is_odd in ((1, False), (2, True), (10, True)):
+        assert ("asterisks" in (said(marked * n + plain * (10 - n), of="row") or "")) == is_odd
+    for n, is_odd in ((8, False), (9, True), (10, True)):
+        rows = "The dog _was_ here.\n" * n + plain * (10 - n)
+        assert ("underscores" in (said(rows, of="row") or "")) == is_odd
+    assert said("The *old* dog *was* here, **so**.\nHe had 2 * 3 * 4 dogs.\n", of="row") is None
+
+
+def test_units_are_counted_once_and_the_first_is_shown():
+    notice = said("plain\na\u200bb c\u200bd\nplain\nx\u200by\u00ad\n")
+    assert "2 with zero-width characters (line 2: 'a<U+200B>b" in notice
+    assert "1 with soft hyphens (line 4" in notice
+    assert "(line 12: " in said("plain\na\u200bb", n_before=10)
+
+
+def test_a_row_of_several_lines_is_one():
+    oddities = Oddities("row", "row")
+    portions = [Document(b"one\n"), Document(b"two\nt\xe2\x80"), None, b"\x8bhree\nf\xe2\x80\x8bour\n"]
+    assert list(oddities.watched(portions)) == portions
+    [notice] = oddities.notices()
+    assert "1 with zero-width characters (row 2: 't<U+200B>hree'" in notice.text
+
+
+def test_markup_counts_where_a_file_begins():
+    oddities = Oddities("line", "line")
+    for text in (b"<html>\n<body>\n<p>one</p>\n", b"plain\n<html>\n", b'\n<?xml version="1.0"?>\n<a/>\n'):
+        oddities.begin()
+        oddities.feed(text)
+    [notice] = oddities.notices()
+    assert "2 with a beginning in XML or HTML (line 1: '<html>'" in notice.text
+
+
+@given(st.lists(st.integers(0, 90)), st.sampled_from(["line", "row"]))
+def test_notices_do_not_depend_on_the_division(cuts, of):
+    text = "\u00e9\ncafe\u0301\u200b &amp; \r\n  two  \n\n\u201cthe\u00a0dog\u201d *x*\nlast\u00ad".encode()
+    whole, divided = Oddities("line", of), Oddities("line", of)
+    whole.feed(text)
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for start, stop in itertools.pairwise(places):
+        divided.feed(text[start:stop])
+    assert list(whole.notices()) == list(divided.notices())
+
+
+def test_bytes_that_are_not_utf8_are_no_oddity():
+    oddities = Oddities("line", "line")
+    oddities.feed(b"\x80first \xff\nlatin-1 caf\xe9\n")
+    assert not list(oddities.notices())
+
+
+def test_a_prompt_is_one_unit_whose_end_matters():
+    for prompt, is_odd in ((b"and ", True), (b"and\t", True), (b"and \n", False), (b"a \nb", False), (b"and", False)):
+        oddities = Oddities("prompt", "prompt")
+        oddities.begin()
+        oddities.search(prompt)
+        assert bool(list(oddities.notices())) == is_odd
+
+
+def test_the_page_on_words_names_each_kind_and_its_remedy():
+    page = (Path(__file__).parents[2] / "docs" / "words.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    remedies = {row[0].removeprefix("*in rows:* "): row[-1] for row in rows}
+    for kind in KINDS:
+        if kind.of != "prompt":
+            assert remedies[kind.name.split(" (")[0]] == kind.remedy

@@ -1,0 +1,189 @@
+"""What nobody sees or means in a text, but a model scores: found in its lines, counted and shown. The text stays as is.
+
+What some scripts need is not odd there: joiners in Persian, Hindi and emoji, zero-width spaces in Thai, direction marks
+beside Hebrew or Arabic, no-break blanks of French and of numbers, full-width letters beside Chinese or Japanese.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from html.entities import name2codepoint
+from typing import Any, Literal
+
+import re2
+
+from xlcli.events import Notice
+from xlcli.text.documents import LONGEST_LINE, Document
+
+EXCERPT = 24
+"""Number of characters that are shown on either side."""
+
+
+def is_decomposed(letters: str) -> bool:
+    """True if NFC joins letters with their marks, or replaces them by equal ones.
+
+    NFC also reorders marks, as in Hebrew, and divides letters, as in Hindi: both forms are usual there, so not odd.
+    """
+    composed = unicodedata.normalize("NFC", letters)
+    return len(composed) <= len(letters) and sorted(composed) != sorted(letters)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
+
+    Attributes:
+        of: Where it is odd: in any `line`, in a `row` that is scored on its own, in the `first` line of a file or row,
+            or in a `prompt`.
+        least_share: In a smaller share of all rows or lines it is usual.
+        accepts: True for what the pattern has found, if it is odd.
+    """
+
+    name: str
+    remedy: str
+    pattern: str
+    of: Literal["line", "row", "first", "prompt"] = "line"
+    least_share: float = 0.0
+    accepts: Callable[[str], bool] = bool  # of all that is not empty
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The pattern."""
+        return re2.compile(self.pattern)
+
+    def find(self, line: str) -> tuple[int, int] | None:
+        """Where the first one begins and ends."""
+        for found in self.compiled.finditer(line):
+            if self.accepts(found[0]):
+                start, end = found.span(found.lastindex or 0)
+                return start, end
+        return None
+
+
+_BESIDE = "(?:^|[^{0}])({1})(?:[^{0}]|$)"  # with neither neighbor among these
+_WITHOUT = "^[^{0}]*?({1})[^{0}]*$"  # in a line without these
+_JOINED = r"\p{Lo}\p{M}\p{So}\p{Sk}"  # letters without case, their signs, and emoji
+_RIGHT_TO_LEFT = r"\p{Arabic}\p{Hebrew}\p{Syriac}\p{Thaana}\p{Nko}"
+_EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\x{3001}-\x{303f}"
+_DIRECTION = r"[\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+_ZERO_WIDTH = r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{2064}\x{206a}-\x{206f}]"
+_FULL_WIDTH = r"[\x{ff10}-\x{ff19}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}]"
+_RARE_BLANK = r"[\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]"
+_INSIDE = r"[\x{80}-\x{bf}ŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™]"  # a byte inside a character, as Latin-1 or Windows-1252 read it
+_MISREAD = (
+    rf"(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|[ÐÑ]{_INSIDE}[ÐÑ]{_INSIDE}|â[€„\x{{80}}]|ï[»¿¬]|ð[Ÿ\x{{9f}}]|[\x{{80}}-\x{{9f}}]"
+)
+_ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
+_DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
+_TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
+_REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[\s.,;:!?)\"'”][^{0}]*)?$"  # the only one
+_REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
+_ENCODING = "read the source in its own encoding"
+KINDS = (
+    Kind("decomposed letters", "normalize the text to NFC", _DECOMPOSED, accepts=is_decomposed),
+    Kind("zero-width characters", _REMOVE, _BESIDE.format(_JOINED, _ZERO_WIDTH)),
+    Kind("soft hyphens", _REMOVE, r"(?:^|[^Ã])(\x{ad})"),
+    Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)),
+    Kind("byte-order marks", _REMOVE, r"\x{feff}"),
+    Kind("lost characters", _ENCODING, r"\x{fffd}"),
+    Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()"),  # shown as they are, since they can be seen
+    Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
+    Kind("full-width letters", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
+    Kind("HTML entities", "decode them", rf"(?:^ ?|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
+    Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0e-\x1f\x7f]"),
+    Kind("no-break or other rare blanks", "write spaces", _BESIDE.format(rf"\d«—–;:!?»%€{_EAST_ASIAN}", _RARE_BLANK)),
+    Kind("blanks at an end or two together", _REMOVE, r"^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,}", "row"),
+    Kind("the text NA", "leave them out if the value is missing", "^NA$", "row"),
+    Kind("asterisks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
+    Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
+    Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
+    Kind("brackets around words ([was])", _COLUMN, _REGION.format(r"\[\]"), "row", least_share=0.9),
+    Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
+    Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),
+)
+"""The shares are higher than in books, Markdown and logs."""
+
+
+class Oddities:
+    """Counts what is odd in the units of a text: `line`, `row` or `prompt`, after `n_before` others.
+
+    `of` are the kinds to look for beside those of any line.
+    """
+
+    def __init__(self, unit: str, of: str, n_before: int = 0) -> None:
+        self._unit, self._is_first, self._held = unit, n_before == 0, bytearray()
+        self._n_begun = n_before
+        self._kinds = [kind for kind in KINDS if kind.of in ("line", "first", of)]
+        self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))
+        self._counts, self._latest, self._first = Counter[Kind](), dict[Kind, int](), dict[Kind, str]()
+
+    def begin(self) -> None:
+        """Begins a row or prompt, or a file of lines."""
+        self._search_held()
+        self._is_first = True
+        if self._unit != "line":
+            self._n_begun += 1
+
+    def feed(self, portion: bytes) -> None:
+        """Takes the next bytes; an unfinished line at their end waits."""
+        self._held += portion
+        if b"\n" in portion:
+            *lines, self._held = self._held.split(b"\n")
+            for line in lines:
+                self.search(line)
+        if len(self._held) > LONGEST_LINE:
+            self._search_held()
+
+    def watched(self, portions: Iterable[bytes | None]) -> Iterator[bytes | None]:
+        """The portions, each after it was taken. A `Document` begins a row."""
+        for portion in portions:
+            if isinstance(portion, Document):
+                self.begin()
+            self.feed(portion or b"")
+            yield portion
+
+    def search(self, text: bytes | bytearray) -> None:
+        """Looks for oddities in the next line, or in a whole prompt."""
+        if self._unit == "line":
+            self._n_begun += 1
+        line = text.removesuffix(b"\r").decode("utf-8", "ignore")
+        is_first = self._is_first
+        self._is_first = is_first and not line.strip()
+        if not self._any.search(line):
+            return
+        for kind in self._kinds:
+            if kind.of == "first" and not is_first:
+                continue
+            place = kind.find(line)
+            if place is not None and self._latest.get(kind) != self._n_begun:
+                self._latest[kind] = self._n_begun
+                self._counts[kind] += 1
+                self._first.setdefault(kind, f"{self._unit} {self._n_begun:,}: '{_excerpt(line, *place)}'")
+
+    def _search_held(self) -> None:
+        if self._held:
+            self.search(self._held)
+            self._held = bytearray()
+
+    def notices(self) -> Iterator[Notice]:
+        """One notice on all that was found; at the end of the text."""
+        self._search_held()
+        counts = {kind: n for kind, n in self._counts.items() if n >= kind.least_share * self._n_begun}
+        if counts:
+            parts = [f"{n:,} with {kind.name} ({self._first[kind]}; {kind.remedy})" for kind, n in counts.items()]
+            yield Notice(f"{self._unit}s that need a look: {'; '.join(parts)}", "warning")
+
+
+def _excerpt(line: str, start: int, end: int) -> str:
+    """What was found and its surroundings, with code points for it and for what cannot be printed."""
+    first, shown = max(0, start - EXCERPT), []
+    for at, char in enumerate(line[first : end + EXCERPT], first):
+        if "!" <= char <= "~" or (char.isprintable() and not start <= at < end):
+            shown.append(char)
+        else:
+            shown.append(f"<U+{ord(char):04X}>")
+    return "".join(shown)

@@ -174,7 +174,7 @@ def _hint(row: Any) -> str:
     return f"{hint} (others with a text: {named(others, 3)})" if others else hint
 
 
-def documents(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
+def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
     """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
 
     Calls `notice` with remarks on rows that are read as plain text, or as one row, and those of `read`.
@@ -419,13 +419,10 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
     quote = re.compile(rb'(?:^|[\t,;])"')
     columns: list[str] = []
     delimiter, row, begin, is_open, has_joined = "", bytearray(), 1, False, False
-    for number, line in _numbered_lines(portions):
+    for number, line in _numbered_lines(portions, name):
         if line is None:
             yield None
             continue
-        if len(line) > LONGEST_LINE:
-            problem = f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB."
-            raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
         if not is_open:
             row, begin = bytearray(), number
         row += line + b"\n"
@@ -466,22 +463,22 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
 
 
-def _numbered_lines(portions: Portions) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers from 1, or None for a portion that is None; of a line above `LONGEST_LINE` a part."""
-    held, number, is_given = bytearray(), 1, False
+def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers from 1, or None for a portion that is None; `DataError` if a line is too long."""
+    held, number = bytearray(), 1
     for portion in portions:
         if portion is None:
             yield number, None
         for line in io.BytesIO(portion or b""):
-            held += b"" if is_given else line.removesuffix(b"\n")
-            if not is_given and (line.endswith(b"\n") or len(held) > LONGEST_LINE):
-                yield number, bytes(held)
-                held.clear()
-                is_given = True
+            held += line
+            if len(held) > LONGEST_LINE + 1:
+                problem = f"line {number} of {name} has more than {LONGEST_LINE >> 20} MiB."
+                raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
             if line.endswith(b"\n"):
-                number, is_given = number + 1, False
-    if not is_given:
-        yield number, bytes(held)
+                yield number, bytes(held[:-1])
+                number += 1
+                held.clear()
+    yield number, bytes(held)
 
 
 def _joins_rows(row: bytearray, delimiter: bytes, n_columns: int) -> bool:

@@ -24,19 +24,8 @@ import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
-from xlcli.text.documents import (
-    DEFAULT_FIELD,
-    PARQUET,
-    Notice,
-    Portions,
-    Read,
-    begins_with,
-    documents,
-    parquet_rows,
-    read_while,
-    recognized,
-    texts_of,
-)
+from xlcli.text import documents
+from xlcli.text.documents import PARQUET, Notice, Portions, Read, begins_with, read_while, texts_of
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13
@@ -101,20 +90,20 @@ def text_of(
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
     """
     if descriptor is not None and begins_with(descriptor, PARQUET):
-        fields = text_fields or [DEFAULT_FIELD]
-        return read(parquet_rows(descriptor, name, fields), name, fields, notice)
+        fields = text_fields or [documents.DEFAULT_FIELD]
+        return read(documents.parquet_rows(descriptor, name, fields), name, fields, notice)
     if token_ids and descriptor is not None and begins_with(descriptor, NUMPY):
         return decimal(descriptor, name)
     marks = [PARQUET] if any_bytes else [*BINARIES]
     text = in_lines(_without_binaries(in_utf8(unpacked(portions, name), name), name, marks), name, notice)
-    return documents(text, name, text_fields, notice, read)
+    return documents.texts_in(text, name, text_fields, notice, read)
 
 
 def is_plain(head: bytes, name: str, text_fields: Sequence[str] = ()) -> bool:
     """True if `text_of` passes data with these first `HEAD` bytes on unchanged."""
     if head.startswith((*COMPRESSIONS, *ENCODINGS, *BINARIES)) or _ends_lines_in_cr(head):
         return False
-    return recognized(head, name, text_fields)[0] == "plain"
+    return documents.recognized(head, name, text_fields)[0] == "plain"
 
 
 CRLF_NOTICE = "Windows line endings (CR LF) are read as LF"

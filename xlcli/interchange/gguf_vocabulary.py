@@ -82,6 +82,13 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def unused_id(tokenizer: Tokenizer) -> int:
+    """A token to end texts with, where a model names none: one that begins them, is never used, or is no UTF-8."""
+    texts = tokenizer.texts
+    found = [i for text in (b"", b"\xff") for i in (tokenizer.start_id, *range(len(texts))) if texts[i] == text]
+    return found[0] if found else tokenizer.start_id
+
+
 def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     """Metadata with which llama.cpp gives the tokens of a tokenizer, and xlcli finds it again.
 

@@ -134,16 +134,15 @@ class TokenizersTokenizer(PieceTokenizer):
             texts = {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in contents.items()}
             texts |= {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}
             special = [token["id"] for token in content["added_tokens"] if token["special"]]
-            for step in plain_steps(content["normalizer"]):
-                if step != _WRITE_SPACE:
-                    raise _lossy(name, f"the normalizer {step['type']!a:.80} changes it")
-            for step in steps:
-                if step["type"] in _REMOVING or step.get("behavior") == "Removed":
-                    raise _lossy(name, f"the pre-tokenizer {step['type']!a:.80} removes blanks or other characters")
+            changes = [step for step in plain_steps(content["normalizer"]) if step != _WRITE_SPACE]
+            changes += [step for step in steps if step["type"] in _REMOVING or step.get("behavior") == "Removed"]
+            if changes:
+                raise _lossy(name, f"{changes[0]['type']!a:.80} changes it or removes a part of it")
             self._model = _load(content)
             patterns = {step["pattern"].get("Regex") for step in steps if "pattern" in step}
             is_published = patterns <= {None, LLAMA3, QWEN2, *DEFAULT}
-            self._encode: Callable[..., Any] = self._model.encode if is_published else partial(_quiet, self._model.encode)
+            encode = self._model.encode
+            self._encode: Callable[..., Any] = encode if is_published else partial(_quiet, encode)
             if not texts.keys() >= {*self._model.get_vocab().values()}:
                 raise ValueError("its added tokens have other ids")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -165,8 +164,7 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def _find(self, text: str) -> list[int]:
         try:
-            ids: list[int] = self._encode(text, add_special_tokens=False).ids
-            return ids
+            return self._encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # as in `_load`
@@ -258,8 +256,8 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
 def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`call(*args, **kwargs)` without the text that a panic of the package prints on standard error.
 
-    Meanwhile standard error of the process is a pipe. If the call succeeds, what is in the pipe is of another thread, and
-    is printed afterwards.
+    Meanwhile standard error of the process is a pipe. What another thread has written into it is printed afterwards,
+    unless the call fails.
     """
     with _STDERR_LOCK:
         stderr = os.dup(2)
@@ -279,13 +277,12 @@ def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 os.close(descriptor)
 
 
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of pieces of sentencepiece."""
 _MOST_MERGES = 2**20
 """Maximum number of merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144."""
-_MOST_PIECES, _MOST_FIELDS, LARGEST_PIECES = 2**19, 4, 2**24
-"""Maximum number of parts of a model of sentencepiece, of fields of a piece, and of bytes of the model."""
+LARGEST_PIECES = 2**23
+"""Maximum bytes of a model of sentencepiece: twice as many as of the largest published ones."""
 _MOST_CHARACTERS, _MOST_ADDED = 2**22, 2**14
 """Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
 RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -323,23 +320,25 @@ def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> di
 
 def _of_sentencepiece(data: bytes) -> dict[str, Any]:
     """BPE or unigram, with the tokens that sentencepiece gives to a text after the blank that it adds."""
-    if len(data) > LARGEST_PIECES:
-        raise ValueError(f"it has more than {LARGEST_PIECES:,} bytes")
-    fields = [*_fields(data, _MOST_PIECES)]
-    trainer, normalizer = (b"".join(part for n, part in fields if n == number) for number in (2, 3))
-    trainer, normalizer = (dict(_fields(part, _MOST_PIECES)) for part in (trainer, normalizer))
+    names, scores, kinds = pieces(data)
+    trainer, normalizer = (dict(_fields(b"".join(p for n, p in _fields(data) if n == number))) for number in (2, 3))
     if trainer.get(3, 1) not in (1, 2):
         raise ValueError("it is neither BPE nor unigram")
     changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
-    return of_pieces(*pieces(data), is_unigram=trainer.get(3, 1) == 1, changes=bool(changes))
+    return of_pieces(names, scores, kinds, is_unigram=trainer.get(3, 1) == 1, changes=bool(changes))
 
 
 def pieces(data: bytes) -> tuple[list[str], list[float], list[int]]:
-    """Name, score and type of each piece of a model of sentencepiece."""
-    found = [part for n, part in _fields(data, _MOST_PIECES) if n == 1]
-    rows: list[dict[int, Any]] = [{2: bytes(4), 3: NORMAL} | dict(_fields(part, _MOST_FIELDS)) for part in found]
-    scores = np.frombuffer(b"".join(row[2] for row in rows), "<f4").tolist()
-    return [row[1].decode() for row in rows], scores, [row[3] for row in rows]
+    """Name, score and type of each piece of a model of sentencepiece; `ValueError` if it is too large."""
+    if len(data) > LARGEST_PIECES:
+        raise ValueError(f"it has more than {LARGEST_PIECES:,} bytes")
+    names, scores, kinds = list[str](), bytearray(), list[int]()
+    for part in (part for n, part in _fields(data) if n == 1):
+        row: dict[int, Any] = {2: bytes(4), 3: NORMAL} | dict(_fields(part))
+        names.append(row[1].decode())
+        scores += row[2]
+        kinds.append(row[3])
+    return names, np.frombuffer(scores, "<f4").tolist(), kinds
 
 
 def of_pieces(
@@ -368,10 +367,7 @@ def of_pieces(
 
 
 def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
-    """The tokens that are found before a text is divided into pieces, and those that are never found in it.
-
-    `ValueError` if a vocabulary has so many or so long tokens that it would take long to use.
-    """
+    """The tokens that are found before a text is divided into pieces, and those that are never found in it."""
     rows = [(i, name, kinds[i]) for i, name in enumerate(names) if kinds[i] in (UNKNOWN, CONTROL, USER_DEFINED)]
     if sum(map(len, names)) > _MOST_CHARACTERS or len(rows) > _MOST_ADDED:
         raise ValueError("it has too many or too long tokens")
@@ -381,16 +377,10 @@ def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _fields(data: bytes, most: int) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a message of Protocol Buffers: a number, or bytes with their size or four.
-
-    `ValueError` after as many fields as a real message has at `most`.
-    """
-    at, n_fields = 0, 0
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field of a message of Protocol Buffers: a number, or bytes with their size or four."""
+    at = 0
     while at < len(data):
-        n_fields += 1
-        if n_fields > most:
-            raise ValueError(f"it has more than {most:,} parts")
         key, at = _number(data, at)
         size, at = _number(data, at) if key & 7 != 5 else (4, at)
         yield key >> 3, data[at : at + size] if key & 7 else size

@@ -101,7 +101,11 @@ _ORIGINAL = "original_max_position_embeddings"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """What files do not say of the scaling of Llama 3."""
 _METADATA, _OWN_CONFIG = "_metadata", f"{OWN}.config"
-_COMPUTED = (("rope.scaling.type", "rope_type"), ("attention.key_length", "query_pre_attn_scalar"))
+_COMPUTED = (
+    *(("rope.scaling.type", "rope_type"), ("rope.scaling.factor", "factor")),
+    *(("rope.scaling.original_context_length", _ORIGINAL), ("attention.key_length", "query_pre_attn_scalar")),
+)
+"""Keys of settings that are computed."""
 _START, _TEMPLATE = "tokenizer.ggml.bos_token_id", "tokenizer.chat_template"
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """Keys of the tokens at which llama.cpp ends a text: of a text, a turn, a message."""

@@ -6,8 +6,9 @@ import os
 import random
 import resource
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from xlcli.text.foreign import (
     QWEN2,
     IdsTokenizer,
     TokenizersTokenizer,
+    _quiet,
     converted,
     plain_steps,
 )
@@ -233,22 +235,22 @@ def test_a_panic_of_the_package_is_an_error_of_the_file_and_prints_nothing(capfd
     assert capfd.readouterr().err == "still there"
 
 
-def test_what_another_thread_prints_meanwhile_is_printed(capfd):
-    tokenizer, is_done = before_bytes(split("[0-9]+x")), threading.Event()
+def test_what_another_thread_prints_during_a_call_is_printed_unless_it_fails(capfd):
+    def fail() -> None:
+        os.write(2, b"thread panicked")
+        raise ValueError
 
-    def print_lines() -> None:
-        for i in range(20_000):
-            os.write(2, b"%d\n" % i)
-        is_done.set()
+    def call(i: int) -> int:
+        os.write(2, b"%d\n" % i)
+        return i
 
-    thread, n_texts = threading.Thread(target=print_lines), 0
-    thread.start()
-    while not is_done.is_set():
-        tokenizer.encode(f"the dogs {n_texts} and the fox of a long part that no cache has".encode())
-        n_texts += 1
-    thread.join()
-    assert sorted(map(int, capfd.readouterr().err.split())) == [*range(20_000)]
-    assert n_texts
+    with pytest.raises(ValueError, match=""):
+        _quiet(fail)
+    file = os.fstat(2)
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(partial(_quiet, call), range(2000))] == [*range(2000)]
+    assert os.path.samestat(os.fstat(2), file)
+    assert sorted(map(int, capfd.readouterr().err.split())) == [*range(2000)]
 
 
 def test_published_patterns_are_those_of_real_tokenizers():

@@ -382,3 +382,28 @@ def test_a_prompt_that_ends_in_a_blank_gets_a_notice_where_tokens_begin_with_one
     events = [*generate_prompts(toy("sentencepiece"), [b"The dog", b"The ", b"the fox "], options, RUNTIME)]
     [notice] = [each.text for each in events if isinstance(each, Notice)]
     assert "2 with a blank at the end (prompt 2: 'The<U+0020>'" in notice
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "ids"])
+def test_a_text_ends_at_each_token_that_the_source_of_a_model_names(kind):
+    """As in transformers, but for the text of the token."""
+    model, prompt = toy(kind), b"1 2" if kind == "ids" else b"The "
+    _, [whole] = run(model, prompt, seed=3, logprobs=0)
+    ids = [each.token for each in whole.logprobs]
+    firsts = sorted({ids.index(token) for token in ids} - {0})
+    for at in firsts[::4]:
+        for ends in (ids[at], [ids[at]], [ids[firsts[-1]], ids[at]]):
+            ending = replace(model, record={"imported": {"eos_token_id": ends}})
+            texts, [result] = run(ending, prompt, seed=3, logprobs=0)
+            assert (result.tokens, result.stop_reason) == (at + 1, "stop")
+            assert [each.token for each in result.logprobs] == ids[: at + 1]
+            assert texts.get(0, b"") == b"".join(each.text for each in whole.logprobs[:at])
+
+
+def test_a_line_end_of_a_model_of_words_ends_no_text():
+    model = toy("words")
+    record = {"imported": {"eos_token_id": model.tokenizer.start_id}}
+    for prompt in (b"the", b"dog"):
+        texts, [result] = run(replace(model, record=record), prompt, seed=3)
+        assert texts == run(model, prompt, seed=3)[0]
+        assert result.stop_reason == "length"

@@ -242,6 +242,8 @@ class Sample:
         self.stop_reason: StopReason | None = None
         self._detokenizer, self._text, self._n_shown = StreamingDetokenizer(options.stop), bytearray(), 0
         self._n_tokens, self._logprobs, self._is_complete, self._seconds = 0, list[TokenLogprob](), False, 0.0
+        model = prompt.session.model
+        self._end_ids = () if model.tokenizer.kind == "words" else model.end_ids  # <eos> of words is a line end
 
     def feed(self, logits: Tensor, last: int, token: int) -> None:
         """Adds the token that was sampled from logits (v) after the `last` one."""
@@ -252,9 +254,11 @@ class Sample:
             others = tuple(TokenLogprob(other, tokenizer.text_after(last, other), value) for other, value in best)
             self._logprobs.append(TokenLogprob(token, text, logprob, others))
         self._n_tokens += 1
+        if token in self._end_ids or (not text and token in tokenizer.separate_ids):  # a special token
+            self._is_complete = True
+            return
         self._text += self._detokenizer.feed(text)
-        # A special token, such as <|endoftext|>, ends the text.
-        self._is_complete = self._detokenizer.stopped or (not text and token in tokenizer.separate_ids)
+        self._is_complete = self._detokenizer.stopped
 
     def end(self, seconds: float, *, interrupted: bool) -> None:
         """Ends the sample after this time, if it is complete or `interrupted`."""

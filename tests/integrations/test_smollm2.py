@@ -119,7 +119,7 @@ def test_weights_of_four_bits_are_stored_in_eight(folder, whole):
     assert read_config_file(folder).encoding == "int8"
     assert read_config_file(whole).encoding == "float32"
     about = json.loads((folder / "record.json").read_text())["imported"]
-    assert (about["format"], about["tokenizer"], about["eos_token_id"]) == ("gguf", "tokenizers", 2)
+    assert (about["format"], about["tokenizer"], about["eos_token_id"]) == ("gguf", "tokenizers", [2])
 
 
 def test_tokens_are_those_of_transformers(source, folder):

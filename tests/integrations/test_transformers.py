@@ -3,11 +3,15 @@
 import pytest
 import torch
 from odd_texts import VOCABULARIES, texts, vocabulary
+from toys import RUNTIME
 
 from xlcli import config
+from xlcli.config import GenerateConfig
+from xlcli.generation import generate
 from xlcli.interchange import export_model, import_model
 from xlcli.model.build import build_model
 from xlcli.store.folder import load, save_model
+from xlcli.store.layout import write_record
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -51,3 +55,27 @@ def test_a_saved_copy_of_transformers_is_imported_again(tmp_path):
     assert all(each.equal(after.network.state_dict()[key]) for key, each in before.network.state_dict().items())
     for text in texts(50):
         assert after.tokenizer.encode(text.encode()).tolist() == tokenizer.encode(text.encode()).tolist()
+
+
+@torch.inference_mode()
+def test_a_text_ends_where_transformers_ends_it(tmp_path):
+    tokenizer = vocabulary("sentencepiece")
+    made = config.make({"model": SHAPE | {"vocab_size": tokenizer.vocab_size}, "train": {"mem_len": 64}})
+    torch.manual_seed(1)
+    weights = {key: each.normal_(0, 0.3) for key, each in build_model(made.model).state_dict().items()}
+    save_model(tmp_path / "made", made, weights | {"head.bias": torch.zeros(tokenizer.vocab_size)}, tokenizer, {})
+    model, options = load(tmp_path / "made"), GenerateConfig(max_new_tokens=40, temperature=0.0, logprobs=0)
+    *_, whole = generate(model, b"the", options, RUNTIME, seed=0)
+    ids = [each.token for each in whole.logprobs]
+    ends = [ids[20], ids[9]]
+    write_record(tmp_path / "made", {"imported": {"eos_token_id": ends, "chat_templates": {"default": "{{ 7 }}"}}})
+    *_, result = generate(load(tmp_path / "made"), b"the", options, RUNTIME, seed=0)
+    export_model(tmp_path / "made", tmp_path / "out")
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    prompt = torch.tensor([[tokenizer.start_id, *tokenizer.encode(b"the").tolist()]])
+    theirs = network.generate(prompt, do_sample=False, max_new_tokens=40, pad_token_id=0)[0, prompt.shape[1] :]
+    assert network.generation_config.eos_token_id == ends
+    assert [each.token for each in result.logprobs] == theirs.tolist()
+    assert result.tokens <= 10
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert other.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "7"

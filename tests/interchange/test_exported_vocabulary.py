@@ -72,6 +72,6 @@ def test_texts_with_other_ids_in_a_tokenizer_of_others_are_named(name):
 
 def test_special_tokens_of_the_settings_are_named():
     data = (Path(__file__).parent / "tokenizers" / "llama3" / "tokenizer.json").read_bytes()
-    named = json.loads(tokenizer_config(data, {"bos_token_id": 0, "eos_token_id": 7}))
+    named = json.loads(tokenizer_config(data, {"bos_token_id": 0, "eos_token_id": [7]}, {}))
     assert named["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert {key: value for key, value in named.items() if key.endswith("_token")} == {"bos_token": "<|begin_of_text|>"}

@@ -19,6 +19,7 @@ from xlcli.interchange import FORMATS, export_model, find_format, import_model
 from xlcli.interchange.source import Source
 from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
+from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import TOKENIZERS
 
 LLAMA = {
@@ -52,8 +53,8 @@ VARIANTS = {
 }
 
 
-def make(folder: Path, encoding: str = "float32", **shape: object) -> Path:
-    """A model with random weights and a vocabulary of bytes."""
+def make(folder: Path, encoding: str = "float32", tokenizer: Tokenizer | None = None, **shape: object) -> Path:
+    """A model with random weights, and a vocabulary of bytes unless another one is given."""
     made = config.make({"model": LLAMA, "train": {"mem_len": 12, "segment_len": 8}}, {"model": shape})
     torch.manual_seed(0)
     network = build_model(made.model)
@@ -61,7 +62,7 @@ def make(folder: Path, encoding: str = "float32", **shape: object) -> Path:
         name: tensor.normal_(0.1, 0.3) if name != "head.bias" else tensor
         for name, tensor in network.state_dict().items()
     }
-    save_model(folder, made, weights, TOKENIZERS["bytes"].train([b""]), {}, encoding=encoding)
+    save_model(folder, made, weights, tokenizer or TOKENIZERS["bytes"].train([b""]), {}, encoding=encoding)
     return folder
 
 
@@ -102,7 +103,7 @@ def test_export_and_import_is_the_identity(tmp_path, name):
 
 
 def identity(made: Path, folder: Path) -> None:
-    assert export_model(made, folder / "out") == "llama"
+    assert export_model(made, folder / "out")[0] == "llama"
     import_model(folder / "out", folder / "back")
     for name in ("config.json", "tokenizer.json"):
         assert (made / name).read_bytes() == (folder / "back" / name).read_bytes()

@@ -2,8 +2,15 @@
 
 import itertools
 import json
+import os
 import random
+import resource
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -14,9 +21,19 @@ from tokenizers import models
 
 from xlcli.errors import CheckpointError, ConfigError, XLError
 from xlcli.text.base import Tokenizer
-from xlcli.text.foreign import LONGEST_PART, IdsTokenizer, TokenizersTokenizer
+from xlcli.text.foreign import (
+    GPT2,
+    LLAMA3,
+    LONGEST_PART,
+    QWEN2,
+    IdsTokenizer,
+    TokenizersTokenizer,
+    _quiet,
+    converted,
+    plain_steps,
+)
 from xlcli.text.pretokenize import PreTokenizer, whole_words
-from xlcli.text.tokenizers import WordsTokenizer, load_tokenizer
+from xlcli.text.tokenizers import SentencePieceTokenizer, WordsTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module", params=LOSSLESS)
@@ -196,14 +213,109 @@ def test_other_kinds_are_refused():
             TokenizersTokenizer(json.dumps(changed).encode(), vocab_size=450, start_id=0)
 
 
-def test_a_panic_of_the_package_is_an_error_of_the_file():
-    content = json.loads(trained("gpt2").to_str())
-    endless = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [endless, content["pre_tokenizer"]]}
-    tokenizer = TokenizersTokenizer(json.dumps(content).encode(), "file", vocab_size=450, start_id=0)
-    with pytest.raises(CheckpointError, match="file"):
-        tokenizer.encode(b"a" * 60 + b"!")
+def before_bytes(step: dict[str, Any], name: str = "gpt2") -> TokenizersTokenizer:
+    """A tokenizer with another step before its own."""
+    content = json.loads(trained(name).to_str())
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [step, content["pre_tokenizer"]]}
+    return TokenizersTokenizer(json.dumps(content).encode(), "file", vocab_size=450, start_id=0)
+
+
+def split(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
+
+
+def test_a_panic_of_the_package_is_an_error_of_the_file_and_prints_nothing(capfd):
+    tokenizer, n_open = before_bytes(split("(a+)+$")), len([*Path("/dev/fd").iterdir()])
+    for _ in range(3):
+        with pytest.raises(CheckpointError, match="file"):
+            tokenizer.encode(b"a" * 60 + b"!")
     assert tokenizer.decode(tokenizer.encode(b"the dog")) == b"the dog"
+    assert len([*Path("/dev/fd").iterdir()]) == n_open
+    os.write(2, b"still there")
+    assert capfd.readouterr().err == "still there"
+
+
+def test_what_another_thread_prints_during_a_call_is_printed_unless_it_fails(capfd):
+    def fail() -> None:
+        os.write(2, b"thread panicked")
+        _ = 1 / 0
+
+    def call(i: int) -> int:
+        os.write(2, b"%d\n" % i)
+        time.sleep(1e-5)  # the others run
+        return i
+
+    with pytest.raises(ZeroDivisionError):
+        _quiet(fail)
+    file = os.fstat(2)
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(partial(_quiet, call), range(2000))] == [*range(2000)]
+    assert os.path.samestat(os.fstat(2), file)
+    assert sorted(map(int, capfd.readouterr().err.split())) == [*range(2000)]
+
+
+def test_published_patterns_are_those_of_real_tokenizers():
+    """They go to the package directly."""
+    for name in ("gpt2", "smollm2", "llama3", "qwen"):
+        content = json.loads(trained(name).to_str())
+        steps = plain_steps(content["pre_tokenizer"])
+        assert {step["pattern"]["Regex"] for step in steps if step["type"] == "Split"} <= {GPT2, LLAMA3, QWEN2}
+
+
+REMOVING = {
+    "Whitespace": {"type": "Whitespace"},
+    "WhitespaceSplit": {"type": "WhitespaceSplit"},
+    "BertPreTokenizer": {"type": "BertPreTokenizer"},
+    "CharDelimiterSplit": {"type": "CharDelimiterSplit", "delimiter": "x"},
+    "Punctuation": {"type": "Punctuation", "behavior": "Removed"},
+    "Split": split(r"\s+", "Removed"),
+}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unigram"])
+@pytest.mark.parametrize("step", REMOVING)
+def test_a_pre_tokenizer_that_removes_text_is_refused_with_a_way_out(step, name):
+    inner = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, REMOVING[step]]}
+    for each in (REMOVING[step], inner):
+        with pytest.raises(CheckpointError, match=f"loses text: '{step}'") as caught:
+            before_bytes(each, name)
+        assert "token ids" in caught.value.remedy
+
+
+@pytest.mark.parametrize("behavior", ["Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"])
+@pytest.mark.parametrize("step", ["Punctuation", "Split"])
+def test_a_pre_tokenizer_that_keeps_all_text_is_taken(step, behavior):
+    tokenizer, text = before_bytes(REMOVING[step] | {"behavior": behavior}), b"the dog, the fox.\nthe  dog\n"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert max(len(tokenizer.texts[i]) for i in ids) > 1  # not spelled in bytes
+
+
+def test_pieces_with_a_mark_of_continuation_are_refused():
+    content = json.loads(trained("gpt2").to_str())
+    content["model"]["continuing_subword_prefix"] = "##"
+    with pytest.raises(CheckpointError, match="neither"):
+        TokenizersTokenizer(json.dumps(content).encode(), vocab_size=450, start_id=0)
+
+
+FORGED = {
+    "of nothing": b"\x0a\x00" * 2**24,
+    "of names alone": b"".join(b"\x0a\x08\x0a\x06%06x" % i for i in range(2**22 // 10)),
+    "with fields": b"\x0a\xfe\xff\xff\x03" + b"\x18\x01" * (2**22 - 3),
+    "of long names": b"".join(b"\x0a\xcb\x01\x0a\xc8\x01%0200x" % i for i in range(2**23 // 210)),
+}
+"""Messages of Protocol Buffers that are no models of sentencepiece, and would take long to read."""
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_model_of_sentencepiece_is_refused_at_once_and_in_little_memory(name):
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError):
+        converted("file", FORGED[name])
+    with pytest.raises(CheckpointError):
+        SentencePieceTokenizer(FORGED[name])
+    assert time.process_time() - began < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
 
 
 def test_without_the_package_it_is_named(monkeypatch):

@@ -86,15 +86,13 @@ def export(
     ] = None,
 ) -> None:
     """Writes a model in the format of another program."""
-    from xlcli.interchange import FORMATS, export_model
-    from xlcli.text.tokenizers import load_tokenizer
+    from xlcli.interchange import export_model
 
     if out is None:
         raise ConfigError("export needs a path to write.", "Add -o FOLDER, or -o FILE with --format gguf.")
     screen, folder = call.screen, find(name)
     with screen.waiting("exporting"):
-        written = export_model(folder, Path(out), name=model_format)
-        notices = FORMATS[written].export_notices(load_tokenizer(folder))
+        written, notices = export_model(folder, Path(out), name=model_format)
     if screen.json:
         screen.object({"model": folder.name, "out": out, "format": written})
     screen.say(f"{out} written in the format {written}")

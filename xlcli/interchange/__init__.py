@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,13 +13,14 @@ import torch
 
 from xlcli.config import InferenceConfig, ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
+from xlcli.files import JSON_LIMIT
 from xlcli.interchange.format import OWN, model_type
 from xlcli.interchange.format import Format as Format
 from xlcli.interchange.gguf import GGUF
 from xlcli.interchange.gguf_file import QUANTIZED
 from xlcli.interchange.gpt2 import GPT2, GPTJ, OPT, Bloom, GPTNeo, GPTNeoX
 from xlcli.interchange.llama import Gemma3, Llama
-from xlcli.interchange.source import ADAPTER, CAN, CONFIG, DOWNLOAD, MERGE
+from xlcli.interchange.source import ADAPTER, CAN, CONFIG, DOWNLOAD, END, MERGE, START
 from xlcli.interchange.source import Source as Source
 from xlcli.interchange.transfo_xl import Original, TransfoXL
 from xlcli.machine import require_memory
@@ -44,6 +46,8 @@ _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\
 """What a new model is checked with; divided as the words of Transformer-XL are."""
 _MOST_TOKENS = 2**20
 """Maximum size of a vocabulary; that of the largest published Transformer-XL has 793,471 words."""
+_LARGEST_TEMPLATES = JSON_LIMIT // 4
+"""Maximum length of chat templates as JSON, since the record of a model has a limit, too."""
 _LONG, _MOST_CHANGE = 16_000, 0.001
 """Bytes of text with which the encoding of quantized weights is chosen, and the change of its bits that is allowed."""
 _MOST_CALLS, _MOST_MEMORY = 64, 2**28
@@ -62,9 +66,9 @@ def find_format(path: Path) -> str | None:
 def import_model(path: Path, target: Path, *, name: str | None = None, encoding: WeightEncoding | None = None) -> Tree:
     """Makes the model folder `target` from the model of another program at `path`; all or nothing.
 
-    Returns `imported` of its record: `format`; `source`, the name of `path`; `tokenizer`; `eos_token_id` of the source;
-    `check_bits`, the mean surprisal in bits of the tokens of a short text, None if the vocabulary cannot spell it;
-    `notices`, what one should know of the tokens.
+    Returns `imported` of its record: `format`; `source`, the name of `path`; `tokenizer`; `eos_token_id` of the source,
+    a list; its `chat_templates` by name; `check_bits`, the mean surprisal in bits of the tokens of a short text, None
+    if the vocabulary cannot spell it; `notices`, what one should know.
 
     Args:
         path: Folder or file of the model.
@@ -95,7 +99,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     config = _sections(format_, source)
     model = config.model
     if model.n_matrix_weights > n_weights(kept):
-        raise CheckpointError(f"{path} has fewer weights than its {CONFIG} describes.", DOWNLOAD)
+        raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
     if (model.vocab_size or 0) > _MOST_TOKENS:
         raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
     has_own = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
@@ -107,9 +111,16 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
             raise CheckpointError(f"{path} has the tensor '{other}', which xlcli cannot import.", DOWNLOAD)
         small = _make_small(folder) if stored_as is None else None
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
-        end_id = source.config.get("eos_token_id")
-        about |= {"eos_token_id": end_id if type(end_id) is int else None, "check_bits": _check(folder)}
+        about |= {END: source.ids(END, model.vocab_size or 0), "chat_templates": {}, "check_bits": _check(folder)}
         about["notices"] = format_.notices(source, tokenizer)
+        try:
+            templates = format_.chat_templates(source)
+            is_text = all(isinstance(text, str) for item in templates.items() for text in item)
+            if not is_text or len(json.dumps(templates)) > _LARGEST_TEMPLATES:
+                raise ValueError("it is no text, or too long")
+            about["chat_templates"] = templates
+        except (CheckpointError, ValueError, LookupError, TypeError, AttributeError) as error:
+            about["notices"].append(f"the chat template is lost: {error}")
         if small:
             about["notices"].append(f"the weights are rounded to {small}: --weights float32 keeps those of the file")
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
@@ -117,8 +128,10 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     return about
 
 
-def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
-    """Writes the model in `folder` to `target` in another format, whose name is returned; all or nothing.
+def export_model(folder: Path, target: Path, *, name: str | None = None) -> tuple[str, list[str]]:
+    """Writes the model in `folder` to `target` in another format; all or nothing.
+
+    Returns the name of the format, and what is lost or read in another way by the other program.
 
     Importing it again gives the same configuration, tokenizer and weights to the bit; weights in int8 become float32.
 
@@ -141,12 +154,9 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
     encoding = "float32" if header.encoding == "int8" else header.encoding
     own = weights(model.network)
     tensors = format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model)
-    about = model.record.get("imported")
-    end_id = about.get("eos_token_id") if isinstance(about, dict) else None
-    tree |= {"bos_token_id": model.tokenizer.start_id, "eos_token_id": end_id, "torch_dtype": encoding}
+    tree |= {START: model.tokenizer.start_id, END: model.end_ids, "torch_dtype": encoding}
     tree[OWN] = header.config.model_dump(mode="json")
-    format_.write(target, tree, tensors, model.tokenizer)
-    return format_.name
+    return format_.name, format_.write(target, tree, tensors, model.tokenizer, model.chat_templates)
 
 
 def _required_format(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,12 +13,12 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import ModelConfig
+from xlcli.config import ModelConfig, Tree
 from xlcli.errors import ConfigError
-from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json, write_atomic
+from xlcli.files import JSON_LIMIT, VOCABULARY_LIMIT, parse_json, read_bounded, read_json, write_atomic
 from xlcli.files.tensors import write_tensors
-from xlcli.interchange.source import CONFIG, Source, folder_of, follow, open_folder
-from xlcli.interchange.vocabulary import tokenizer_config, tokenizer_json
+from xlcli.interchange.source import CONFIG, END, START_KEYS, Source, folder_of, follow, open_folder
+from xlcli.interchange.vocabulary import DEFAULT, differences, tokenizer_config, tokenizer_json
 from xlcli.store.folder import new_folder
 from xlcli.store.layout import WEIGHTS, SavedConfig
 from xlcli.store.weights import empty_weights
@@ -29,12 +29,11 @@ PARTS = ("attention.query.", "attention.key.", "attention.value.")
 """Parts of the names of weights that are one tensor in some formats."""
 HEAD_BIAS = ("lm_head.bias", "output.bias")
 """Names of a tensor that formats do not have."""
-START_KEYS = ("bos_token_id", "eos_token_id")
-"""Settings with the id of the token that begins a text."""
 OWN = "xlcli"
 """Key of an exported `config.json` with the sections of the model, and folder of its tokenizer."""
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
 BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
 UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
 
@@ -131,7 +130,7 @@ class Format(ABC):
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
-        start_id = first_id(source.config, model.vocab_size, self.start_keys)
+        start_id = source.first_id(model.vocab_size, self.start_keys)
         found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)
         if found is None:
             return IdsTokenizer(model.vocab_size, start_id)
@@ -139,6 +138,19 @@ class Format(ABC):
         files = [read_bounded(follow(p), VOCABULARY_LIMIT) if os.path.lexists(p) else b"{}" for p in paths]
         data = files[0] if found == TOKENIZER else converted(str(paths[0]), *files)
         return TokenizersTokenizer(data, str(paths[0]), vocab_size=model.vocab_size, start_id=start_id)
+
+    def chat_templates(self, source: Source) -> dict[str, Any]:
+        """The chat templates of the source by name, not checked; any error of damaged files."""
+        folder = folder_of(source.path)
+        files = {path.stem: path for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+        if os.path.lexists(folder / CHAT_TEMPLATE):
+            files[DEFAULT] = folder / CHAT_TEMPLATE
+        if files or not os.path.lexists(folder / TOKENIZER_CONFIG):
+            return {name: read_bounded(follow(path), JSON_LIMIT).decode() for name, path in files.items()}
+        value = parse_json(read_bounded(follow(folder / TOKENIZER_CONFIG), VOCABULARY_LIMIT)).get("chat_template")
+        if isinstance(value, str):
+            return {DEFAULT: value}
+        return {each["name"]: each["template"] for each in value or ()}
 
     def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
         """What differs from the source, or may be wrong in it."""
@@ -176,34 +188,37 @@ class Format(ABC):
                 raise ConfigError(f"the model cannot be exported: {problem}.", "Train with model.embedding.div_val=2.")
         return tensors
 
-    def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
-        """Writes a model, a folder of this name, from its `config.json` and tensors; all or nothing."""
+    def write(
+        self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer, templates: Tree
+    ) -> list[str]:
+        """Writes a model, a folder of this name, from its `config.json` and tensors; all or nothing.
+
+        `config` lists all tokens that end a text; `templates` are chat templates by name. Returns notices of what is
+        lost, or read in another way.
+        """
         files = self.export_tokenizer(tokenizer)
         with new_folder(target) as folder:
             if tokenizer.data not in files.values():
                 (folder / OWN).mkdir()
                 tokenizer.save(folder / OWN)
             if TOKENIZER in files:
-                files[TOKENIZER_CONFIG] = tokenizer_config(files[TOKENIZER], config)
+                files[TOKENIZER_CONFIG] = tokenizer_config(files[TOKENIZER], config, templates)
             for name, data in files.items():
                 write_atomic(folder / name, data)
-            write_atomic(folder / CONFIG, json.dumps(config, indent=2).encode() + b"\n")
+            ids = config[END]
+            content = {**config, END: ids[0] if len(ids) == 1 else ids or None}
+            write_atomic(folder / CONFIG, json.dumps(content, indent=2).encode() + b"\n")
             write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
+        notices = []
+        if templates and TOKENIZER not in files:
+            notices.append(f"the chat template is lost: the export has no {TOKENIZER}")
+        if TOKENIZER in files and (kinds := differences(tokenizer)):
+            notices.append(f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})")
+        return notices
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""
         return {} if (data := tokenizer_json(tokenizer)) is None else {TOKENIZER: data}
-
-    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
-        """What one should know of an exported tokenizer."""
-        return []
-
-
-def first_id(config: Mapping[str, Any], vocab_size: int, keys: Sequence[str] = START_KEYS) -> int:
-    """The token that texts follow: the first of these settings that is there, else 0."""
-    ids = [config.get(key) for key in keys]
-    ids = [each[0] if isinstance(each, list) and each else each for each in ids]
-    return next((each for each in ids if type(each) is int and 0 <= each < vocab_size), 0)
 
 
 def model_type(path: Path) -> str | None:

@@ -14,18 +14,19 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import ModelConfig
+from xlcli.config import ModelConfig, Tree
 from xlcli.config.position import RopePositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, parse_json
 from xlcli.files.tensors import TensorInfo
-from xlcli.interchange.format import OWN, PARTS, Format, first_id
+from xlcli.interchange.format import OWN, PARTS, Format
 from xlcli.interchange.gguf_file import MAGIC, read_file, shortest, write_file
-from xlcli.interchange.gguf_vocabulary import read_vocabulary, write_vocabulary
+from xlcli.interchange.gguf_vocabulary import read_vocabulary, unused_id, write_vocabulary
 from xlcli.interchange.gpt2 import GPT2, GPTNeoX
 from xlcli.interchange.llama import Gemma3, Llama, model_kind, query_scale
 from xlcli.interchange.pickles import StoredTensor
-from xlcli.interchange.source import CAN, Source, follow
+from xlcli.interchange.source import CAN, END, START, Source, follow
+from xlcli.interchange.vocabulary import DEFAULT
 from xlcli.model.position.rope import rope_frequencies
 from xlcli.store.layout import SavedConfig
 from xlcli.text.base import Tokenizer
@@ -100,19 +101,28 @@ _ORIGINAL = "original_max_position_embeddings"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """What files do not say of the scaling of Llama 3."""
 _METADATA, _OWN_CONFIG = "_metadata", f"{OWN}.config"
+_COMPUTED = (
+    *(("rope.scaling.type", "rope_type"), ("rope.scaling.factor", "factor")),
+    *(("rope.scaling.original_context_length", _ORIGINAL), ("attention.key_length", "query_pre_attn_scalar")),
+)
+"""Keys of settings that are computed."""
+_START, _TEMPLATE = "tokenizer.ggml.bos_token_id", "tokenizer.chat_template"
+_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+"""Keys of the tokens at which llama.cpp ends a text: of a text, a turn, a message."""
 
 
 class Architecture(NamedTuple):
     """An architecture of llama.cpp: the format whose settings it has, and their names there.
 
     `biases` are settings that are true if there is a tensor. `adapt` makes the settings of the format, of these and the
-    width of the model divided by the number of heads.
+    width of the model divided by the number of heads. `assumed` is the activation function, where a file names none.
     """
 
     format: Format
     keys: Mapping[str, str]
     biases: Mapping[str, str] = {}
     adapt: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = lambda config, _: config
+    assumed: str = ""
 
 
 ARCHITECTURES = {
@@ -120,8 +130,8 @@ ARCHITECTURES = {
     "qwen2": Architecture(Llama(), _LLAMA),
     "qwen3": Architecture(Llama(), _LLAMA),
     "gemma3": Architecture(Gemma3(), _GEMMA3, adapt=_as_gemma3),
-    "gpt2": Architecture(GPT2(), _GPT2),
-    "gptneox": Architecture(GPTNeoX(), _GPT_NEOX, adapt=_as_gpt_neox),
+    "gpt2": Architecture(GPT2(), _GPT2, assumed="approximate GELU (gelu_new), as in the published GPT-2"),
+    "gptneox": Architecture(GPTNeoX(), _GPT_NEOX, adapt=_as_gpt_neox, assumed="exact GELU, as in Pythia"),
 }
 """Architectures by name. A new one is added here."""
 
@@ -173,11 +183,12 @@ class GGUF(Format):
         if self.table not in stored:
             raise CheckpointError(f"{path} has no tensor '{self.table}'.", "Download it again.")
         config = {"model_type": name, **_config(name, metadata, stored), _METADATA: metadata}
-        for key in ("bos_token_id", "eos_token_id"):
-            config[key] = metadata.get(f"tokenizer.ggml.{key}")
+        config |= {START: metadata.get(_START), END: [metadata[key] for key in _ENDS if key in metadata]}
         with suppress(ValueError):  # as `write` has left it
             config[OWN] = parse_json(str(metadata.get(_OWN_CONFIG)).encode())
-        return Source(path, config, dict(_divided(stored)))
+        keys = (*ARCHITECTURES[name].keys.items(), *_COMPUTED)
+        names = {theirs: f"{name}.{ours}" for ours, theirs in keys} | {START: _START, END: _ENDS[0]}
+        return Source(path, config, dict(_divided(stored)), names)
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections of the format that has the same settings."""
@@ -186,8 +197,7 @@ class GGUF(Format):
             factor, length = source.take(_FREQUENCIES).max().item(), source.config[_METADATA].get(_LENGTH, 8192)
             found["rope_scaling"] = {"rope_type": "llama3", "factor": factor} | _LLAMA3 | {_ORIGINAL: length}
         config = found | {key: value for key, value in source.config.items() if key != OWN}
-        architecture = ARCHITECTURES[source.config[_METADATA]["general.architecture"]]
-        return architecture.format.sections(Source(source.path, config, {}))
+        return _architecture(source).format.sections(replace(source, config=config, stored={}))
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
         """Name in xlcli and values of each weight; frequencies must be those of its settings."""
@@ -208,7 +218,19 @@ class GGUF(Format):
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the file; one of token ids if it has none."""
         size = model.vocab_size or 0
-        return read_vocabulary(str(source.path), source.config[_METADATA], size, first_id(source.config, size))
+        return read_vocabulary(str(source.path), source.config[_METADATA], size, source.first_id(size))
+
+    def chat_templates(self, source: Source) -> dict[str, Any]:
+        """The chat templates of the file by name, not checked."""
+        found = {key: value for key, value in source.config[_METADATA].items() if f"{key}.".startswith(f"{_TEMPLATE}.")}
+        return {key.removeprefix(_TEMPLATE).removeprefix(".") or DEFAULT: value for key, value in found.items()}
+
+    def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
+        """What differs from the source, may be wrong in it, or is assumed."""
+        found, assumed = super().notices(source, tokenizer), _architecture(source).assumed
+        if assumed:
+            found.append(f"GGUF files of this model do not name its activation function: {assumed}, is used")
+        return found
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """Those settings of a Llama that a file can hold."""
@@ -232,8 +254,10 @@ class GGUF(Format):
         is_scaled = model.position.model_dump()["scaling"]["kind"] == "llama3"
         return tensors | ({_FREQUENCIES: _factors(model)} if is_scaled else {})
 
-    def write(self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
-        """Writes the file `target`; all or nothing."""
+    def write(
+        self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer, templates: Tree
+    ) -> list[str]:
+        """Writes the file `target`; all or nothing. It always names a token at which llama.cpp ends a text."""
         if config["torch_dtype"] == "float64":
             raise ConfigError("the format gguf cannot hold float64.", "Copy the model with --weights float32 first.")
         name, width, scaling = config["model_type"], config["head_dim"], config["rope_scaling"] or {}
@@ -245,9 +269,22 @@ class GGUF(Format):
             keys["rope.scaling.original_context_length"] = scaling[_ORIGINAL]
         metadata = {"general.architecture": name, "general.name": target.stem, _OWN_CONFIG: json.dumps(config[OWN])}
         metadata |= {f"{name}.{key}": value for key, value in keys.items()} | write_vocabulary(tokenizer)
-        if config["eos_token_id"] is not None:
-            metadata["tokenizer.ggml.eos_token_id"] = config["eos_token_id"]
+        metadata |= dict(zip(_ENDS, config[END] or [unused_id(tokenizer)], strict=False))
+        metadata |= {_TEMPLATE if name == DEFAULT else f"{_TEMPLATE}.{name}": text for name, text in templates.items()}
+        notices = []
+        if not config[END]:
+            end_id = metadata[_ENDS[0]]
+            shown = ascii(tokenizer.texts[end_id]) if tokenizer.texts[end_id] else "no text"
+            problem = "the model names no token that ends a text, but llama.cpp needs one"
+            notices.append(f"{problem}: the file names {end_id} ({shown})")
+        if left := config[END][len(_ENDS) :]:
+            notices.append(f"llama.cpp will not end at the tokens {left}: the file names the first {len(_ENDS)}")
         write_file(target, metadata, weights)
+        return notices
+
+
+def _architecture(source: Source) -> Architecture:
+    return ARCHITECTURES[source.config[_METADATA]["general.architecture"]]
 
 
 def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> Mapping[str, Any]:

@@ -18,15 +18,6 @@ from xlcli.text.base import Tokenizer
 from xlcli.text.foreign import CONTROL, NORMAL, UNUSED, USER_DEFINED
 from xlcli.text.tokenizers import PICTURES, TOKENIZERS
 
-MOST_CHARACTERS, MOST_ADDED = 2**22, 2**14
-"""Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace("{1,3}", "")
-_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _PLAIN_BYTES = _BYTES | {"use_regex": False}
 _DIGITS: dict[str, Any] = {"type": "Digits", "individual_digits": True}
@@ -37,10 +28,10 @@ PATTERNS = {
     "olmo": ([_BYTES], False),
     "smollm": ([_DIGITS, _BYTES], False),
     "starcoder": ([_DIGITS, _BYTES], False),
-    "llama-bpe": ([split_step(_LLAMA3), _PLAIN_BYTES], True),
-    "qwen2": ([split_step(_QWEN2), _PLAIN_BYTES], False),
-    "deepseek-r1-qwen": ([split_step(_QWEN2), _PLAIN_BYTES], False),
-    "default": ([*map(split_step, _DEFAULT), _PLAIN_BYTES], False),
+    "llama-bpe": ([split_step(foreign.LLAMA3), _PLAIN_BYTES], True),
+    "qwen2": ([split_step(foreign.QWEN2), _PLAIN_BYTES], False),
+    "deepseek-r1-qwen": ([split_step(foreign.QWEN2), _PLAIN_BYTES], False),
+    "default": ([*map(split_step, foreign.DEFAULT), _PLAIN_BYTES], False),
 }
 """For each name the steps that divide a text, as in `tokenizer.json`, and whether a part that is a token stays one."""
 _NO_MERGE = "none none"
@@ -60,7 +51,8 @@ def read_vocabulary(name: str, metadata: Mapping[str, Any], vocab_size: int, sta
     if kind in ("none", "no_vocab"):
         return foreign.IdsTokenizer(vocab_size, start_id)
     if not isinstance(whole, str):
-        whole = foreign.tokenizer_json(name, lambda: _tree(name, kind, metadata)).decode()
+        remedy = "Download the file again, or import the model from its folder of Hugging Face."
+        whole = foreign.tokenizer_json(name, lambda: _tree(name, kind, metadata), remedy).decode()
     return foreign.TokenizersTokenizer(whole.encode(), name, vocab_size=vocab_size, start_id=start_id)
 
 
@@ -70,8 +62,8 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     pre, tokens = values.get("pre", "default"), values["tokens"]
     kinds = values.get("token_type", [NORMAL] * len(tokens))
     extra = foreign.added(tokens, kinds)
-    if len(kinds) != len(tokens) or sum(map(len, tokens)) > MOST_CHARACTERS or len(extra) > MOST_ADDED:
-        raise ValueError("it has not one type for each token, or too many or too long tokens")
+    if len(kinds) != len(tokens):
+        raise ValueError("it has not one type for each token")
     if not all(isinstance(merge, str) for merge in values.get("merges", ())):
         raise ValueError("its merges are no strings")
     if kind == "llama":
@@ -88,6 +80,13 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         "added_tokens": extra,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
     }
+
+
+def unused_id(tokenizer: Tokenizer) -> int:
+    """A token to end texts with, where a model names none: one that begins them, is never used, or is no UTF-8."""
+    texts = tokenizer.texts
+    found = [i for text in (b"", b"\xff") for i in (tokenizer.start_id, *range(len(texts))) if texts[i] == text]
+    return found[0] if found else tokenizer.start_id
 
 
 def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:

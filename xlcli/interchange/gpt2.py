@@ -65,7 +65,7 @@ class GPT2(Format):
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. Texts longer than the table of positions are read in overlapping windows."""
-        settings = Settings(source.path, source.config)
+        settings = Settings(source, source.config)
         settings.require("model_type", *self.model_types)
 
         def take(kind: Any, *names: str) -> dict[str, Any]:

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from xlcli.config import ModelConfig
-from xlcli.interchange.format import TOKENIZER, Format
+from xlcli.interchange.format import Format
 from xlcli.interchange.source import Settings, Source
-from xlcli.interchange.vocabulary import differences
 from xlcli.store.layout import SavedConfig
-from xlcli.text.base import Tokenizer
 
 N_SINKS = 4
 """Number of first tokens of a text that stay visible (Xiao et al. 2024)."""
@@ -69,7 +67,7 @@ class Llama(Format):
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. Distances are clamped to the trained window, whose first tokens are sinks."""
-        settings = Settings(source.path, source.config)
+        settings = Settings(source, source.config)
         kind = settings.take("model_type", {each: each for each in self.model_types}, "llama")
         dim, n_layers = settings.take("hidden_size", int), settings.take("num_hidden_layers", int)
         n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
@@ -159,11 +157,6 @@ class Llama(Format):
             tree["layer_types"] = [LAYERS[bool(window)] for window in windows]
         return tree
 
-    def export_notices(self, tokenizer: Tokenizer) -> list[str]:
-        """What transformers reads in another way."""
-        kinds = differences(tokenizer)
-        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] * bool(kinds)
-
 
 class Gemma3(Llama):
     """Llama with norms before and after branches and local layers between those that see all (Gemma Team 2025).
@@ -186,7 +179,7 @@ class Gemma3(Llama):
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`: those of Qwen3, which has norms of queries and keys too, and what differs."""
         config = {key: value for key, value in source.config.items() if value is not None}
-        settings = Settings(source.path, _DEFAULTS | config)
+        settings = Settings(source, _DEFAULTS | config)
         settings.require("model_type", *self.model_types)
         settings.require("hidden_activation", "gelu_pytorch_tanh")
         settings.require("attn_logit_softcapping")
@@ -196,8 +189,8 @@ class Gemma3(Llama):
         period = settings.take("sliding_window_pattern", int, settings.take("_sliding_window_pattern", int, 6))
         n_layers = settings.take("num_hidden_layers", int)
         types = [LAYERS[i % max(period, 1) != period - 1] for i in range(min(n_layers, MOST_LAYERS))]
-        of_layers = Settings(source.path, settings.take("rope_parameters", dict, {}))
-        local = Settings(source.path, of_layers.take(LAYERS[1], dict, {}))
+        of_layers = Settings(source, settings.take("rope_parameters", dict, {}))
+        local = Settings(source, of_layers.take(LAYERS[1], dict, {}))
         local.require("rope_type", "default")
         local_base = local.take("rope_theta", float, settings.take("rope_local_base_freq", float, 10_000.0))
         translated = {
@@ -272,7 +265,7 @@ def rotary(
     They are read from the keys of current and of older releases of transformers, which are given with the usual share.
     """
     older = settings.take("rope_scaling", dict, {})
-    inner = Settings(settings.path, settings.take("rope_parameters", dict, older))
+    inner = Settings(settings.source, settings.take("rope_parameters", dict, older))
     base = inner.take("rope_theta", float, settings.take(base_key, float, 10000.0))
     share = inner.take("partial_rotary_factor", float, settings.take(share_key, float, share))
     kinds = {"default": "none"} | {kind: kind for kind in _SCALING if kind != "none"}

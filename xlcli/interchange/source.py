@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,12 +20,14 @@ from xlcli.files import read_json
 from xlcli.files.tensors import TensorInfo, read_places
 from xlcli.interchange.pickles import StoredTensor, read_checkpoint
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+START, END = START_KEYS = "bos_token_id", "eos_token_id"
+"""Settings with the ids of the tokens that begin and end a text."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
 """What training with several processes and compilation put before the names of tensors."""
-DOWNLOAD = "Download all files of the model again, into one folder."
+DOWNLOAD = "Download the model again, with all its files."
 ADAPTER = "adapter_config.json"
 MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of the package peft), and import the result."
 
@@ -54,14 +56,16 @@ class Source:
 
     Attributes:
         path: Its folder, or its file.
-        config: Content of its `config.json`, empty if it has none.
+        config: Content of its `config.json`, empty if it has none, with tokens of its `generation_config.json`.
         stored: Its tensors by name, not read.
+        names: Names in its files of settings that are called otherwise there.
         unread: Names of tensors that `take` has not read.
     """
 
     path: Path
     config: Mapping[str, Any]
     stored: Mapping[str, StoredTensor]
+    names: Mapping[str, str] = field(default_factory=dict)
     unread: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +79,22 @@ class Source:
     def tensors(self) -> dict[str, TensorInfo]:
         """Type and shape of each tensor."""
         return {name: stored.info for name, stored in self.stored.items()}
+
+    def ids(self, key: str, vocab_size: int) -> list[int]:
+        """Distinct ids of a setting that has one, several or none; `CheckpointError` for one that no token has."""
+        value = self.config.get(key)
+        if value is None:
+            return []
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(each) is int and 0 <= each < vocab_size for each in ids):
+            problem = f"{self.names.get(key, key)} is {ascii(value)[:80]}, but ids are 0 to {vocab_size - 1}"
+            raise CheckpointError(f"{self.path}: {problem}.", "Correct it in a copy of the model.")
+        return [*dict.fromkeys(ids)]
+
+    def first_id(self, vocab_size: int, keys: Sequence[str] = START_KEYS) -> int:
+        """The token that texts follow: the first of these settings that is there, else 0."""
+        found = [each for key in keys for each in self.ids(key, vocab_size)]
+        return found[0] if found else 0
 
     def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """Reads one tensor. Raises `CheckpointError` if there is none of this name and, if it is given, this shape."""
@@ -102,6 +122,9 @@ def open_folder(path: Path) -> Source:
         CheckpointError: A file is missing or damaged, or a shard is not a file of this folder.
     """
     config = read_json(follow(path / CONFIG))
+    if os.path.lexists(path / GENERATION):
+        generation = read_json(follow(path / GENERATION))
+        config |= {key: generation[key] for key in START_KEYS if generation.get(key) is not None}
     if (path / ADAPTER).exists():
         raise CheckpointError(f"{path} has an adapter, whose weights are not those of the model.", MERGE)
     for name in WEIGHTS:
@@ -149,8 +172,8 @@ class Settings:
     Every method raises `CheckpointError` for a value that cannot be imported.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self.path, self.config, self.left = path, config, dict(config)
+    def __init__(self, source: Source, config: Mapping[str, Any]) -> None:
+        self.source, self.config, self.left = source, config, dict(config)
 
     def take(self, key: str, kind: Any, default: Any = ...) -> Any:
         """A setting of a type, or the value in a table; `default`, if there is one, where it is missing or null."""
@@ -181,11 +204,12 @@ class Settings:
         self.require("is_causal", True)  # off, every token sees those that follow
         for key, value in self.left.items():
             if value and not (key in HARMLESS.split() or key in harmless or key.startswith(("_", "unsloth_"))):
-                problem = f"{self.path}: {key} is {ascii(value)[:80]}, which xlcli does not know."
-                remedy = f"If it changes no prediction, remove it from a copy of {CONFIG}. {CAN}"
+                problem = f"{self.source.path}: {key} is {ascii(value)[:80]}, which xlcli does not know."
+                place = CONFIG if self.source.path.is_dir() else self.source.path.name
+                remedy = f"If it changes no prediction, remove it from a copy of {place}. {CAN}"
                 raise CheckpointError(problem, UNQUANTIZED if key == "quantization_config" else remedy)
 
     def refuse(self, key: str, value: Any) -> NoReturn:
         """Raises the error for a setting that cannot be imported."""
         problem = "is missing" if value is None else f"is {ascii(value)[:80]}, which xlcli cannot import"
-        raise CheckpointError(f"{self.path}: {key} {problem}.", CAN)
+        raise CheckpointError(f"{self.source.path}: {self.source.names.get(key, key)} {problem}.", CAN)

@@ -63,7 +63,7 @@ class TransfoXL(Format):
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. `same_length` with M keys, the token's own included, is a memory of M - 1."""
-        settings = Settings(source.path, source.config)
+        settings = Settings(source, source.config)
         settings.require("model_type", *self.model_types)
         settings.require("sample_softmax", -1, 0)
         settings.require("ext_len", 0)

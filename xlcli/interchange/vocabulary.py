@@ -15,6 +15,8 @@ from xlcli.text.foreign import BYTE_CHARACTERS, LONGEST_PART, converted
 from xlcli.text.pretokenize import LONGEST
 from xlcli.text.tokenizers import FROM_PICTURES
 
+DEFAULT = "default"
+"""Name of the chat template of a model that has only one."""
 _BLANKS = r"[ \t\n\r\x0b\x0c]+"
 _WITHOUT_WORD = r"(?:(?<! )(?> +[\t\r\x0b\x0c]*)|(?<=\A|\n)[\t\r\x0b\x0c]+)(?= |\z)"
 """White space that is a word of xlcli (`Splitter`) without a line end."""
@@ -38,12 +40,16 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
     return json.dumps({"version": "1.0", "added_tokens": [], **empty, **tree}).encode()
 
 
-def tokenizer_config(tokenizer_json: bytes, config: Mapping[str, Any]) -> bytes:
-    """The `tokenizer_config.json` beside it; `config.json` has the ids of the tokens that it names."""
+def tokenizer_config(tokenizer_json: bytes, config: Mapping[str, Any], templates: Mapping[str, str]) -> bytes:
+    """The `tokenizer_config.json` beside it, with chat templates; `config` has the ids of the tokens that it names."""
     names = {token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]}
-    special = {f"{each}_token": names.get(config.get(f"{each}_token_id")) for each in ("bos", "eos")}
-    tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return json.dumps(tree | {key: name for key, name in special.items() if name}, indent=2).encode() + b"\n"
+    special = {"bos_token": config["bos_token_id"], "eos_token": next(iter(config["eos_token_id"]), None)}
+    tree: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    tree |= {key: names[i] for key, i in special.items() if i in names}
+    if templates:
+        named = [{"name": name, "template": text} for name, text in templates.items()]
+        tree["chat_template"] = named if templates.keys() - {DEFAULT} else templates[DEFAULT]
+    return json.dumps(tree, indent=2).encode() + b"\n"
 
 
 def differences(tokenizer: Tokenizer) -> list[str]:

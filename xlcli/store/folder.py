@@ -38,6 +38,7 @@ from xlcli.model.lm import LanguageModel
 from xlcli.store import layout
 from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
 from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
+from xlcli.store.origin import imported
 from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
@@ -79,6 +80,19 @@ class LoadedModel:
         """Size in bytes of what `decoder` adds to the weights of the network, with `n_memory` tokens in memory."""
         weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
         return weights + table_bytes(self.network, n_memory)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Tokens that end a text, as the source of an imported model says."""
+        value = imported(self.record).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        return [each for each in ids if type(each) is int and 0 <= each < self.tokenizer.vocab_size]
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """Chat templates by name, as the source of an imported model has them."""
+        found = imported(self.record).get("chat_templates")
+        return {key: text for key, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
 
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""

@@ -84,6 +84,15 @@ def origin_of(record: Mapping[str, Any]) -> Tree:
     return {}
 
 
+def imported(record: Mapping[str, Any]) -> Tree:
+    """What was recorded when a model was imported, or the one that its run started from; empty for others."""
+    about = record.get("imported")
+    if isinstance(about, dict):
+        return about
+    origin = origin_of(record)
+    return imported(origin) if origin else {}
+
+
 def text_size(record: Mapping[str, Any]) -> tuple[int, int] | None:
     """Bytes and tokens of the training text of a model, by its record."""
     match record.get("train"):

@@ -9,10 +9,14 @@ whole text, however it is cut.
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
-from itertools import islice, takewhile
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,8 +48,19 @@ BYTE_CHARACTERS = "".join(chr(_OTHERS.get(byte, byte)) for byte in range(256))
 _BYTE_OF = {ord(char): byte for byte, char in enumerate(BYTE_CHARACTERS)}
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
+_REMOVING = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit")
+"""Pre-tokenizers that remove blanks or other characters."""
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+"""Patterns of published tokenizers, at which the package never gives up."""
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _READ_SPACE = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+_STDERR_LOCK, _PIPE_SIZE = threading.Lock(), 2**16
 
 
 class PartSplitter(Splitter):
@@ -106,25 +121,28 @@ class TokenizersTokenizer(PieceTokenizer):
         super().__init__(data, name)
         self.vocab_size, self.start_id = vocab_size, start_id
         self.fingerprint = sha256(f"tokenizers:{vocab_size}:{start_id}:".encode() + data).hexdigest()
-        lossy = CheckpointError(
-            f"{name} has a tokenizer that loses text: a normalizer, or no tokens for line ends or bytes.",
-            "Import a copy of the folder without it, and give token ids instead of text.",
-        )
         try:
             content = json.loads(data)
-            model, steps = content["model"], plain_steps(content["pre_tokenizer"]) + plain_steps(content["decoder"])
-            of_bytes = any(step["type"] == "ByteLevel" for step in steps)
+            model, steps = content["model"], plain_steps(content["pre_tokenizer"])
+            of_bytes = any(step["type"] == "ByteLevel" for step in steps + plain_steps(content["decoder"]))
             kind = model.get("type", "BPE")  # older files of BPE, such as that of GPT-2, do not say it
-            if kind not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
+            has_affix = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
+            if kind not in ("BPE", "Unigram") or has_affix:
                 raise ValueError("it is neither BPE nor unigram")
             ids = model["vocab"] if kind == "BPE" else {token: i for i, (token, _) in enumerate(model["vocab"])}
             contents = {token["id"]: token["content"] for token in content["added_tokens"]}
             texts = {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in contents.items()}
             texts |= {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}
             special = [token["id"] for token in content["added_tokens"] if token["special"]]
-            if not all(step == _WRITE_SPACE for step in plain_steps(content["normalizer"])):
-                raise lossy
+            changes = [step for step in plain_steps(content["normalizer"]) if step != _WRITE_SPACE]
+            changes += [step for step in steps if step["type"] in _REMOVING or step.get("behavior") == "Removed"]
+            if changes:
+                raise _lossy(name, f"{changes[0]['type']!a:.80} changes it or removes a part of it")
             self._model = _load(content)
+            patterns = {step["pattern"].get("Regex") for step in steps if "pattern" in step}
+            is_published = patterns <= {None, LLAMA3, QWEN2, *DEFAULT}
+            encode = self._model.encode
+            self._encode: Callable[..., Any] = encode if is_published else partial(_quiet, encode)
             if not texts.keys() >= {*self._model.get_vocab().values()}:
                 raise ValueError("its added tokens have other ids")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -136,7 +154,7 @@ class TokenizersTokenizer(PieceTokenizer):
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
         is_complete = self._set_texts([texts.get(i, b"") for i in range(vocab_size)])
         if not is_complete and (not of_bytes or self._byte_ids[ord("\n")] < 0):
-            raise lossy
+            raise _lossy(name, "it has no tokens for line ends or bytes")
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:
@@ -146,7 +164,7 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def _find(self, text: str) -> list[int]:
         try:
-            return self._model.encode(text, add_special_tokens=False).ids
+            return self._encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # as in `_load`
@@ -176,6 +194,12 @@ class TokenizersTokenizer(PieceTokenizer):
         """True if text up to `end` has the same tokens alone as before what follows, such as `examples`."""
         pairs = [(before + end, after + "y z") for before in _BEFORE for after in examples]
         return all(self._find(a) + self._find(b) == self._find(a + b) for a, b in pairs)
+
+
+def _lossy(name: str, reason: str) -> CheckpointError:
+    """The error for a tokenizer that xlcli cannot restore a text from."""
+    remedy = "Import a copy of the model without it, and give token ids instead of text."
+    return CheckpointError(f"{name} has a tokenizer that loses text: {reason}.", remedy)
 
 
 def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -220,7 +244,7 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     if "dropout" in content["model"]:
         changed["model"] = content["model"] | {"dropout": None}
     try:
-        package = Package.from_str(json.dumps(changed))
+        package: tokenizers.Tokenizer = _quiet(Package.from_str, json.dumps(changed))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the package has no class of its own, and its panics are no `Exception`
@@ -229,25 +253,54 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     return package
 
 
+def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`call(*args, **kwargs)` without the text that a panic of the package prints on standard error.
+
+    Meanwhile standard error of the process is a pipe. What another thread has written into it is printed afterwards,
+    unless the call fails.
+    """
+    with _STDERR_LOCK:
+        stderr = os.dup(2)
+        reader, writer = os.pipe()
+        try:
+            for descriptor in (reader, writer):  # neither an empty nor a full pipe stops a thread
+                os.set_blocking(descriptor, False)
+            os.dup2(writer, 2)
+            result = call(*args, **kwargs)
+            os.dup2(stderr, 2)
+            with suppress(OSError):
+                os.write(2, os.read(reader, _PIPE_SIZE))
+            return result
+        finally:
+            os.dup2(stderr, 2)
+            for descriptor in (stderr, reader, writer):
+                os.close(descriptor)
+
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of pieces of sentencepiece."""
 _MOST_MERGES = 2**20
 """Maximum number of merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144."""
+LARGEST_PIECES = 2**23
+"""Maximum bytes of a model of sentencepiece: twice as many as of the largest published ones."""
+_MOST_CHARACTERS, _MOST_ADDED = 2**22, 2**14
+"""Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
 RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
 def converted(name: str, *files: bytes) -> bytes:
     """The `tokenizer.json` of a model of sentencepiece, or of `vocab.json` of GPT-2 and the files beside it."""
-    return tokenizer_json(name, lambda: _of_merges(*files) if len(files) > 1 else _of_sentencepiece(*files))
+    make = _of_merges if len(files) > 1 else _of_sentencepiece
+    return tokenizer_json(name, partial(make, *files), "Add the tokenizer.json of the model to its folder.")
 
 
-def tokenizer_json(name: str, make: Callable[[], dict[str, Any]]) -> bytes:
-    """The `tokenizer.json` of a function; `CheckpointError` if it fails at what it is made of."""
+def tokenizer_json(name: str, make: Callable[[], dict[str, Any]], remedy: str) -> bytes:
+    """The `tokenizer.json` of a function; `CheckpointError` with this remedy if it fails at what it is made of."""
     try:
         tree = make()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{name} holds no vocabulary that can be read: {type(error).__name__} {error!s:.200}"
-        raise CheckpointError(f"{problem}.", "Add the tokenizer.json of the model to its folder.") from None
+        raise CheckpointError(f"{problem}.", remedy) from None
     return json.dumps(dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | tree).encode()
 
 
@@ -267,26 +320,32 @@ def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> di
 
 def _of_sentencepiece(data: bytes) -> dict[str, Any]:
     """BPE or unigram, with the tokens that sentencepiece gives to a text after the blank that it adds."""
-    fields = [*_fields(data)]
-    trainer, normalizer = (dict(_fields(b"".join(part for n, part in fields if n == number))) for number in (2, 3))
+    names, scores, kinds = pieces(data)
+    trainer, normalizer = (dict(_fields(b"".join(p for n, p in _fields(data) if n == number))) for number in (2, 3))
     if trainer.get(3, 1) not in (1, 2):
         raise ValueError("it is neither BPE nor unigram")
     changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
-    return of_pieces(*pieces(data), is_unigram=trainer.get(3, 1) == 1, changes=bool(changes))
+    return of_pieces(names, scores, kinds, is_unigram=trainer.get(3, 1) == 1, changes=bool(changes))
 
 
 def pieces(data: bytes) -> tuple[list[str], list[float], list[int]]:
-    """Name, score and type of each piece of a model of sentencepiece."""
-    rows: list[dict[int, Any]] = [{2: bytes(4), 3: NORMAL} | dict(_fields(part)) for n, part in _fields(data) if n == 1]
-    scores = np.frombuffer(b"".join(row[2] for row in rows), "<f4").tolist()
-    return [row[1].decode() for row in rows], scores, [row[3] for row in rows]
+    """Name, score and type of each piece of a model of sentencepiece; `ValueError` if it is too large."""
+    if len(data) > LARGEST_PIECES:
+        raise ValueError(f"it has more than {LARGEST_PIECES:,} bytes")
+    names, scores, kinds = list[str](), bytearray(), list[int]()
+    for part in (part for n, part in _fields(data) if n == 1):
+        row: dict[int, Any] = {2: bytes(4), 3: NORMAL} | dict(_fields(part))
+        names.append(row[1].decode())
+        scores += row[2]
+        kinds.append(row[3])
+    return names, np.frombuffer(scores, "<f4").tolist(), kinds
 
 
 def of_pieces(
     names: list[str], scores: list[float], kinds: list[int], *, is_unigram: bool, changes: bool
 ) -> dict[str, Any]:
     """BPE or unigram of these pieces; `changes` says that a text is changed before it is divided."""
-    ids, unknown = {name: i for i, name in enumerate(names)}, kinds.index(UNKNOWN)
+    extra, ids, unknown = added(names, kinds), {name: i for i, name in enumerate(names)}, kinds.index(UNKNOWN)
     if len(ids) < len(names) or max(map(len, ids)) > 256:
         raise ValueError("it has a piece twice or of more than 256 characters")
     if is_unigram:
@@ -301,7 +360,7 @@ def of_pieces(
         model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
     return {
         "model": model | {"byte_fallback": True},
-        "added_tokens": added(names, kinds),
+        "added_tokens": extra,
         "normalizer": {"type": "NFKC"} if changes else _WRITE_SPACE,
         "decoder": {"type": "Sequence", "decoders": [_READ_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     }
@@ -310,6 +369,8 @@ def of_pieces(
 def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
     """The tokens that are found before a text is divided into pieces, and those that are never found in it."""
     rows = [(i, name, kinds[i]) for i, name in enumerate(names) if kinds[i] in (UNKNOWN, CONTROL, USER_DEFINED)]
+    if sum(map(len, names)) > _MOST_CHARACTERS or len(rows) > _MOST_ADDED:
+        raise ValueError("it has too many or too long tokens")
     return [
         RULES | {"id": i, "content": name, "special": kind != USER_DEFINED, "normalized": _SPACE in name}
         for i, name, kind in rows
@@ -328,8 +389,12 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """A number in groups of seven bits, of which all but the last are above 127, and the offset after it."""
-    n = 1 + len([*takewhile(lambda group: group > 127, data[at : at + 9])])
-    return sum((group & 127) << 7 * i for i, group in enumerate(data[at : at + n])), at + n
+    number = 0
+    for i, group in enumerate(data[at : at + 10]):
+        number |= (group & 127) << 7 * i
+        if group < 128:
+            return number, at + i + 1
+    return number, at + 10
 
 
 _NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")

@@ -23,7 +23,7 @@ from xlcli.events import Notice
 from xlcli.files import VOCABULARY_LIMIT, read_bounded, read_json
 from xlcli.text.base import FILE, REMEDY, SCHEMA, PieceTokenizer, Tokenizer
 from xlcli.text.corpus import Facts
-from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer
+from xlcli.text.foreign import LARGEST_PIECES, IdsTokenizer, TokenizersTokenizer
 from xlcli.text.pretokenize import WORDS, whole_words
 
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ class SentencePieceTokenizer(PieceTokenizer):
         super().__init__(data, name)
         model = SentencePieceProcessor()
         try:
+            if len(data) > LARGEST_PIECES:
+                raise ValueError
             model.LoadFromSerializedProto(data)
             pieces = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
         except (RuntimeError, ValueError, OSError):

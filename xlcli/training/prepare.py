@@ -188,7 +188,7 @@ def prepare_resumed(
 def _origin(model: LoadedModel) -> Tree:
     """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and own origin."""
     entry = {"model": model.name, "weights": model.fingerprints["weights"]}
-    known = {key: model.record[key] for key in ("corpus", "tokens", INIT) if key in model.record}
+    known = {key: model.record[key] for key in ("corpus", "tokens", "imported", INIT) if key in model.record}
     return _pruned(entry | known, ANCESTORS)
 
 

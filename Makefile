@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO := demo/run
 
-.PHONY: demo test campaigns test-integrations check format readme wheel clean
+.PHONY: demo test quick campaigns test-integrations check format readme wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; use another one: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -23,6 +23,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python tests/plainness.py xlcli
 	$(BIN)/mypy
 
 # One thread per worker and one worker per core; the tests of a file share what takes long to prepare.
@@ -30,6 +31,14 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist l
 
 test: check
 	$(PYTEST)
+
+# For the loop while working: the checks, and a cross-section of the tests.
+QUICK := tests/test_config.py tests/test_optim.py tests/test_words.py tests/test_documents.py tests/test_docs.py \
+	tests/test_sampling.py tests/test_metrics.py tests/text/test_recognition.py tests/text/test_oddities.py \
+	tests/ops/test_attend.py tests/ops/test_attend_blocks.py tests/store/test_encodings.py tests/cli/test_usage.py
+
+quick: check
+	$(PYTEST) $(QUICK)
 
 # Campaigns and further combinations of variants, which `make test` leaves out; a workflow runs them every night.
 campaigns: $(READY)

@@ -98,8 +98,9 @@ def stream(
             data = portions(source or 0, stop, settings.flush_ms, settings.save_every)
         else:
             file = open_log(log, resume, screen, from_end=from_end)
-            by_line, unfinished = settings.text_field is not None, settings.flush_ms is not None
-            data = followed(file.portions(by_line=by_line, unfinished=unfinished), stop)
+            find = bytes.rfind if settings.text_field is None else bytes.find
+            line_seconds = math.inf if settings.flush_ms is None else settings.flush_ms / 1000
+            data = followed(file.portions(find, line_seconds), stop)
             save = save and partial(save_with_place, save, file)
         text = read_text(data, source, settings, loaded, screen, name=label(name), is_continued=resume is not None)
         page = (

@@ -272,7 +272,8 @@ class World:
             return f"the last line is missing, warnings: {self.warnings}"
         if missing and not self.warnings:
             return f"missing without a warning: {missing[:3]}"
-        others = ("app.log.bak", "app.log.20251231", "app-copy.log", "app.99.log", "app2.log")  # might be parts of the log
+        # Files that might be parts of the log.
+        others = ("app.log.bak", "app.log.20251231", "app-copy.log", "app.99.log", "app2.log")
         warnings = [warning for warning in self.warnings if not any(name in warning for name in others)]
         if not self.lossy and (missing or warnings):
             return f"nothing was lost, missing: {missing[:3]}, warnings: {self.warnings}"

@@ -294,13 +294,17 @@ def test_a_file_that_came_between_is_read_if_dates_and_times_prove_it_or_else_re
 
 
 @pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("name", ["app.log.3", "app.log-20251231", "app.log.3.gz", "app.1.log", "app-copy.log"])
-def test_a_file_that_was_not_renamed_from_the_log_is_foreign(log, restarts, name):
+def test_a_file_that_was_not_renamed_from_the_log_is_foreign(log, restarts, name, is_old):
     log.write(lines(0, 20))
     log.take()
     foreign = log.path.with_name(name)
     foreign.write_bytes(lines(1000, 20))
-    os.utime(foreign, ns=(10**18, 10**18))
+    if is_old:  # as after unpacking
+        os.utime(foreign, ns=(10**18, 10**18))
+    time.sleep(0.02)
+    foreign.chmod(0o640)
     log.path.rename(log.path.with_name("app.log-20260101"))
     log.write(lines(20, 20))
     if restarts:
@@ -468,12 +472,12 @@ def test_a_rotated_file_that_cannot_be_opened_is_named(log, refuse, name):
 
 
 @pytest.mark.parametrize("text", [b"", b"one\n"])
-def test_the_folder_is_listed_once_a_second(log, monkeypatch, text):
+def test_the_folder_is_list_files_once_a_second(log, monkeypatch, text):
     looks = []
-    listed = FollowedFile._listed
+    listed = FollowedFile._list_files
     log.write(text)
     log.take()
-    monkeypatch.setattr(FollowedFile, "_listed", lambda each: looks.append(1) or listed(each))
+    monkeypatch.setattr(FollowedFile, "_list_files", lambda each: looks.append(1) or listed(each))
     for _ in range(9):
         log.take()
     assert len(looks) <= 1

@@ -98,9 +98,7 @@ def stream(
             data = portions(source or 0, stop, settings.flush_ms, settings.save_every)
         else:
             file = open_log(log, resume, screen, from_end=from_end)
-            find = bytes.rfind if settings.text_field is None else bytes.find
-            line_seconds = math.inf if settings.flush_ms is None else settings.flush_ms / 1000
-            data = followed(file.portions(find, line_seconds), stop)
+            data = followed(followed_lines(file, settings), stop)
             save = save and partial(save_with_place, save, file)
         text = read_text(data, source, settings, loaded, screen, name=label(name), is_continued=resume is not None)
         page = (
@@ -122,6 +120,15 @@ def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end
     if resume is not None and place is None and not from_end:
         screen.say(f"the state has no place in {log}, which is read from its beginning", "warning")
     return FollowedFile(log, place, partial(screen.say, level="warning"), from_end=from_end)
+
+
+def followed_lines(file: FollowedFile, settings: StreamConfig) -> Iterator[bytes | None]:
+    """Lines of a log: of JSON one by one, since the place in the log is saved behind each; else many at once."""
+    if settings.text_field is not None:
+        return file.portions(bytes.find)
+    if settings.flush_ms is None:
+        return file.portions(bytes.rfind)
+    return file.portions(bytes.rfind, line_seconds=0)  # the stream waits before it scores an unfinished line
 
 
 def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> tuple[str, str]:

@@ -6,7 +6,6 @@ two looks. Every other file is foreign and is not read. Where text may be missin
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
@@ -29,11 +28,12 @@ N_TAIL = 1024  # bytes before a place by which a file is recognized, since inode
 QUIET_SECONDS = 60.0  # a file that lost its name is complete when nothing was added for this time
 WAIT_SECONDS = 5.0  # a log that cannot be opened is reported after this time
 LOOK_SECONDS = 1.0  # time between two looks at the files near a log that keeps its name
-N_DATE = 6  # least number of digits in a name with a date; the order of lower numbers is not certain
+DATE = re.compile(r"\d{4}\D?\d\d")  # year and month
 SIGNS = re.compile(r"[\d\W_]+")  # what rotation adds to a name, or changes in it
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".Z", ".zip")
 
 Find = Callable[[bytes, bytes], int]
+Warn = Callable[[str], None]
 Listing = dict[Path, os.stat_result]
 
 
@@ -99,9 +99,7 @@ class FollowedFile:
     `warn` with a remark on text that may be lost, and on a log that cannot be opened.
     """
 
-    def __init__(
-        self, path: Path, position: LogPosition | None, warn: Callable[[str], None], *, from_end: bool = False
-    ) -> None:
+    def __init__(self, path: Path, position: LogPosition | None, warn: Warn, *, from_end: bool = False) -> None:
         self.path, self._warn, self._saved = path, warn, position
         begin = position or LogPosition(os.fsencode(path), ())
         self._known, self._listing = set(begin.near), Listing()
@@ -109,7 +107,7 @@ class FollowedFile:
         self._files: list[_OpenFile] = []
         self._next_look, self._next_report = 0.0, time.monotonic() + WAIT_SECONDS
         if position is None:
-            self._remember(self._listed())
+            self._remember(self._list_files())
         self._look()
         if from_end and position is None and self._files:
             self._files[-1].move_to_end()
@@ -117,12 +115,10 @@ class FollowedFile:
     @property
     def position(self) -> LogPosition:
         """Place behind the last text."""
-        if self._saved is not None:
-            return self._saved
         files = tuple(FilePosition(os.fstat(file.descriptor).st_ino, file.offset, file.tail) for file in self._files)
-        return LogPosition(os.fsencode(self.path), files, tuple(self._known), self._unfinished)
+        return self._saved or LogPosition(os.fsencode(self.path), files, tuple(self._known), self._unfinished)
 
-    def portions(self, find: Find, line_seconds: float = math.inf) -> Iterator[bytes | None]:
+    def portions(self, find: Find, line_seconds: float = float("inf")) -> Iterator[bytes | None]:
         """Lines as they are written; None while there are none. Does not end.
 
         `find` is `bytes.find` for one line at a time, `bytes.rfind` for many. An unfinished line is read after
@@ -130,10 +126,10 @@ class FollowedFile:
         """
         while True:
             self._look()
-            texts = (self._take(file, find, line_seconds) for file in tuple(self._files))
+            texts = (self._read_next(file, find, line_seconds) for file in tuple(self._files))
             yield next(filter(None, texts), None)
 
-    def _take(self, file: _OpenFile, find: Find, line_seconds: float) -> bytes:
+    def _read_next(self, file: _OpenFile, find: Find, line_seconds: float) -> bytes:
         """Reads the next text of a file, after a line end if the line of another file is unfinished."""
         has_name, inode = file is self._files[-1], os.fstat(file.descriptor).st_ino
         data = file.lines(find)
@@ -154,29 +150,29 @@ class FollowedFile:
         for file in tuple(self._files):
             if not file.is_intact():
                 self._files.remove(file)
-                self._lose(file.offset, "its file was truncated or overwritten")
+                self._warn_of_loss(file.offset, "its file was truncated or overwritten")
         try:
             is_same = bool(self._files) and os.path.samestat(self.path.stat(), os.fstat(self._files[-1].descriptor))
             named = self._files[-1] if is_same else _OpenFile(self.path)
         except OSError as error:
             if time.monotonic() > self._next_report:
                 self._warn(f"{self.path} cannot be opened ({error.strerror}); waiting until it can be")
-                self._next_report = math.inf
+                self._next_report = float("inf")
             return
         self._next_report = time.monotonic() + WAIT_SECONDS
         if self._saved is not None:
-            self._resume(self._saved, self._listed())
+            self._resume(self._saved, self._list_files())
             self._look()
             return
-        # A file that was seen empty may have been filled, copied and truncated since, unless its time is the same.
-        is_known = is_same and (named.offset > 0 or version(os.fstat(named.descriptor)) in self._known)
-        if is_known and time.monotonic() < self._next_look:
+        # A file that was seen empty may have been filled, copied and truncated since, unless its version is the same.
+        is_current = is_same and (named.offset > 0 or version(os.fstat(named.descriptor)) in self._known)
+        if is_current and time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        listing = self._listed()
+        listing = self._list_files()
         if not is_same:
-            self._go_on(named, listing)
-        elif not is_known:
+            self._continue_with(named, listing)
+        elif not is_current:
             self._warn_of_new(listing, 0)
         self._remember(listing)
 
@@ -184,13 +180,13 @@ class FollowedFile:
         """Opens the files of a saved position; warns if one is gone."""
         self._saved = None
         for place in position.files:
-            file = self._reopened(place, listing)
+            file = self._reopen(place, listing)
             if file is not None:
                 self._files.append(file)
             else:
-                self._lose(place.offset, "its file is gone, packed or unreadable, or has other text now")
+                self._warn_of_loss(place.offset, "its file is gone, packed or unreadable, or has other text now")
 
-    def _reopened(self, place: FilePosition, listing: Listing) -> _OpenFile | None:
+    def _reopen(self, place: FilePosition, listing: Listing) -> _OpenFile | None:
         """The file of a saved place under its present name, or None."""
         log = Path(os.path.realpath(self.path))
         new = {path for path, status in listing.items() if path != log and self._is_new(path, status)}
@@ -204,26 +200,26 @@ class FollowedFile:
                     return file
         return None
 
-    def _go_on(self, named: _OpenFile, listing: Listing) -> None:
+    def _continue_with(self, named: _OpenFile, listing: Listing) -> None:
         """Appends the file that has the name now, after those that certainly had it since the last look."""
         old = os.fstat(self._files[-1].descriptor if self._files else named.descriptor)
         self._files.append(named)
-        moved_to = [path for path, status in listing.items() if os.path.samestat(status, old)]
+        renamed = [path for path, status in listing.items() if os.path.samestat(status, old)]
         packed = [path for path in listing if path.suffix in PACKED and listing[path].st_mtime_ns == old.st_mtime_ns]
-        if moved_to:
-            self._read_between(moved_to[0], listing)
+        if renamed:
+            self._insert_later(renamed[0], listing)
         elif not packed:
-            self._lose(old.st_size, "its file was removed, and others may have had the name since")
+            self._warn_of_loss(old.st_size, "its file was removed, and others may have had the name since")
         self._known.add(version(old))  # the time of a packed file is that of its original
         self._warn_of_new(listing, old.st_size)
 
-    def _read_between(self, moved_to: Path, listing: Listing) -> None:
-        """Opens the files that were renamed since the last look like one that was moved, but to later dates."""
+    def _insert_later(self, renamed: Path, listing: Listing) -> None:
+        """Opens the new files that were renamed like an older one, but to later dates. Numbers prove no order."""
         for path, status in sorted(listing.items()):
-            was_renamed = status.st_ctime_ns > status.st_mtime_ns
-            digits, digits_of_moved = (re.sub(r"\d", "0", each.name) for each in (path, moved_to))
-            is_later = digits == digits_of_moved and digits.count("0") >= N_DATE and path.name > moved_to.name
-            if was_renamed and is_later and self._is_new(path, status):
+            was_renamed = status.st_ctime_ns > status.st_mtime_ns  # a copy was written last
+            has_same_form = re.sub(r"\d", "0", path.name) == re.sub(r"\d", "0", renamed.name)
+            is_later = DATE.search(path.name) is not None and path.name > renamed.name
+            if was_renamed and has_same_form and is_later and self._is_new(path, status):
                 with suppress(OSError):
                     self._files.insert(-1, _OpenFile(path))
 
@@ -231,26 +227,25 @@ class FollowedFile:
         """Warns of files that came since the last look and may be parts of the log, but are not read."""
         new = [str(path) for path, status in listing.items() if self._is_new(path, status)]
         if new:
-            self._lose(n_bytes, f"{errors.named(new)} may be part of it and is not read")
+            self._warn_of_loss(n_bytes, f"{errors.named(new)} may be part of it and is not read")
 
     def _is_new(self, path: Path, status: os.stat_result) -> bool:
         """True if a file has text that was not near the log at the last look. Other logs keep name and inode."""
-        before = self._listing.get(path)
-        is_other = before is not None and before.st_ino == status.st_ino
+        is_other_log = path in self._listing and self._listing[path].st_ino == status.st_ino
         is_open = any(os.path.samestat(status, os.fstat(file.descriptor)) for file in self._files)
         is_packed = path.suffix in PACKED and status.st_mtime_ns in {time_ns for *_, time_ns in self._known}
-        return status.st_size > 0 and not (is_open or is_other or is_packed or version(status) in self._known)
+        return status.st_size > 0 and not (is_open or is_other_log or is_packed or version(status) in self._known)
 
-    def _lose(self, n_bytes: int, reason: str) -> None:
+    def _warn_of_loss(self, n_bytes: int, reason: str) -> None:
         """Warns of text that may be lost. All files that are there now are known from then on."""
         self._warn(f"text of {self.path} after byte {n_bytes:,} may be lost: {reason}".replace("\n", "\\n"))
-        self._remember(self._listed())
+        self._remember(self._list_files())
 
     def _remember(self, listing: Listing) -> None:
         self._listing = listing
         self._known = {version(status) for status in listing.values()}
 
-    def _listed(self) -> Listing:
+    def _list_files(self) -> Listing:
         """Regular files whose names resemble that of the log: beside it and its target, and in folders there."""
         logs = {self.path, Path(os.path.realpath(self.path))}
         letters = tuple(SIGNS.sub("", path.name) for path in logs)

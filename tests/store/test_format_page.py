@@ -63,8 +63,8 @@ def test_every_entry_of_a_state_file_is_named(tmp_path):
     for emit in ("lines", "words", "tokens"):
         options = StreamConfig(emit=emit, top=0.5)
         list(stream(model, [b"A\nThe end"], options, RUNTIME, save=lambda session: saved.append(session.fork())))
-    place = FilePosition(1, 2, 3, b"end", b"begin")
-    saved.append(replace(saved[-1], source=LogPosition(b"/app.log", (place,), (place,), (b"/app.log.#",))))
+    place = FilePosition(1, 3, b"end")
+    saved.append(replace(saved[-1], source=LogPosition(b"/app.log", (place,), ((1, 2, 3),), 1)))
     for session in saved:
         save_state(tmp_path / "s", session, model=model)
         tensors, metadata = read_tensors(tmp_path / "s", expected=None)

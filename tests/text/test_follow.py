@@ -1,18 +1,21 @@
-"""A file that is followed: every byte once, whatever happens to the file and wherever the reader begins again."""
+"""A file that is followed: every byte once or a warning, whatever happens and wherever the reader begins again."""
 
-import errno
+import base64
 import gzip
+import math
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 from rotated_logs import scenario
 from variants import thinned
 
 from xlcli.text import follow
 from xlcli.text.documents import json_lines
-from xlcli.text.follow import FollowedFile
+from xlcli.text.follow import FollowedFile, LogPosition
 
 
 class Log:
@@ -51,9 +54,9 @@ class Log:
         self.changed(shutil.copy(self.path, self.older()))
         os.truncate(self.path, 0)
 
-    def restart(self, *, from_end=False, **options):
+    def restart(self, *, from_end=False, find=bytes.rfind, line_seconds=math.inf):
         self.followed = FollowedFile(self.path, self.position, self.notices.append, from_end=from_end)
-        self.portions = self.followed.portions(**{"unfinished": False, "by_line": False} | options)
+        self.portions = self.followed.portions(find, line_seconds)
 
     def take(self, n=None):
         """Reads what there is, or n portions."""
@@ -84,12 +87,22 @@ def test_lines_are_read_when_they_are_complete(log):
     assert log.read == b"one\ntwo\n"
     log.write(b"x" * (2 * follow.PORTION))
     log.take()
+    assert log.read == b"one\ntwo\n"
+    log.write(b"\n")
+    log.take()
     assert log.read == log.text
     assert not log.notices
 
 
+def test_a_line_that_is_too_long_comes_in_parts(log, monkeypatch):
+    monkeypatch.setattr(follow, "LONGEST_LINE", 2 * follow.PORTION)
+    log.write(b"x" * (5 * follow.PORTION))
+    log.take()
+    assert log.read == b"x" * (4 * follow.PORTION)
+
+
 def test_unfinished_lines_are_read_if_asked(log):
-    log.restart(unfinished=True)
+    log.restart(line_seconds=-1)
     log.write(b"one\ntw")
     log.take()
     assert log.read == b"one\ntw"
@@ -97,26 +110,23 @@ def test_unfinished_lines_are_read_if_asked(log):
 
 @pytest.fixture
 def quiet(monkeypatch):
-    """Files that lost their names are closed as soon as nothing is added."""
+    """Files that lost their names are complete as soon as nothing is added."""
     monkeypatch.setattr(follow, "QUIET_SECONDS", -1.0)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("rotate", ["rotate", "copy_and_truncate"])
-def test_a_rotated_file_is_read_to_its_end(log, quiet, rotate, restarts):
+def test_a_rotated_file_is_read_to_its_end(log, quiet, restarts):
     log.write(lines(0, 20))
     log.take()
-    log.write(lines(20, 20) + b"half a line, ")
-    for start in (40, 60, 80):
-        getattr(log, rotate)()
+    for start in (20, 40, 60):
+        log.write(lines(start, 20) + b"half a line, ")
+        log.rotate()
         log.write(lines(start, 20))
-    if restarts:
-        log.restart()
-    log.take()
-    expected = log.text
-    if rotate == "rotate":  # the line ends with its file; after a copy, the next file has the rest of it
-        expected = expected.replace(b"half a line, ", b"half a line, \n")
-    assert sorted(log.read.split(b"\n")) == sorted(expected.split(b"\n"))
+        if restarts:
+            log.restart()
+        log.take()
+    # A line ends with its file.
+    assert log.read == log.text.replace(b"half a line, ", b"half a line, \n")
     assert not log.notices
 
 
@@ -139,12 +149,30 @@ def test_a_writer_that_still_has_the_old_file_is_waited_for(log, monkeypatch):
         log.take()
         file.write(b" a line\n")
         log.take()
-    assert log.read == b"one\nlate\nnew\nlater\nhalf\n a line\n"
+        file.write(b"after a long time\n")
+        log.take()
+    assert log.read == b"one\nlate\nnew\nlater\nhalf a line\nafter a long time\n"
     assert not log.notices
 
 
+def test_a_rotated_file_is_closed_when_it_is_gone_or_another_one_follows(log, quiet):
+    def names():
+        return {Path(f"/proc/self/fd/{file.descriptor}").readlink().name for file in log.followed._files}
+
+    for _ in range(3):
+        log.write(b"one\n")
+        log.take()
+        log.rotate()
+        log.write(b"two\n")
+        log.take()
+        assert names() == {"app.log", "app.log.1"}
+    log.path.with_name("app.log.1").unlink()
+    log.take()
+    assert names() == {"app.log"}
+
+
 def test_an_unfinished_line_is_ended_before_text_of_the_next_file(log):
-    log.restart(unfinished=True)
+    log.restart(line_seconds=-1)
     log.write(b"one\ntw")
     log.take()
     log.rotate()
@@ -153,14 +181,15 @@ def test_an_unfinished_line_is_ended_before_text_of_the_next_file(log):
     assert log.read == b"one\ntw\nthree\n"
 
 
-def test_what_is_gone_is_reported(log):
+def test_what_is_gone_is_reported_with_the_byte(log):
     log.write(lines(0, 20))
     log.take()
+    n_read = len(log.read)
     os.truncate(log.path, 0)
     log.write(lines(20, 3))
     log.take()
     assert log.read == log.text
-    assert len(log.notices) == 1
+    assert [f"{n_read:,}" in notice for notice in log.notices] == [True]
     log.path.unlink()
     log.write(lines(40, 3))
     log.restart()
@@ -169,40 +198,161 @@ def test_what_is_gone_is_reported(log):
     assert len(log.notices) == 2
 
 
-def test_a_file_that_was_packed_is_unpacked(log):
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_copied_and_truncated_log_begins_again_with_one_warning(log, restarts):
     log.write(lines(0, 20))
     log.take()
     log.write(lines(20, 20))
-    for start in (40, 60):
-        packed = log.path.with_name(f"app.log-202601{start}.gz")
-        packed.write_bytes(gzip.compress(log.path.read_bytes()))
-        shutil.copystat(log.path, packed)
-        log.path.unlink()
+    log.copy_and_truncate()
+    log.write(lines(40, 60))
+    if restarts:
+        log.restart()
+    log.take()
+    assert log.read == lines(0, 20) + lines(40, 60)
+    assert len(log.notices) == 1
+    assert f"{len(lines(0, 20)):,}" in log.notices[0]
+
+
+def test_a_copy_of_a_log_that_was_seen_empty_is_reported(log):
+    log.take()
+    log.write(lines(0, 20))
+    log.copy_and_truncate()
+    log.write(lines(20, 3))
+    log.take()
+    assert log.read == lines(20, 3)
+    assert ["app.log.1" in notice for notice in log.notices] == [True]
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_packing_takes_nothing_from_an_open_file(log, when):
+    """`compress` and `delaycompress` of logrotate, and no warning."""
+    for start in range(0, 80, 20):
         log.write(lines(start, 20))
-    log.restart()
-    log.take()
-    assert log.read == log.text
-
-
-def test_a_file_that_is_replaced_by_a_longer_copy_goes_on(log):
-    log.write(lines(0, 20))
-    log.take()
-    log.write(lines(20, 20))
-    shutil.copy(log.path, log.path.with_name("new"))
-    log.path.with_name("new").rename(log.path)
-    log.write(lines(40, 2))
-    log.take()
+        log.take()
+        log.write(lines(start + 100, 20))
+        log.rotate()
+        rotated = log.path.with_name("app.log.1" if when == "at once" else "app.log.2")
+        if rotated.exists():
+            packed = rotated.with_name(f"{rotated.name}.gz")
+            packed.write_bytes(gzip.compress(rotated.read_bytes()))
+            shutil.copystat(rotated, packed)
+            rotated.unlink()
+        log.write(lines(start + 200, 3))
+        log.take()
+        for old in log.path.parent.glob("app.log.*.gz"):
+            old.rename(old.with_name(f"old-{start}-{old.name}"))
     assert log.read == log.text
     assert not log.notices
 
 
-def test_a_missing_file_is_reported_once(log, monkeypatch):
-    times = iter([1.0, 4.0, 9.0, 20.0])
-    monkeypatch.setattr(follow.time, "monotonic", lambda: next(times))
+def test_the_rest_of_a_file_that_was_packed_while_nobody_looked_is_reported(log):
+    log.write(lines(0, 20))
+    log.take()
+    log.write(lines(20, 20))
+    packed = log.path.with_name("app.log.1.gz")
+    packed.write_bytes(gzip.compress(log.path.read_bytes()))
+    shutil.copystat(log.path, packed)
     log.path.unlink()
-    for _ in range(4):
+    log.write(lines(40, 20))
+    log.restart()
+    log.take()
+    assert log.read == lines(0, 20) + lines(40, 20)
+    assert [f"{len(lines(0, 20)):,}" in notice for notice in log.notices] == [True]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    ("names", "is_renamed"),
+    [
+        (["app.log-20260102", "app.log-20260103"], True),
+        (["app.log-20260102", "app.log-20260103"], False),
+        (["app.log-20260103", "app.log-20260102"], True),
+        (["app.log.2", "app.log.1"], True),
+        (["app.log.older", "app.log.old"], True),
+    ],
+)
+def test_a_file_that_came_between_is_read_if_dates_and_times_prove_it_or_else_reported(
+    log, restarts, names, is_renamed
+):
+    log.write(lines(0, 20))
+    log.take()
+    for start, name in zip((20, 40), names, strict=True):
+        if is_renamed:
+            os.utime(log.path)
+            time.sleep(0.02)  # the clock of the file system is coarse
+        log.path.rename(log.path.with_name(name))
+        log.write(lines(start, 20))
+    if restarts:
+        log.restart()
+    log.take()
+    if is_renamed and names == ["app.log-20260102", "app.log-20260103"]:
+        assert log.read == log.text
+        assert not log.notices
+    else:
+        assert log.read == lines(0, 20) + lines(40, 20)
+        assert [names[1] in notice for notice in log.notices] == [True]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("name", ["app.log.3", "app.log-20251231", "app.log.3.gz", "app.1.log", "app-copy.log"])
+def test_a_file_that_was_not_renamed_from_the_log_is_foreign(log, restarts, name, is_old):
+    log.write(lines(0, 20))
+    log.take()
+    foreign = log.path.with_name(name)
+    foreign.write_bytes(lines(1000, 20))
+    if is_old:  # as after unpacking
+        os.utime(foreign, ns=(10**18, 10**18))
+    time.sleep(0.02)
+    foreign.chmod(0o640)
+    log.path.rename(log.path.with_name("app.log-20260101"))
+    log.write(lines(20, 20))
+    if restarts:
+        log.restart()
+    log.take()
+    assert log.read == log.text
+
+
+def test_another_log_of_the_same_kind_is_no_reason_for_a_warning(log):
+    other = log.path.with_name("app.2.log")
+    for start in range(0, 60, 20):
+        log.write(lines(start, 20))
+        with other.open("ab") as file:
+            file.write(b"of another log\n")
         log.take()
-    monkeypatch.undo()
+        log.rotate()
+    log.take()
+    assert log.read == log.text
+    assert len(log.notices) <= 1  # it came with the first file
+
+
+@pytest.mark.parametrize("switched", ["while it reads", "while it is stopped"])
+def test_the_rest_of_the_old_target_of_a_link_is_read_or_reported(tmp_path, switched):
+    for folder in ("1", "2", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "other/app.log").symlink_to(tmp_path / "1/app.log")
+    log = Log(tmp_path / "other")
+    log.write(lines(0, 20))
+    log.take()
+    log.write(lines(20, 20))
+    log.path.unlink()
+    log.path.symlink_to(tmp_path / "2/app.log")
+    log.write(lines(40, 20))
+    if switched == "while it is stopped":
+        log.restart()
+    log.take()
+    missing = [line for line in log.text.splitlines() if line not in log.read.splitlines()]
+    assert len(log.notices) == 1
+    assert missing == ([] if switched == "while it reads" else lines(20, 20).splitlines())
+
+
+def test_a_missing_file_is_reported_once(log, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(follow.time, "monotonic", lambda: now[0])
+    log.restart()
+    log.path.unlink()
+    for now[0] in (1.0, 4.0, 9.0, 20.0):
+        log.take()
     assert len(log.notices) == 1
     log.write(lines(0, 2))
     log.take()
@@ -229,7 +379,7 @@ def test_any_order_of_events(first, tmp_path):
 
 
 def test_lines_come_one_by_one_and_whole_if_asked(log):
-    log.restart(by_line=True, unfinished=True)
+    log.restart(find=bytes.find)
     log.write(b'{"text": "a"}\n{"text": "b"}\n')
     assert next(log.portions) == b'{"text": "a"}\n'
     assert log.followed.position.files[-1].offset == 14
@@ -240,7 +390,7 @@ def test_lines_come_one_by_one_and_whole_if_asked(log):
 
 
 def test_a_line_that_is_cut_by_a_rotation_does_not_spoil_the_next_one(log, monkeypatch):
-    log.restart(by_line=True)
+    log.restart(find=bytes.find)
     log.write(b'{"text": "a"}\n{"te')
     log.take()
     log.rotate()
@@ -252,23 +402,16 @@ def test_a_line_that_is_cut_by_a_rotation_does_not_spoil_the_next_one(log, monke
     assert len(skipped) == 1
 
 
-@pytest.mark.parametrize("how", ["rotated", "seen empty", "removed", "unfinished", "packed", "copied"])
+@pytest.mark.parametrize("how", ["rotated", "seen empty", "removed", "unfinished", "truncated"])
 def test_a_line_that_was_cut_is_ended_after_a_restart_too(log, how):
-    log.restart(unfinished=True)
+    log.restart(line_seconds=-1)
     log.write(lines(0, 9) + b"tw")
     log.take()
     rest = b""
     if how == "unfinished":
         log.write(rest := b"o\n")
-    elif how == "copied":
-        log.write(rest := b"o\n")
-        log.copy_and_truncate()
-    elif how == "packed":
-        log.write(rest := b"o\n")
-        log.rotate()
-        rotated = log.path.with_name("app.log.1")
-        log.path.with_name("app.log.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
-        rotated.unlink()
+    elif how == "truncated":
+        os.truncate(log.path, 0)
     elif how == "removed":
         log.path.unlink()
         log.path.touch()
@@ -278,19 +421,32 @@ def test_a_line_that_was_cut_is_ended_after_a_restart_too(log, how):
         log.take()
     with log.path.open("ab") as file:
         file.write(b"three\n")
-    log.restart(unfinished=True)
+    log.restart(line_seconds=-1)
     log.take()
     assert log.read == lines(0, 9) + b"tw" + (rest or b"\n") + b"three\n"
 
 
-def test_a_log_that_cannot_be_opened_is_reported_once(log, monkeypatch):
-    def refuse(entry):
-        raise PermissionError(errno.EACCES, "Permission denied")
+@pytest.fixture
+def refuse(monkeypatch):
+    """A function after which files of a name cannot be opened."""
+    refused, real_open = set(), os.open
 
+    def guarded(path, *arguments, **options):
+        if Path(path).name in refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_open(path, *arguments, **options)
+
+    monkeypatch.setattr(follow.os, "open", guarded)
+    return refused.add
+
+
+def test_a_log_that_cannot_be_opened_is_reported_once(log, refuse, monkeypatch):
     log.write(b"one\n")
     log.take()
     log.rotate()
-    monkeypatch.setattr(follow, "open_text", refuse)
+    refuse("app.log")
+    monkeypatch.setattr(follow, "WAIT_SECONDS", -1.0)
+    log.restart()
     for _ in range(4):
         log.write(b"more\n")
         log.take()
@@ -298,24 +454,51 @@ def test_a_log_that_cannot_be_opened_is_reported_once(log, monkeypatch):
     log.take()
     assert log.read == b"one\n" + b"more\n" * 4
     assert len(log.notices) == 1
-    log.rotate()
-    monkeypatch.setattr(follow, "open_text", refuse)
-    log.take()
-    assert len(log.notices) == 2
 
 
-def test_an_empty_log_is_looked_at_once_a_second(log, monkeypatch):
-    looks = []
-    look = follow.Neighbors.look
-    monkeypatch.setattr(follow.Neighbors, "look", lambda each: looks.append(1) or look(each))
-    log.restart()
-    began = len(looks)
-    for _ in range(9):
-        log.take()
-    assert len(looks) <= began + 1
+@pytest.mark.parametrize("name", ["app.log.1", "app.log.2"])
+def test_a_rotated_file_that_cannot_be_opened_is_named(log, refuse, name):
     log.write(b"one\n")
     log.take()
-    assert log.read == b"one\n"
+    log.rotate()
+    log.write(b"two\n")
+    log.rotate()
+    log.write(b"three\n")
+    refuse(name)
+    log.restart()
+    log.take()
+    assert log.read == b"one\nthree\n"
+    assert len(log.notices) == 1
+
+
+@pytest.mark.parametrize("text", [b"", b"one\n"])
+def test_the_folder_is_list_files_once_a_second(log, monkeypatch, text):
+    looks = []
+    listed = FollowedFile._list_files
+    log.write(text)
+    log.take()
+    monkeypatch.setattr(FollowedFile, "_list_files", lambda each: looks.append(1) or listed(each))
+    for _ in range(9):
+        log.take()
+    assert len(looks) <= 1
+    log.write(b"more\n")
+    log.take()
+    assert log.read == log.text
+
+
+def test_a_place_that_an_earlier_version_saved_is_found(log):
+    log.write(lines(0, 20))
+    log.take()
+    (place,) = log.position.files
+    of_file = {"device": 1, "inode": place.inode, "offset": place.offset, "tail": base64.b64encode(place.tail)}
+    saved = {"path": base64.b64encode(log.position.path), "files": [of_file], "known": [of_file], "schemes": []}
+    log.position = TypeAdapter(LogPosition).validate_python(saved)
+    log.rotate()
+    log.write(lines(20, 20))
+    log.restart()
+    log.take()
+    assert log.read == log.text
+    assert not log.notices
 
 
 def test_lines_that_are_too_long_or_lack_a_key_are_skipped(monkeypatch):

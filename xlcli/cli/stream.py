@@ -104,8 +104,7 @@ def stream(
             data = portions(source or 0, stop, settings.flush_ms, settings.save_every)
         else:
             file = open_log(log, opened.resume, call.screen, from_end=from_end)
-            by_line, unfinished = settings.text_field is not None, settings.flush_ms is not None
-            data = followed(file.portions(by_line=by_line, unfinished=unfinished), stop)
+            data = followed(followed_lines(file, settings), stop)
             if opened.save is not None:
                 opened = opened._replace(save=partial(save_with_place, opened.save, file))
         is_continued = opened.resume is not None
@@ -159,6 +158,15 @@ def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end
     if resume is not None and place is None and not from_end:
         screen.say(f"the state has no place in {log}, which is read from its beginning", "warning")
     return FollowedFile(log, place, partial(screen.say, level="warning"), from_end=from_end)
+
+
+def followed_lines(file: FollowedFile, settings: StreamConfig) -> Iterator[bytes | None]:
+    """Lines of a log: of JSON one by one, since the place in the log is saved behind each; else many at once."""
+    if settings.text_field is not None:
+        return file.portions(bytes.find)
+    if settings.flush_ms is None:
+        return file.portions(bytes.rfind)
+    return file.portions(bytes.rfind, line_seconds=0)  # the stream waits before it scores an unfinished line
 
 
 def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> tuple[str, str]:

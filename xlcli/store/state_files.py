@@ -263,7 +263,7 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
     log = values.source
     if log is not None and any(not min(place.offset, 1) <= len(place.tail) <= place.offset for place in log.files):
         raise ValueError("a place in the log does not fit")
-    if log is not None and any(b"\0" in path for path in (log.path, *log.schemes)):
+    if log is not None and b"\0" in log.path:
         raise ValueError("a path of the log does not fit")
     if sampler is not None:
         torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))

@@ -174,7 +174,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     Raises:
         ConfigError: They contradict each other.
     """
-    names = {
+    variables_of_fields = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
         "local_rank": "LOCAL_RANK",
@@ -182,8 +182,11 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
         "restarts": "TORCHELASTIC_RESTART_COUNT",
     }
     remedy = "Start all processes with torchrun, or unset WORLD_SIZE."
+    numbers: dict[str, Any] = {}
     try:
-        numbers: dict[str, Any] = {name: int(variables[key]) for name, key in names.items() if variables.get(key)}
+        for field_name, variable in variables_of_fields.items():
+            if variables.get(variable):
+                numbers[field_name] = int(variables[variable])
     except ValueError as error:
         raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", remedy) from None
     ranks = Ranks(**numbers)

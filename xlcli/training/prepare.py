@@ -111,6 +111,7 @@ def prepare_new(
         )
     preset, config = _choose_config(configs, n_bytes, runtime)
     config.check_division(ranks.size)
+    # The vocabulary is part of the model; a run with new weights learns one.
     if model is not None:
         tokenizer, origin = model.tokenizer, _origin(model)
     else:
@@ -120,6 +121,7 @@ def prepare_new(
     if model is not None:
         yield from warn_of_misfit(model, data.train_ids)
         data = replace(data, weights=weights(model.network))
+    # Defaults of rates and budgets depend on the number of tokens, which is known now.
     config = defaults.fill_in(
         config,
         tokenizer="auto" if tokenizer.described else tokenizer.kind,
@@ -256,7 +258,7 @@ def _read(
     runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
     if runtime.dtype_name == "float16":
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
-    memory.require(configs, runtime, on_any_machine=dry_run)
+    memory.require(configs, runtime, on_any_machine=dry_run)  # before a long text is read
     text, by_document = config.text, config.train.reset_on_document
     held_out_files = [path for path in (text.valid, text.test) if isinstance(path, str)]  # others are shares
     ranks.require_files([*paths, *held_out_files])

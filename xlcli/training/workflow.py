@@ -182,7 +182,7 @@ def _run(
             started = max(started, time.monotonic() - paused() - PREPARATION_SHARE * max_time)
         clock = Clock(ranks, run.counters.seconds, lambda: time.monotonic() - paused() - started, stop)
         if ranks.is_first:
-            commit.finish_replacement(folder)
+            commit.finish_replacement(folder)  # a run that replaces nothing is put in place before its first step
             yield from missed_points(run, folder)
         try:
             yield from Loop(run, data, folder, clock).events()

@@ -38,12 +38,10 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults, memory
 from xlcli.training.run import TrainingRun
 
-WARMUP = LEAST = 3
-"""Number of calls before the timed ones, and minimum number of timed calls."""
-UNEVEN = 1.5
-"""Ratio of the 90th percentile to the median above which the machine was not quiet."""
-FIGURES = {"decode": 3, "eval": 2, "train": 1}
-"""Number of timed figures of a task."""
+WARMUP = LEAST = 3  # number of calls before the timed ones, and minimum number of timed calls
+UNEVEN = 1.5  # ratio of the 90th percentile to the median above which the machine was not quiet
+FIGURES = {"decode": 3, "eval": 2, "train": 1}  # number of timed figures of a task
+LONGEST_WINDOW = 2**15  # tokens of memory whose window is recomputed, which takes minutes for more
 LEAST_FOR_P99 = 100
 """Minimum number of calls for their 99th percentile."""
 Measurement = Generator[Progress | Notice, None, Speed]
@@ -106,12 +104,12 @@ def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
     network = build_model(shape).to(runtime.device).eval()
     if options.clamp_len is not None:
         network.limit_distances(*config.train.limits(shape, options.clamp_len))
-    if (weights := options.weights) != "float32":
+    weights = options.weights
+    if weights != "float32":
         round_weights(network, weights)
     config = config.model_copy(update={"model": shape})
-    return LoadedModel(
-        Path(name), name, config, BytesTokenizer(), network, {}, {}, weight_dtype=weights, encoding=weights
-    )
+    formats: dict[str, Any] = {"weight_dtype": weights, "encoding": weights}
+    return LoadedModel(Path(name), name, config, BytesTokenizer(), network, record={}, fingerprints={}, **formats)
 
 
 def bench(
@@ -137,11 +135,12 @@ def bench(
     options = config.bench
     watch = Stopwatch(runtime, options.seconds, stop)
     if model is None:
-        measurements = [_train(name, config, each, watch) for each in options.sweep]
+        measurements = [_train(name, config, at_length, watch) for at_length in options.sweep]
     else:
         model.check_settings(options)
-        start = _decode if task == "decode" else _evaluate
-        measurements = [start(model, each, watch) for each in options.sweep]
+        measure = _decode if task == "decode" else _evaluate
+        measurements = [measure(model, at_length, watch) for at_length in options.sweep]
+    # Before anything is measured, all lengths are known to fit.
     for measurement in measurements:
         next(measurement)
     planned = options.seconds * FIGURES[task] * len(measurements)
@@ -151,7 +150,8 @@ def bench(
         for measurement in measurements:
             forget_peak_rss()
             speed = yield from measurement
-            if (ratio := speed.ms_per_token_p90 / speed.ms_per_token) > UNEVEN:
+            ratio = speed.ms_per_token_p90 / speed.ms_per_token
+            if ratio > UNEVEN:
                 yield Notice(f"a tenth of the calls took {ratio:.1f} times the median or longer; the machine was busy")
             yield speed
     except StoppedEarlyError:
@@ -160,11 +160,12 @@ def bench(
 
 def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of a session that samples with full memory, as `generate` does."""
-    rows, config = options.batch_size or 1, model.config
+    n_rows, config = options.batch_size or 1, model.config
     reading = options.reading(config.model, config.train)
     mem_len, stage = reading.mem_len, f"memory {reading.mem_len:,}"
+    n_prompt = mem_len or 1
     session = InferenceSession.open(model, watch.runtime, options, None)
-    sizes: dict[str, Any] = {"batch_size": rows, "segment_len": 1, "memory_dtype": reading.memory_dtype}
+    sizes: dict[str, Any] = {"batch_size": n_rows, "segment_len": 1, "memory_dtype": reading.memory_dtype}
     check_memory(model, watch.runtime, reading.longest, **sizes)
     yield Progress(stage, 0, None, "calls")
     prompt = _random_tokens(config.model.vocab_size, max(mem_len, config.train.segment_len))
@@ -178,29 +179,33 @@ def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measu
 
     def first_token() -> None:
         session.reset()
-        if session.read(prompt[: mem_len or 1], watch.stop) < (mem_len or 1):
+        if session.read(prompt[:n_prompt], watch.stop) < n_prompt:
             raise StoppedEarlyError
         session.predict()
+
+    first = yield from watch.repeat(first_token, f"{stage}: first token", warmup=1)
+    # All rows go on from the memory of the prompt.
+    branch, rngs = session.select([0] * n_rows), [SampleRNG(row) for row in range(n_rows)]
 
     def next_token() -> None:
         branch.append(sample_tokens(branch.predict(), rngs, Sampling()))
 
-    first = yield from watch.repeat(first_token, f"{stage}: first token", warmup=1)
-    branch, rngs = session.select([0] * rows), [SampleRNG(row) for row in range(rows)]
     times = yield from watch.repeat(next_token, f"{stage}: decoding")
     peak = peak_rss_bytes()
-    recomputed = (yield from _recompute(model, mem_len, watch)) if rows == 1 else None
-    figures = {"task": "decode", "first_token_seconds": float(np.median(first)), "prompt_tokens": mem_len or 1}
+    recomputed = None
+    if n_rows == 1:  # otherwise the times would not be comparable
+        recomputed = yield from _recompute(model, mem_len, watch)
+    figures = {"task": "decode", "first_token_seconds": float(np.median(first)), "prompt_tokens": n_prompt}
     figures |= _of_model(model, mem_len) | sizes | {"peak_rss_bytes": peak, "kernels": branch.decoder is not None}
     return _speed(watch, times, recomputed, **figures)
 
 
 def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of calls of an evaluation with full memory."""
-    given = EvalConfig(**options.model_dump(include={"mem_len", "segment_len", "batch_size", "memory_dtype"}))
+    settings_of_eval = options.model_dump(include={"mem_len", "segment_len", "batch_size", "memory_dtype"})
     ids = np.broadcast_to(np.zeros(1, np.uint16), (2**40,))  # one document, longer than any measurement
     text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), TextCounts(len(ids)))
-    lengths = choose_lengths(model, watch.runtime, given, text)
+    lengths = choose_lengths(model, watch.runtime, EvalConfig(**settings_of_eval), text)
     mem_len, rows, segment_len = lengths.mem_len, lengths.batch_size, lengths.segment_len
     sizes: dict[str, Any] = {"batch_size": rows, "segment_len": segment_len, "memory_dtype": lengths.memory_dtype}
     check_memory(model, watch.runtime, lengths.longest, **sizes)
@@ -224,8 +229,8 @@ def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Mea
 
 def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of training steps with full memory and full lengths."""
-    given = options.model_dump(include={"mem_len", "segment_len", "batch_size"}, exclude_none=True)
-    config = settings.change(config, {"train": given})
+    lengths = options.model_dump(include={"mem_len", "segment_len", "batch_size"}, exclude_none=True)
+    config = settings.change(config, {"train": lengths})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
     config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
     memory.require([config], watch.runtime)  # before the parameters of an impossible model are counted
@@ -245,9 +250,9 @@ def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) ->
 def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[Progress | Notice, None, float | None]:
     """Median seconds of one call over `mem_len` + 1 tokens of one sequence from empty memory.
 
-    None, with a notice, if they do not fit the machine; None for `mem_len` 0 and beyond 2**15 tokens.
+    None, with a notice, if they do not fit the machine; None for `mem_len` 0 and beyond `LONGEST_WINDOW` tokens.
     """
-    if not 0 < mem_len <= 2**15:  # a longer window takes minutes
+    if not 0 < mem_len <= LONGEST_WINDOW:
         return None
     window, network, stage = mem_len + 1, model.network, f"memory {mem_len:,}: recomputing the window"
     try:

@@ -9,13 +9,20 @@ MAX_NAMED = 12
 
 def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
     """The first names in words, each shortened, and the number of the others."""
-    first = ", ".join(shortened(name, 200) for name in names[:most])
-    return f"{first} and {len(names) - most:,} more" if len(names) > most else first
+    text = ", ".join(shortened(name, 200) for name in names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most:,} more"
+    return text
 
 
 def counted(n: int, noun: str) -> str:
     """A number of things: `1 token`, `2 tokens`."""
-    return f"{n} {noun}" + "s" * (n != 1)
+    return f"{n} {plural_noun(n, noun)}"
+
+
+def plural_noun(n: float, noun: str) -> str:
+    """The noun for a number of things: `token` for 1, `tokens` for 2."""
+    return noun if n == 1 else f"{noun}s"
 
 
 def shortened(text: str, length: int = 4000) -> str:
@@ -34,10 +41,13 @@ _KEYWORDS = {"-m": "model", "-o": "folder"}
 def in_python(text: str) -> str:
     """A sentence of an error with keywords in place of options: `batch_size=1` for `--batch-size 1`. Commands stay."""
 
-    def keyword(found: re.Match[str]) -> str:
-        if (option := found[3]) is None:
-            return found[0] if found[0].startswith(("'", "xlcli")) else ""
-        return _KEYWORDS.get(option, option.lstrip("-").replace("-", "_")) + ("=" if found[4] else "")
+    def keyword(match: re.Match[str]) -> str:
+        option, is_before_value = match[3], match[4]
+        if option is None:
+            is_name_or_command = match[0].startswith(("'", "xlcli"))
+            return match[0] if is_name_or_command else ""  # `--set` goes, and the key after it is a keyword
+        word = _KEYWORDS.get(option, option.lstrip("-").replace("-", "_"))
+        return f"{word}=" if is_before_value else word
 
     return _OPTION.sub(keyword, text).replace("=false", "=False")
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from xlcli.errors import ResourceError
 
-ROOT = Path("/")
-"""Folder of the files `proc` and `sys`."""
+ROOT = Path("/")  # folder of the files `proc` and `sys`
 
 
 def cpu_limit() -> int:
     """Number of CPUs that the process may use: its affinity, and the CPU quotas of its cgroup and those around it."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min([cpus, *_cgroup_quotas()])))
+    n_cpus = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        n_cpus = len(os.sched_getaffinity(0))
+    return max(1, math.ceil(min([n_cpus, *_cgroup_quotas()])))
 
 
 def is_contended() -> bool:
@@ -37,8 +38,8 @@ def available_bytes(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         import torch
 
-        own = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + own
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by PyTorch
+        return torch.cuda.mem_get_info(device)[0] + unused
     try:
         table = (ROOT / "proc" / "meminfo").read_text()
     except OSError:
@@ -63,14 +64,15 @@ def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int
     One setting, the first that suffices, is lowered to a power of two; if none suffices alone, all are. If those do
     not suffice either, the remedy is `smaller`.
     """
-    for names in (*((name,) for name in settings), tuple(settings)):
-        chosen = dict(settings)
+    single = [[name] for name in settings]
+    for names in (*single, list(settings)):
+        lowered = dict(settings)
         for name in names:
-            while chosen[name] > 1 and need(chosen) > available:
-                chosen[name] = 1 << (chosen[name] - 1).bit_length() - 1
-        if need(chosen) <= available:
-            changes = ", ".join(f"{name} {chosen[name]}" for name in names if chosen[name] != settings[name])
-            return f"Use {changes}, or a smaller model."
+            while lowered[name] > 1 and need(lowered) > available:
+                lowered[name] = 1 << (lowered[name] - 1).bit_length() - 1  # the next lower power of two
+        if need(lowered) <= available:
+            changes = [f"{name} {lowered[name]}" for name in names if lowered[name] != settings[name]]
+            return f"Use {', '.join(changes)}, or a smaller model."
     return smaller
 
 
@@ -80,13 +82,17 @@ def cgroup_folders(controller: str) -> Iterator[tuple[Path, int]]:
         lines = (ROOT / "proc" / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and controller not in controllers.split(","):
-            continue
-        version, folder = (1, controller) if controllers else (2, "")
-        top = ROOT / "sys" / "fs" / "cgroup" / folder
-        own = top / path.lstrip("/")
-        yield from ((place, version) for place in (own, *own.parents) if place.is_relative_to(top))
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        top, version = ROOT / "sys" / "fs" / "cgroup", 2
+        if controllers:
+            if controller not in controllers.split(","):
+                continue
+            top, version = top / controller, 1
+        innermost = top / path.lstrip("/")
+        for place in (innermost, *innermost.parents):
+            if place.is_relative_to(top):
+                yield place, version
 
 
 def _free_in_cgroups() -> Iterator[int]:

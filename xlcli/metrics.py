@@ -62,7 +62,9 @@ class TextCounter:
         if not data:
             return
         self._utf8.feed(data)
-        self._words += len(data.split()) + data.count(b"\n") - (self._inside and not data[:1].isspace())
+        self._words += len(data.split()) + data.count(b"\n")
+        if self._inside and not data[:1].isspace():  # its first word began in the portion before
+            self._words -= 1
         self._inside = not data[-1:].isspace()
 
     def end_word(self) -> None:

@@ -17,10 +17,10 @@ from torch.optim import AdamW, Muon, Optimizer
 from xlcli.config import TrainConfig
 from xlcli.config.schedule import SCHEDULES, Schedule
 from xlcli.errors import CheckpointError
+from xlcli.files.tensors import prefixed
 from xlcli.ranks import SINGLE, Ranks, divided, local, whole
 
-ADAM_RATE = 1e-2
-"""Default learning rate of AdamW beside Muon."""
+ADAM_RATE = 1e-2  # default learning rate of AdamW beside Muon
 WARMUP_STEPS = 40
 """Default warmup in steps; at most a tenth of a budget in steps or tokens."""
 MUON_BATCH = {"cpu": 2**19, "cuda": 2**26}
@@ -28,8 +28,10 @@ MUON_BATCH = {"cpu": 2**19, "cuda": 2**26}
 POLYNOMIALS = ((8.09337, -23.62043, 17.44615), (3.63659, -2.72193, 0.53655), (2.6613, -1.97715, 0.45262))
 """Coefficients of x, x^3 and x^5 for each iteration of `orthogonalize`: the polynomial that is nearest to 1 on the
 interval from 0.01 to 1, and on those that it becomes (Amsel et al. 2025, "The Polar Express", section 3)."""
+ADAM_UPDATE = 0.2  # root mean square of the elements of an update, as of AdamW (`match_rms_adamw` of PyTorch)
 AVERAGE = "average"
 """Quantity of an optimizer's state: the average of the weight."""
+_ANEW = "Train again with --overwrite."
 
 
 class BatchedMuon(Muon):
@@ -48,30 +50,32 @@ class BatchedMuon(Muon):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for parameters in batches_of_one_shape(with_gradient, self.ranks.size):
                 updates = torch.stack([whole(update) for update in self._nesterov(parameters, group["momentum"])])
-                scale = 0.2 * math.sqrt(max(parameters[0].shape))
                 directions = self._directions(updates.to(self.dtype), group)
-                own = [local(parameter) for parameter in parameters]
-                steps = [local(divided(step, like)) for step, like in zip(directions, parameters, strict=True)]
-                torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(own, steps, alpha=-group["lr"] * scale)
+                # Each rank changes its part of divided parameters.
+                weights, steps = [], []
+                for parameter, direction in zip(parameters, directions, strict=True):
+                    weights.append(local(parameter))
+                    steps.append(local(divided(direction, parameter)))
+                scale = ADAM_UPDATE * math.sqrt(max(parameters[0].shape))
+                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(weights, steps, alpha=-group["lr"] * scale)
 
     def _directions(self, updates: Tensor, group: Mapping[str, Any]) -> Tensor:
-        """Orthogonal matrices (n r c) of all ranks."""
-        n, size = len(updates), self.ranks.size
-        most = -(-n // size)
-        own = updates[self.ranks.rank * most : (self.ranks.rank + 1) * most]
-        made = orthogonalize(own, group["eps"])
-        if len(made) < most:
-            made = torch.cat((made, updates.new_zeros(most - len(made), *updates.shape[1:])))
-        return self.ranks.gather_rows(made, everywhere=True)[:n]
+        """Orthogonal matrices (n r c) for the updates (n r c), of which each rank makes a part."""
+        n, rank = len(updates), self.ranks.rank
+        n_each = -(-n // self.ranks.size)
+        matrices = orthogonalize(updates[rank * n_each : (rank + 1) * n_each], group["eps"])
+        n_missing = n_each - len(matrices)
+        if n_missing:  # ranks exchange tensors of one shape
+            matrices = torch.cat((matrices, updates.new_zeros(n_missing, *updates.shape[1:])))
+        return self.ranks.gather_rows(matrices, everywhere=True)[:n]
 
     def _nesterov(self, parameters: list[Tensor], momentum: float) -> list[Tensor]:
-        """Gradients with Nesterov momentum (r c); updates the momentum buffers."""
+        """Gradients with Nesterov momentum (r c); updates the momentum buffers, which the first step makes."""
         gradients, buffers = [], []
         for parameter in parameters:
             assert parameter.grad is not None
@@ -91,7 +95,8 @@ def batches_of_one_shape(parameters: Iterable[Tensor], n_ranks: int = 1) -> Iter
         shapes.setdefault(parameter.shape, []).append(parameter)
     for shape, alike in shapes.items():
         size = max(1, MUON_BATCH[alike[0].device.type] // shape.numel()) * n_ranks
-        yield from (alike[i : i + size] for i in range(0, len(alike), size))
+        for begin in range(0, len(alike), size):
+            yield alike[begin : begin + size]
 
 
 def orthogonalize(matrices: Tensor, eps: float) -> Tensor:
@@ -107,7 +112,8 @@ def orthogonalize(matrices: Tensor, eps: float) -> Tensor:
     norm = 1.01 * gram.norm(dim=(1, 2), keepdim=True).sqrt().clamp(min=eps)  # rounded products must not exceed it
     x, gram = x / norm, gram / norm.square()
     for i, (a, b, c) in enumerate(POLYNOMIALS):
-        gram = x @ x.mT if i else gram
+        if i > 0:  # the first one is known from the norm
+            gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
@@ -118,24 +124,35 @@ class Optimizers:
     def __init__(
         self, model: nn.Module, config: TrainConfig, *, lr: float, native_bfloat16: bool, ranks: Ranks = SINGLE
     ) -> None:
-        matrices = hidden_matrices(model) if config.optimizer == "muon" else set()
+        ids_of_matrices = hidden_matrices(model) if config.optimizer == "muon" else set()
         self.names = {id(p): name for name, p in model.named_parameters()}
-        parameters = list(model.parameters())
         self.average_share = config.average_share
-        self.optimizers: list[tuple[Optimizer, float]] = []
-        if matrices:
-            hidden = [p for p in parameters if id(p) in matrices]
+        # Parameters by what updates them: Muon, or AdamW with and without weight decay.
+        parameters = list(model.parameters())
+        hidden: list[nn.Parameter] = []
+        decayed: list[nn.Parameter] = []
+        vectors: list[nn.Parameter] = []
+        for parameter in parameters:
+            if id(parameter) in ids_of_matrices:
+                hidden.append(parameter)
+            elif parameter.ndim >= 2:
+                decayed.append(parameter)
+            else:
+                vectors.append(parameter)
+        self.optimizers: list[tuple[Optimizer, float]] = []  # each with its peak learning rate
+        adam_lr = lr
+        if hidden:
             dtype = torch.bfloat16 if native_bfloat16 else hidden[0].dtype
             settings = {"lr": lr, "weight_decay": config.weight_decay, "momentum": config.momentum}
             muon = BatchedMuon(hidden, **settings, dtype=dtype, ranks=ranks)
             self.optimizers.append((muon, lr))
-        adam_lr = (config.adam_lr or ADAM_RATE) if matrices else lr
-        others = [p for p in parameters if id(p) not in matrices]
-        groups = [
-            {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        adamw = AdamW([g for g in groups if g["params"]], lr=adam_lr, betas=config.betas, fused=True)
+            adam_lr = config.adam_lr or ADAM_RATE
+        groups: list[dict[str, Any]] = []
+        if decayed:
+            groups.append({"params": decayed, "weight_decay": config.weight_decay})
+        if vectors:
+            groups.append({"params": vectors, "weight_decay": 0.0})
+        adamw = AdamW(groups, lr=adam_lr, betas=config.betas, fused=True)
         self.optimizers.append((adamw, adam_lr))
         for parameter in parameters:
             # Allocated now, next to each other: allocated between the activations of the first backward pass, they
@@ -185,12 +202,11 @@ class Optimizers:
 
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer state by name, `parameter:quantity`."""
-        return {
-            f"{self.names[id(parameter)]}:{key}": value
-            for optimizer, _ in self.optimizers
-            for parameter, state in optimizer.state.items()
-            for key, value in state.items()
-        }
+        tensors: dict[str, Tensor] = {}
+        for optimizer, _ in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                tensors |= prefixed(f"{self.names[id(parameter)]}:", state)
+        return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores the state that `tensors` returned, instead of the present one.
@@ -199,26 +215,33 @@ class Optimizers:
             CheckpointError: A quantity is missing, or has another shape or type than its parameter. PyTorch's fused
                 optimizers do not check and would write out of bounds.
         """
-        anew = "Train again with --overwrite."
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
             quantities = ["momentum_buffer"] if isinstance(optimizer, Muon) else ["step", "exp_avg", "exp_avg_sq"]
-            quantities += [AVERAGE] if self.average_share else []
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                name = self.names[id(parameter)]
-                state = {q: tensors[f"{name}:{q}"] for q in quantities if f"{name}:{q}" in tensors}
-                if state and len(state) < len(quantities):
-                    raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", anew)
-                for quantity, value in state.items():
-                    like, shape, dtype = parameter, parameter.shape, parameter.dtype
-                    if quantity == "step":
-                        # Of fused AdamW for parameters of any type.
-                        like, shape, dtype = value, torch.Size(), torch.float32
-                    if value.shape != shape or value.dtype != dtype:
-                        found = f"'{name}:{quantity}' is {value.dtype} {list(value.shape)}"
-                        raise CheckpointError(f"the optimizer state {found}, not {dtype} {list(shape)}.", anew)
-                    value = value.to(parameter.device).clone()
-                    optimizer.state[parameter][quantity] = divided(value, like)
+            if self.average_share:
+                quantities.append(AVERAGE)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = self.names[id(parameter)]
+                    saved = [quantity for quantity in quantities if f"{name}:{quantity}" in tensors]
+                    if not saved:  # it was not updated
+                        continue
+                    if len(saved) < len(quantities):
+                        raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", _ANEW)
+                    for quantity in quantities:
+                        value = _restored(tensors[f"{name}:{quantity}"], f"{name}:{quantity}", parameter)
+                        optimizer.state[parameter][quantity] = value
+
+
+def _restored(value: Tensor, name: str, parameter: Tensor) -> Tensor:
+    """A saved quantity of a parameter on its device, divided as the parameter; `CheckpointError` if it does not fit."""
+    like, shape, dtype = parameter, parameter.shape, parameter.dtype
+    if name.endswith(":step"):  # fused AdamW has a number in float32, whatever the parameter
+        like, shape, dtype = value, torch.Size(), torch.float32
+    if value.shape != shape or value.dtype != dtype:
+        difference = f"{value.dtype} {list(value.shape)}, not {dtype} {list(shape)}"
+        raise CheckpointError(f"the optimizer state '{name}' is {difference}.", _ANEW)
+    return divided(value.to(parameter.device).clone(), like)
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
@@ -231,12 +254,16 @@ def warmup_steps(train: TrainConfig) -> int:
     """Steps of learning-rate warmup."""
     if train.warmup_steps is not None:
         return train.warmup_steps
-    n_tokens = None if train.max_tokens is None else train.max_tokens // (train.batch_size * train.segment_len)
-    return min([WARMUP_STEPS, *(budget // 10 for budget in (train.max_steps, n_tokens) if budget is not None)])
+    n_warmup = WARMUP_STEPS
+    if train.max_steps is not None:
+        n_warmup = min(n_warmup, train.max_steps // 10)
+    if train.max_tokens is not None:
+        n_steps = train.max_tokens // (train.batch_size * train.segment_len)
+        n_warmup = min(n_warmup, n_steps // 10)
+    return n_warmup
 
 
 def schedule_of(train: TrainConfig) -> Schedule:
-    """The learning-rate schedule of a run."""
     return SCHEDULES[train.lr_schedule](warmup_steps(train), train.decay_fraction)
 
 

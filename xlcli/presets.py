@@ -33,16 +33,16 @@ def models_folder() -> Path:
 
 def list_presets() -> tuple[Preset, ...]:
     """All presets, sorted by name."""
-    found = sorted(models_folder().glob("*.toml"), key=lambda path: path.stem)
-    return tuple(Preset(path.stem, str(config.read_toml(path).get("about", "")), path) for path in found)
+    paths = sorted(models_folder().glob("*.toml"), key=lambda path: path.stem)
+    return tuple(Preset(path.stem, str(config.read_toml(path).get("about", "")), path) for path in paths)
 
 
 def find_preset(name: str) -> Preset:
     """The preset of this name; `ConfigError` with similar names if there is none."""
-    known = {preset.name: preset for preset in list_presets()}
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=3) or ["tiny", "small", "medium"]
+    presets = {preset.name: preset for preset in list_presets()}
+    if name in presets:
+        return presets[name]
+    near = difflib.get_close_matches(name, presets, n=3) or ["tiny", "small", "medium"]
     raise ConfigError(f"there is no preset '{name}'.", f"Try {' or '.join(near)}; 'xlcli models presets' lists all.")
 
 
@@ -59,13 +59,15 @@ def configurations(settings: Mapping[str, Any], preset: str | None = None) -> di
     Raises:
         ConfigError: There is no such preset, or the settings are illegal with it, or with every automatic one.
     """
-    found, refusals = {}, []
-    for name in AUTOMATIC if preset is None else (preset,):
+    configs: dict[str, config.Config] = {}
+    refusals: list[ConfigError] = []
+    names = AUTOMATIC if preset is None else (preset,)
+    for name in names:
         tree = read_preset(name)
         try:
-            found[name] = config.make(tree, settings)
+            configs[name] = config.make(tree, settings)
         except ConfigError as error:
             refusals.append(error)
-    if not found:
+    if not configs:
         raise refusals[0]
-    return found
+    return configs

@@ -30,14 +30,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-JOIN_SECONDS = 180.0
-"""Maximum number of seconds until all ranks have joined."""
+JOIN_SECONDS = 180.0  # maximum number of seconds until all ranks have joined
 STORE = "XLCLI_RANK_STORE"
 """Environment variable with the file through which the ranks of `--nproc` find each other, in a private folder."""
-LATE_SECONDS = 15.0
-"""Maximum number of seconds by which the end of a wait within PyTorch is late."""
-POLL_SECONDS = 0.1
-"""Seconds between two looks for a published value."""
+LATE_SECONDS = 15.0  # maximum number of seconds by which the end of a wait within PyTorch is late
+MOST_PORT_DIGITS = 5
+POLL_SECONDS = 0.1  # seconds between two looks for a published value
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0."""
         return self.rank == 0
 
     def rows(self, n_rows: int) -> slice:
@@ -73,9 +70,12 @@ class Ranks:
 
     def require_files(self, paths: Sequence[str]) -> None:
         """Raises `ConfigError` if several ranks were to read standard input or a pipe as their text."""
-        if self.size > 1 and (pipes := [path for path in paths if is_pipe(path)]):
-            name = STANDARD_INPUT if pipes[0] == "-" else pipes[0]
-            raise ConfigError(f"several processes cannot read {name}.", "Give the text as a file.")
+        if self.size == 1:
+            return
+        for path in paths:
+            if is_pipe(path):
+                name = STANDARD_INPUT if path == "-" else path
+                raise ConfigError(f"several processes cannot read {name}.", "Give the text as a file.")
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum of this tensor over all ranks, on every rank, in place."""
@@ -96,13 +96,20 @@ class Ranks:
         import torch.distributed as dist
 
         tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.size)] if everywhere or self.is_first else []
-        own, *received = (part.view(torch.uint8) for part in (tensor, *parts))  # gloo lacks some number types
+        parts: list[Tensor] = []
+        if everywhere or self.is_first:
+            parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        # Sent as bytes, because gloo lacks some number types.
+        sent = tensor.view(torch.uint8)
+        received = [part.view(torch.uint8) for part in parts]
         if everywhere:
-            dist.all_gather(received, own)
+            dist.all_gather(received, sent)
+        elif self.is_first:
+            dist.gather(sent, received)
         else:
-            dist.gather(own, received or None)
-        return torch.cat(parts) if parts else tensor
+            dist.gather(sent, None)
+            return tensor
+        return torch.cat(parts)
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks in order, on every rank."""
@@ -110,11 +117,14 @@ class Ranks:
             return [value]
         import torch
 
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = self.gather_rows(torch.tensor([len(own)]), everywhere=True).tolist()
-        padded = torch.nn.functional.pad(own, (0, max(lengths) - len(own)))
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = self.gather_rows(torch.tensor([len(text)]), everywhere=True).tolist()
+        padded = torch.nn.functional.pad(text, (0, max(lengths) - len(text)))
         texts = self.gather_rows(padded[None], everywhere=True)
-        return [json.loads(bytes(text[:n].tolist()).decode()) for text, n in zip(texts, lengths, strict=True)]
+        values: list[Any] = []
+        for row, length in zip(texts, lengths, strict=True):
+            values.append(json.loads(bytes(row[:length].tolist()).decode()))
+        return values
 
     def broadcast(self, value: Any) -> Any:
         """JSON value of the first rank, on every rank."""
@@ -130,7 +140,6 @@ class Ranks:
         return mesh
 
     def barrier(self) -> None:
-        """Waits until every rank is here."""
         self.gather(None)
 
     def publish(self, name: str, value: Any) -> None:
@@ -156,8 +165,7 @@ class Ranks:
         return json.loads(self.store.get(name))
 
 
-SINGLE = Ranks()
-"""A single process."""
+SINGLE = Ranks()  # a single process
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
@@ -166,7 +174,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     Raises:
         ConfigError: They contradict each other.
     """
-    names = {
+    variables_of_fields = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
         "local_rank": "LOCAL_RANK",
@@ -174,20 +182,27 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
         "restarts": "TORCHELASTIC_RESTART_COUNT",
     }
     remedy = "Start all processes with torchrun, or unset WORLD_SIZE."
+    numbers: dict[str, Any] = {}
     try:
-        given: dict[str, Any] = {name: int(variables[key]) for name, key in names.items() if variables.get(key)}
+        for field_name, variable in variables_of_fields.items():
+            if variables.get(variable):
+                numbers[field_name] = int(variables[variable])
     except ValueError as error:
         raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", remedy) from None
-    ranks = Ranks(**given)
+    ranks = Ranks(**numbers)
     if ranks.size > 1:
-        ranks = replace(ranks, local_size=given.get("local_size", ranks.size))
-        ranks = replace(ranks, local_rank=given.get("local_rank", ranks.rank % max(1, ranks.local_size)))
-        needed = ("RANK",) if variables.get(STORE) else ("RANK", "MASTER_ADDR", "MASTER_PORT")
-        missing = [key for key in needed if not variables.get(key)]
-        if missing:
-            raise ConfigError(f"WORLD_SIZE is {ranks.size}, but {missing[0]} is not set.", remedy)
+        # Without the variables of a machine, all ranks are on one.
+        ranks = replace(ranks, local_size=numbers.get("local_size", ranks.size))
+        ranks = replace(ranks, local_rank=numbers.get("local_rank", ranks.rank % max(1, ranks.local_size)))
+        needed = ["RANK"]
+        if not variables.get(STORE):
+            needed += ["MASTER_ADDR", "MASTER_PORT"]
+        for key in needed:
+            if not variables.get(key):
+                raise ConfigError(f"WORLD_SIZE is {ranks.size}, but {key} is not set.", remedy)
         port = variables.get("MASTER_PORT") or "1"
-        if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 2**16):
+        is_number = port.isascii() and port.isdigit() and len(port) <= MOST_PORT_DIGITS
+        if not is_number or not 0 < int(port) < 2**16:
             raise ConfigError(f"MASTER_PORT is '{port}', not a port.", "Set it to a number from 1 to 65535.")
     if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size):
         raise ConfigError(f"RANK is {ranks.rank}, but WORLD_SIZE is {ranks.size}.", remedy)
@@ -210,17 +225,15 @@ def join(timeout: float = 600.0, remedy: str = "Run the command again.") -> Iter
     if ranks.size == 1:
         yield ranks
         return
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # stack traces of C++ beside errors that are raised
-    if os.environ.get(STORE):
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no stack traces of C++ beside errors that are raised
+    if os.environ.get(STORE):  # all ranks are on this machine
         loopback = "lo" if sys.platform == "linux" else "lo0"
         os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     import torch.distributed as dist
 
     if dist.is_initialized():
-        raise ConfigError(
-            "torch.distributed is initialized in this process already.",
-            "Leave init_process_group to xlcli, and end one run before the next one.",
-        )
+        problem = "torch.distributed is initialized in this process already."
+        raise ConfigError(problem, "Leave init_process_group to xlcli, and end one run before the next one.")
     # If imported while the group exists, as by the first step of an optimizer, its functions keep that group as a
     # default argument.
     import torch.distributed.nn  # noqa: F401
@@ -271,30 +284,32 @@ def _connect(ranks: Ranks, timeout: float, remedy: str) -> Any:
     from torch.distributed.distributed_c10d import PrefixStore
 
     limit = min(timeout, JOIN_SECONDS)
-    found: list[Any] = []
+    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    outcomes: list[Any] = []
 
     def connect() -> None:
         try:
             store = _rendezvous(ranks.rank, ranks.size, limit)
             number = store.add(f"runs of rank {ranks.rank} after {ranks.restarts} restarts", 1)
-            own = PrefixStore(f"run {ranks.restarts}.{number}", store)
-            own.set_timeout(timedelta(seconds=timeout))
+            store_of_run = PrefixStore(f"run {ranks.restarts}.{number}", store)
+            store_of_run.set_timeout(timedelta(seconds=timeout))
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-                store=PrefixStore("group", own),
+                backends,
+                store=PrefixStore("group", store_of_run),
                 rank=ranks.rank,
                 world_size=ranks.size,
                 timeout=timedelta(seconds=timeout),
             )
-            found.append(PrefixStore("xlcli", own))
+            outcomes.append(PrefixStore("xlcli", store_of_run))
         except Exception as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=connect, name="connect", daemon=True)
     thread.start()
     thread.join(limit + LATE_SECONDS)
-    outcome = found[0] if found else None
-    if outcome is None or (isinstance(outcome, RuntimeError) and (is_lost(outcome) or is_timeout(outcome))):
+    outcome = outcomes[0] if outcomes else None
+    is_alone = isinstance(outcome, RuntimeError) and (is_lost(outcome) or is_timeout(outcome))
+    if outcome is None or is_alone:
         message = f"rank {ranks.rank} of {ranks.size} could not connect with all others in {limit:g} seconds."
         raise LostRankError(message, f"Check that all of them run. {remedy}") from outcome
     if isinstance(outcome, Exception):
@@ -308,7 +323,8 @@ def _rendezvous(rank: int, size: int, seconds: float) -> Any:
     from torch.distributed import FileStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
 
-    if file := os.environ.get(STORE):
+    file = os.environ.get(STORE)
+    if file:
         return FileStore(file, size)
     return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
 
@@ -317,8 +333,9 @@ def is_lost(error: RuntimeError) -> bool:
     """True if an error means that another rank has ended or does not answer."""
     import torch.distributed as dist
 
-    kinds = dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError
-    return isinstance(error, kinds) or "gloo/" in str(error) or "pair closure" in str(error)
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError | dist.DistStoreError):
+        return True
+    return "gloo/" in str(error) or "pair closure" in str(error)
 
 
 def is_timeout(error: RuntimeError) -> bool:
@@ -337,12 +354,16 @@ def is_divided(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Part of this rank, which shares memory with the tensor; may be empty."""
-    return tensor.to_local() if is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    if not is_divided(tensor):
+        return tensor
+    return tensor.to_local()  # type: ignore[attr-defined, no-any-return]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor on every rank. All ranks must call it."""
-    return tensor.detach().full_tensor() if is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    if not is_divided(tensor):
+        return tensor
+    return tensor.detach().full_tensor()  # type: ignore[attr-defined, no-any-return]
 
 
 def divided(tensor: Tensor, like: Tensor) -> Tensor:

@@ -28,10 +28,8 @@ from xlcli.ranks import SINGLE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number types by name."""
-LOOP_SECONDS = 0.02
-"""Duration of the measurement of a parallel loop."""
-LOOP_ROUNDS = 3
-"""Number of measurements of a parallel loop, of which the slowest counts."""
+LOOP_SECONDS = 0.02  # duration of the measurement of a parallel loop
+LOOP_ROUNDS = 3  # number of measurements of a parallel loop, of which the slowest counts
 
 
 @dataclass(frozen=True)
@@ -95,12 +93,15 @@ def make_runtime(
         dtype = DTYPES[config.dtype]
     else:
         dtype = torch.bfloat16 if training and has_bfloat16_units(device) else torch.float32
-    given = config.threads is not None or any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    if ranks.size > 1 and not given:
+    in_environment = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
+    is_given = config.threads is not None or in_environment
+    if ranks.size > 1 and not is_given:
         torch.set_num_threads(max(1, cpu_limit() // ranks.local_size))
-    elif training and device.type == "cpu" and not given:
+    elif training and device.type == "cpu" and not is_given:
         threads = min(torch.get_num_threads(), cpu_limit())
-        torch.set_num_threads(fastest_threads(threads) if by_clock and not config.deterministic else threads)
+        if by_clock and not config.deterministic:
+            threads = fastest_threads(threads)
+        torch.set_num_threads(threads)
     return Runtime(device, dtype, torch.get_num_threads(), ranks=ranks)
 
 
@@ -110,8 +111,10 @@ def fastest_threads(limit: int) -> int:
     With more threads than idle cores, every loop waits for a thread that waits for a core. Steps of training then take
     up to 50 times as long as with fewer threads.
     """
-    counts = {max(1, limit - 1), *(limit >> i for i in range(limit.bit_length()))}
-    slowest = {n: max(parallel_loop_seconds(n, limit) for _ in range(LOOP_ROUNDS)) for n in sorted(counts)}
+    halves = [limit >> i for i in range(limit.bit_length())]
+    slowest: dict[int, float] = {}
+    for n_threads in sorted({max(1, limit - 1), *halves}):
+        slowest[n_threads] = max(parallel_loop_seconds(n_threads, limit) for _ in range(LOOP_ROUNDS))
     return min(slowest, key=slowest.__getitem__)
 
 
@@ -125,10 +128,11 @@ def parallel_loop_seconds(threads: int, n_parts: int) -> float:
     torch.set_num_threads(threads)
     x = torch.zeros(n_parts * 2**15)  # PyTorch splits loops over elements into parts of at least 2^15
     x.exp()  # starts the threads
-    started, n_loops = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < LOOP_SECONDS:
+    started, seconds, n_loops = time.perf_counter(), 0.0, 0
+    while seconds < LOOP_SECONDS:
         x.exp()
         n_loops += 1
+        seconds = time.perf_counter() - started
     torch.set_num_threads(before)
     return seconds / n_loops
 
@@ -149,9 +153,8 @@ def compile_stack(stack: Stack) -> None:
         if not stack.training or context.n_memory < context.keep:  # memory grows
             return plain(x, memories, context)
         _ = context.mask.visible  # computed here: the lock of a cached property cannot be traced on Python 3.11
-        contiguous = tuple(
-            memory.map(Tensor.contiguous) for memory in memories
-        )  # one layout: another would be compiled separately
+        # One layout, because another would be compiled separately.
+        contiguous = tuple(memory.map(Tensor.contiguous) for memory in memories)
         return compiled(x, contiguous, context)
 
     stack.forward = forward  # type: ignore[method-assign, method-assign]
@@ -174,12 +177,12 @@ def _require_compiler(device: torch.device) -> None:
         if importlib.util.find_spec("triton") is None:
             raise ConfigError("runtime.compile needs the package triton, which is not installed.", "Drop it.")
         return
-    names = (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "clang++", "c++", "cl")
+    names = ["g++", "clang++", "c++", "cl"]
+    if os.environ.get("CXX"):
+        names = [os.environ["CXX"]]
     if not any(shutil.which(name) for name in names):
-        raise ConfigError(
-            f"runtime.compile needs a C++ compiler, and there is none ({', '.join(names)}).",
-            "Drop runtime.compile, or install g++.",
-        )
+        problem = f"runtime.compile needs a C++ compiler, and there is none ({', '.join(names)})."
+        raise ConfigError(problem, "Drop runtime.compile, or install g++.")
 
 
 def _device(name: str, ranks: Ranks) -> torch.device:
@@ -188,18 +191,15 @@ def _device(name: str, ranks: Ranks) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and ranks.size > 1:
         if device.index is not None:
-            raise ConfigError(
-                f"{name} is one device, but there are {ranks.size} processes.", "Use --device cuda: each takes its own."
-            )
+            problem = f"{name} is one device, but there are {ranks.size} processes."
+            raise ConfigError(problem, "Use --device cuda: each takes its own.")
         device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("no CUDA device is available.", "Use --device cpu.")
         if (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(
-                f"there is no device {device}: this machine has {torch.cuda.device_count()}.",
-                "Use --device cuda, and as many processes per machine as it has devices.",
-            )
+            problem = f"there is no device {device}: this machine has {torch.cuda.device_count()}."
+            raise ConfigError(problem, "Use --device cuda, and as many processes per machine as it has devices.")
         if device.index is not None:
             torch.cuda.set_device(device)  # FSDP2 moves parameters to the current device
     return device

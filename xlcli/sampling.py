@@ -20,8 +20,7 @@ from xlcli.text.pretokenize import whole_characters
 REPETITION_WINDOW = 256
 """Number of latest tokens, prompt included, that the repetition penalty applies to. Bounds the size of a state file."""
 
-_EXCLUDED = float("-inf")
-"""Logit of a token with probability zero."""
+_EXCLUDED = float("-inf")  # logit of a token with probability zero
 
 
 def apply_repetition_penalty(logits: Tensor, recent: Sequence[Iterable[int]], penalty: float) -> Tensor:
@@ -51,7 +50,9 @@ def filter_top_k(logits: Tensor, k: int) -> Tensor:
 
 def filter_top_p(logits: Tensor, p: float) -> Tensor:
     """Logits (b v) of the smallest set of most likely tokens with a total probability of at least `p`; 1 keeps all."""
-    return logits if p >= 1.0 else torch.stack([_nucleus(row, p) for row in logits])
+    if p >= 1.0:
+        return logits
+    return torch.stack([_nucleus(row, p) for row in logits])
 
 
 def _nucleus(logits: Tensor, p: float) -> Tensor:
@@ -102,7 +103,9 @@ def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], sampling: Sampling)
         tokens = logits.argmax(-1).tolist()
     else:
         logits = apply_temperature(logits, sampling.temperature)
-        logits = filter_min_p(filter_top_p(filter_top_k(logits, sampling.top_k), sampling.top_p), sampling.min_p)
+        logits = filter_top_k(logits, sampling.top_k)
+        logits = filter_top_p(logits, sampling.top_p)
+        logits = filter_min_p(logits, sampling.min_p)
         uniforms = [torch.rand((), generator=rng.generator, dtype=torch.float64) for rng in rngs]
         tokens = invert_cdf(logits, torch.stack(uniforms).to(logits.device)).tolist()
     for rng, token in zip(rngs, tokens, strict=True):
@@ -131,14 +134,19 @@ class StreamingDetokenizer:
     def feed(self, data: bytes) -> bytes:
         """The text that can be shown after `data`. A stop text and everything after it are dropped."""
         text = self._held + data
-        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        matches = []  # end and start of each stop text
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0:
+                matches.append((start + len(stop), start))
         if matches:
             self.stopped = True
             self._held = b""
-            _, start = min(matches)  # the stop text that is completed first
+            _, start = min(matches)  # the one that is completed first
             return text[:start]
         n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
-        n_held = n_held or len(text) - whole_characters(text)
+        if n_held == 0:
+            n_held = len(text) - whole_characters(text)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 
@@ -151,4 +159,7 @@ class StreamingDetokenizer:
 def _overlap(text: bytes, stop: bytes) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+    for length in range(longest, 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
-from xlcli.files.tensors import with_prefix
+from xlcli.files.tensors import prefixed, with_prefix
 from xlcli.memory import Memory, restored
 from xlcli.memory.context_cache import ContextCache
 from xlcli.memory.online import Adaptation, OnlineMemory
@@ -47,26 +47,36 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        """Number of sequences."""
         return self.offsets.shape[0]
 
     @property
     def bytes(self) -> int:
         """Size of memory and of learned values in bytes, without unused buffer space."""
-        parts = [layer.tensors() for layer in self.layers] + [value.tensors() for value in self.online.values()]
-        return sum(t.numel() * t.element_size() for part in parts for t in part.values())
+        memories: list[Memory | OnlineMemory] = [*self.layers, *self.online.values()]
+        n_bytes = 0
+        for memory in memories:
+            n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in memory.tensors().values())
+        return n_bytes
 
     @property
     def online(self) -> dict[str, OnlineMemory]:
         """Learned values by the name of their field."""
-        values: dict[str, OnlineMemory | None] = {"adaptation": self.adaptation, "cache": self.cache}
-        return {name: value for name, value in values.items() if value is not None}
+        values: dict[str, OnlineMemory] = {}
+        if self.adaptation is not None:
+            values["adaptation"] = self.adaptation
+        if self.cache is not None:
+            values["cache"] = self.cache
+        return values
 
     @property
     def memory_dtype(self) -> MemoryDtype:
         """Number type of past keys and values; `float32` if they are not rounded, or no layer has any."""
         dtypes = {layer.dtype for layer in self.layers}
-        return "int8" if torch.int8 in dtypes else "bfloat16" if torch.bfloat16 in dtypes else "float32"
+        if torch.int8 in dtypes:
+            return "int8"
+        if torch.bfloat16 in dtypes:
+            return "bfloat16"
+        return "float32"
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
         """State with `change` applied to every tensor that has one row for each sequence."""
@@ -82,20 +92,25 @@ class State:
 
         They share learned values.
         """
-        lag = max(0, -int(self.offsets[list(index)].min())) if self.lag else 0
+        lag = 0
+        if self.lag:  # those that are behind have negative offsets
+            lag = max(0, -int(self.offsets[list(index)].min()))
         return replace(self.map(lambda t: t.index_select(0, torch.as_tensor(index, device=t.device))), lag=lag)
 
     @property
     def join_keys(self) -> list[Hashable]:
         """Key of each sequence; those with equal keys can be joined, one whose key is None with no other."""
         offsets = self.offsets.tolist()
-        if self.online or (offsets[0] if len(offsets) == 1 else 0):
+        begins_within_text = len(offsets) == 1 and offsets[0] != 0
+        if self.online or begins_within_text:
             return [None] * len(offsets)
         kinds = tuple((layer.kind, layer.dtype, layer.shape, layer.n_sinks) for layer in self.layers)
-        if any(layer.counts_tokens for layer in self.layers):
+        if any(layer.counts_tokens for layer in self.layers):  # they must have read equally many
             return [(self.span, kinds, self.seen + offset) for offset in offsets]
-        is_segment = self.span.kind == "segment"
-        return [(self.span, kinds, self.span.next_position(self.seen) if is_segment else None)] * len(offsets)
+        position = None
+        if self.span.kind == "segment":  # their segments must end together
+            position = self.span.next_position(self.seen)
+        return [(self.span, kinds, position)] * len(offsets)
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
@@ -105,11 +120,12 @@ class State:
         the padding, which lies before position 0 of its text.
         """
         first, seen = states[0], max(state.seen for state in states)
+        layers: list[Memory] = []
+        for i, memory in enumerate(first.layers):
+            layers.append(type(memory).join([state.layers[i] for state in states]))
         return replace(
             first,
-            layers=tuple(
-                type(layers[0]).join(layers) for layers in zip(*(state.layers for state in states), strict=True)
-            ),
+            layers=tuple(layers),
             seen=seen,
             offsets=torch.cat([state.offsets + (state.seen - seen) for state in states]),
             last=torch.cat([state.last for state in states]),
@@ -133,17 +149,20 @@ class State:
 
         Those of learned values begin with the name of their field.
         """
-        memories = {f"{i}.{name}": t for i, layer in enumerate(self.layers) for name, t in layer.tensors().items()}
-        learned = {f"{name}.{key}": t for name, value in self.online.items() for key, t in value.tensors().items()}
-        return {"offsets": self.offsets, "last": self.last, **memories, **learned}
+        tensors = {"offsets": self.offsets, "last": self.last}
+        for i, layer in enumerate(self.layers):
+            tensors |= prefixed(f"{i}.", layer.tensors())
+        for name, value in self.online.items():
+            tensors |= prefixed(f"{name}.", value.tensors())
+        return tensors
 
     def describe(self) -> dict[str, str]:
         """Metadata to save with the tensors: memory kinds, tokens read, span, and entries of learned values."""
-        return {
-            "memory": " ".join(layer.kind for layer in self.layers),
-            "seen": str(self.seen),
-            "span": self.span.text,
-        } | {f"{name}.{key}": text for name, value in self.online.items() for key, text in value.describe().items()}
+        kinds = " ".join(layer.kind for layer in self.layers)
+        description = {"memory": kinds, "seen": str(self.seen), "span": self.span.text}
+        for name, value in self.online.items():
+            description |= prefixed(f"{name}.", value.describe())
+        return description
 
     @staticmethod
     def restore(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
@@ -156,20 +175,21 @@ class State:
             batch_size = len(tensors["offsets"])
             layers = restored(description["memory"], tensors, batch_size)
             span = Span.parse(description["span"])
-            learned: dict[str, Any] = {
-                name: kind.restore(with_prefix(f"{name}.", tensors), entries)
-                for name, kind in ONLINE_MEMORIES.items()
-                if (entries := with_prefix(f"{name}.", description))
-            }
+            learned: dict[str, Any] = {}
+            for name, kind in ONLINE_MEMORIES.items():
+                entries = with_prefix(f"{name}.", description)
+                if entries:
+                    learned[name] = kind.restore(with_prefix(f"{name}.", tensors), entries)
             seen, offsets = int(description["seen"]), tensors["offsets"]
             last = tensors.get("last", offsets.new_empty(batch_size, 0))
             state = State(layers, seen, span, offsets, last, **learned)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
-            if extra := tensors.keys() - state.tensors().keys() - NO_LONGER_WRITTEN:
-                raise ValueError(f"unknown tensor '{min(extra)}'")
-            for t, n_axes in ((offsets, 1), (last, 2)):
-                if (t.ndim, len(t), t.dtype) != (n_axes, batch_size, torch.int64):
+            unknown = tensors.keys() - state.tensors().keys() - NO_LONGER_WRITTEN
+            if unknown:
+                raise ValueError(f"unknown tensor '{min(unknown)}'")
+            for tensor, n_axes in ((offsets, 1), (last, 2)):
+                if (tensor.ndim, len(tensor), tensor.dtype) != (n_axes, batch_size, torch.int64):
                     raise ValueError("offsets or latest tokens are not int64, a row for each sequence")
             return state
         except KeyError as error:

@@ -115,14 +115,15 @@ def training(kind: str) -> Callable[[Tally, Iterator[int], Path], None]:
             kept = [int(line.split()[1]) for line in said if line.startswith("kept")]
             exchanged = (model / ".replacement").exists()
             if exchanged:
-                pass  # two models change places: a reader may find neither, and `settle` completes it
+                pass  # two models change places: a reader may find neither
             elif is_model(model):
                 _check_model(model, models, kept)
             else:
                 assert not kept, "the model is gone"
                 assert kind == "train", "the old model is gone"
             with lock(model):
-                place_of_run = commit.place_of_run(commit.settle(model))
+                commit.finish_replacement(model)
+                place_of_run = commit.place_of_run(model)
             found = latest(place_of_run / "checkpoints")
             assert not found.rejected, found.rejected
             step = -1

@@ -133,9 +133,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("has_weights", [True, False])
 @pytest.mark.parametrize("has_old", [True, False])
 def test_a_kill_at_every_call_of_the_exchange(has_old, has_weights, tmp_path, monkeypatch):
-    """Afterwards the old model is whole, or `settle` puts the new run in its place."""
-    at, settled = 0, False
-    while not settled:
+    """Afterwards the old model is whole, or `finish_replacement` puts the new run in its place."""
+    at, is_finished = 0, False
+    while not is_finished:
         at += 1
         folder = tmp_path / str(at)
         if has_old:
@@ -156,13 +156,14 @@ def test_a_kill_at_every_call_of_the_exchange(has_old, has_weights, tmp_path, mo
             for name in ("rename", "replace", "mkdir", "unlink", "rmdir", "fsync"):
                 patch.setattr(os, name, counted(getattr(os, name)))
             try:
-                commit.settle(folder)
-                settled = True
+                commit.finish_replacement(folder)
+                is_finished = True
             except Killed:
                 pass
         assert commit.holds_run(folder) or commit.place_of_run(folder) != folder
         clean(folder)  # as a run does first
-        place = commit.settle(folder)
+        commit.finish_replacement(folder)
+        place = commit.place_of_run(folder)
         if has_old and not has_weights:
             assert place == folder / STAGED
             assert content(folder) == {"old"}

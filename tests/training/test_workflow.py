@@ -558,7 +558,7 @@ def test_a_damaged_model_can_be_replaced():
     load(Path("m"))
 
 
-@pytest.mark.parametrize("call", ["layout.write_config", "save"])
+@pytest.mark.parametrize("call", ["layout.write_config", "write_held_out"])
 def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(call, monkeypatch):
     def killed(*arguments, **options):
         raise KeyboardInterrupt
@@ -567,11 +567,11 @@ def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(call, monkeyp
         patch.setattr(f"xlcli.training.workflow.{call}", killed)
         with pytest.raises(KeyboardInterrupt):
             go(small(), corpus(), "m")
-    assert Path("m/.replacement/tokenizer.json").exists()
+    assert len(list(Path("m").glob(".*/tokenizer.json"))) == 1
     with pytest.raises(XLError):
         go({}, corpus(), "m", resume=True)
     assert go(small(), corpus(), "m")[-1].step == 6
-    assert not Path("m/.replacement").exists()
+    assert not list(Path("m").glob(".*/"))
 
 
 def test_a_model_without_checkpoints_is_not_begun_anew():

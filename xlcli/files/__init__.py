@@ -32,25 +32,21 @@ from typing import Any
 
 from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
 
-JSON_LIMIT = 2**20
-"""Maximum size of a JSON file in bytes."""
-VOCABULARY_LIMIT = 2**26
-"""Maximum bytes of the file of a vocabulary."""
-JSON_DEPTH = 20
-"""Maximum nesting depth of a JSON file."""
-TEMPORARY = ".tmp-xlcli-"
-"""Prefix of the names of unfinished files and folders."""
+JSON_LIMIT = 2**20  # maximum size of a JSON file in bytes
+VOCABULARY_LIMIT = 2**26  # maximum bytes of the file of a vocabulary
+JSON_DEPTH = 20  # maximum nesting depth of a JSON file
+TEMPORARY = ".tmp-xlcli-"  # prefix of the names of unfinished files and folders
 TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
 """Names of unfinished files, and of folders by `temporary_path`."""
 
 _MOST_WRITERS = 100
 _LONE = re.compile("[\\ud800-\\udfff]")
 _BLOCK = 2**20
+_MOST_AT_ONCE = 2**30
 _READ = os.O_RDONLY | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _PATH_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
-TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-"""Error numbers for too many open files."""
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)  # error numbers for too many open files
 CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
 """Remedy for too many open files."""
 DISK_REMEDIES = {
@@ -60,10 +56,8 @@ DISK_REMEDIES = {
     errno.EIO: "The disk reports errors: choose a folder on another one.",
 }
 """Error number of a failed write to remedy."""
-STANDARD_INPUT = "standard input"
-"""Name of `-` in messages and progress."""
-RESTORE = "Restore the file from a copy, or choose another model."
-"""Remedy for a damaged file."""
+STANDARD_INPUT = "standard input"  # name of `-` in messages and progress
+RESTORE = "Restore the file from a copy, or choose another model."  # remedy for a damaged file
 
 
 # Writing
@@ -71,7 +65,9 @@ RESTORE = "Restore the file from a copy, or choose another model."
 
 def as_utf8(text: str) -> str:
     """`text` with U+FFFD for halves of surrogate pairs, as which Python reads the bytes of names that are not UTF-8."""
-    return text if text.isascii() else _LONE.sub("\ufffd", text)
+    if text.isascii():  # most are, and are not searched
+        return text
+    return _LONE.sub("\ufffd", text)
 
 
 def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
@@ -89,8 +85,10 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes] | Callable[[Path], No
     with replacing(path, mode) as (write, temporary):
         if callable(data):
             data(temporary)
+        elif isinstance(data, bytes):
+            write(data)
         else:
-            for piece in (data,) if isinstance(data, bytes) else data:
+            for piece in data:
                 write(piece)
 
 
@@ -98,11 +96,11 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes] | Callable[[Path], No
 def replacing(path: Path, mode: int = 0o666) -> Iterator[tuple[Callable[[bytes], None], Path]]:
     """Function that writes pieces of the new content of `path`, and the temporary file; otherwise as `write_atomic`."""
     try:
-        replaced = _mode_of_replaced(path)
+        mode_of_replaced = _mode_of_replaced(path)
         with _unfinished(path, mode) as (descriptor, temporary):
-            if replaced is not None:
+            if mode_of_replaced is not None:
                 with suppress(PermissionError):
-                    os.fchmod(descriptor, replaced)
+                    os.fchmod(descriptor, mode_of_replaced)
             yield partial(_write_all, descriptor), temporary
             os.fsync(descriptor)
             temporary.replace(path)
@@ -115,7 +113,9 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[tuple[Callable[[bytes],
 
 def linked(path: Path) -> Path:
     """The file that an output is written to: where a link leads."""
-    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114
+    if os.path.islink(path):  # noqa: PTH114
+        return Path(os.path.realpath(path))
+    return path
 
 
 def check_writable(path: Path, n_bytes: int = 0) -> None:
@@ -137,13 +137,15 @@ def _unfinished(path: Path, mode: int) -> Iterator[tuple[int, Path]]:
     while it is open, so that a writer recognizes what a kill has left, and removes it.
     """
     for number in range(_MOST_WRITERS):
-        temporary = path.parent / f"{TEMPORARY}{hashlib.sha256(os.fsencode(f'{path.name}/{number}')).hexdigest()[:16]}"
+        digest = hashlib.sha256(os.fsencode(f"{path.name}/{number}")).hexdigest()
+        temporary = path.parent / f"{TEMPORARY}{digest[:16]}"
         with suppress(OSError):
             _remove_abandoned(temporary)
         with suppress(FileExistsError):
             descriptor = os.open(temporary, _CREATE, mode)
             with suppress(OSError):  # the file system may have no locks
-                if not _lock(descriptor, temporary):
+                is_taken = not _lock(descriptor, temporary)
+                if is_taken:
                     os.close(descriptor)
                     continue
             break
@@ -163,7 +165,8 @@ def _remove_abandoned(path: Path) -> None:
     """Removes a file, if it is a regular one that no process has locked."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lock(descriptor, path):
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if is_regular and _lock(descriptor, path):
             path.unlink()
     finally:
         os.close(descriptor)
@@ -230,7 +233,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> XLError:
-    """The error for a failed write to `path`."""
     reason = (error.strerror or str(error)).lower()
     if error.errno in TOO_MANY_FILES:
         return ResourceError(f"cannot write {path}: {reason}.", CLOSE_FILES)
@@ -263,7 +265,8 @@ def _sync(path: Path) -> None:
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data).cast("B")
     while view:
-        view = view[os.write(descriptor, view[: 2**30]) :]
+        n_written = os.write(descriptor, view[:_MOST_AT_ONCE])
+        view = view[n_written:]
 
 
 # Reading
@@ -273,7 +276,8 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, os.stat_result]]:
     """A regular file, open for reading, and its status; folders, FIFOs and devices are refused without opening them."""
     try:
-        if not stat.S_ISREG(mode := path.stat().st_mode):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
             raise CheckpointError(f"{path} is {kind_of(mode)}, not a file.", RESTORE)
         with open(path, "rb", opener=lambda path, _: os.open(path, _READ)) as file:
             yield file, os.fstat(file.fileno())
@@ -302,7 +306,10 @@ def read_blocks(path: Path) -> Iterator[bytes]:
     """Content of a regular file in blocks, no more than it had when it was opened."""
     with open_regular(path) as (file, status):
         left = status.st_size
-        while block := file.read(min(_BLOCK, left)):
+        while left > 0:
+            block = file.read(min(_BLOCK, left))
+            if not block:  # it has been cut since
+                return
             left -= len(block)
             yield block
 
@@ -343,8 +350,11 @@ def parse_json(data: bytes) -> Any:
         return result
 
     def depth(value: Any) -> int:
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-        return 0 if inside is None else 1 + max(map(depth, inside), default=0)
+        if isinstance(value, dict):
+            value = list(value.values())
+        if not isinstance(value, list):
+            return 0
+        return 1 + max(map(depth, value), default=0)
 
     try:
         value = json.loads(data.decode(), object_pairs_hook=unique)
@@ -368,15 +378,15 @@ def json_digest(tree: Mapping[str, Any]) -> str:
 
 
 def cannot_read(path: Path, error: OSError) -> XLError:
-    """The error for a failed read of `path`."""
     reason = (error.strerror or str(error)).lower()
     if error.errno in TOO_MANY_FILES:
         return ResourceError(f"cannot read {path}: {reason}.", CLOSE_FILES)
     if os.path.islink(path):  # noqa: PTH114
         problem = f"{path} is a symbolic link to {os.path.realpath(path)}, which cannot be read: {reason}."
         return CheckpointError(problem, "Fetch that file, or put a copy in place of the link.")
-    problem = f"{path} does not exist." if error.errno == errno.ENOENT else f"cannot read {path}: {reason}."
-    return CheckpointError(problem, "Check the path.")
+    if error.errno == errno.ENOENT:
+        return CheckpointError(f"{path} does not exist.", "Check the path.")
+    return CheckpointError(f"cannot read {path}: {reason}.", "Check the path.")
 
 
 def kind_of(mode: int) -> str:
@@ -388,8 +398,7 @@ def kind_of(mode: int) -> str:
 # Folders and files that no other user can write
 
 
-CACHE = "XLCLI_CACHE"
-"""Environment variable of the cache folder."""
+CACHE = "XLCLI_CACHE"  # environment variable of the cache folder
 CHECKSUM = hashlib.blake2b().digest_size
 """Size of the checksum at the beginning of a cache file in bytes."""
 
@@ -400,13 +409,17 @@ def cache_folder(say: Callable[[str], None] = lambda _: None) -> Path:
     If the variable is not set and that folder cannot be used, it is set to a temporary folder, which is removed when
     the process ends; `say` gets the reason.
     """
-    given, base = os.environ.get(CACHE), Path(os.environ.get("XDG_CACHE_HOME", ""))
+    chosen = os.environ.get(CACHE)
+    if chosen:
+        return own_folder(Path(chosen), CACHE)
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path("~/.cache")
     try:
-        return own_folder(Path(given or (base if base.is_absolute() else Path("~/.cache")) / "xlcli"), CACHE)
+        return own_folder(base / "xlcli", CACHE)
     except XLError as error:
-        if given:
-            raise
-        temporary = os.environ[CACHE] = tempfile.mkdtemp(prefix="xlcli-")
+        temporary = tempfile.mkdtemp(prefix="xlcli-")
+        os.environ[CACHE] = temporary
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         say(f"{error.message} This run caches in a temporary folder; set {CACHE} to keep its cache.")
         return own_folder(Path(temporary), CACHE)
@@ -421,8 +434,10 @@ def process_folder() -> Path:
 
 def code_folder(name: str, variable: str) -> Path:
     """The folder in this environment variable, else the one of this name in the cache folder, as `own_folder`."""
-    given = os.environ.get(variable)
-    return own_folder(Path(given), variable) if given else own_folder(cache_folder() / name, CACHE)
+    chosen = os.environ.get(variable)
+    if chosen:
+        return own_folder(Path(chosen), variable)
+    return own_folder(cache_folder() / name, CACHE)
 
 
 def own_folder(folder: Path, variable: str) -> Path:
@@ -438,20 +453,23 @@ def own_folder(folder: Path, variable: str) -> Path:
     remedy = f"Set {variable} to a folder that only you can write."
     try:
         folder = folder.expanduser()
-        for each in (*reversed(folder.parents), folder):
-            each.mkdir(mode=0o700, exist_ok=True)
+        for place in (*reversed(folder.parents), folder):
+            place.mkdir(mode=0o700, exist_ok=True)
         folder = folder.resolve()
         home = os.path.expanduser("~")  # noqa: PTH111
         above_home = Path(home).resolve().parents if os.path.isabs(home) else ()  # noqa: PTH117
-        checked = [each for each in (*reversed(folder.parents), folder) if each not in above_home]
-        statuses = [each.lstat() for each in checked]  # from above: below a folder that is safe, nothing is exchanged
-        writable = os.access(folder, os.W_OK | os.X_OK)
+        # From above, because nobody exchanges what lies below a folder that was found safe.
+        statuses: dict[Path, os.stat_result] = {}
+        for place in (*reversed(folder.parents), folder):
+            if place not in above_home:
+                statuses[place] = place.lstat()
+        is_writable = os.access(folder, os.W_OK | os.X_OK)
     except (OSError, RuntimeError, ValueError) as error:
         raise ResourceError(f"the cache folder cannot be created: {error}.", remedy) from None
-    for each, status in zip(checked, statuses, strict=True):
-        if not _is_own(status, may_be_sticky=each != folder):
-            raise ConfigError(f"{folder} is not safe: {each} belongs to another user, or others can write it.", remedy)
-    if not writable:
+    for place, status in statuses.items():
+        if not _is_own(status, may_be_sticky=place != folder):
+            raise ConfigError(f"{folder} is not safe: {place} belongs to another user, or others can write it.", remedy)
+    if not is_writable:
         raise ResourceError(f"the cache folder {folder} cannot be written.", remedy)
     return folder
 
@@ -488,10 +506,12 @@ def _is_own(status: os.stat_result, *, may_be_sticky: bool = False) -> bool:
     """True if this user or root owns a file or folder, and no other user can write it, or replace what is in it."""
     if status.st_uid not in (os.geteuid(), 0):
         return False
-    if may_be_sticky and status.st_mode & stat.S_ISVTX:
+    if may_be_sticky and status.st_mode & stat.S_ISVTX:  # others can write, but not replace what is not theirs
         return True
-    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid))
-    return not others
+    if status.st_mode & stat.S_IWOTH:
+        return False
+    is_writable_by_group = status.st_mode & stat.S_IWGRP
+    return not is_writable_by_group or _is_private(status.st_gid)
 
 
 def _is_private(gid: int) -> bool:

@@ -35,6 +35,9 @@ HEADER_LIMIT = 2**24
 """Maximum size of a header in bytes: 1,024 layers and their optimizer state need 5 MB. At this size a header takes two
 seconds and 400 MB; the library allows 100 MB."""
 
+LENGTH_BYTES = 8
+"""Bytes of the length of the header, at the beginning of a file, and the multiple to which the header is padded."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
@@ -62,11 +65,14 @@ def read_places(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], tuple[in
         CheckpointError: As `read_header`.
     """
     with _open(path, "numpy") as library, open_regular(path) as (file, status):
-        start = 8 + int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(start - 8))
-        return {
-            name: (info, start + header[name]["data_offsets"][0]) for name, info in _infos(library).items()
-        }, version(status)
+        header_length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        header = json.loads(file.read(header_length))
+        data_start = LENGTH_BYTES + header_length
+        places: dict[str, tuple[TensorInfo, int]] = {}
+        for name, info in _infos(library).items():
+            begin, _ = header[name]["data_offsets"]
+            places[name] = info, data_start + begin
+        return places, version(status)
 
 
 def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -106,29 +112,25 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a tensor name: {name!r}")
         ready[name] = tensor.detach().to("cpu").contiguous()
-    sealed = {key: value for key, value in metadata.items() if key != "metadata_sha256"} | {"sha256": digest(ready)}
+    sealed = dict(metadata)
+    sealed.pop("metadata_sha256", None)  # of the file that the metadata were read from
+    sealed["sha256"] = digest(ready)
     sealed["metadata_sha256"] = json_digest(sealed)
     entries: dict[str, Any] = {"__metadata__": dict(sorted(sealed.items()))}
-    end = 0
     order = sorted(ready, key=lambda name: (-ready[name].element_size(), name))  # so that all are aligned
+    end = 0
     for name in order:
-        start, end = end, end + ready[name].numel() * ready[name].element_size()
-        entries[name] = {
-            "dtype": type_name(ready[name].dtype),
-            "shape": [*ready[name].shape],
-            "data_offsets": [start, end],
-        }
+        tensor, start = ready[name], end
+        end = start + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": type_name(tensor.dtype), "shape": [*tensor.shape], "data_offsets": [start, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-len(header) % LENGTH_BYTES)
     if len(header) > HEADER_LIMIT:
-        raise ConfigError(
-            f"cannot write {path}: {len(ready):,} tensors need a header of {len(header):,} bytes, more than the "
-            f"{HEADER_LIMIT:,} allowed.",
-            "Use fewer layers or a smaller train.grad_accum.",
-        )
-    write_atomic(
-        path, itertools.chain((len(header).to_bytes(8, "little"), header), (_bytes(ready[name]) for name in order))
-    )
+        size = f"a header of {len(header):,} bytes, more than the {HEADER_LIMIT:,} allowed"
+        problem = f"cannot write {path}: {len(ready):,} tensors need {size}."
+        raise ConfigError(problem, "Use fewer layers or a smaller train.grad_accum.")
+    beginning = (len(header).to_bytes(LENGTH_BYTES, "little"), header)
+    write_atomic(path, itertools.chain(beginning, (_bytes(ready[name]) for name in order)))
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -141,8 +143,10 @@ def _bytes(tensor: Tensor) -> Any:
     """Content of a contiguous tensor on the CPU."""
     import torch
 
+    if not tensor.numel():
+        return b""
     # Tensors with one element may have any stride, even if contiguous; `view` needs a stride of 1.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data if tensor.numel() else b""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -160,7 +164,7 @@ def _open(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     with open_regular(path) as (opened, before):
-        length = int.from_bytes(opened.read(8), "little")
+        length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
         if length > HEADER_LIMIT:
             raise CheckpointError(f"{path} is damaged: its header claims {length:,} bytes.", RESTORE)
         try:
@@ -183,7 +187,8 @@ def _infos(file: Any) -> dict[str, TensorInfo]:
             raise ValueError(f"{name[:80]!r} is no tensor name")
         entry = file.get_slice(name)
         infos[name] = TensorInfo(entry.get_dtype(), tuple(entry.get_shape()))
-        if max(infos[name].shape, default=0) >= 2**63:  # without elements, which the library accepts and torch does not
+        # The library accepts such a shape without elements, and torch does not.
+        if max(infos[name].shape, default=0) >= 2**63:
             raise ValueError(f"tensor '{name}' has an impossible shape")
     return infos
 
@@ -193,14 +198,18 @@ def _compare(path: Path, infos: Mapping[str, TensorInfo], expected: Mapping[str,
     for name, wanted in sorted(expected.items()):
         if name not in infos:
             raise CheckpointError(f"{path} has no tensor '{name}'.", remedy)
-        if (found := infos[name]) != wanted:
-            raise CheckpointError(
-                f"{path}: tensor '{name}' is {found.dtype} {list(found.shape)} where {wanted.dtype} "
-                f"{list(wanted.shape)} is needed.",
-                remedy,
-            )
-    if extra := sorted(infos.keys() - expected.keys()):
-        raise CheckpointError(f"{path} has an unexpected tensor '{extra[0]}'.", remedy)
+        present = infos[name]
+        if present != wanted:
+            difference = f"{present.dtype} {list(present.shape)} where {wanted.dtype} {list(wanted.shape)} is needed"
+            raise CheckpointError(f"{path}: tensor '{name}' is {difference}.", remedy)
+    unexpected = infos.keys() - expected.keys()
+    if unexpected:
+        raise CheckpointError(f"{path} has an unexpected tensor '{min(unexpected)}'.", remedy)
+
+
+def prefixed(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
+    """The entries, each with `prefix` before its name."""
+    return {f"{prefix}{name}": value for name, value in entries.items()}
 
 
 def with_prefix(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:

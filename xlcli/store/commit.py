@@ -5,14 +5,15 @@
     latest   verifies checkpoints against their manifests, newest first, and takes the first undamaged one
 
 LATEST contains the name of the newest checkpoint, for people only. After any kill, disk error or bit flip an undamaged
-checkpoint is found; one that differs from its manifest is a `CheckpointError`. A new run is kept apart from the model
-in its folder until it can replace it:
+checkpoint is found; one that differs from its manifest is a `CheckpointError`.
 
-    .replacement/  a run without weights yet, beside the model that it is to replace; `--resume` continues it
-    .installing/   the same run while its files are moved up, after the old model has been moved away
+A new run is written in .tmp-xlcli-<random>/ and renamed to .replacement/, beside the model that it is to replace. When
+it has weights, the old files go and the new ones are moved up, the configuration first. A kill therefore leaves
 
-A kill at any moment leaves the old model as it was, or a run that `settle` puts in its place. Functions that write
-expect the caller to hold the lock of the model folder, and raise the errors of `files.cannot_write`.
+    .replacement/ with a configuration     a whole run, which `--resume` continues; the old model is whole or going
+    .replacement/ without a configuration  the rest of the run in the folder above, if that has no weights yet
+
+Functions that write expect the caller to hold the lock of the model folder, and raise errors as `files.cannot_write`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from xlcli.files import (
 )
 from xlcli.files.tensors import read_header
 from xlcli.store.layout import BEST, CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, WEIGHTS
-from xlcli.store.lock import HOLDER, INSTALLING, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
+from xlcli.store.lock import HOLDER, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
 
 # Checkpoints
 
@@ -116,9 +117,10 @@ def latest(folder: Path) -> Latest:
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, newest first, damaged ones too; a replaced one (`~`) after its replacement."""
-    entries = folder.iterdir() if _is_folder(folder) else ()
-    found = [path for path in entries if STEP.fullmatch(path.name) and _is_folder(path)]
-    return sorted(found, key=lambda path: (step_of(path), not path.name.endswith("~")), reverse=True)
+    if not _is_folder(folder):
+        return []
+    paths = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and _is_folder(path)]
+    return sorted(paths, key=lambda path: (step_of(path), not path.name.endswith("~")), reverse=True)
 
 
 def verify(path: Path) -> None:
@@ -182,18 +184,20 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
     An incomplete checkpoint does not count, and is removed only when `keep` newer ones are complete: it may be
     unreadable for a moment only. A failed removal is repeated by the next commit.
     """
-    kept = {step_of(newest)}
+    kept_steps = {step_of(newest)}
     for path in checkpoints(folder):
         step = step_of(path)
         if path == newest:
             continue
-        if step >= step_of(newest) or step in kept or len(kept) >= keep:
+        is_undone = step >= step_of(newest)  # or has been replaced, if the step is equal
+        is_needless = step in kept_steps or len(kept_steps) >= keep
+        if is_undone or is_needless:
             with suppress(OSError):
                 _discard(path)
-        else:
-            with suppress(CheckpointError, OSError):
-                if all((path / name).lstat().st_size == size for name, (size, _) in manifest(path).items()):
-                    kept.add(step)
+            continue
+        with suppress(CheckpointError, OSError):
+            if all((path / name).lstat().st_size == size for name, (size, _) in manifest(path).items()):
+                kept_steps.add(step)
 
 
 def _discard(path: Path) -> None:
@@ -212,7 +216,7 @@ def holds_run(folder: Path) -> bool:
     A staged run without weights does not count, because without a model to replace it has taken no step.
     """
     staged = folder / STAGED
-    return _is_run(folder) or _is_folder(folder / INSTALLING) or (_is_folder(staged) and (staged / WEIGHTS).is_file())
+    return _is_run(folder) or (_is_folder(staged) and (staged / WEIGHTS).is_file())
 
 
 def foreign_entry(folder: Path) -> str | None:
@@ -221,10 +225,13 @@ def foreign_entry(folder: Path) -> str | None:
     Raises:
         CheckpointError: The folder cannot be read.
     """
+    if not folder.is_dir():
+        return None
     try:
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            is_lock = path.name in (LOCK, HOLDER) and (path.name == HOLDER or path.lstat().st_size == 0)
-            if not is_lock and not is_unfinished(path) and not (path.name == STAGED and is_own(path)):
+        for path in sorted(folder.iterdir()):
+            is_lock = path.name == HOLDER or (path.name == LOCK and path.lstat().st_size == 0)
+            is_staged_run = path.name == STAGED and is_own(path)
+            if not (is_lock or is_staged_run or is_unfinished(path)):
                 return path.name
     except OSError as error:
         raise cannot_read(folder, error) from None
@@ -234,52 +241,55 @@ def foreign_entry(folder: Path) -> str | None:
 def belongs_to_run(folder: Path, path: Path) -> bool:
     """True if replacing the run in `folder` would remove the file `path`."""
     file = path.resolve()
-    return any(file.is_relative_to((folder / name).resolve()) for name in (STAGED, INSTALLING, *RUN_FILES))
+    return any(file.is_relative_to((folder / name).resolve()) for name in (STAGED, *RUN_FILES))
 
 
 def place_of_run(folder: Path) -> Path:
     """Folder of the run that `--resume` continues, which is a staged one if there is one."""
     staged = folder / STAGED
-    return staged if _is_folder(staged) and (staged / CONFIG).is_file() else folder
+    is_whole = _is_folder(staged) and (staged / CONFIG).is_file()
+    return staged if is_whole else folder
 
 
-def stage(folder: Path) -> Path:
-    """An empty folder for a new run, instead of an earlier one that was staged; the run in `folder` stays."""
+def stage_run(folder: Path, written: Path) -> None:
+    """Stages the run in the folder `written`, instead of one without weights; the run in `folder` stays."""
     staged = folder / STAGED
-    if (staged / WEIGHTS).is_file() or _is_folder(folder / INSTALLING):
-        settle(folder)
+    has_no_weights = (staged / CONFIG).is_file() and not (staged / WEIGHTS).is_file()
+    if not has_no_weights:
+        finish_replacement(folder)
     try:
         remove(staged)
-        staged.mkdir()
+        written.rename(staged)
         sync_folder(folder)
     except OSError as error:
         raise cannot_write(staged, error) from error
-    return staged
 
 
-def settle(folder: Path) -> Path:
-    """The folder of the run, after a staged run was put in its place if it has weights or replaces nothing."""
-    staged, installing = folder / STAGED, folder / INSTALLING
+def finish_replacement(folder: Path) -> None:
+    """Puts a staged run in its place if it has weights or replaces nothing, or goes on with that after a kill."""
+    staged = folder / STAGED
+    if not _is_folder(staged):
+        return
+    is_whole = (staged / CONFIG).is_file()
+    is_ready = (staged / WEIGHTS).is_file() or not _is_run(folder)
+    if is_whole and not is_ready:
+        return
     try:
-        if not _is_folder(installing) and _is_folder(staged):
-            if not (staged / CONFIG).is_file():
-                remove(staged)  # killed before it could be resumed
-            elif (staged / WEIGHTS).is_file() or not _is_run(folder):
-                clean(folder)
-                aside = temporary_path(folder)  # which `clean` removes
-                aside.mkdir()
-                _move(folder, aside, RUN_FILES[::-1])
-                staged.rename(installing)
-                sync_folder(folder)
-            else:
-                return staged
-        if _is_folder(installing):
-            _move(installing, folder, RUN_FILES)
-            remove(installing)
-            clean(folder)
+        if is_whole:
+            # No reader finds a model without weights, which go first and come last.
+            for name in reversed(RUN_FILES):
+                if os.path.lexists(folder / name):
+                    (folder / name).rename(temporary_path(folder))  # which `clean` removes
+            sync_folder(folder)
+        if not (folder / WEIGHTS).is_file():
+            for name in RUN_FILES:
+                if os.path.lexists(staged / name):
+                    (staged / name).replace(folder / name)
+                    sync_folder(folder)  # so that a power loss keeps the order, too
+        remove(staged)
+        clean(folder)
     except OSError as error:
         raise cannot_write(folder, error) from error
-    return folder
 
 
 def _is_run(folder: Path) -> bool:
@@ -295,14 +305,6 @@ def _is_run(folder: Path) -> bool:
     with suppress(OSError):
         return any((path / MANIFEST).is_file() for path in checkpoints(folder / CHECKPOINTS))
     return False
-
-
-def _move(source: Path, target: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        if os.path.lexists(source / name):
-            (source / name).replace(target / name)
-    sync_folder(target)
-    sync_folder(source)
 
 
 def _is_folder(path: Path) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,14 @@ from xlcli.presets import models_folder
 from xlcli.store import layout
 from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model, read_config, read_record, scored_text
 
-LOCAL = "models"
-"""Folder of the user's models inside the working folder."""
-CARD = "README.md"
-"""Description of a bundled model."""
+LOCAL = "models"  # folder of the user's models inside the working folder
+CARD = "README.md"  # description of a bundled model
 _FOREIGN = {b"GGUF": "a GGUF file", b"PK": "a PyTorch checkpoint", b"\x80": "a pickle, such as a PyTorch checkpoint"}
 """First bytes of models of other programs."""
 _HUB = re.compile(r"hf:.*|(?!models/|\.)[\w.-]+/[\w.-]+|(distil)?gpt2.*|(bert|llama|opt|pythia|t5|transfo-xl)-.+", re.I)
 """Names of models on a hub."""
-ORIGINAL = "model.pt"
-"""Weights of the original code of Transformer-XL, in a folder of their own."""
-VARIABLE = "XLCLI_MODEL"
-"""Environment variable that names the model."""
+ORIGINAL = "model.pt"  # weights of the original code of Transformer-XL, in a folder of their own
+VARIABLE = "XLCLI_MODEL"  # environment variable that names the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,6 @@ class ModelSummary:
 
 
 def find(name: str | None) -> Path:
-    """Folder of the model that `choose` chooses."""
     return choose(name)[0]
 
 
@@ -85,21 +80,24 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
         raise CheckpointError("the name of a model is empty.", "Type a name; xlcli models lists them.")
     if name is not None:
         return _named(name, "", (*local, *bundled)), None, []
-    if wanted := os.environ.get(VARIABLE):
-        return _named(wanted, f" (from {VARIABLE})", (*local, *bundled)), VARIABLE, []
-    unfinished, damaged = "", []
+    name = os.environ.get(VARIABLE)
+    if name:
+        return _named(name, f" (from {VARIABLE})", (*local, *bundled)), VARIABLE, []
+    unfinished: list[str] = []
+    damaged: list[str] = []
     for folder in local:
         try:
             read_config(folder)
             read_header(folder / WEIGHTS)
         except CheckpointError as error:
             damaged.append(f"model {folder.name} is passed over: {error.message}")
-        else:
-            if _is_finished(folder):
-                return folder, f"the newest in {LOCAL}/", damaged[:MAX_NAMED]
-            unfinished = unfinished or f"; {folder.name} is unfinished"
+            continue
+        if _is_finished(folder):
+            return folder, f"the newest in {LOCAL}/", damaged[:MAX_NAMED]
+        unfinished.append(folder.name)
     if bundled:
-        return bundled[0], f"bundled{unfinished or f'; {LOCAL}/ here has no model'}", damaged[:MAX_NAMED]
+        why_no_other = f"{unfinished[0]} is unfinished" if unfinished else f"{LOCAL}/ here has no model"
+        return bundled[0], f"bundled; {why_no_other}", damaged[:MAX_NAMED]
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 
@@ -128,7 +126,6 @@ def saved_model(path: Path) -> Path:
 
 
 def local_models() -> tuple[ModelSummary, ...]:
-    """Models in `./models`, newest first."""
     return tuple(map(summarize, _local()))
 
 
@@ -142,81 +139,115 @@ def is_bundled(folder: Path) -> bool:
 
     In a checkout models of the user lie there, too; then a bundled model is one with a card.
     """
-    place = models_folder().resolve()
-    return folder.parent.resolve() == place and (Path(LOCAL).resolve() != place or (folder / CARD).is_file())
+    presets = models_folder().resolve()
+    if folder.parent.resolve() != presets:
+        return False
+    is_users_place = Path(LOCAL).resolve() == presets
+    return not is_users_place or (folder / CARD).is_file()
 
 
 def summarize(folder: Path) -> ModelSummary:
     """Summary of a model, read from its record and the header of its weights."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     try:
         tensors, metadata = read_header(folder / WEIGHTS)
-        found["parameters"] = layout.n_weights(tensors)
-        found["encoding"] = metadata["encoding"] if metadata.get("encoding") in layout.ENCODINGS else None
-        record = read_record(folder)
-        found["corpus"] = record["corpus"] if isinstance(record.get("corpus"), str) else None
-        score = record.get("bits_per_byte")
-        found["bits_per_byte"] = score if isinstance(score, float) else None
-        found["scored"] = scored_text(record)
-        found["finished"] = record.get("finished") is not False
+        values["parameters"] = layout.n_weights(tensors)
+        if metadata.get("encoding") in layout.ENCODINGS:
+            values["encoding"] = metadata["encoding"]
+        record = read_record(folder)  # without a checksum
+        if isinstance(record.get("corpus"), str):
+            values["corpus"] = record["corpus"]
+        if isinstance(record.get("bits_per_byte"), float):
+            values["bits_per_byte"] = record["bits_per_byte"]
+        values["scored"] = scored_text(record)
+        values["finished"] = record.get("finished") is not False
         shape = read_config(folder).model
-        found |= {"position": shape.position.kind, "attention": shape.attention.kind}
+        values["position"] = shape.position.kind
+        values["attention"] = shape.attention.kind
     except CheckpointError as error:
-        found["problem"] = error.message
+        values["problem"] = error.message
     with suppress(OSError):
         status = (folder / WEIGHTS).stat()
-        found |= {"bytes": status.st_size, "modified": status.st_mtime}
-    return ModelSummary(folder.resolve().name, folder, is_bundled(folder), **found)
+        values["bytes"] = status.st_size
+        values["modified"] = status.st_mtime
+    return ModelSummary(folder.resolve().name, folder, is_bundled(folder), **values)
 
 
-def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
-    plain = Path(wanted).name == wanted and wanted not in (".", "..")
+def _named(wanted: str, source: str, known: Sequence[Path]) -> Path:
+    """The model that the user names; `source` says where, if not in the command. `known` are models to propose.
+
+    Raises:
+        CheckpointError: There is none, with the remedy for what is there instead.
+    """
     cwd = Path.cwd()
-    places = [cwd / LOCAL / wanted, cwd / wanted, models_folder() / wanted] if plain else [cwd / wanted]
-    shown = (folder for folder in known if as_utf8(folder.name) == wanted)  # as a saved state names its model
-    if found := next(filter(is_model, places), None) or next(shown, None):
-        return found
-    # os.path.isdir is False where the name is impossible.
-    if begun := next((place for place in places if os.path.isdir(place / CHECKPOINTS)), None):  # noqa: PTH112
-        raise CheckpointError(
-            f"{begun} has been trained too little to hold a model yet{source}.",
-            "Continue it with xlcli train --resume.",
-        )
-    if other := next((place for place in places if os.path.isfile(place)), None):  # noqa: PTH113
-        with open_regular(other) as (file, _):
-            head = file.read(4)
-        kind = next((kind for mark, kind in _FOREIGN.items() if head.startswith(mark)), "a file")
-        remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(other.parent) else _choices(wanted, known)
-        if "PyTorch" in kind or "GGUF" in kind:
-            remedy = f"To use it, type xlcli import {shlex.quote(wanted)}."
-        raise CheckpointError(f"{other} is {kind}, not an xlcli model folder{source}.", remedy)
-    if other := next((place for place in places if os.path.isdir(place)), None):  # noqa: PTH112
-        missing = CONFIG
-        if (other / CONFIG).is_file():
-            read_config(other)
-            missing = WEIGHTS
-        is_original = (other / ORIGINAL).is_file()
-        remedy = f"To import it, type xlcli import {shlex.quote(wanted)}." if is_original else _choices(wanted, known)
-        raise CheckpointError(f"{other} is not a model: it has no {missing}{source}.", remedy)
+    places = [cwd / wanted]
+    is_plain = Path(wanted).name == wanted and wanted not in (".", "..")
+    if is_plain:
+        places = [cwd / LOCAL / wanted, cwd / wanted, models_folder() / wanted]
+    for folder in places:
+        if is_model(folder):
+            return folder
+    for folder in known:
+        if as_utf8(folder.name) == wanted:  # as a saved state names its model
+            return folder
+    # An unfinished run is more than a file of this name, and a file is more than a folder.
+    for place in places:
+        if os.path.isdir(place / CHECKPOINTS):  # noqa: PTH112 (False where the name is impossible)
+            problem = f"{place} has been trained too little to hold a model yet{source}."
+            raise CheckpointError(problem, "Continue it with xlcli train --resume.")
+    for place in places:
+        if os.path.isfile(place):  # noqa: PTH113
+            raise _no_folder(place, wanted, source, known)
+    for place in places:
+        if os.path.isdir(place):  # noqa: PTH112
+            raise _no_model(place, wanted, source, known)
     if _HUB.fullmatch(wanted):
         problem = f"there is no model '{wanted}'{source}, and xlcli downloads no models from a hub."
         raise CheckpointError(problem, "Download it, and type xlcli import FOLDER.")
     raise CheckpointError(f"there is no model '{wanted}'{source}.", _choices(wanted, known))
 
 
-def _choices(wanted: str, known: Iterable[Path]) -> str:
+def _no_folder(file: Path, wanted: str, source: str, known: Sequence[Path]) -> CheckpointError:
+    """The error for a file in place of a model folder, which may be a model of another program."""
+    with open_regular(file) as (opened, _):
+        head = opened.read(4)
+    kind = "a file"
+    remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(file.parent) else _choices(wanted, known)
+    for mark, foreign_kind in _FOREIGN.items():
+        if head.startswith(mark):
+            kind = foreign_kind
+            remedy = f"To use it, type xlcli import {shlex.quote(wanted)}."
+    return CheckpointError(f"{file} is {kind}, not an xlcli model folder{source}.", remedy)
+
+
+def _no_model(folder: Path, wanted: str, source: str, known: Sequence[Path]) -> CheckpointError:
+    """The error for a folder without configuration or weights; that of its configuration if this is damaged."""
+    missing = CONFIG
+    if (folder / CONFIG).is_file():
+        read_config(folder)
+        missing = WEIGHTS
+    remedy = _choices(wanted, known)
+    if (folder / ORIGINAL).is_file():
+        remedy = f"To import it, type xlcli import {shlex.quote(wanted)}."
+    return CheckpointError(f"{folder} is not a model: it has no {missing}{source}.", remedy)
+
+
+def _choices(wanted: str, known: Sequence[Path]) -> str:
+    """Remedy that names models with similar names, else some of those that there are."""
     names = list(dict.fromkeys(folder.name for folder in known))
     near = difflib.get_close_matches(Path(wanted).name, names, n=3, cutoff=0.5)
     if near:
         return f"Did you mean {' or '.join(near)}?"
+    if not names:
+        return "Train one: xlcli train FILE."
     more = " (xlcli models)" if len(names) > MAX_NAMED else ""
-    return f"Available: {named(names)}{more}." if names else "Train one: xlcli train FILE."
+    return f"Available: {named(names)}{more}."
 
 
 def _local() -> list[Path]:
     """Models of the user, newest first."""
-    found = [folder for folder in _models(Path.cwd() / LOCAL) if not is_bundled(folder)]
-    return sorted(found, key=_modified, reverse=True)
+    models = [folder for folder in _models(Path.cwd() / LOCAL) if not is_bundled(folder)]
+    return sorted(models, key=_modified, reverse=True)
 
 
 def _bundled() -> tuple[Path, ...]:
@@ -224,10 +255,13 @@ def _bundled() -> tuple[Path, ...]:
 
 
 def _models(folder: Path) -> tuple[Path, ...]:
+    """Model folders in a folder, in alphabetical order, without unfinished ones."""
+    models: list[Path] = []
     with suppress(OSError):
-        paths = [path for path in folder.iterdir() if not path.name.startswith(TEMPORARY)]
-        return tuple(sorted(path for path in paths if is_model(path)))
-    return ()
+        for path in folder.iterdir():
+            if is_model(path) and not path.name.startswith(TEMPORARY):
+                models.append(path)
+    return tuple(sorted(models))
 
 
 def _is_finished(folder: Path) -> bool:

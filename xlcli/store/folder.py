@@ -78,8 +78,11 @@ class LoadedModel:
 
     def decoder_bytes(self, n_memory: int) -> int:
         """Size in bytes of what `decoder` adds to the weights of the network, with `n_memory` tokens in memory."""
-        weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
-        return weights + table_bytes(self.network, n_memory)
+        n_bytes = table_bytes(self.network, n_memory)
+        is_made = "decoder" in vars(self)
+        if not is_made:
+            n_bytes += weight_bytes(self.network, self.encoding)
+        return n_bytes
 
     @property
     def end_ids(self) -> list[int]:
@@ -97,10 +100,13 @@ class LoadedModel:
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
         path = self.folder / HELD_OUT[split]
-        if not path.is_file() or (path.is_symlink() and path.name not in self.files):  # links may lead to any file
+        has_checksum = path.name in self.files
+        if not path.is_file():
             return None
-        if path.name in self.files:
+        if has_checksum:
             layout.verify_file(self.folder, path.name, self.files)
+        elif path.is_symlink():  # it may lead to any file
+            return None
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
@@ -120,7 +126,9 @@ class LoadedModel:
             starts = [int(line) for line in read_bounded(path, 16 * size + 16).splitlines()]
         except ValueError:
             starts = []
-        if not starts or starts[0] or any(b <= a for a, b in pairwise(starts)) or starts[-1] >= max(size, 1):
+        begins_with_text = starts[:1] == [0]
+        is_ascending = all(earlier < later for earlier, later in pairwise(starts))
+        if not begins_with_text or not is_ascending or starts[-1] >= max(size, 1):
             raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", RESTORE)
         return starts
 
@@ -152,10 +160,8 @@ class LoadedModel:
             raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")
 
 
-ATTEMPTS = 5
-"""Maximum number of times that a model is read whose files are replaced meanwhile."""
-RETRY_SECONDS = 0.05
-"""Time between two attempts."""
+ATTEMPTS = 5  # maximum number of times that a model is read whose files are replaced meanwhile
+RETRY_SECONDS = 0.05  # time between two attempts
 
 
 def save_model(
@@ -181,13 +187,16 @@ def save_model(
     """
     needed = empty_weights(config.model)
     for name, tensor in needed.items():
-        found = network_state[name].shape if name in network_state else None
-        if found != tensor.shape:
-            problem = "is missing" if found is None else f"has shape {list(found)}"
-            raise CheckpointError(
-                f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}.", KEEP_TOGETHER
-            )
+        if name not in network_state:
+            problem = "is missing"
+        elif network_state[name].shape != tensor.shape:
+            problem = f"has shape {list(network_state[name].shape)}"
+        else:
+            continue
+        message = f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}."
+        raise CheckpointError(message, KEEP_TOGETHER)
     tensors = encode({name: network_state[name] for name in needed}, stored_infos(needed, encoding))
+    # Metadata that ties the weights to configuration and tokenizer.
     required = {
         "schema": str(SCHEMA),
         "encoding": encoding,
@@ -199,7 +208,8 @@ def save_model(
         stored: dict[str, str] = {}
         with suppress(CheckpointError):
             stored = read_header(folder / WEIGHTS)[1]
-        if not required.items() <= stored.items() or not (folder / CONFIG).is_file():
+        is_same_model = required.items() <= stored.items() and (folder / CONFIG).is_file()
+        if not is_same_model:
             (folder / WEIGHTS).unlink(missing_ok=True)
             tokenizer.save(folder)
         layout.write_config(folder, config, encoding=encoding)
@@ -232,7 +242,6 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
 
 
 def _load(folder: Path, options: InferenceConfig, device: str | torch.device) -> LoadedModel:
-    path = folder / WEIGHTS
     header = layout.read_config_file(folder)
     for name in TOKENIZER:
         if name in header.files:
@@ -243,26 +252,29 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     network, metadata = read_network(folder, shape, header.encoding, device)
     network.limit_distances(*header.config.train.limits(trained, options.clamp_len))
     tokenizer = load_tokenizer(folder)
+    # The three files belong together: each could be of another model, and would load.
+    path = folder / WEIGHTS
     if metadata.get("config", "") != header.fingerprint:
         raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", KEEP_TOGETHER)
     if metadata.get("tokenizer", "") != tokenizer.fingerprint:
         raise CheckpointError(f"{path} was trained with another tokenizer than the one in {folder}.", KEEP_TOGETHER)
-    if tokenizer.vocab_size != header.config.model.vocab_size:
-        raise CheckpointError(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, "
-            f"its model {header.config.model.vocab_size:,}.",
-            KEEP_TOGETHER,
-        )
+    if tokenizer.vocab_size != trained.vocab_size:
+        problem = f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, its model {trained.vocab_size:,}."
+        raise CheckpointError(problem, KEEP_TOGETHER)
     name, warnings = folder.resolve().name, []
-    if bad := next((key for key, tensor in weights(network).items() if not bool(tensor.isfinite().all())), None):
-        warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad}'; its output will make no sense.")
+    bad = [key for key, tensor in weights(network).items() if not bool(tensor.isfinite().all())]
+    if bad:
+        warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad[0]}'; its output will make no sense.")
+    encoding = header.encoding
     if weight_dtype != "float32":
         round_weights(network, weight_dtype)
+        encoding = weight_dtype
     record: dict[str, Any] = {}
     try:
         record = layout.read_record(folder)
     except CheckpointError as error:  # it changes no number
         warnings.append(f"{error.message.rstrip('.')}; the model is used without it.")
+    fingerprints = {"config": header.fingerprint, "weights": metadata["sha256"], "tokenizer": tokenizer.fingerprint}
     return LoadedModel(
         folder=folder,
         name=name,
@@ -270,15 +282,11 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
         tokenizer=tokenizer,
         network=network,
         record=record,
-        fingerprints={
-            "config": header.fingerprint,
-            "weights": metadata["sha256"],
-            "tokenizer": tokenizer.fingerprint,
-        },
+        fingerprints=fingerprints,
         warnings=tuple(warnings),
         files=header.files,
         weight_dtype=weight_dtype,
-        encoding=header.encoding if weight_dtype == "float32" else weight_dtype,
+        encoding=encoding,
     )
 
 
@@ -306,12 +314,17 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
     """
     require_free(target)
     model = load(source)
-    held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
-    documents = {"valid": model.held_out_documents("valid"), "test": model.held_out_documents("test")}
-    held_out += [source / DOCUMENTS[split] for split, starts in documents.items() if starts]
+    copied = [source / CONFIG]
+    splits: tuple[Literal["valid", "test"], ...] = ("valid", "test")
+    for split in splits:
+        text = model.held_out(split)
+        if text is not None:
+            copied.append(text)
+        if model.held_out_documents(split) is not None:
+            copied.append(source / DOCUMENTS[split])
     with new_folder(target) as temporary:
         # The stored model section must stay as it is, since its fingerprint ties state files to the model.
-        for path in (source / CONFIG, *held_out):
+        for path in copied:
             write_atomic(temporary / path.name, read_blocks(path))
         save_model(
             temporary,
@@ -330,7 +343,6 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
 
 
 def require_free(target: Path) -> None:
-    """`ConfigError` if there is a file or folder of this name."""
     if os.path.lexists(target):
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
 
@@ -348,7 +360,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     require_free(target)
     temporary = temporary_path(target.parent, MODEL)
-    missing = [each for each in target.parents if not os.path.lexists(each)]
+    made = [path for path in target.parents if not os.path.lexists(path)]
     try:
         make_folder(target.parent)
         clean_models(target.parent)
@@ -368,7 +380,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)
-                remove_empty(missing)
+                remove_empty(made)
             raise
         sync_folder(target.parent)
     except OSError as error:

@@ -32,8 +32,7 @@ WEIGHTS = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 STEP = re.compile(r"step-(\d{8,18})(~?)")
 """Folder name of a checkpoint, with its step; one with `~` is being replaced."""
-KEPT = "kept"
-"""Folder of the models of `train.keep_at`."""
+KEPT = "kept"  # folder of the models of `train.keep_at`
 POINT = re.compile(r"[1-9]\d*[kMG]?")
 """Name of such a model: the tokens that were read."""
 MANIFEST = "manifest.json"
@@ -48,21 +47,18 @@ CHECKPOINT_FILES = (
 """Files of every checkpoint."""
 BEST = "best.safetensors"
 """A copy of the weights file of the model. A checkpoint can be used without it."""
-HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}
-"""File of the validation text and of the test text."""
+HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}  # file of the validation text and of the test text
 DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}
 """File of the offsets at which the documents of that text begin, if the model was trained on separate documents."""
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."
 """Folder of TensorBoard, and beginning of the names of its files."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
-CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())
-"""Files whose checksums `config.json` has."""
+CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())  # files whose checksums `config.json` has
 
 ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int8": "I8"}
 """Name in `config.json` to safetensors type of matrices and, except for int8, of all floating-point tensors."""
-SCALE = ":scale"
-"""Suffix of the name of the scales of an int8 tensor."""
+SCALE = ":scale"  # suffix of the name of the scales of an int8 tensor
 
 _KEYS = {"schema", "model", "text", "train", "weights", "files", "adapted_from", "sha256"}
 _RESTORE = "Restore the file from a copy."
@@ -96,13 +92,14 @@ class ConfigFile:
 
 def kept_model(folder: Path, n_tokens: int) -> Path:
     """Folder of the model of a run after this many tokens (`train.keep_at`), such as `kept/5M`."""
-    scales = {10**9: "G", 10**6: "M", 10**3: "k", 1: ""}
-    size = next(size for size in scales if n_tokens % size == 0)
-    return folder / KEPT / f"{n_tokens // size}{scales[size]}"
+    name = str(n_tokens)
+    for size, letter in ((10**3, "k"), (10**6, "M"), (10**9, "G")):
+        if n_tokens % size == 0:
+            name = f"{n_tokens // size}{letter}"
+    return folder / KEPT / name
 
 
 def is_model(folder: Path) -> bool:
-    """True if this folder holds a configuration and weights."""
     with suppress(OSError):
         return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
     return False
@@ -134,9 +131,8 @@ def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
     weights, files = tree["weights"], tree["files"]
     encoding = weights.get("encoding") if isinstance(weights, dict) else None
     if not isinstance(encoding, str) or encoding not in ENCODINGS or len(weights) != 1:
-        raise CheckpointError(
-            f"{path}: the weights are encoded as {encoding!r}; this xlcli reads {', '.join(ENCODINGS)}.", _NEWER
-        )
+        problem = f"{path}: the weights are encoded as {encoding!r}; this xlcli reads {', '.join(ENCODINGS)}."
+        raise CheckpointError(problem, _NEWER)
     if not isinstance(files, dict):
         raise CheckpointError(f"{path}: 'files' is not a table of checksums.", _RESTORE)
     return ConfigFile(_sections(path, tree, strict=strict), _fingerprint(tree["model"]), encoding, files)
@@ -154,7 +150,7 @@ def write_config(folder: Path, config: Config | SavedConfig, *, encoding: str = 
         "files": {name: sha256(folder / name) for name in present},
         "adapted_from": None,
     }
-    tree["sha256"] = json_digest(tree)
+    tree["sha256"] = json_digest(tree)  # of all other keys
     write_atomic(folder / CONFIG, json.dumps(tree, indent=2, sort_keys=True).encode() + b"\n")
 
 
@@ -181,15 +177,19 @@ def _read_tree(path: Path) -> Tree:
     if schema != SCHEMA:
         remedy = _NEWER if schema > SCHEMA else "Train the model again."
         raise CheckpointError(f"{path} has format {schema}; this xlcli reads format {SCHEMA}.", remedy)
-    if wrong := tree.keys() ^ _KEYS:
-        raise CheckpointError(f"{path} has {'no' if min(wrong) in _KEYS else 'an unknown'} key '{min(wrong)}'.", _NEWER)
-    if tree["sha256"] != json_digest({key: value for key, value in tree.items() if key != "sha256"}):
+    wrong_keys = tree.keys() ^ _KEYS
+    if wrong_keys:
+        first = min(wrong_keys)
+        what = "no" if first in _KEYS else "an unknown"
+        raise CheckpointError(f"{path} has {what} key '{first}'.", _NEWER)
+    sealed = dict(tree)
+    if sealed.pop("sha256") != json_digest(sealed):
         raise CheckpointError(f"{path} does not match its checksum.", _RESTORE)
     return tree
 
 
 def _sections(path: Path, tree: Tree, *, strict: bool) -> SavedConfig:
-    sections = {name: tree[name] for name in ("model", "text", "train")}
+    sections: Tree = {"model": tree["model"], "text": tree["text"], "train": tree["train"]}
     if not strict:
         for name, kind in (("text", TextConfig), ("train", TrainConfig)):
             if isinstance(tree[name], dict):
@@ -228,8 +228,7 @@ def _fingerprint(model: Tree) -> str:
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
 _STEP_LIMIT = 2**63
-_LINE_LIMIT = 2**16
-"""Maximum size of a row in bytes."""
+_LINE_LIMIT = 2**16  # maximum size of a row in bytes
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -250,15 +249,14 @@ def read_record(folder: Path) -> dict[str, Any]:
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
     """The text that `bits_per_byte` belongs to; None if the record does not say it, or has impossible numbers."""
     match record.get("scored"):
-        case {"bytes": int(n), "of_bytes": int(of), "mem_len": int(mem_len)} if (
-            0 <= n <= of < 2**63 and 0 <= mem_len < 2**31
-        ):
-            return ScoredText(n, of, mem_len)
+        case {"bytes": int(n_bytes), "of_bytes": int(of_bytes), "mem_len": int(mem_len)}:
+            is_possible = 0 <= n_bytes <= of_bytes < 2**63 and 0 <= mem_len < 2**31
+            if is_possible:
+                return ScoredText(n_bytes, of_bytes, mem_len)
     return None
 
 
 def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
-    """Appends a row to `metrics.jsonl`."""
     line = json.dumps(row, allow_nan=False).encode()
     if len(line) >= _LINE_LIMIT:
         raise ValueError(f"a row of {len(line):,} bytes could not be read again")
@@ -271,20 +269,27 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not os.path.lexists(folder / METRICS):
         return rows
     with open_regular(folder / METRICS) as (file, _):
-        while line := file.readline(_LINE_LIMIT):
+        while True:
+            line = file.readline(_LINE_LIMIT)
+            if not line:
+                return rows
             try:
                 row = parse_json(line)
             except ValueError:
                 continue
-            if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < _STEP_LIMIT:
+            step = row.get("step") if isinstance(row, dict) else None
+            if type(step) is int and 0 <= step < _STEP_LIMIT:
                 rows.append(row)
-    return rows
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row by their keys."""
-    largest = sys.float_info.max
-    return {key: float(x) for key, x in row.items() if type(x) in (int, float) and abs(x) <= largest}
+    figures: dict[str, float] = {}
+    for key, value in row.items():
+        is_number = type(value) in (int, float)  # no bool
+        if is_number and abs(value) <= sys.float_info.max:
+            figures[key] = float(value)
+    return figures
 
 
 def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
@@ -292,10 +297,11 @@ def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
 
     These are rows of later steps and, unless the run is `validated` at this step, the row of its validation.
     """
-    kept = [
-        row
-        for row in read_metrics(folder)
-        if row["step"] < step or (row["step"] == step and (validated or "validation_bits_per_byte" not in row))
-    ]
+    lines: list[bytes] = []
+    for row in read_metrics(folder):
+        is_validation_of_step = row["step"] == step and "validation_bits_per_byte" in row
+        is_undone = row["step"] > step or (is_validation_of_step and not validated)
+        if not is_undone:
+            lines.append(json.dumps(row, allow_nan=False).encode() + b"\n")
     if os.path.lexists(folder / METRICS):
-        write_atomic(folder / METRICS, (json.dumps(row, allow_nan=False).encode() + b"\n" for row in kept))
+        write_atomic(folder / METRICS, lines)

@@ -38,6 +38,7 @@ LOCK = ".lock"
 HOLDER = ".lock.json"
 """File with the process id and host of the holder, separate from the lock file, which locking may truncate."""
 _ATTEMPTS = 10
+SECONDS_TO_BEGIN = 60  # time that a process has to write its note into a folder that it has made
 
 
 class Holder(NamedTuple):
@@ -62,30 +63,31 @@ def lock(folder: Path) -> Iterator[str]:
     from filelock import FileLock, Timeout
 
     path, guard = folder / LOCK, FileLock(folder / LOCK)
-    missing = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
+    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
+        # The library warns, and goes on, if the file system has no locks.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             _acquire(guard, path)
     except Timeout:
         raise _busy(folder) from None
     except OSError as error:
-        remove_empty(missing)
+        remove_empty(made)
         raise cannot_write(path, error) from error
+    warning = ""
+    if caught:
+        problem = f"the file system of {folder} has no locks, so a second writer may not be noticed"
+        warning = f"{problem}; after a crash remove {path}."
     try:
         write_atomic(folder / HOLDER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
-        yield (
-            f"the file system of {folder} has no locks, so a second writer may not be noticed; "
-            f"after a crash remove {path}."
-            if caught
-            else ""
-        )
+        yield warning
     finally:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
-            if missing and not caught and list(folder.iterdir()) == [path]:
+            nothing_written = list(folder.iterdir()) == [path]
+            if made and nothing_written and not caught:
                 path.unlink()  # by its holder: a lock of a removed file is not valid
-                remove_empty(missing)
+                remove_empty(made)
         guard.release()
 
 
@@ -134,32 +136,32 @@ def holder(folder: Path) -> Holder | None:
     except CheckpointError:
         return None
     pid, host = tree.get("pid"), tree.get("host")
-    return Holder(pid, host) if type(pid) is int and 0 < pid < 2**31 and isinstance(host, str) else None
+    if type(pid) is int and 0 < pid < 2**31 and isinstance(host, str):
+        return Holder(pid, host)
+    return None
 
 
 def _busy(folder: Path) -> BusyError:
     """The error for a folder in use, which names the holder unless that is a process of this host that has ended."""
-    found = holder(folder)
-    if found is not None and found.host == socket.gethostname():
+    process = holder(folder)
+    if process is not None and process.host == socket.gethostname():
         try:
-            os.kill(found.pid, 0)
+            os.kill(process.pid, 0)  # signal 0 only checks that it runs
         except ProcessLookupError:
-            found = None
+            process = None
         except OSError:
             pass
-    if found is None:
+    if process is None:
         return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
-    return BusyError(
-        f"{folder} is in use by process {found.pid} on {found.host[:64]!a}.".replace("'", ""),
-        "Wait for it, stop it, or train into another folder with --out.",
-    )
+    host = ascii(process.host[:64])  # which another user may have written
+    problem = f"{folder} is in use by process {process.pid} on {host}.".replace("'", "")
+    return BusyError(problem, "Wait for it, stop it, or train into another folder with --out.")
 
 
 # Unfinished files and folders
 
 
-STAGED = ".replacement"
-INSTALLING = ".installing"
+STAGED = ".replacement"  # folder of a run that is to replace the one in its model folder
 
 RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, KEPT, CHECKPOINTS, WEIGHTS)
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
@@ -168,21 +170,26 @@ weights a reader finds no model; without a configuration a corpus reader would t
 _OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
 _OF_EXPORTS = ("xlcli", "vocab.txt", "tokenizer_config.json")
 _FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS, KEPT}
-_FOLDERS = {CHECKPOINTS, KEPT, STAGED, INSTALLING, layout.TENSORBOARD, *_OF_EXPORTS}
+_FOLDERS = {CHECKPOINTS, KEPT, STAGED, layout.TENSORBOARD, *_OF_EXPORTS}
 MODEL = f"{TEMPORARY}model-"
 _MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
 
 
 def is_own(path: Path) -> bool:
     """True if a path is a regular file, or a folder of files and folders with names that xlcli gives, at any depth."""
-    if path.is_symlink() or not path.is_dir():
-        return path.is_file() and not path.is_symlink()
+    if path.is_symlink():
+        return False
+    if not path.is_dir():
+        return path.is_file()
     for entry in path.iterdir():
+        name = entry.name
         if entry.is_dir():
-            is_named = entry.name in _FOLDERS or any(name.fullmatch(entry.name) for name in (STEP, POINT))
+            is_of_xlcli = name in _FOLDERS or bool(STEP.fullmatch(name) or POINT.fullmatch(name))
         else:
-            is_named = entry.name in _FILES or entry.name.startswith(layout.EVENTS)
-        if not (is_named or TEMPORARY_NAME.fullmatch(entry.name)) or not is_own(entry):
+            is_of_xlcli = name in _FILES or name.startswith(layout.EVENTS)
+        if not is_of_xlcli and not TEMPORARY_NAME.fullmatch(name):
+            return False
+        if not is_own(entry):
             return False
     return True
 
@@ -214,20 +221,25 @@ def clean_models(folder: Path) -> None:
     """
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
-            if _MODEL_NAME.fullmatch(path.name) and is_own(path) and (holder(path) or _is_begun(path)):
-                with lock(path):
-                    for entry in list(path.iterdir()):
-                        if entry.name not in (LOCK, HOLDER):
-                            remove(entry)
-                    for name in (LOCK, HOLDER):  # the note of the holder last, so that a kill leaves it
-                        (path / name).unlink(missing_ok=True)
-                    path.rmdir()
+            is_copy = _MODEL_NAME.fullmatch(path.name) and is_own(path)
+            if not is_copy or (holder(path) is None and not _is_abandoned(path)):
+                continue
+            with lock(path):  # which a process that still copies holds
+                for entry in list(path.iterdir()):
+                    if entry.name not in (LOCK, HOLDER):
+                        remove(entry)
+                # The note of the holder goes last, so that a kill leaves it.
+                for name in (LOCK, HOLDER):
+                    (path / name).unlink(missing_ok=True)
+                path.rmdir()
 
 
-def _is_begun(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """True if a process had a minute to write its note into a folder in which there is nothing else."""
-    is_empty = all(entry.name == LOCK or TEMPORARY_NAME.fullmatch(entry.name) for entry in path.iterdir())
-    return is_empty and time.time() - path.stat().st_mtime > 60
+    for entry in path.iterdir():
+        if entry.name != LOCK and not TEMPORARY_NAME.fullmatch(entry.name):
+            return False
+    return time.time() - path.stat().st_mtime > SECONDS_TO_BEGIN
 
 
 def remove(path: Path) -> None:

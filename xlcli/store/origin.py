@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -49,31 +49,42 @@ def configurations(
         ConfigError: A setting is illegal, or contradicts shape or vocabulary of the model.
     """
     if folder is None:
-        found, text = presets.configurations(changes, preset), changes.get("text", {})
-        is_open = not changes.get("model") and text.get("tokenizer", "auto") == "auto" and not text.get("vocab_size")
-        for model in bundled_models()[:1] if or_bundled and preset is None and is_open else ():
-            with suppress(CheckpointError, ConfigError):
-                found[model.name] = next(iter(configurations(changes, None, model.folder).values()))
-        return found
+        configs = presets.configurations(changes, preset)
+        text = changes.get("text", {})
+        is_vocabulary_open = text.get("tokenizer", "auto") == "auto" and not text.get("vocab_size")
+        is_shape_open = preset is None and not changes.get("model")
+        if or_bundled and is_shape_open and is_vocabulary_open:
+            for model in bundled_models()[:1]:
+                with suppress(CheckpointError, ConfigError):  # a damaged one, or a setting that it cannot have
+                    [configs[model.name]] = configurations(changes, None, model.folder).values()
+        return configs
     if preset is not None:
         raise ConfigError("--preset and --init cannot be combined: a model has its own shape.", "Give one of them.")
     header, record = read_config_file(folder), read_record(folder)
-    saved, description = header.config, TOKENIZER[0]
-    if description in header.files:
-        verify_file(folder, description, header.files)
-    kind = read_json(folder / description).get("kind")
-    tokenizer = str(kind) if kind in get_args(TokenizerKind) else "auto"  # others come with the model alone
+    saved = header.config
+    tokenizer = _kind_of_tokenizer(folder, header.files)
     train = saved.train.model_dump(mode="json", exclude=set(_OF_THE_RUN))
     train["batch_size"] = min(saved.train.batch_size, BATCH_SIZE)
+    # A batch has at least as many sequences as microbatches. The user's number is validated before they are compared.
     sizes = {"batch_size": changes.get("train", {}).get("batch_size", train["batch_size"])}
-    train["grad_accum"] = min(saved.train.grad_accum, settings.make({"train": sizes}).train.batch_size)
-    own = {"model": saved.model.model_dump(mode="json"), "text": {"tokenizer": tokenizer}, "train": train}
+    batch_size = settings.make({"train": sizes}).train.batch_size
+    train["grad_accum"] = min(saved.train.grad_accum, batch_size)
+    of_model = {"model": saved.model.model_dump(mode="json"), "text": {"tokenizer": tokenizer}, "train": train}
     text = dict(changes.get("text", {}))
     if text.get("tokenizer") == "auto":
         text["tokenizer"] = tokenizer
-    config = settings.make(own, {**changes, "text": text})
+    config = settings.make(of_model, {**changes, "text": text})
     _check(config, saved, tokenizer, folder.resolve().name)
     return {str(record.get("preset", "")): config}
+
+
+def _kind_of_tokenizer(folder: Path, checksums: Mapping[str, str]) -> str:
+    """Kind of the tokenizer in a model folder, as in settings; `auto` for one that comes with a model alone."""
+    description = TOKENIZER[0]
+    if description in checksums:
+        verify_file(folder, description, checksums)
+    kind = read_json(folder / description).get("kind")
+    return str(kind) if kind in get_args(TokenizerKind) else "auto"
 
 
 def origin_of(record: Mapping[str, Any]) -> Tree:
@@ -110,9 +121,17 @@ def _check(config: Config, saved: SavedConfig, tokenizer: str, name: str) -> Non
         now["text"]["vocab_size"] = config.text.vocab_size
     changed = [key for key in settings.differences(before, now) if not key.startswith(_WITHOUT_WEIGHTS)]
     if changed:
-        key = next((key for key in changed if key.endswith(".kind")), changed[0])  # a kind implies its other keys
+        key = first_cause(changed)
         value: Any = before
         for part in key.split("."):
             value = value.get(part)
         reason = f"must be {value} as in {name}, whose weights the run starts from"
         raise InvalidSettingError(key, reason, "Leave it out, or train without --init.")
+
+
+def first_cause(keys: Sequence[str]) -> str:
+    """The key to name of several that differ: the first `kind`, which implies its other keys, else the first one."""
+    for key in keys:
+        if key.endswith(".kind"):
+            return key
+    return keys[0]

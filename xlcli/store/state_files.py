@@ -22,7 +22,7 @@ from torch import Tensor
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import as_utf8, linked
-from xlcli.files.tensors import read_tensors, with_prefix, write_tensors
+from xlcli.files.tensors import prefixed, read_tensors, with_prefix, write_tensors
 from xlcli.state import State
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import SCHEMA
@@ -54,7 +54,6 @@ class PendingText:
 
     @property
     def n_tokenized(self) -> int:
-        """Number of bytes that are tokenized."""
         return int(self.sizes.sum())
 
 
@@ -107,7 +106,6 @@ class WordPosition:
         self.starts.append((byte, dict(fields)))
 
     def copy(self) -> WordPosition:
-        """A copy that may be changed."""
         return replace(self, starts=deque(self.starts))
 
 
@@ -173,16 +171,11 @@ class _Values:
 
 
 def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None:
-    """Writes a state file atomically."""
-    state = session.model_state
-    write_tensors(
-        linked(path),
-        {f"state.{name}": t for name, t in state.tensors().items()}
-        | {f"session.{name}": t for name, t in _pack(session).items()},
-        {"schema": str(SCHEMA), "model.name": as_utf8(model.name), "model.folder": as_utf8(str(model.folder.resolve()))}
-        | {f"model.{name}": value for name, value in model.fingerprints.items()}
-        | {f"state.{name}": value for name, value in state.describe().items()},
-    )
+    state, folder = session.model_state, model.folder.resolve()
+    tensors = prefixed("state.", state.tensors()) | prefixed("session.", _pack(session))
+    metadata = {"schema": str(SCHEMA), "model.name": as_utf8(model.name), "model.folder": as_utf8(str(folder))}
+    metadata |= prefixed("model.", model.fingerprints) | prefixed("state.", state.describe())
+    write_tensors(linked(path), tensors, metadata)
 
 
 def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
@@ -195,10 +188,11 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
         tensors, metadata = read_tensors(path, expected=None)
     except CheckpointError as error:
         raise StateError(error.message, _REMEDY) from None
-    if metadata.get("schema") != str(SCHEMA) or "state.memory" not in metadata:
-        found = f"of format {metadata.get('schema', '?')[:9]}" if "state.memory" in metadata else "no state file"
+    is_state = "state.memory" in metadata
+    if not is_state or metadata.get("schema") != str(SCHEMA):
+        kind = f"of format {metadata.get('schema', '?')[:9]}" if is_state else "no state file"
         remedy = "Move it away, and begin a new state."
-        raise StateError(f"{path} is {found}; this version reads states of format {SCHEMA}.", remedy)
+        raise StateError(f"{path} is {kind}; this version reads states of format {SCHEMA}.", remedy)
     _check_model(path, metadata, model)
     memory = {name: t.to(device) for name, t in with_prefix("state.", tensors).items()}
     state = State.restore(memory, with_prefix("state.", metadata))
@@ -212,29 +206,36 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
 
 
 def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) -> None:
+    """`StateError` if another model made the state, which its remedy names."""
     for name, here in model.fingerprints.items():
         there = metadata.get(f"model.{name}", "")
-        if there != here:
-            own = metadata.get("model.name", "")
-            maker, remedy = f"model {own}, not {model.name}", f"Give that model (-m {shlex.quote(own)})"
-            if own == as_utf8(model.name):
-                maker, remedy = (
-                    f"another version of model {own}",
-                    "It may have been trained further: give that version (-m)",
-                )
-            raise StateError(
-                f"{path} was made with {maker} ({name} {there[:12] or 'unknown'}, not {here[:12]}).",
-                f"{remedy}, or start without this state.",
-            )
+        if there == here:
+            continue
+        model_name = metadata.get("model.name", "")
+        if model_name == as_utf8(model.name):
+            maker = f"another version of model {model_name}"
+            remedy = "It may have been trained further: give that version (-m)"
+        else:
+            maker = f"model {model_name}, not {model.name}"
+            remedy = f"Give that model (-m {shlex.quote(model_name)})"
+        difference = f"{name} {there[:12] or 'unknown'}, not {here[:12]}"
+        raise StateError(f"{path} was made with {maker} ({difference}).", f"{remedy}, or start without this state.")
 
 
 def _pack(session: SessionState) -> dict[str, Tensor]:
     """Tensors of the session, without the memory."""
-    pending, parts = session.pending, (session.sampler, session.stream, session.source)
-    values = _Values(session.last_token, pending.documents, *parts)
-    texts = {"text": pending.data, "values": TypeAdapter(_Values).dump_json(values)}
-    tensors = {name: torch.from_numpy(np.frombuffer(data, np.uint8).copy()) for name, data in texts.items()}
-    return tensors | {name: torch.tensor(getattr(pending, name), dtype=torch.int32) for name in ("ids", "sizes")}
+    pending = session.pending
+    values = _Values(session.last_token, pending.documents, session.sampler, session.stream, session.source)
+    return {
+        "text": _as_tensor(pending.data),
+        "values": _as_tensor(TypeAdapter(_Values).dump_json(values)),
+        "ids": torch.tensor(pending.ids, dtype=torch.int32),
+        "sizes": torch.tensor(pending.sizes, dtype=torch.int32),
+    }
+
+
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
 def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> SessionState:
@@ -249,24 +250,40 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
     except ValidationError as error:
         raise ValueError(f"'{'.'.join(map(str, error.errors()[0]['loc']))}' has no legal value") from None
     sampler = values.sampler
-    known = np.append(ids, [*(sampler.recent if sampler else ()), values.last_token])
-    if known.min() < 0 or known.max() >= tokenizer.vocab_size:
+    tokens = np.append(ids, values.last_token)
+    if sampler is not None:
+        tokens = np.append(tokens, np.array(sampler.recent, np.int64))
+        torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))  # raises if it is malformed
+    if tokens.min() < 0 or tokens.max() >= tokenizer.vocab_size:
         raise ValueError("a token is not in the vocabulary")
     pending = PendingText(data, ids, sizes, values.documents)
-    is_text = pending.n_tokenized <= len(data) and not (sizes < 0).any() and len(sizes) == len(ids)
-    if tokenizer.id_sizes is not None:
-        is_text &= (tokenizer.id_sizes[ids] == sizes).all() and tokenizer.decode(ids) == data[: pending.n_tokenized]
-    if not is_text:
+    _check_pending(pending, tokenizer)
+    if values.source is not None:
+        _check_log(values.source)
+    stream = values.stream or StreamPosition()
+    return SessionState(model_state, values.last_token, pending, sampler, stream, values.source)
+
+
+def _check_pending(pending: PendingText, tokenizer: Tokenizer) -> None:
+    """`ValueError` if unread text, its tokens and its documents contradict each other."""
+    ids, sizes, n_tokenized = pending.ids, pending.sizes, pending.n_tokenized
+    is_possible = len(sizes) == len(ids) and not (sizes < 0).any() and n_tokenized <= len(pending.data)
+    if is_possible and tokenizer.id_sizes is not None:
+        have_these_sizes = (tokenizer.id_sizes[ids] == sizes).all()
+        is_possible = have_these_sizes and tokenizer.decode(ids) == pending.data[:n_tokenized]
+    if not is_possible:
         raise ValueError("unread text and its tokens do not fit together")
-    if any(b <= a for a, b in itertools.pairwise((-1, *values.documents, len(data) + 1))):
-        raise ValueError("documents are not in order")
-    log = values.source
-    if log is not None and any(not min(place.offset, 1) <= len(place.tail) <= place.offset for place in log.files):
-        raise ValueError("a place in the log does not fit")
-    if log is not None and b"\0" in log.path:
+    before_text, after_text = -1, len(pending.data) + 1
+    for earlier, later in itertools.pairwise((before_text, *pending.documents, after_text)):
+        if later <= earlier:
+            raise ValueError("documents are not in order")
+
+
+def _check_log(log: LogPosition) -> None:
+    """`ValueError` if a position in a log is impossible."""
+    for place in log.files:
+        least_tail = min(place.offset, 1)  # of a file of which anything was read
+        if not least_tail <= len(place.tail) <= place.offset:
+            raise ValueError("a place in the log does not fit")
+    if b"\0" in log.path:
         raise ValueError("a path of the log does not fit")
-    if sampler is not None:
-        torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))
-    return SessionState(
-        model_state, values.last_token, pending, sampler, values.stream or StreamPosition(), values.source
-    )

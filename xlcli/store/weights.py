@@ -28,14 +28,15 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
     """Type and shape of every stored tensor of a network with these tensors, which may be on the meta device."""
     infos = {}
     for name, tensor in tensors.items():
-        shape, stored = tuple(tensor.shape), ENCODINGS[encoding]
+        shape, stored_type = tuple(tensor.shape), ENCODINGS[encoding]
+        is_matrix = isinstance(tensor, nn.Parameter) and tensor.ndim >= 2
         if not tensor.is_floating_point():
-            stored = type_name(tensor.dtype)
-        elif encoding == "int8" and isinstance(tensor, nn.Parameter) and tensor.ndim >= 2:
+            stored_type = type_name(tensor.dtype)
+        elif encoding == "int8" and is_matrix:
             infos[name + SCALE] = TensorInfo("BF16", shape[:-1])
-        elif encoding == "int8":
-            stored = "F32"
-        infos[name] = TensorInfo(stored, shape)
+        elif encoding == "int8":  # vectors are small, and need more than 8 bits
+            stored_type = "F32"
+        infos[name] = TensorInfo(stored_type, shape)
     return infos
 
 
@@ -51,9 +52,10 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
             _check_finite(name, weight, "int8")
             stored[name], stored[name + SCALE] = quantize(weight.detach())
         else:
-            stored[name] = weight.detach().to(getattr(torch, TYPES[infos[name].dtype]))
-            if stored[name].dtype != weight.dtype:
-                _check_finite(name, stored[name], TYPES[infos[name].dtype])
+            dtype = TYPES[infos[name].dtype]
+            stored[name] = weight.detach().to(getattr(torch, dtype))
+            if stored[name].dtype != weight.dtype:  # a number may have become infinite
+                _check_finite(name, stored[name], dtype)
     return stored
 
 
@@ -65,7 +67,8 @@ def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     weights = {}
     for name, tensor in stored.items():
-        if (scale := stored.get(name + SCALE)) is not None:
+        scale = stored.get(name + SCALE)
+        if scale is not None:
             if not bool(((scale > 0) & scale.isfinite()).all()):
                 raise ValueError(f"tensor '{name}{SCALE}' has a scale that is not a positive number")
             if tensor.numel() and int(tensor.min()) == -128:
@@ -78,10 +81,8 @@ def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _check_finite(name: str, tensor: Tensor, encoding: str) -> None:
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        raise CheckpointError(
-            f"weight '{name}' holds NaN, infinity or a number too large for {encoding}.",
-            "Keep the weights in float32.",
-        )
+        problem = f"weight '{name}' holds NaN, infinity or a number too large for {encoding}."
+        raise CheckpointError(problem, "Keep the weights in float32.")
 
 
 KEEP_TOGETHER = "The files belong to different models: keep each model's files together."
@@ -101,8 +102,10 @@ def empty_weights(model: ModelConfig) -> dict[str, Tensor]:
 
 def weights_bytes(model: ModelConfig, encoding: str) -> int:
     """Size of the stored weights of a model in bytes, without the header of their file (less than 1 MiB)."""
-    infos = stored_infos(empty_weights(model), encoding).values()
-    return sum(math.prod(info.shape) * getattr(torch, TYPES[info.dtype]).itemsize for info in infos)
+    n_bytes = 0
+    for info in stored_infos(empty_weights(model), encoding).values():
+        n_bytes += math.prod(info.shape) * getattr(torch, TYPES[info.dtype]).itemsize
+    return n_bytes
 
 
 def round_weights(network: nn.Module, encoding: str) -> None:
@@ -154,12 +157,14 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
 
     Even on the meta device modules take time and memory, and buffers are computed.
     """
-    largest = model.dim * max(model.ffn_dim, model.attention.n_heads * model.head_dim)
-    mismatch = CheckpointError(
-        f"{folder / CONFIG} describes a larger network than {folder / WEIGHTS} holds.", KEEP_TOGETHER
-    )
+    problem = f"{folder / CONFIG} describes a larger network than {folder / WEIGHTS} holds."
+    mismatch = CheckpointError(problem, KEEP_TOGETHER)
     n_tensors = len(read_header(folder / WEIGHTS)[0])
-    if largest > (folder / WEIGHTS).stat().st_size or model.n_layers + len(model.cutoffs) > n_tensors:
+    n_bytes = (folder / WEIGHTS).stat().st_size
+    # Each of these has at least one tensor, and each weight at least one byte.
+    least_tensors = model.n_layers + len(model.cutoffs)
+    largest_matrix = model.dim * max(model.ffn_dim, model.attention.n_heads * model.head_dim)
+    if largest_matrix > n_bytes or least_tensors > n_tensors:
         raise mismatch
     try:
         return build_on_meta(model)
@@ -172,6 +177,8 @@ def _fill(network: nn.Module, tensors: Mapping[str, Tensor], device: str | torch
     filled: dict[int, Tensor] = {}
     for name, empty in weights(network).items():
         tensor = tensors[name].to(device)
-        filled[id(empty)] = nn.Parameter(tensor) if isinstance(empty, nn.Parameter) else tensor
+        if isinstance(empty, nn.Parameter):
+            tensor = nn.Parameter(tensor)
+        filled[id(empty)] = tensor
     saved = network.state_dict(keep_vars=True).items()
     network.load_state_dict({name: filled[id(empty)] for name, empty in saved}, assign=True)

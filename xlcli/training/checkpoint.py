@@ -74,15 +74,14 @@ def opened(path: Path) -> Iterator[Checkpoint]:
     Raises:
         CheckpointError: It is incomplete, of another format, or does not fit the run that is restored.
     """
-    if missing := sorted(set(CHECKPOINT_FILES) - manifest(path).keys()):
+    missing = sorted(set(CHECKPOINT_FILES) - manifest(path).keys())
+    if missing:
         raise CheckpointError(f"{path} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts = read_json(path / "state.json")
     try:
         if facts["schema"] != SCHEMA:
-            raise CheckpointError(
-                f"{path} has format {facts['schema']}; this xlcli reads format {SCHEMA}.",
-                "Resume with the xlcli that wrote it, or train again with --overwrite.",
-            )
+            problem = f"{path} has format {facts['schema']}; this xlcli reads format {SCHEMA}."
+            raise CheckpointError(problem, "Resume with the xlcli that wrote it, or train again with --overwrite.")
         yield Checkpoint(path, facts)
     except (StateError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error.message}", _ANEW) from None
@@ -93,8 +92,8 @@ def opened(path: Path) -> Iterator[Checkpoint]:
 def facts_of(config: Config, runtime: Runtime, texts: Mapping[str, str]) -> Tree:
     """Entries of `state.json` that do not change during a run: format, budget, rate, seed, texts and environment."""
     limits = {key: getattr(config.train, key) for key in (*defaults.BUDGETS, "patience")}
-    kept = {"schema": SCHEMA, "limits": limits, "lr": config.train.lr, "seed": config.runtime.seed, "corpus": texts}
-    return kept | environment(runtime)
+    facts = {"schema": SCHEMA, "limits": limits, "lr": config.train.lr, "seed": config.runtime.seed, "corpus": texts}
+    return facts | environment(runtime)
 
 
 def environment(runtime: Runtime) -> dict[str, Any]:
@@ -111,10 +110,10 @@ def environment(runtime: Runtime) -> dict[str, Any]:
 
 def runtime_settings(folder: Path) -> Tree:
     """Settings of section `runtime` by the newest checkpoint of the run in `folder`; empty if there is none."""
-    point = latest(folder / CHECKPOINTS).path
-    if point is None:
+    newest = latest(folder / CHECKPOINTS).path
+    if newest is None:
         return {}
-    facts = read_json(point / "state.json")
+    facts = read_json(newest / "state.json")
     return {key: facts.get(key) for key in ("seed", "dtype", "threads")}
 
 
@@ -131,16 +130,15 @@ def check_texts(saved: Mapping[str, str], here: Mapping[str, str], folder: Path)
 
 def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     """Whole tensors on the first rank, nothing on the others; all ranks must call it."""
-    whole_ones: dict[str, Tensor] = {}
+    on_first: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         full = whole(tensor)
-        if ranks.is_first:
-            whole_ones[name] = full.cpu() if is_divided(tensor) else full
-    return whole_ones
+        if ranks.is_first:  # in RAM, because a device may not have room for all that is divided
+            on_first[name] = full.cpu() if is_divided(tensor) else full
+    return on_first
 
 
 def generator_states() -> dict[str, Tensor]:
-    """States of the random-number generators."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

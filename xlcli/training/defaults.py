@@ -6,42 +6,34 @@ import torch
 
 from xlcli import config as settings
 from xlcli.config import Config, RuntimeConfig, TrainConfig, Tree
-from xlcli.errors import InvalidSettingError
+from xlcli.errors import InvalidSettingError, plural_noun
 from xlcli.optim import ADAM_RATE
 from xlcli.store.folder import LoadedModel
-from xlcli.store.origin import origin_of, text_size
+from xlcli.store.origin import first_cause, origin_of, text_size
 
-CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0
-"""Default time budgets."""
-VALIDATIONS = 10
-"""Default number of validations in a run."""
-SAVE_SECONDS = 60.0
-"""Default time between checkpoints."""
-RATES = {"muon": 6e-3, "adamw": 2e-3}
-"""Default learning rates."""
-TINY_BELOW = 100_000
-"""Bytes of training text below which the default preset is `tiny`."""
+CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0  # default time budgets
+VALIDATIONS = 10  # default number of validations in a run
+SAVE_SECONDS = 60.0  # default time between checkpoints
+RATES = {"muon": 6e-3, "adamw": 2e-3}  # default learning rates
+TINY_BELOW = 100_000  # bytes of training text below which the default preset is `tiny`
 SHORT_BELOW = 2_000_000
 """Bytes of training text below which the default preset is `short`, unless it is `tiny`."""
-BASE_ABOVE = 8_000_000
-"""Bytes of training text from which the default preset on a GPU is `base`."""
+BASE_ABOVE = 8_000_000  # bytes of training text from which the default preset on a GPU is `base`
 SHORT_TEXT_FACTOR, FULL_RATE_TOKENS = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
 short texts, 1 from this number of tokens on, in between in proportion to the tokens (benchmarks/log)."""
 PASSES, DROPOUT_PASSES = 4, 8
 """Passes over the text after which a run ends if no budget is given, without and with dropout (benchmarks/log)."""
-LEAST_TOKENS, LEAST_STEPS = 600_000, 300
-"""Tokens and steps that such a run takes at least."""
-INIT_PASSES, INIT_LEAST_STEPS = 2, 20
-"""The same for a run that starts from a model."""
-LARGEST_BUDGET = 2**31
-"""Maximum of `train.max_tokens`."""
-BUDGETS = ("max_steps", "max_tokens", "max_time")
-"""Keys of `train` that limit a run."""
-_OF_TRAINING = ("eval_every", "patience", "save_every", "keep_checkpoints", "keep_at", "lr", "adam_lr", "grad_clip")
-_OTHERS = ("on_divergence", "weights", "recompute_activations")
+LEAST_TOKENS, LEAST_STEPS = 600_000, 300  # tokens and steps that such a run takes at least
+INIT_PASSES, INIT_LEAST_STEPS = 2, 20  # the same for a run that starts from a model
+LARGEST_BUDGET = 2**31  # maximum of `train.max_tokens`
+BUDGETS = ("max_steps", "max_tokens", "max_time")  # keys of `train` that limit a run
+_CHANGEABLE_TRAIN = (
+    {*BUDGETS, "eval_every", "patience", "save_every", "keep_checkpoints", "keep_at", "lr", "adam_lr", "grad_clip"}
+    | {"on_divergence", "weights", "recompute_activations"}
+)  # fmt: skip
 CHANGEABLE = frozenset(
-    {f"train.{key}" for key in (*BUDGETS, *_OF_TRAINING, *_OTHERS)}
+    {f"train.{key}" for key in _CHANGEABLE_TRAIN}
     | {f"runtime.{key}" for key in RuntimeConfig.model_fields if key != "seed"}
     | {"text.valid", "text.test"}
 )
@@ -71,25 +63,40 @@ def fill_in(
     A run on a text of `n_tokens` takes a limited number of passes over it, unless a budget is given. If it starts from
     `model`, it takes the learning rates of that model in part.
     """
-    given, lr, adam_lr = config.train, RATES[config.train.optimizer], ADAM_RATE
-    of_step = given.batch_size * given.segment_len
-    passes = DROPOUT_PASSES if config.model.dropout.is_used else PASSES
-    limit = max(passes * n_tokens, LEAST_TOKENS, LEAST_STEPS * of_step)
+    train = config.train
+    tokens_per_step = train.batch_size * train.segment_len
     if model is not None:
-        limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * of_step)
-        source, factor = model.config.train, rate_factor(n_tokens)
-        if origin_of(model.record) and (before := text_size(model.record)):
-            factor /= rate_factor(before[1])  # the rates of this model are those of a run that started from another
-        if given.optimizer == source.optimizer and source.lr is not None:
-            lr = source.lr
-        lr, adam_lr = factor * lr, factor * (source.adam_lr or ADAM_RATE)
-    train: Tree = {"lr": given.lr or lr, "adam_lr": given.adam_lr or adam_lr}
-    if is_open(given):
-        train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
-        train["max_tokens"] = limit if limit < LARGEST_BUDGET else None
-    runtime = {"seed": config.runtime.seed or 0}
-    filled = {"model": {"vocab_size": vocab_size}, "text": {"tokenizer": tokenizer}, "train": train, "runtime": runtime}
+        lr, adam_lr = _inherited_rates(train.optimizer, model, n_tokens)
+        most_tokens = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * tokens_per_step)
+    else:
+        lr, adam_lr = RATES[train.optimizer], ADAM_RATE
+        passes = DROPOUT_PASSES if config.model.dropout.is_used else PASSES
+        most_tokens = max(passes * n_tokens, LEAST_TOKENS, LEAST_STEPS * tokens_per_step)
+    filled_train: Tree = {"lr": train.lr or lr, "adam_lr": train.adam_lr or adam_lr}
+    if is_open(train):
+        filled_train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
+        filled_train["max_tokens"] = most_tokens if most_tokens < LARGEST_BUDGET else None
+    filled = {
+        "model": {"vocab_size": vocab_size},
+        "text": {"tokenizer": tokenizer},
+        "train": filled_train,
+        "runtime": {"seed": config.runtime.seed or 0},
+    }
     return settings.change(config, filled)
+
+
+def _inherited_rates(optimizer: str, model: LoadedModel, n_tokens: int) -> tuple[float, float]:
+    """Learning rates of this optimizer, and of AdamW beside Muon, for `n_tokens` of text, from those of the model."""
+    source = model.config.train
+    factor = rate_factor(n_tokens)
+    earlier_text = text_size(model.record)
+    if origin_of(model.record) and earlier_text is not None:
+        # This model started from another one: its rates were lowered for the tokens of its own text already.
+        factor /= rate_factor(earlier_text[1])
+    lr = RATES[optimizer]
+    if optimizer == source.optimizer and source.lr is not None:
+        lr = source.lr
+    return factor * lr, factor * (source.adam_lr or ADAM_RATE)
 
 
 def is_open(train: TrainConfig) -> bool:
@@ -108,21 +115,25 @@ def resumed(saved: Config, changes: Tree) -> Config:
     Raises:
         InvalidSettingError: A changed key is not in `CHANGEABLE`, or no budget is left.
     """
-    given, wanted = changes.get("train", {}), settings.change(saved, changes).train
-    if any(key in given and getattr(wanted, key) not in (None, getattr(saved.train, key)) for key in BUDGETS):
+    wanted = settings.change(saved, changes).train
+    given_budgets = [key for key in BUDGETS if key in changes.get("train", {})]
+    is_other_budget = False
+    for key in given_budgets:
+        if getattr(wanted, key) not in (None, getattr(saved.train, key)):
+            is_other_budget = True
+    if is_other_budget:
         changes = settings.merge({"train": dict.fromkeys(BUDGETS)}, changes)
     if changes.get("text", {}).get("tokenizer") == "auto":
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})
     config = settings.change(saved, changes)
     if is_open(config.train):
-        key = next(key for key in BUDGETS if key in given)
-        raise InvalidSettingError(f"train.{key}", "was the last budget of the run", "Give another one.")
+        raise InvalidSettingError(f"train.{given_budgets[0]}", "was the last budget of the run", "Give another one.")
     sections = {"model", "text", "train", "runtime"}
     changed = settings.differences(saved.model_dump(include=sections), config.model_dump(include=sections))
-    if wrong := [key for key in changed if key not in CHANGEABLE]:
-        key = next((key for key in wrong if key.endswith(".kind")), wrong[0])  # a kind implies its other keys
+    refused = [key for key in changed if key not in CHANGEABLE]
+    if refused:
         remedy = "Leave it out, or train a new model with -o NAME."
-        raise InvalidSettingError(key, "cannot change when a run is resumed", remedy)
+        raise InvalidSettingError(first_cause(refused), "cannot change when a run is resumed", remedy)
     return config
 
 
@@ -131,14 +142,18 @@ def budget_in_words(config: Config, n_tokens: int) -> str:
     train = config.train
     words = []
     if train.max_steps is not None:
-        words.append(f"{train.max_steps:,} step{'s' * (train.max_steps != 1)}")
+        words.append(f"{train.max_steps:,} {plural_noun(train.max_steps, 'step')}")
     if train.max_tokens is not None:
+        tokens = f"{train.max_tokens:,} {plural_noun(train.max_tokens, 'token')}"
         n_passes = train.max_tokens / max(n_tokens, 1)
-        words.append(f"{train.max_tokens:,} token{'s' * (train.max_tokens != 1)}")
-        if n_passes >= 1:
-            words[-1] += f" ({n_passes:,.{int(n_passes < 100)}f} passes)"
+        if n_passes >= 100:
+            tokens += f" ({n_passes:,.0f} passes)"
+        elif n_passes >= 1:
+            tokens += f" ({n_passes:.1f} passes)"
+        words.append(tokens)
     if train.max_time is not None:
-        words.append(f"{train.max_time:g} second{'s' * (train.max_time != 1)}")
+        time = f"{train.max_time:g} {plural_noun(train.max_time, 'second')}"
         if train.max_time >= 120:
-            words[-1] = f"{train.max_time / 60:g} minutes"
+            time = f"{train.max_time / 60:g} minutes"
+        words.append(time)
     return " or ".join(words)

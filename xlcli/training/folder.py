@@ -17,7 +17,7 @@ from xlcli.files.tensors import read_header
 from xlcli.optim import AVERAGE
 from xlcli.store import folder as store
 from xlcli.store import layout
-from xlcli.store.commit import checkpoints, manifest, place_of_run, settle, step_name
+from xlcli.store.commit import checkpoints, finish_replacement, manifest, place_of_run, step_name
 from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, ENCODINGS, HELD_OUT, METRICS, WEIGHTS
 from xlcli.store.weights import read_weights
 from xlcli.store.weights import weights as weights_of
@@ -32,13 +32,15 @@ from xlcli.training.validation import check_finite, describe_run
 def write_held_out(place: Path, data: Prepared) -> None:
     """Writes the held-out texts, and the places of their documents if these are separate."""
     for name, part in (("valid", data.parts.valid), ("test", data.parts.test)):
-        starts = part.documents if part.n_bytes and data.config.train.reset_on_document else ()
-        lines = (b"%d\n" % start for start in starts)
-        for file, is_kept, content in ((HELD_OUT[name], part.n_bytes, part.read()), (DOCUMENTS[name], starts, lines)):
-            if is_kept:
-                write_atomic(place / file, content)
-            else:
-                (place / file).unlink(missing_ok=True)
+        text, documents = place / HELD_OUT[name], place / DOCUMENTS[name]
+        if part.n_bytes:
+            write_atomic(text, part.read())
+        else:
+            text.unlink(missing_ok=True)
+        if part.n_bytes and part.documents and data.config.train.reset_on_document:
+            write_atomic(documents, (b"%d\n" % start for start in part.documents))
+        else:
+            documents.unlink(missing_ok=True)
 
 
 def keep_weights(run: TrainingRun, data: Prepared, folder: Path, bits: float | None) -> None:
@@ -48,9 +50,11 @@ def keep_weights(run: TrainingRun, data: Prepared, folder: Path, bits: float | N
     """
     weights = gathered(weights_of(run.model), run.runtime.ranks)
     if run.runtime.ranks.is_first:
-        _write_model(run, data, place_of_run(folder), weights, "" if bits is None else f"{bits:.6f}")
-        if run.counters.step:  # before the first step they are those of the model that the run starts from
-            settle(folder)
+        score = "" if bits is None else f"{bits:.6f}"
+        _write_model(run, data, place_of_run(folder), weights, score)
+        is_trained = run.counters.step > 0  # else they are those of the model that the run starts from
+        if is_trained:
+            finish_replacement(folder)
 
 
 def _write_model(
@@ -81,30 +85,43 @@ def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> 
     if not points:
         return
     check_finite(run)
-    targets = [layout.kept_model(place_of_run(folder), point) for point in points]
+    saved: list[Saved] = []
     with run.optimizers.averaged():
         weights = gathered(weights_of(run.model), run.runtime.ranks)
-        for target in targets * run.runtime.ranks.is_first:
-            _write_model(run, data, target, weights)
-            write_held_out(target, data)
-            layout.write_config(target, run.config, encoding=run.config.train.weights)
-            layout.write_record(target, describe_run(run, data) | {"steps": step, "tokens": tokens})
-    yield from (Saved(step, target) for target in targets)
+        for point in points:
+            target = layout.kept_model(place_of_run(folder), point)
+            if run.runtime.ranks.is_first:
+                _write_model(run, data, target, weights)
+                write_held_out(target, data)
+                layout.write_config(target, run.config, encoding=run.config.train.weights)
+                layout.write_record(target, describe_run(run, data) | {"steps": step, "tokens": tokens})
+            saved.append(Saved(step, target))
+    yield from saved
 
 
 def missed_points(run: TrainingRun, folder: Path) -> Iterator[Notice]:
     """Says which points of `train.keep_at` the run will not keep: those after its end, and missing ones before it."""
-    train, place, read = run.config.train, place_of_run(folder), run.counters.tokens
-    of_step = train.batch_size * train.segment_len
-    budgets = (train.max_steps, train.max_tokens and -(-train.max_tokens // of_step))
-    end = of_step * min(filter(None, budgets), default=math.inf)
-    missing = [point for point in train.keep_at if not layout.is_model(layout.kept_model(place, point))]
-    for points, reason in (
-        ([point for point in missing if point > end], "the run ends before"),
-        ([point for point in missing if point <= read], "the run has already read"),
-    ):
-        if names := ", ".join(layout.kept_model(place, point).name for point in points):
-            yield Notice(f"{reason} {names} tokens, so train.keep_at keeps no model there")
+    train = run.config.train
+    tokens_per_step = train.batch_size * train.segment_len
+    end = math.inf
+    if train.max_steps is not None:
+        end = train.max_steps * tokens_per_step
+    if train.max_tokens is not None:
+        n_steps = -(-train.max_tokens // tokens_per_step)  # the last one may exceed the budget
+        end = min(end, n_steps * tokens_per_step)
+    after_end: list[str] = []
+    before_start: list[str] = []
+    for point in train.keep_at:
+        model = layout.kept_model(place_of_run(folder), point)
+        if layout.is_model(model):
+            continue
+        if point > end:
+            after_end.append(model.name)
+        if point <= run.counters.tokens:
+            before_start.append(model.name)
+    for names, reason in ((after_end, "the run ends before"), (before_start, "the run has already read")):
+        if names:
+            yield Notice(f"{reason} {', '.join(names)} tokens, so train.keep_at keeps no model there")
 
 
 def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
@@ -135,22 +152,23 @@ def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
     here = checkpoint.facts_of(run.config, run.runtime, data.identity)
     with checkpoint.opened(path) as saved:
         facts = saved.facts
+        # A run with another seed or text is another run.
         if facts["seed"] != here["seed"]:
             problem = f"{path} is of a run with the seed {facts['seed']}."
             raise CheckpointError(problem, "Train again with --overwrite.")
         checkpoint.check_texts(facts["corpus"], here["corpus"], path.parents[1])
         run.restore(saved)
-        if facts["lr"] != here["lr"]:  # a new rate is as given
+        if facts["lr"] != here["lr"]:  # it applies as given, although the run has diverged before
             run.count(rollbacks=0)
         if facts["limits"] != here["limits"]:  # another budget or patience is a new chance
             run.count(stale=0, plateau=None)
         if ranks.is_first:
             warnings += _restore_best(run, data, saved)
-        warnings += [
-            f"{name} was {facts[name]} and is now {now}: results will differ in the last bits from an uninterrupted run"
-            for name, now in checkpoint.environment(run.runtime).items()
-            if facts[name] != now and (run.counters.step or name != "processes")  # the first rank alone writes step 0
-        ]
+        for name, now in checkpoint.environment(run.runtime).items():
+            is_start = run.counters.step == 0 and name == "processes"  # the first rank alone writes step 0
+            if facts[name] != now and not is_start:
+                change = f"{name} was {facts[name]} and is now {now}"
+                warnings.append(f"{change}: results will differ in the last bits from an uninterrupted run")
         checkpoint.restore_generators(saved)
     # The first rank alone reads and restores the best weights.
     run.count(**dict(validate(Counters, ranks.broadcast(run.counters.model_dump()))))
@@ -166,28 +184,32 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
     folder, step, encoding = saved.path.parents[1], run.counters.best_step, run.config.train.weights
     present = folder / WEIGHTS
     with suppress(CheckpointError):
-        same = step is None or sha256(present) == manifest(saved.path).get(BEST, (0, ""))[1]
-        if same and read_header(present)[1].get("encoding") == encoding:
+        is_best = step is None or sha256(present) == manifest(saved.path).get(BEST, (0, ""))[1]
+        if is_best and read_header(present)[1].get("encoding") == encoding:
             return []
     copies = [present]
     if step is not None:
-        others = [path for path in checkpoints(folder / CHECKPOINTS) if path != saved.path]
-        copies = [saved.path / BEST, present, *(path / BEST for path in others)]
+        others = [path / BEST for path in checkpoints(folder / CHECKPOINTS) if path != saved.path]
+        copies = [saved.path / BEST, present, *others]
     for path in copies:
         with suppress(CheckpointError):
-            if path != present and BEST not in manifest(path.parent):
+            is_listed = path == present or BEST in manifest(path.parent)
+            if not is_listed:
                 continue
             metadata = read_header(path)[1]
-            if metadata.get("encoding") in ENCODINGS and (step is None or metadata.get("step") == str(step)):
+            is_best = step is None or metadata.get("step") == str(step)
+            if is_best and metadata.get("encoding") in ENCODINGS:
                 best, metadata = read_weights(path, run.model, metadata["encoding"])
                 store.save_model(folder, run.config, best, data.tokenizer, metadata, encoding=encoding)
                 return []
     run.count(best_bits=None, best_step=None)
-    if step is None and not present.exists():
+    if step is None and not present.exists():  # no weights have been kept yet
         return []
+    # The present weights, or their averages, take the place of the lost ones until the next validation, which is due.
     run.count(validated_step=None, validation_due=True)
-    best, of_optimizers = saved.tensors("weights"), saved.tensors("optimizer")
-    best |= {name: of_optimizers[key] for name in best if (key := f"{name}:{AVERAGE}") in of_optimizers}
-    _write_model(run, data, folder, best)
+    weights, of_optimizers = saved.tensors("weights"), saved.tensors("optimizer")
+    for name in weights:
+        weights[name] = of_optimizers.get(f"{name}:{AVERAGE}", weights[name])
+    _write_model(run, data, folder, weights)
     lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
     return [f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"]

@@ -19,8 +19,7 @@ from xlcli.training.run import LR_DIVISOR, TrainingRun, Update
 from xlcli.training.schedule import Clock, Counters, IntervalTrigger, overfits
 from xlcli.training.validation import check_finite, validation_bits
 
-VALIDATION_SHARE = 0.1
-"""Maximum share of a time budget for validation at the default interval."""
+VALIDATION_SHARE = 0.1  # maximum share of a time budget for validation at the default interval
 
 OVERFITS = (
     "the model overfits: since step {} (weights kept), validation has risen while the training loss fell; "
@@ -64,8 +63,9 @@ class Loop:
                 keep_weights(self.run, self.data, self.folder, None)
 
     def _train(self) -> Iterator[Event]:
-        self.clock.meet()
-        for trigger in (self.validations, self.checkpoints):  # intervals are counted from here
+        self.clock.synchronize()
+        # Intervals that ended before this process are not due again.
+        for trigger in (self.validations, self.checkpoints):
             self._is_due(trigger)
         is_over = yield from self._check()
         beginning = self.run.counters.model_copy(update={"seconds": self.clock.now()})
@@ -79,19 +79,23 @@ class Loop:
     def _check(self) -> Generator[Event, None, bool]:
         """Between two steps: validates and saves if this is due. Returns True if the run is over."""
         run, clock = self.run, self.clock
-        clock.meet()
+        clock.synchronize()
         is_spent = run.fraction(clock.seconds) == 1.0
-        if self._is_due(self.validations) and not (is_spent or self._exceeds_share()):
+        has_interval_ended = self._is_due(self.validations)
+        if has_interval_ended and not is_spent and not self._exceeds_share():
             run.count(validation_due=True)
-        is_checked = run.counters.validation_due or (is_spent and not run.counters.is_validated)
-        if is_checked:
+        # At the end of the run its weights are validated in any case.
+        validates = run.counters.validation_due or (is_spent and not run.counters.is_validated)
+        if validates:
             check_finite(run)
             yield from self._validate()
             self._is_due(self.validations)  # the time and the end of the run have changed
+        # The run is also saved when it ends or is stopped. Validation may have used up its time.
         is_over = run.fraction(clock.seconds) == 1.0 or clock.stops
-        is_due = self._is_due(self.checkpoints) and not is_spent
-        if (is_due or is_over) and self.saved != run.counters.progress:
-            if not is_checked:
+        is_save_due = self._is_due(self.checkpoints) and not is_spent
+        has_changed = self.saved != run.counters.progress
+        if (is_save_due or is_over) and has_changed:
+            if not validates:
                 check_finite(run)
             run.count(seconds=clock.seconds)
             yield Saved(run.counters.step, save(run, self.data, place_of_run(self.folder)))
@@ -99,7 +103,7 @@ class Loop:
         return is_over
 
     def _is_due(self, trigger: IntervalTrigger) -> bool:
-        """True if an interval has ended since the last call."""
+        """True if an interval of the trigger has ended since the last call, which the trigger counts."""
         seconds = self.clock.seconds
         return trigger.due(self.run.counters.step, seconds, self.run.fraction(seconds))
 
@@ -109,7 +113,9 @@ class Loop:
         A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
         """
         run, seconds = self.run, self.clock.seconds
-        if run.config.train.eval_every is not None or run.fraction(seconds) == run.fraction(0.0):
+        is_interval_given = run.config.train.eval_every is not None
+        depends_on_clock = run.fraction(seconds) != run.fraction(0.0)
+        if is_interval_given or not depends_on_clock:
             return False
         return self.clock.validation > VALIDATION_SHARE * seconds
 
@@ -119,20 +125,23 @@ class Loop:
         With `average_share` these are their averages. If the run is to be stopped, validation stays due.
         """
         run, clock, before = self.run, self.clock, self.run.counters
-        began, bits, ids = clock.now(), None, self.data.valid_ids
+        ids = self.data.valid_ids
+        began = clock.now()
+        bits = None
         with run.optimizers.averaged():
             if len(ids):
                 bits = validation_bits(run, ids, clock.stop)
-                if bits is None:
-                    clock.meet()
+                is_stopped = bits is None
+                if is_stopped:
+                    clock.synchronize()
                     return
             best = bits is None or before.best_bits is None or bits < before.best_bits
             if best:
                 keep_weights(run, self.data, self.folder, bits)
                 run.count(best_bits=bits, best_step=before.step)
-        clock.meet(clock.now() - began)
+        clock.synchronize(clock.now() - began)
         run.count(validated_step=before.step, validation_due=False)
-        if bits is None:
+        if bits is None:  # without validation text there is nothing to compare
             return
         spent = run.spent(clock.seconds)
         if spent < 1.0:
@@ -142,7 +151,8 @@ class Loop:
         yield Validation(before.step, before.tokens, clock.seconds, bits, best)
         if run.counters.plateau != before.plateau:
             yield Notice(run.patience.describe())
-        if not best and run.runtime.ranks.is_first and overfits(layout.read_metrics(place_of_run(self.folder))):
+        is_first = run.runtime.ranks.is_first  # which alone writes metrics
+        if is_first and not best and overfits(layout.read_metrics(place_of_run(self.folder))):
             yield Notice(OVERFITS.format(run.counters.best_step))
 
     def _log_step(self, update: Update, beginning: Counters) -> Step:
@@ -150,9 +160,12 @@ class Loop:
         run, counters, seconds = self.run, self.run.counters, self.clock.now()
         elapsed = max(seconds - beginning.seconds, 1e-9)
         n_steps, n_tokens = counters.step - beginning.step, counters.tokens - beginning.tokens
+        # The run ends with the budget that is spent first at the present pace, in seconds per unit of each budget.
         pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
         end = run.patience.end
-        left = [(end * budget - used) * pace[key] for key, (used, budget) in run.budgets(seconds).items()]
+        seconds_left = math.inf
+        for key, budget in run.budgets(seconds).items():
+            seconds_left = min(seconds_left, (end * budget.limit - budget.used) * pace[key])
         step = Step(
             step=counters.step,
             tokens=counters.tokens,
@@ -160,11 +173,12 @@ class Loop:
             bits_per_byte=update.nats / math.log(2) / run.bytes_per_token,
             tokens_per_second=n_tokens / elapsed,
             fraction=run.fraction(seconds),
-            eta_seconds=max(0.0, min(left, default=math.inf)),
+            eta_seconds=max(0.0, seconds_left),
             **update._asdict(),
         )
         row = {key: value for key, value in asdict(step).items() if value is not None}
-        row |= {"seconds": round(seconds, 3), "tokens_per_second": round(step.tokens_per_second, 1)}
+        row["seconds"] = round(seconds, 3)
+        row["tokens_per_second"] = round(step.tokens_per_second, 1)
         del row["fraction"], row["eta_seconds"]
         if counters.rollbacks:
             row["rollbacks"] = counters.rollbacks
@@ -172,7 +186,6 @@ class Loop:
         return step
 
     def _log(self, row: Mapping[str, Any]) -> None:
-        """Appends a row to the metrics."""
         if self.run.runtime.ranks.is_first:
             layout.append_metrics(place_of_run(self.folder), row)
 
@@ -188,11 +201,14 @@ class Loop:
         run, ranks, place = self.run, self.run.runtime.ranks, place_of_run(self.folder)
         if run.config.train.on_divergence == "stop" or run.counters.rollbacks:
             raise error
-        found = ranks.broadcast(str(latest(place / layout.CHECKPOINTS).path or "") if ranks.is_first else None)
-        if not found:
+        newest = None
+        if ranks.is_first:
+            newest = latest(place / layout.CHECKPOINTS).path
+        path = ranks.broadcast(None if newest is None else str(newest))
+        if path is None:
             raise error
         n_read = run.counters.n_read
-        yield from restore(run, self.data, Path(found))
+        yield from restore(run, self.data, Path(path))
         run.count(rollbacks=1, seconds=self.clock.seconds)
         run.skip_to(n_read)
         step = run.counters.step

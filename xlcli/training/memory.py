@@ -19,8 +19,7 @@ FRAGMENTATION = 1.3
 """Bytes the allocator holds per byte of live activations: 1.2 to 1.5 with glibc (`benchmarks/training_memory.py`)."""
 ACCURACY = 2
 """Largest ratio of the estimate to the peak. A run is refused if even its estimate divided by it is too much."""
-LARGEST_MACHINE = 2**44
-"""Bytes above which sizes of tensors could exceed the limits of torch."""
+LARGEST_MACHINE = 2**44  # bytes above which sizes of tensors could exceed the limits of torch
 LARGEST_SCORES = 2**25
 """Bytes of attention weights of a layer, and of logits, above which they are computed again in the backward pass."""
 
@@ -37,7 +36,8 @@ def require(
 
     device, config = str(runtime.device), configs[0]
     available = available_bytes(device)
-    if min(need(each, {}) for each in configs) <= (LARGEST_MACHINE // ACCURACY if on_any_machine else available):
+    limit = LARGEST_MACHINE // ACCURACY if on_any_machine else available
+    if min(need(candidate, {}) for candidate in configs) <= limit:
         return
     settings = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
     smaller = "Use a smaller model, such as --preset tiny."
@@ -60,17 +60,24 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
     batch_size = max(train.grad_accum, train.batch_size // ranks.size)
     mem_len = _longest_memory(config)
     n_weights = n_parameters or model.n_matrix_weights
-    n_moments = 2 * n_weights - (model.n_matrix_weights if train.optimizer == "muon" else 0)
-    n_moments += n_weights if train.average_share else 0
+    n_moments = 2 * n_weights
+    if train.optimizer == "muon":  # has one moment of a matrix, AdamW two
+        n_moments -= model.n_matrix_weights
+    if train.average_share:
+        n_moments += n_weights
     states = 0
-    for layer in model.attentions:  # inputs or keys and values of tokens, or what a kind has instead of them
-        size = layer.memory_bytes(mem_len, model.head_dim) if mem_len else 0
+    for layer in model.attentions:
+        if not mem_len:
+            continue
+        # Keys and values of tokens, or what a kind has instead of them; `hidden` keeps their inputs if these are less.
+        size = layer.memory_bytes(mem_len, model.head_dim)
         if train.memory == "hidden" and isinstance(layer, SoftmaxAttentionConfig):
             size = min(size, 4 * model.dim * (layer.effective_mem_len(mem_len) or 0))
         states += model.n_repeats * size
     activations = _activation_bytes(config, runtime, -(-batch_size // train.grad_accum), mem_len)
-    own = 4 * (2 * n_weights + n_moments) + batch_size * states + int(FRAGMENTATION * activations)
-    return own * (ranks.local_size if runtime.device.type == "cpu" else 1)
+    of_rank = 4 * (2 * n_weights + n_moments) + batch_size * states + int(FRAGMENTATION * activations)
+    n_ranks = ranks.local_size if runtime.device.type == "cpu" else 1  # that share the memory of the device
+    return of_rank * n_ranks
 
 
 def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int) -> int:
@@ -78,28 +85,34 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
     model, train = config.model, config.train
     n_new, tokens = train.segment_len, rows * train.segment_len
     size = runtime.dtype.itemsize
-    of_token = 6 * model.dim + (4 * model.ffn_dim if model.feedforward.chunk_len is None else 0)
+    of_token = 6 * model.dim
+    if model.feedforward.chunk_len is None:  # else its activations are computed again
+        of_token += 4 * model.ffn_dim
     if model.dropout.is_used:
         of_token += 6 * model.dim
     dense = model.dropout.attention > 0 or "bias" in model.position.needs
     blocks = []
     for layer in model.attentions:
-        width = layer.n_heads * model.head_dim
-        key_width = layer.key_heads * model.head_dim if isinstance(layer, SoftmaxAttentionConfig) else width
+        width = key_width = layer.n_heads * model.head_dim
+        if isinstance(layer, SoftmaxAttentionConfig):
+            key_width = layer.key_heads * model.head_dim
         earlier = rows * (layer.effective_mem_len(mem_len) or 0)
         block = size * (tokens * (of_token + 2 * width + 2 * key_width) + earlier * 2 * (model.dim + key_width))
         scores = rows * _score_bytes(layer, model.head_dim, n_new, mem_len)
-        if isinstance(layer, SoftmaxAttentionConfig):  # weights are computed again unless they are few
-            scores = 2 * scores if dense else scores * (scores <= LARGEST_SCORES)
+        if isinstance(layer, SoftmaxAttentionConfig):
+            if dense:
+                scores *= 2
+            elif scores > LARGEST_SCORES:  # they are computed again in the backward pass
+                scores = 0
         blocks.append(block + scores)
-    kept = model.n_repeats * sum(blocks)
+    of_blocks = model.n_repeats * sum(blocks)
     if train.recompute_activations or isinstance(model.stack, ReversibleStackConfig):
-        kept = max(blocks) + 8 * tokens * model.dim * model.depth
+        of_blocks = max(blocks) + 8 * tokens * model.dim * model.depth  # one at a time, and the inputs of all
     n_logits = rows * min(n_new, model.loss_chunk or n_new) * (model.vocab_size or 0)
     logits = 2 * min(LARGEST_SCORES, 4 * n_logits)
     if runtime.device.type == "cuda":  # logits, their logarithms and gradients, once in 16 bits
         logits = 14 * min(MAX_LOGITS["cuda"], n_logits)
-    return kept + 24 * tokens * model.dim + logits
+    return of_blocks + 24 * tokens * model.dim + logits
 
 
 def _score_bytes(layer: AttentionConfig, head_dim: int, n_new: int, mem_len: int) -> int:

@@ -95,10 +95,12 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
     mesh = runtime.ranks.mesh(runtime.device.type)
     if is_divided_by_block(model):
         for block in model.stack.blocks:
-            is_narrow = runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention)
-            if is_narrow and block.vectors is not None:
-                fully_shard(block.vectors, mesh=mesh)
-            fully_shard(block, mesh=mesh, mp_policy=narrow if is_narrow else MixedPrecisionPolicy())
+            policy = MixedPrecisionPolicy()
+            if runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention):
+                policy = narrow
+                if block.vectors is not None:  # remains in float32
+                    fully_shard(block.vectors, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)  # averages are copied into the parts
     register_fsdp_forward_method(model, "score")
     for module in model.modules():
@@ -123,11 +125,16 @@ def is_divided_by_block(model: LanguageModel) -> bool:
 
 def _share_parameters(model: LanguageModel) -> bool:
     """True if a parameter of a block also belongs to another module."""
-    blocks = model.stack.blocks
-    inside = {id(module) for block in blocks for module in block.modules()}
-    outside = [p for module in model.modules() if id(module) not in inside for p in module.parameters(recurse=False)]
-    users: Counter[Tensor] = Counter(p for block in blocks for p in block.parameters())
-    users.update(dict.fromkeys(outside, 1))
+    users: Counter[Tensor] = Counter()
+    inside: set[int] = set()
+    for block in model.stack.blocks:
+        users.update(block.parameters())  # each once
+        inside.update(id(module) for module in block.modules())
+    outside: set[Tensor] = set()
+    for module in model.modules():
+        if id(module) not in inside:
+            outside.update(module.parameters(recurse=False))
+    users.update(outside)
     return max(users.values()) > 1
 
 
@@ -140,7 +147,9 @@ def announce_start(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except XLError as error:
-        kind = ConfigError if isinstance(error, InvalidSettingError) else type(error)  # takes the finished sentence
+        kind = type(error)
+        if isinstance(error, InvalidSettingError):  # whose arguments make the sentence, which is finished
+            kind = ConfigError
         end = {"error": kind.__name__, "message": error.message, "remedy": error.remedy}
         raise
     finally:
@@ -160,4 +169,6 @@ def wait_for_start(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:
         error: XLError = getattr(errors, started["error"])(started["message"], started["remedy"])
         error.is_of_first_rank = True
         raise error
-    return Path(started["checkpoint"]) if "checkpoint" in started else None
+    if "checkpoint" not in started:
+        return None
+    return Path(started["checkpoint"])

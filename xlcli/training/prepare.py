@@ -14,12 +14,12 @@ from torch import Tensor
 
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
-from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError
+from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, plural_noun
 from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError
 from xlcli.machine import available_bytes
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.store.discover import bundled_models, find
+from xlcli.store.discover import ModelSummary, bundled_models, find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import INIT, NEW, origin_of, text_size
@@ -32,10 +32,8 @@ from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, lo
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory
 
-ANCESTORS = 10
-"""Number of models before the one that a run started from which its record names, at most."""
-SHORT_TEXT = 10_000
-"""Bytes of training text below which a run with new weights warns."""
+ANCESTORS = 10  # number of models before the one that a run started from which its record names, at most
+SHORT_TEXT = 10_000  # bytes of training text below which a run with new weights warns
 
 DRY_RUN_BYTES = 2**19
 """Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
@@ -99,39 +97,31 @@ def prepare_new(
     if text.binary and text.text_field is not None:
         raise InvalidSettingError("text.text_field", "reads rows, and binary does not", "Leave one of them out.")
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
-    for each in bundled_models():
-        chosen = configs.get(each.name)
-        configs = {name: config for name, config in configs.items() if name != each.name}
-        if chosen is None or runtime.device.type != "cpu":
-            continue
-        fits = memory.needed_bytes(chosen, runtime) <= available_bytes() and chosen.train.batch_size % ranks.size == 0
-        if fits and resembles(each.folder, parts):
-            model = load(each.folder)
-            configs = {str(model.record.get("preset", "")): chosen}
-            yield Notice(f"training starts from {each.name}, whose text is similar (--init none: from scratch)")
-    preset, config = next(iter(configs.items()))
-    if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
+    n_bytes = parts.train.n_bytes
+    similar = _similar_model(configs, runtime, parts)
+    if similar is not None:
+        # It has a preset, too; only this configuration is left to choose.
+        model = load(similar.folder)
+        configs = {str(model.record.get("preset", "")): configs[similar.name]}
+        yield Notice(f"training starts from {similar.name}, whose text is similar (--init none: from scratch)")
+    if model is None and n_bytes < SHORT_TEXT:
         yield Notice(
-            f"{n_bytes:,} byte{'s' * (n_bytes != 1)} of training text: the model will memorize it and "
+            f"{n_bytes:,} {plural_noun(n_bytes, 'byte')} of training text: the model will memorize it and "
             "learn nothing general; use at least 100 kB, or less with --init"
         )
-    if len(configs) > 1:
-        preset = defaults.choose_preset(parts.train.n_bytes, runtime.device)
-        if preset not in configs:
-            raise ConfigError(
-                f"the settings are illegal with preset '{preset}', which fits text size and device.",
-                f"Choose another: --preset {' or '.join(configs)}. --preset {preset} names the settings.",
-            )
-        config = configs[preset]
+    preset, config = _choose_config(configs, n_bytes, runtime)
     config.check_division(ranks.size)
+    # The vocabulary is part of the model; a run with new weights learns one.
     if model is not None:
-        tokenizer, origin, begun = model.tokenizer, _origin(model), weights(model.network)
+        tokenizer, origin = model.tokenizer, _origin(model)
     else:
-        tokenizer, origin, begun = (yield from _train_tokenizer(config.text, parts, dry_run=dry_run)), {}, None
+        tokenizer, origin = (yield from _train_tokenizer(config.text, parts, dry_run=dry_run)), {}
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     data = Prepared(config, runtime, preset, origin, parts, tokenizer, *ids)
     if model is not None:
         yield from warn_of_misfit(model, data.train_ids)
+        data = replace(data, weights=weights(model.network))
+    # Defaults of rates and budgets depend on the number of tokens, which is known now.
     config = defaults.fill_in(
         config,
         tokenizer="auto" if tokenizer.described else tokenizer.kind,
@@ -140,7 +130,44 @@ def prepare_new(
         n_tokens=data.n_train_tokens,
         model=model,
     )
-    return replace(data, config=config, weights=begun)
+    return replace(data, config=config)
+
+
+def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split) -> ModelSummary | None:
+    """The bundled model from which a run without `--init` starts, or None.
+
+    `configs` has its name if preset, shape and vocabulary are open. Its text must resemble that of the run.
+    """
+    if runtime.device.type != "cpu":
+        return None
+    for model in bundled_models():
+        if model.name not in configs:
+            continue
+        config = configs[model.name]
+        is_divisible = config.train.batch_size % runtime.ranks.size == 0
+        fits_memory = memory.needed_bytes(config, runtime) <= available_bytes()
+        if is_divisible and fits_memory and resembles(model.folder, parts):
+            return model
+    return None
+
+
+def _choose_config(configs: Mapping[str, Config], n_bytes: int, runtime: Runtime) -> tuple[str, Config]:
+    """The preset that fits text and device, and its configuration; the only one of a run from a model or a preset.
+
+    Raises:
+        ConfigError: `configs` lacks the preset that fits text and device.
+    """
+    bundled = {model.name for model in bundled_models()}
+    choices = {preset: config for preset, config in configs.items() if preset not in bundled}
+    if len(choices) == 1:
+        [(preset, config)] = choices.items()
+        return preset, config
+    preset = defaults.choose_preset(n_bytes, runtime.device)
+    if preset not in choices:
+        problem = f"the settings are illegal with preset '{preset}', which fits text size and device."
+        others = " or ".join(choices)
+        raise ConfigError(problem, f"Choose another: --preset {others}. --preset {preset} names the settings.")
+    return preset, choices[preset]
 
 
 def prepare_resumed(
@@ -164,20 +191,12 @@ def prepare_resumed(
     config = defaults.resumed(saved_config, changes)
     saved_preset = str(record.get("preset") or preset or "")
     if preset not in (None, saved_preset):
-        raise ConfigError(
-            f"this run uses the preset {saved_preset}, which cannot change when it is resumed.",
-            "Leave --preset out, or train a new model with -o NAME.",
-        )
-    origin, names = origin_of(record), {init}
-    if init not in (None, NEW):  # the record may have another name of this model
-        names.add(Path(init).resolve().name)
-        with suppress(CheckpointError):
-            names.add(find(init).resolve().name)
-    if init is not None and origin.get("model", NEW) not in names:
-        raise ConfigError(
-            f"this run started from {origin.get('model', 'scratch')}, not from {init}.",
-            "Leave --init out, or train a new model with -o NAME.",
-        )
+        problem = f"this run uses the preset {saved_preset}, which cannot change when it is resumed."
+        raise ConfigError(problem, "Leave --preset out, or train a new model with -o NAME.")
+    origin = origin_of(record)
+    if init is not None and origin.get("model", NEW) not in _names_of(init):
+        problem = f"this run started from {origin.get('model', 'scratch')}, not from {init}."
+        raise ConfigError(problem, "Leave --init out, or train a new model with -o NAME.")
     config.check_division(ranks.size)
     runtime, parts = yield from _read(paths, [config], ranks)
     tokenizer, by_document = load_tokenizer(folder), config.train.reset_on_document
@@ -185,24 +204,41 @@ def prepare_resumed(
     return Prepared(config, runtime, saved_preset, origin, parts, tokenizer, *ids)
 
 
+def _names_of(init: str) -> set[str]:
+    """What the record of a run that started from `init` may call it."""
+    names = {init}
+    if init != NEW:
+        names.add(Path(init).resolve().name)
+        with suppress(CheckpointError):
+            names.add(find(init).resolve().name)
+    return names
+
+
 def _origin(model: LoadedModel) -> Tree:
-    """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and own origin."""
-    entry = {"model": model.name, "weights": model.fingerprints["weights"]}
-    known = {key: model.record[key] for key in ("corpus", "tokens", "imported", INIT) if key in model.record}
-    return _pruned(entry | known, ANCESTORS)
+    """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and its origin."""
+    origin = {"model": model.name, "weights": model.fingerprints["weights"]}
+    for key in ("corpus", "tokens", "imported", INIT):
+        if key in model.record:
+            origin[key] = model.record[key]
+    return _pruned(origin, ANCESTORS)
 
 
 def _pruned(origin: Tree, n: int) -> Tree:
-    """A description of a model with those of at most `n` models before it."""
-    own, before = {key: value for key, value in origin.items() if key != INIT}, origin_of(origin)
-    return own | {INIT: _pruned(before, n - 1)} if before and n else own
+    """A description of a model with those of at most `n` models before it, which may be damaged."""
+    description = dict(origin)
+    description.pop(INIT, None)
+    before = origin_of(origin)
+    if before and n:
+        description[INIT] = _pruned(before, n - 1)
+    return description
 
 
 def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
     """`record.json`; if it is missing or damaged, the runtime settings in the newest checkpoint."""
     problem = f"{folder / RECORD} is missing"
     try:
-        if record := read_record(folder):
+        record = read_record(folder)
+        if record:
             return record
     except CheckpointError as error:
         problem = error.message.rstrip(".")
@@ -222,17 +258,21 @@ def _read(
     runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
     if runtime.dtype_name == "float16":
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
-    memory.require(configs, runtime, on_any_machine=dry_run)
+    memory.require(configs, runtime, on_any_machine=dry_run)  # before a long text is read
     text, by_document = config.text, config.train.reset_on_document
-    ranks.require_files([*paths, *(given for given in (text.valid, text.test) if isinstance(given, str))])
+    held_out_files = [path for path in (text.valid, text.test) if isinstance(path, str)]  # others are shares
+    ranks.require_files([*paths, *held_out_files])
     fields = () if text.text_field is None else (text.text_field,)
     reading = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
     parts = yield from split(corpus, text.valid, text.test, by_document=by_document)
-    corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
-    yield from dict.fromkeys(notice for each in corpora for notice in each.notices())
-    for one, held_out in combinations(corpora, 2):
-        yield from warn_of_copies(held_out, one)
+    corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))  # often one
+    notices: list[Notice] = []
+    for text_source in corpora:
+        notices += text_source.notices()
+    yield from dict.fromkeys(notices)  # once, if it is true of several
+    for earlier, held_out in combinations(corpora, 2):
+        yield from warn_of_copies(held_out, earlier)
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:
@@ -254,7 +294,11 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
         _require_utf8(parts, {})
-    limit = DRY_RUN_BYTES if dry_run else parts.train.n_bytes if kind == "words" else SAMPLE_BYTES
+    limit = SAMPLE_BYTES
+    if dry_run:
+        limit = DRY_RUN_BYTES
+    elif kind == "words":
+        limit = parts.train.n_bytes
     n_bytes = min(parts.train.n_bytes, limit)
     abandoned = False
 
@@ -266,7 +310,8 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
 
     source = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
-    with ThreadPoolExecutor(1, "vocabulary") as pool:  # waits at its end: sentencepiece cannot be interrupted
+    # The pool waits at its end, because sentencepiece cannot be interrupted; without a text it ends early.
+    with ThreadPoolExecutor(1, "vocabulary") as pool:
         learned = pool.submit(TOKENIZERS[kind].train, read(), size)
         try:
             while not learned.done():
@@ -275,7 +320,8 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
         finally:
             abandoned = True
     tokenizer = learned.result()
-    if text.vocab_size is not None and tokenizer.vocab_size < text.vocab_size and not dry_run:
+    is_small = text.vocab_size is not None and tokenizer.vocab_size < text.vocab_size
+    if is_small and not dry_run:
         yield Notice(
             f"the vocabulary has only {tokenizer.vocab_size:,} tokens instead of {text.vocab_size:,}, because the text "
             "yields no more"
@@ -309,30 +355,36 @@ def _require_utf8(parts: Split, origin: Tree) -> None:
 
 MISFIT = 0.4
 """Bytes per token of a text, relative to the model's own text, below which the vocabulary fits badly."""
-MANY_UNKNOWN = 0.1
-"""Share of unknown words from which a vocabulary of words fits badly."""
-LEAST_LIKENESS = 0.75
-"""The same ratio from which a text counts as one of the same language and style."""
-BEGINS_ANEW = 20_000_000
-"""Bytes of training text from which a run on a CPU starts with new weights by default."""
-SHORTEST = 1000
-"""Bytes of text below which their tokens say little of its likeness."""
+MANY_UNKNOWN = 0.1  # share of unknown words from which a vocabulary of words fits badly
+LEAST_LIKENESS = 0.75  # the same ratio from which a text counts as one of the same language and style
+BEGINS_ANEW = 20_000_000  # bytes of training text from which a run on a CPU starts with new weights by default
+SHORTEST = 1000  # bytes of text below which their tokens say little of its likeness
 _SAMPLE_BYTES = 2**18
 
 
 def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
     """Warning if the vocabulary of `model` fits these tokens of the training text badly."""
-    reason = ""
-    if (unknown := model.tokenizer.unknown_id) is not None:
-        if (share := n_unknown(tokens.ids, unknown) / len(tokens)) >= MANY_UNKNOWN:
-            reason = f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>"
-    elif tokens.n_bytes >= SHORTEST and (size := text_size(model.record)):
-        here, own = tokens.n_bytes / len(tokens), size[0] / size[1]
-        if here < MISFIT * own:
-            bytes_per_token = f"{here:.1f} bytes per token, {own:.1f} in its own training text"
-            reason = f"the vocabulary of {model.name} fits this text badly: {bytes_per_token}"
+    reason = _misfit(model, tokens)
     if reason:
         yield Notice(f"{reason}; with --init none, the run learns a new vocabulary", "warning")
+
+
+def _misfit(model: LoadedModel, tokens: TokenFile) -> str:
+    """Why the vocabulary of `model` fits these tokens badly, or ""."""
+    unknown = model.tokenizer.unknown_id
+    if unknown is not None:
+        share = n_unknown(tokens.ids, unknown) / len(tokens)
+        if share < MANY_UNKNOWN:
+            return ""
+        return f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>"
+    model_text = text_size(model.record)
+    if model_text is None or tokens.n_bytes < SHORTEST:
+        return ""
+    here, in_model = tokens.n_bytes / len(tokens), model_text[0] / model_text[1]
+    if here >= MISFIT * in_model:
+        return ""
+    comparison = f"{here:.1f} bytes per token, {in_model:.1f} in its own training text"
+    return f"the vocabulary of {model.name} fits this text badly: {comparison}"
 
 
 def resembles(model: Path, parts: Split) -> bool:
@@ -341,12 +393,18 @@ def resembles(model: Path, parts: Split) -> bool:
     A vocabulary fits such a text almost as well as the model's own.
     """
     sample = b"".join(parts.train.sample(_SAMPLE_BYTES)).strip()
-    corpora = (part.corpus for part in (parts.train, parts.valid, parts.test))
-    if not SHORTEST <= len(sample) <= parts.train.n_bytes < BEGINS_ANEW or any(each.facts.bad_byte for each in corpora):
+    is_too_short = len(sample) < SHORTEST
+    is_long_enough_alone = parts.train.n_bytes >= BEGINS_ANEW
+    if is_too_short or is_long_enough_alone:
+        return False
+    if any(part.corpus.facts.bad_byte for part in (parts.train, parts.valid, parts.test)):
         return False
     try:
         size = text_size(read_record(model))
         ids = load_tokenizer(model).encode(sample)
     except CheckpointError:
         return False
-    return size is not None and len(sample) >= LEAST_LIKENESS * size[0] / size[1] * len(ids)
+    if size is None:
+        return False
+    n_bytes, n_tokens = size
+    return len(sample) >= LEAST_LIKENESS * n_bytes / n_tokens * len(ids)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xlcli.config import Config, RandomAttentionConfig, Tree, UniversalStackConfig, validate
 from xlcli.errors import CheckpointError, DivergedError, StateError
-from xlcli.files.tensors import TensorInfo, type_name, with_prefix
+from xlcli.files.tensors import TensorInfo, prefixed, type_name, with_prefix
 from xlcli.model.build import build_model
 from xlcli.ops.layers import has_bfloat16_units
 from xlcli.optim import Optimizers, lr_factor, schedule_of
@@ -29,8 +29,7 @@ from xlcli.training.defaults import BUDGETS
 from xlcli.training.parallel import own_rows, parallel
 from xlcli.training.schedule import Counters, Patience
 
-LR_DIVISOR = 3.0
-"""Divisor of the learning rates after a roll-back, and in the remedy for a run that diverged."""
+LR_DIVISOR = 3.0  # divisor of the learning rates after a roll-back, and in the remedy for a run that diverged
 
 Microbatch = tuple[Tensor, Tensor, Tensor | None]
 """Inputs, targets and document positions (b t; on the CPU)."""
@@ -43,6 +42,13 @@ class Update(NamedTuple):
     lr: float
     grad_norm: float
     mean_steps: float | None
+
+
+class Budget(NamedTuple):
+    """What is used up of a budget in steps, tokens or seconds, and the budget."""
+
+    used: float
+    limit: float
 
 
 class TrainingRun:
@@ -83,9 +89,11 @@ class TrainingRun:
             with torch.no_grad():
                 for name, tensor in weights_of(self.model).items():
                     tensor.copy_(weights[name])
+        # Parameters are divided among the ranks before optimizers are made for them.
         self.score, self.delayed = parallel(self.model, config, runtime)
-        native = all(ranks.gather(has_bfloat16_units(runtime.device)))  # one number type of Muon on all ranks
-        self.optimizers = Optimizers(self.model, train, lr=train.lr, native_bfloat16=native, ranks=ranks)
+        # Ranks may have different processors, but need one number type of Muon.
+        native_bfloat16 = all(ranks.gather(has_bfloat16_units(runtime.device)))
+        self.optimizers = Optimizers(self.model, train, lr=train.lr, native_bfloat16=native_bfloat16, ranks=ranks)
         self.model.stack.recompute_activations = train.recompute_activations
         if config.runtime.compile:
             compile_stack(self.model.stack)
@@ -105,7 +113,6 @@ class TrainingRun:
         self.skip_to(0)
 
     def count(self, **changes: object) -> None:
-        """Changes these counters."""
         self.counters = self.counters.model_copy(update=changes)
 
     # Steps
@@ -122,15 +129,16 @@ class TrainingRun:
         train, ranks, counters = self.config.train, self.runtime.ranks, self.counters
         self._redraw_features()
         microbatches = self.next_batch()
-        self.count(n_read=counters.n_read + train.segment_len)  # also if the run diverges, which then skips this text
+        # The text counts as read even if the run diverges, so that it skips this text when it goes back.
+        self.count(n_read=counters.n_read + train.segment_len)
         nats, steps = self._add_gradients(microbatches)
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
-        if ranks.size > 1:  # means over all ranks, and the norm of the whole gradient
+        if ranks.size > 1:
             sums = ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
             nats, steps = (sums[:2] / ranks.size).unbind()
             norm = norm.double()
-            if self.config.runtime.shard:
+            if self.config.runtime.shard:  # each rank has a part of the gradient, else all of it
                 norm = sums[2].sqrt()
         # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
@@ -149,50 +157,54 @@ class TrainingRun:
 
     def _add_gradients(self, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
         """Gradients of a step, and the new memory; returns the mean loss in nats and steps per token of this rank."""
-        count, stack = len(self.loader.starts) * self.config.train.segment_len, self.config.model.stack
+        n_tokens = len(self.loader.starts) * self.config.train.segment_len
+        stack = self.config.model.stack
         self.model.train()
         torch._foreach_zero_(self._gradients())
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (x, y, documents) in enumerate(microbatches):
-            context = nullcontext if i + 1 == len(microbatches) else self.delayed
+            is_last = i + 1 == len(microbatches)
+            context = nullcontext if is_last else self.delayed  # ranks average their gradients once
             with context():
                 with self.runtime.autocast():
                     nll, state, ponder, _ = self.score(x, y, self.states[i], documents)
-                loss = nll.sum() / count
+                loss = nll.sum() / n_tokens
                 nats += loss.detach()
                 if ponder is not None and isinstance(stack, UniversalStackConfig):
-                    loss = loss + stack.ponder_weight * ponder.cost.sum() / count
-                    steps += ponder.steps.sum() / count
+                    loss = loss + stack.ponder_weight * ponder.cost.sum() / n_tokens
+                    steps += ponder.steps.sum() / n_tokens
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.states[i] = state.overwrite_earlier()
         return nats, steps
 
     def next_batch(self) -> list[Microbatch]:
-        """Microbatches of the next step."""
-        n = self.config.train.grad_accum
+        n_parts, device = self.config.train.grad_accum, self.runtime.device
         batch = self.loader.batch(self.counters.n_read, self.config.train.segment_len)
-        x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
-        documents: list[Tensor | None] = [None] * n
+        inputs = torch.from_numpy(batch.inputs).to(device).tensor_split(n_parts)
+        targets = torch.from_numpy(batch.targets).to(device).tensor_split(n_parts)
+        documents: list[Tensor | None] = [None] * n_parts
         if batch.documents is not None:
-            documents = [*torch.from_numpy(batch.documents).tensor_split(n)]
-        return list(zip(x, y, documents, strict=True))
+            documents = [*torch.from_numpy(batch.documents).tensor_split(n_parts)]
+        return list(zip(inputs, targets, documents, strict=True))
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
         train = self.config.train
         self.count(n_read=n_read)
-        self.states: list[State] = [
-            self.model.init_state(
-                len(starts), memory=train.memory, offsets=(starts + n_read).tolist(), **train.reading.state
-            )
-            for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum)
-        ]
+        self.states: list[State] = []
+        for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum):
+            offsets = (starts + n_read).tolist()
+            state = self.model.init_state(len(starts), memory=train.memory, offsets=offsets, **train.reading.state)
+            self.states.append(state)
 
     def _redraw_features(self) -> None:
         """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""
-        step, layers = self.counters.step, enumerate(self.config.model.attentions)
-        every = {i: layer.redraw_every for i, layer in layers if isinstance(layer, RandomAttentionConfig)}
-        due = {i for i, steps in every.items() if steps and step and step % steps == 0}
+        step = self.counters.step
+        due: set[int] = set()
+        for i, layer in enumerate(self.config.model.attentions):
+            interval = layer.redraw_every if isinstance(layer, RandomAttentionConfig) else 0
+            if interval and step and step % interval == 0:
+                due.add(i)
         if due:
             self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
@@ -201,7 +213,6 @@ class TrainingRun:
 
     @property
     def patience(self) -> Patience:
-        """Early stopping, by the present counters."""
         train = self.config.train
         schedule = schedule_of(train)
         decay = schedule.decay_fraction if schedule.ends_with_budget else 0.0
@@ -213,25 +224,33 @@ class TrainingRun:
 
     def spent(self, seconds: float) -> float:
         """Share of the budget spent, 0 to 1, after `seconds` of training."""
-        return min(1.0, max((used / budget for used, budget in self.budgets(seconds).values()), default=0.0))
+        shares = [budget.used / budget.limit for budget in self.budgets(seconds).values()]
+        return min(1.0, max(shares, default=0.0))
 
-    def budgets(self, seconds: float) -> dict[str, tuple[float, float]]:
-        """What is used up of each given budget after `seconds` of training, and the budget, by its key."""
-        used = dict(zip(BUDGETS, (self.counters.step, self.counters.tokens, seconds), strict=True))
-        given = {key: getattr(self.config.train, key) for key in BUDGETS}
-        return {key: (used[key], budget) for key, budget in given.items() if budget is not None}
+    def budgets(self, seconds: float) -> dict[str, Budget]:
+        """The budgets of the run after `seconds` of training, by their keys (`defaults.BUDGETS`)."""
+        used = {"max_steps": self.counters.step, "max_tokens": self.counters.tokens, "max_time": seconds}
+        budgets: dict[str, Budget] = {}
+        for key in BUDGETS:
+            limit = getattr(self.config.train, key)
+            if limit is not None:
+                budgets[key] = Budget(used[key], limit)
+        return budgets
 
     # Checkpoints
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Tensors of a checkpoint by its files, whole on the first rank; all ranks must call it."""
-        ranks, states = self.runtime.ranks, self.states
-        if ranks.size > 1:  # in RAM, of which the first rank needs as much as all devices have memory of sequences
-            states = [state.map(Tensor.cpu).map(ranks.gather_rows) for state in states]
+        ranks = self.runtime.ranks
+        memory: dict[str, Tensor] = {}
+        for i, state in enumerate(self.states):
+            if ranks.size > 1:  # in RAM, of which the first rank needs as much as all devices have memory of sequences
+                state = state.map(Tensor.cpu).map(ranks.gather_rows)
+            memory |= prefixed(f"{i}.", state.tensors())
         return {
             "weights": gathered(weights_of(self.model), ranks),
             "optimizer": gathered(self.optimizers.tensors(), ranks),
-            "memory": {f"{i}.{key}": t for i, state in enumerate(states) for key, t in state.tensors().items()},
+            "memory": memory,
             "random": generator_states(),
         }
 
@@ -248,22 +267,32 @@ class TrainingRun:
             CheckpointError: It was taken with another `train.grad_accum`, or a tensor is damaged.
             KeyError, TypeError, ValueError, RuntimeError: An entry is missing or malformed.
         """
-        ranks, own, facts = self.runtime.ranks, weights_of(self.model), saved.facts
-        weights = saved.tensors(
-            "weights", {name: TensorInfo(type_name(t.dtype), (*t.shape,)) for name, t in own.items()}
-        )
-        with torch.no_grad():
-            for name, tensor in own.items():
-                local(tensor).copy_(local(divided(weights[name].to(tensor.device), tensor)))
+        self._restore_weights(saved)
         self.optimizers.load(saved.tensors("optimizer"))
-        memory = saved.tensors("memory")
-        if len(facts["states"]) != len(self.states):
+        memory, descriptions = saved.tensors("memory"), saved.facts["states"]
+        if len(descriptions) != len(self.states):
             problem = f"{saved.path} was taken with another train.grad_accum."
             raise CheckpointError(problem, "Resume with the same one.")
-        states = [State.restore(with_prefix(f"{i}.", memory), entries) for i, entries in enumerate(facts["states"])]
+        self.states = []
+        for i, description in enumerate(descriptions):
+            state = State.restore(with_prefix(f"{i}.", memory), description).map(self._on_this_rank)
+            if not self.model.is_compatible(state):
+                raise StateError("the memory does not fit the model.", "Train again with --overwrite.")
+            self.states.append(state)
+        self.counters = validate(Counters, {name: saved.facts[name] for name in Counters.model_fields})
+
+    def _restore_weights(self, saved: Checkpoint) -> None:
+        present = weights_of(self.model)
+        infos = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
+        weights = saved.tensors("weights", infos)
+        with torch.no_grad():
+            for name, tensor in present.items():
+                # Each rank reads the whole weight, and keeps its part.
+                local(tensor).copy_(local(divided(weights[name].to(tensor.device), tensor)))
+
+    def _on_this_rank(self, tensor: Tensor) -> Tensor:
+        """Rows of this rank of a tensor that has one for each sequence of the run, on its device."""
+        ranks = self.runtime.ranks
         if ranks.size > 1:
-            states = [state.map(lambda t: t[ranks.rows(len(t))].clone()) for state in states]
-        self.states = [state.map(lambda t: t.to(self.runtime.device)) for state in states]
-        if not all(self.model.is_compatible(state) for state in self.states):
-            raise StateError("the memory does not fit the model.", "Train again with --overwrite.")
-        self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
+            tensor = tensor[ranks.rows(len(tensor))].clone()
+        return tensor.to(self.runtime.device)

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from xlcli.config import BaseConfig
+from xlcli.errors import counted
 from xlcli.ranks import Ranks
 from xlcli.store.layout import numbers
 
@@ -54,7 +55,6 @@ class Counters(BaseConfig):
 
     @property
     def is_validated(self) -> bool:
-        """True if a validation followed the last step."""
         return self.validated_step == self.step
 
 
@@ -68,7 +68,7 @@ class Clock:
         stop: Whether this process is to stop.
 
     Attributes:
-        seconds: Seconds spent on this run at the latest `meet`, in this process and before it was resumed.
+        seconds: Seconds spent on this run at the latest `synchronize`, in this process and before it was resumed.
         validation: Seconds of the first rank that validation took in this process.
         stops: True if the run is to be stopped.
     """
@@ -82,12 +82,15 @@ class Clock:
         """Seconds spent on this run, by this process."""
         return self._before + self._running()
 
-    def meet(self, validation: float = 0.0) -> None:
-        """Agrees with the other ranks, after as many seconds of validation."""
-        of_first = float(self.ranks.is_first)
-        own = [of_first * self.now(), of_first * validation, float(self.stop())]
-        self.seconds, validation, stops = self.ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
-        self.stops = stops > 0.0
+    def synchronize(self, validation: float = 0.0) -> None:
+        """Updates the attributes, equally on all ranks, after as many seconds of validation. All ranks must call it."""
+        seconds = self.now()
+        if not self.ranks.is_first:
+            # The sum over all ranks is then that of the first one.
+            seconds, validation = 0.0, 0.0
+        here = torch.tensor([seconds, validation, float(self.stop())], dtype=torch.float64)
+        self.seconds, validation, n_stops = self.ranks.sum(here).tolist()
+        self.stops = n_stops > 0.0
         self.validation += validation
 
 
@@ -106,12 +109,17 @@ class IntervalTrigger:
     elapsed: int = 0
 
     def due(self, step: int, seconds: float, fraction: float) -> bool:
-        """True if an interval has ended since the last call. Intervals in steps do not depend on the clock."""
+        """True if an interval has ended since the last call; counts those that have ended.
+
+        Intervals in steps do not depend on the clock. `fraction` is the share of the budget that is spent.
+        """
         before = self.elapsed
         if self.every is None:
             self.elapsed = int(fraction * self.parts)
+        elif isinstance(self.every, int):
+            self.elapsed = step // self.every
         else:
-            self.elapsed = int((step if isinstance(self.every, int) else seconds) // self.every)
+            self.elapsed = int(seconds // self.every)
         return self.elapsed > before
 
 
@@ -136,22 +144,25 @@ class Patience:
     @property
     def end(self) -> float:
         """Share of the budget at which the run ends."""
-        if self.counters.plateau is None or self.decay == 1.0:
+        plateau = self.counters.plateau
+        decays_from_start = self.decay == 1.0
+        if plateau is None or decays_from_start:
             return 1.0
-        return min(1.0, self.counters.plateau / (1.0 - self.decay))
+        # What comes before the decay, `plateau` of the budget, is the share 1 - `decay` of the shortened run.
+        return min(1.0, plateau / (1.0 - self.decay))
 
     def observe(self, spent: float, *, best: bool) -> dict[str, Any]:
         """Counters that a validation changes when a share `spent` of the budget is spent, which has not run out yet."""
-        stale = (self.counters.stale + 1) * (not best)
+        stale = 0 if best else self.counters.stale + 1
         plateau = self.counters.plateau
-        if self.limit is not None and plateau is None and stale >= self.limit:
+        has_run_out = self.limit is not None and stale >= self.limit
+        if has_run_out and plateau is None:  # only the first time counts
             plateau = spent
         return {"stale": stale, "plateau": plateau}
 
     def describe(self) -> str:
         """Message that patience ran out after this step."""
-        n_stale = self.counters.stale
-        reason = f"the last {n_stale} validation{'s' * (n_stale > 1)} brought no improvement"
+        reason = f"the last {counted(self.counters.stale, 'validation')} brought no improvement"
         if self.end == 1.0:
             return f"{reason}: the run is in its last part and ends with its budget"
         if not self.decay:
@@ -161,15 +172,22 @@ class Patience:
 
     def fraction(self, spent: float) -> float:
         """Share of the run that is done after a share `spent` of the budget, both 0 to 1."""
-        if self.counters.plateau is None or self.end == 1.0:
+        plateau = self.counters.plateau
+        if plateau is None or self.end == 1.0:
             return spent
-        length = self.end - self.counters.plateau
-        left = 1.0 - (spent - self.counters.plateau) / length if length else 0.0
-        return 1.0 - self.decay * left if left > 1e-9 else 1.0
+        # From the plateau to the end of the run, the schedule passes its last part, from 1 - `decay` to 1.
+        length = self.end - plateau
+        if length == 0.0:  # a schedule without decay
+            return 1.0
+        left = 1.0 - (spent - plateau) / length
+        if left <= ROUNDING:
+            return 1.0
+        return 1.0 - self.decay * left
 
 
-RISES, RISE = 3, 1.01
-"""Successive rises of the validation that show overfitting, and the least ratio to the best one that they end with."""
+ROUNDING = 1e-9  # share of the last part of a run that counts as nothing, so that rounding errors add no step
+RISES = 3  # successive rises of the validation that show overfitting
+RISE = 1.01  # the least ratio to the best validation that they end with
 
 
 def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -178,9 +196,13 @@ def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
     That is: validations rose `RISES` times in a row, to `RISE` times the best or more, while the training loss fell. An
     average of the steps before the last validation is compared with that of the steps after the best one.
     """
-    best = max((i for i, row in enumerate(rows) if row.get("best") is True), default=len(rows))
+    best = len(rows)
+    for i, row in enumerate(rows):
+        if row.get("best") is True:
+            best = i
+    # Of each validation from the best one on: its score, and the mean training loss of the steps before it.
     scores: list[float] = []
-    means: list[float] = []
+    losses: list[float] = []
     nats: list[float] = []
     for row in rows[best:]:
         figures = numbers(row)
@@ -188,9 +210,13 @@ def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
             nats.append(figures.get("nats", math.inf))
             continue
         scores.append(figures["validation_bits_per_byte"])
-        means.append(sum(nats) / max(1, len(nats)))
+        losses.append(sum(nats) / max(1, len(nats)))
         nats = []
-        rises = len(scores) > RISES and all(a < b for a, b in pairwise(scores[-RISES - 1 :]))
-        if rises and scores[-1] >= RISE * scores[0] and means[-1] < means[1]:
+        if len(scores) <= RISES:
+            continue
+        is_rising = all(earlier < later for earlier, later in pairwise(scores[-RISES - 1 :]))
+        is_much_worse = scores[-1] >= RISE * scores[0]
+        fits_better = losses[-1] < losses[1]  # there are no steps before the best validation here
+        if is_rising and is_much_worse and fits_better:
             return row is rows[-1]
     return False

@@ -16,6 +16,7 @@ from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig
 from xlcli.errors import DivergedError
 from xlcli.evaluation import evaluate
 from xlcli.events import VALIDATION_TOKENS, Generated, Notice, Progress, Score, ScoredText, Trained
+from xlcli.files.tensors import prefixed
 from xlcli.generation import generate
 from xlcli.ranks import local
 from xlcli.runtime import make_runtime
@@ -28,12 +29,10 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
 
-ABSURD_NATS = 100.0
-"""Loss in nats per token above which a run counts as diverged."""
+ABSURD_NATS = 100.0  # loss in nats per token above which a run counts as diverged
 ABSURD_WEIGHT = 2.0**32
 """Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
-MAX_SEQUENCES = 8
-"""Maximum number of sequences in a batch of a validation."""
+MAX_SEQUENCES = 8  # maximum number of sequences in a batch of a validation
 MIN_CONTEXTS = 4
 """A model with memory gets several sequences only if each has about this many times the tokens of a memory and a
 segment, because each starts with empty memory."""
@@ -48,7 +47,8 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     Raises:
         DivergedError: The loss is not finite.
     """
-    reading, ranks = EvalConfig().reading(run.config.model, run.config.train), run.runtime.ranks
+    reading = EvalConfig().reading(run.config.model, run.config.train)
+    ranks, device = run.runtime.ranks, run.runtime.device
     ids = valid.ids[:VALIDATION_TOKENS]
     settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
     n_sequences = MAX_SEQUENCES
@@ -58,26 +58,29 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     if valid.documents is not None:
         documents = valid.documents[valid.documents < len(ids)]
         loaders = document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)
-    total = 0.0
+    total_nats = 0.0
     run.model.eval()
     with torch.inference_mode(), run.runtime.autocast():
         for loader in loaders:
-            own = ranks.rows(loader.batch_size)
-            is_idle = own.start == own.stop
-            rows = slice(0, 1) if is_idle else own  # every rank makes the same number of calls
+            rows = ranks.rows(loader.batch_size)
+            is_idle = rows.start == rows.stop
+            if is_idle:  # it scores a sequence that does not count, because all ranks must make the same calls
+                rows = slice(0, 1)
             state = run.model.init_state(rows.stop - rows.start, offsets=loader.offsets[rows].tolist(), **reading.state)
             for batch in loader:
                 if ranks.size == 1 and stop():
                     return None
-                inputs, targets, scored = (torch.from_numpy(array[rows]) for array in batch[:3])
-                x, y = inputs.to(run.runtime.device), targets.to(run.runtime.device)
-                nll, state = run.model.score(x, y, state)[:2]
+                inputs = torch.from_numpy(batch.inputs[rows]).to(device)
+                targets = torch.from_numpy(batch.targets[rows]).to(device)
+                nll, state = run.model.score(inputs, targets, state)[:2]
                 if not is_idle:
-                    total += nll.double().cpu().masked_select(scored).sum().item()
-    total = ranks.sum(torch.tensor(total, dtype=torch.float64)).item()
-    if not math.isfinite(total):
+                    is_scored = torch.from_numpy(batch.scored[rows])
+                    total_nats += nll.double().cpu().masked_select(is_scored).sum().item()
+    total_nats = ranks.sum(torch.tensor(total_nats, dtype=torch.float64)).item()
+    if not math.isfinite(total_nats):
         raise DivergedError(f"the validation loss is not finite after step {run.counters.step}.")
-    return total / len(ids) / math.log(2) * len(valid) / valid.n_bytes
+    # The tokens scored are a part of the text: bits per token, times the tokens per byte of all of it.
+    return total_nats / len(ids) / math.log(2) * len(valid) / valid.n_bytes
 
 
 def check_finite(run: TrainingRun) -> None:
@@ -88,15 +91,16 @@ def check_finite(run: TrainingRun) -> None:
             loss of the next batch without dropout exceeds `ABSURD_NATS`: weights can diverge one step before the loss
             shows it.
     """
-    problems = run.runtime.ranks.gather(_problem(run))
-    if problem := next(filter(None, problems), None):
-        raise DivergedError(f"{problem} after step {run.counters.step}.")
+    for problem in run.runtime.ranks.gather(_problem(run)):
+        if problem is not None:
+            raise DivergedError(f"{problem} after step {run.counters.step}.")
     if not run.counters.step:
         return
     train = run.config.train
     run.model.eval()
     nats = torch.zeros((), device=run.runtime.device)
-    with torch.no_grad(), run.runtime.autocast():  # kernels of training: others may overflow later
+    # Without inference mode the kernels are those of training: others may overflow later.
+    with torch.no_grad(), run.runtime.autocast():
         for (x, y, documents), state in zip(run.next_batch(), run.states, strict=True):
             nats += run.model.score(x, y, state, documents).nll.sum()
     mean = run.runtime.ranks.sum(nats).item() / (train.batch_size * train.segment_len)
@@ -106,25 +110,25 @@ def check_finite(run: TrainingRun) -> None:
 
 def _problem(run: TrainingRun) -> str | None:
     """The first tensor of this rank that is not finite, or too large."""
-    kept: dict[str, dict[str, torch.Tensor]] = {
-        "weights": dict(run.model.named_parameters()),
-        "optimizer state": run.optimizers.tensors(),
-        "memory": {f"{i}.{name}": t for i, state in enumerate(run.states) for name, t in state.tensors().items()},
-    }
-    for kind, tensors in kept.items():
+    memory: dict[str, torch.Tensor] = {}
+    for i, state in enumerate(run.states):
+        memory |= prefixed(f"{i}.", state.tensors())
+    weights = dict(run.model.named_parameters())
+    for kind, tensors in (("weights", weights), ("optimizer state", run.optimizers.tensors()), ("memory", memory)):
         for name, tensor in tensors.items():
-            own = local(tensor.detach())
-            if not bool(own.isfinite().all()):
+            part = local(tensor.detach())
+            if not bool(part.isfinite().all()):
                 return f"the {kind} of '{name}' is not finite"
-            if kind == "weights" and own.numel() and (largest := float(own.abs().max())) > ABSURD_WEIGHT:
+            largest = float(part.abs().max()) if kind == "weights" and part.numel() else 0.0
+            if largest > ABSURD_WEIGHT:
                 return f"a weight of '{name}' has grown to {largest:.3g}"
     return None
 
 
 SCORED_BYTES = 2**18
 """Maximum bytes of validation text scored at the end of a run; `xlcli eval` scores all of it."""
-SAMPLE_TOKENS = 60
-"""Tokens of the sample."""
+SAMPLE_TOKENS = 60  # tokens of the sample
+PROMPT_BYTES = 2**10  # bytes of validation text whose whole lines the sample continues
 
 
 def finish(
@@ -132,7 +136,7 @@ def finish(
 ) -> Trained:
     """Completes the record of a run in `folder` that is saved, was `stopped` or not, and may have a score."""
     counters, bits, scored = run.counters, None, None
-    if score:
+    if score is not None:
         bits = score.bits_per_byte
         scored = ScoredText(score.bytes, data.parts.valid.n_bytes, score.mem_len)
     record = describe_run(run, data) | {
@@ -140,7 +144,7 @@ def finish(
         "tokens": counters.tokens,
         "seconds": round(counters.seconds, 1),
         "bits_per_byte": bits,
-        "scored": scored and asdict(scored),
+        "scored": None if scored is None else asdict(scored),
         "best_step": counters.best_step,
         "finished": not stopped,
     }
@@ -173,9 +177,11 @@ def final_evaluation(
     model = store.load(folder, device=device)
     inference = make_runtime(RuntimeConfig(device=str(device), threads=run.runtime.threads))
     score, prompt = None, b""
-    if path := model.held_out("valid"):
-        with path.open("rb") as text:  # whose next lines the sample continues
-            prompt = text.read(2**10).rpartition(b"\n")[0] + b"\n"
+    path = model.held_out("valid")
+    if path is not None:
+        with path.open("rb") as text:
+            lines, _, _ = text.read(PROMPT_BYTES).rpartition(b"\n")
+        prompt = lines + b"\n"
         for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
             if isinstance(event, Progress | Notice):
                 yield event
@@ -194,6 +200,7 @@ def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
     """Data, size, machine and versions of a run, for `record.json`."""
     parts, runtime = data.parts, data.runtime
     corpus = parts.train.corpus
+    is_cuda = runtime.device.type == "cuda"
     return {
         "corpus": corpus.name,
         "corpus_sha256": corpus.facts.sha256,
@@ -208,7 +215,7 @@ def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
         "parameters": run.model.n_parameters,
         "hardware": {
             "device": str(runtime.device),
-            "name": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+            "name": torch.cuda.get_device_name() if is_cuda else platform.machine(),
             "threads": runtime.threads,
             "processes": runtime.ranks.size,
             "dtype": runtime.dtype_name,

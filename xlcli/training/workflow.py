@@ -15,10 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from xlcli.config import Config, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError, InvalidSettingError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping, until
+from xlcli.files import temporary_path
 from xlcli.machine import available_bytes
 from xlcli.model.build import build_on_meta
 from xlcli.optim import ADAM_RATE
@@ -38,8 +40,7 @@ from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.schedule import Clock
 from xlcli.training.validation import describe_run, final_evaluation, finish
 
-PREPARATION_SHARE = 0.1
-"""Maximum share of a time budget that preparation counts for."""
+PREPARATION_SHARE = 0.1  # maximum share of a time budget that preparation counts for
 Run = tuple[TrainingRun, Prepared]
 Setup = Generator[Event, None, Run | None]
 """Preparation of a run; None if none is to be trained."""
@@ -77,15 +78,14 @@ def train(
         CheckpointError: The model in `init` is missing or damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
-    is_own = commit.holds_run(folder) and not overwrite
-    if ranks.restarts and (is_own or commit.place_of_run(folder) != folder):
+    has_replacement = commit.place_of_run(folder) != folder
+    has_begun = has_replacement or (commit.holds_run(folder) and not overwrite)
+    if ranks.restarts and has_begun:
         return resume(paths, folder, dry_run=dry_run, stop=stop, paused=paused, ranks=ranks)
 
     def set_up(contexts: ExitStack) -> Setup:
         load = partial(_load_origin, folder=folder)
-        model = None
-        if init is not None:
-            model = load(init)
+        model = load(init) if init is not None else None
         if not dry_run:
             _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
@@ -95,7 +95,7 @@ def train(
         yield from _plan(folder, data, 0)
         if dry_run:
             return None
-        return (yield from _make_run(data, commit.stage(folder), None))
+        return (yield from _new_run(data, folder))
 
     return _run(set_up, paths, folder, {}, stop, paused, ranks)
 
@@ -114,16 +114,9 @@ def resume(
 ) -> Iterator[Event]:
     """Continues the run in `folder` from its newest undamaged checkpoint.
 
-    Args:
-        paths: The text of the run.
-        folder: Model folder.
-        changes: Settings that replace saved ones; only keys in `defaults.CHANGEABLE` may differ.
-        preset: Refused unless the run uses it.
-        init: Name or folder of a model; refused unless the run started from it.
-        dry_run: As in `train`.
-        stop: As in `train`.
-        paused: As in `train`.
-        ranks: As in `train`; their number may differ from the run so far.
+    The arguments are those of `train`. `changes` are settings that replace saved ones; only keys in
+    `defaults.CHANGEABLE` may differ. `preset` and `init`, the name or folder of a model, are refused unless the run
+    has begun with them. The number of ranks may differ from the run so far.
 
     Raises:
         CheckpointError: There is no run, or every checkpoint is damaged.
@@ -136,7 +129,7 @@ def resume(
             raise CheckpointError(f"there is no run to resume in {folder}.", remedy)
         if not dry_run:
             yield from _lock(folder, contexts)
-            commit.settle(folder)
+            commit.finish_replacement(folder)
         place = commit.place_of_run(folder)
         if place != folder:
             yield Notice(f"this run will replace the model in {folder}; to keep that model, remove {place}")
@@ -146,7 +139,7 @@ def resume(
         yield from _plan(folder, data, commit.step_of(checkpoint_folder))
         if dry_run:
             return None
-        run = yield from _make_run(data, place, checkpoint_folder)
+        run = yield from _continued_run(data, place, checkpoint_folder)
         yield from _spent_budgets(run[0])
         return run
 
@@ -165,26 +158,31 @@ def _run(
     """Begins a run on the first rank, which the others follow, trains until its budget is spent, and scores it."""
     started = time.monotonic() - paused()
     with ExitStack() as contexts:
+        # Preparation sets the threads of the process, which has its own again at the end.
         contexts.callback(torch.set_num_threads, torch.get_num_threads())
         if ranks.is_first:
             contexts.enter_context(announce_start(ranks))
+            preparation = set_up(contexts)
+        else:
+            preparation = _join_run(paths, changes, stop, ranks)
         try:
-            begun = yield from (set_up(contexts) if ranks.is_first else _join_run(paths, changes, stop, ranks))
+            prepared = yield from preparation
         except StoppedEarlyError:
             if ranks.is_first:
                 yield Notice(
                     "stopped before the next step; nothing has changed, so run the same command again.", "warning"
                 )
             return
-        if begun is None:
+        if prepared is None:
             return
-        run, data = begun
-        if (limit := run.config.train.max_time) is not None:
+        run, data = prepared
+        max_time = run.config.train.max_time
+        if max_time is not None:
             # The budget begins later if preparation took too large a share.
-            started = max(started, time.monotonic() - paused() - PREPARATION_SHARE * limit)
+            started = max(started, time.monotonic() - paused() - PREPARATION_SHARE * max_time)
         clock = Clock(ranks, run.counters.seconds, lambda: time.monotonic() - paused() - started, stop)
         if ranks.is_first:
-            commit.settle(folder)
+            commit.finish_replacement(folder)  # a run that replaces nothing is put in place before its first step
             yield from missed_points(run, folder)
         try:
             yield from Loop(run, data, folder, clock).events()
@@ -193,11 +191,13 @@ def _run(
         if ranks.size > 1 and clock.stops:
             yield Stopping()
         if ranks.is_first:
-            stopped = run.fraction(clock.seconds) < 1.0 or not run.counters.is_validated
-            if not stopped:
-                commit.settle(folder)
-            end = finish(run, data, folder, stopped=stopped)
-            yield end if stopped else (yield from final_evaluation(run, data, folder, clock.stop))
+            is_spent = run.fraction(clock.seconds) == 1.0
+            if is_spent and run.counters.is_validated:
+                commit.finish_replacement(folder)
+                finish(run, data, folder)  # a kill during the evaluation leaves a finished run
+                yield (yield from final_evaluation(run, data, folder, clock.stop))
+            else:
+                yield finish(run, data, folder, stopped=True)
 
 
 def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Setup:
@@ -208,35 +208,45 @@ def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ran
     place = checkpoint_folder.parent.parent
     # A signal from here on stops all ranks after the same step.
     data = yield from prepare_resumed(paths, place, changes, None, None, ranks=ranks)
-    return (yield from _make_run(data, place, checkpoint_folder))
+    return (yield from _continued_run(data, place, checkpoint_folder))
 
 
-def _make_run(data: Prepared, place: Path, checkpoint_folder: Path | None) -> Generator[Event, None, Run]:
-    """The run of all ranks, restored from a checkpoint; without one the first rank writes a new run in `place`.
+def _new_run(data: Prepared, folder: Path) -> Generator[Event, None, Run]:
+    """Writes a new run on the first rank and stages it in `folder`; the run of all ranks, which begins there."""
+    run = _build_run(data, SINGLE, data.weights)
+    written = temporary_path(folder)
+    name = save(run, data, written).name  # makes the folder
+    data.tokenizer.save(written)
+    layout.write_record(written, describe_run(run, data) | {"finished": False})
+    _write_texts(written, data, run)
+    commit.stage_run(folder, written)
+    if data.runtime.ranks.size == 1:
+        return run, replace(data, weights=None)
+    place = commit.place_of_run(folder)
+    return (yield from _continued_run(data, place, place / CHECKPOINTS / name))
 
-    A new run can be resumed as soon as `config.json` exists, which is written last.
-    """
-    ranks, tokenizer = data.runtime.ranks, data.tokenizer
-    line_ends = tokenizer.line_ends if data.config.train.line_share else None
-    if line_ends is not None and not line_ends.any():
-        reason = "needs lines, but no token of the vocabulary ends one"
-        raise InvalidSettingError("train.line_share", reason, "Leave it out, or use another vocabulary.")
-    inputs = (data.train_ids, tokenizer.start_id, line_ends)
-    if checkpoint_folder is None:
-        run = TrainingRun(data.config, replace(data.runtime, ranks=SINGLE), *inputs, data.weights)
-        tokenizer.save(place)
-        layout.write_record(place, describe_run(run, data) | {"finished": False})
-        checkpoint_folder = save(run, data, place)
-        _write_texts(place, data, run)
-        if ranks.size == 1:
-            return run, replace(data, weights=None)
+
+def _continued_run(data: Prepared, place: Path, checkpoint_folder: Path) -> Generator[Event, None, Run]:
+    """The run in `place` from this checkpoint, of which the first rank tells the others."""
+    ranks = data.runtime.ranks
     if ranks.is_first:
         ranks.publish("run", {"checkpoint": str(checkpoint_folder.absolute())})
-    run = TrainingRun(data.config, data.runtime, *inputs)
+    run = _build_run(data, ranks)
     yield from restore(run, data, checkpoint_folder)
     if ranks.is_first:
         _write_texts(place, data, run)
     return run, replace(data, weights=None)
+
+
+def _build_run(data: Prepared, ranks: Ranks, weights: Mapping[str, Tensor] | None = None) -> TrainingRun:
+    """A run that has taken no step, from these weights or new ones."""
+    tokenizer = data.tokenizer
+    line_ends = tokenizer.line_ends if data.config.train.line_share else None
+    if line_ends is not None and not line_ends.any():
+        reason = "needs lines, but no token of the vocabulary ends one"
+        raise InvalidSettingError("train.line_share", reason, "Leave it out, or use another vocabulary.")
+    runtime = replace(data.runtime, ranks=ranks)
+    return TrainingRun(data.config, runtime, data.train_ids, tokenizer.start_id, line_ends, weights)
 
 
 def _write_texts(place: Path, data: Prepared, run: TrainingRun) -> None:
@@ -251,25 +261,23 @@ def _load_origin(init: Path, folder: Path) -> store.LoadedModel:
     if init.resolve() == folder.resolve() or commit.belongs_to_run(folder, init):
         raise ConfigError(f"{folder} holds the model that the run starts from.", "Choose another folder with -o NAME.")
     model = store.load(init)
-    bad = [name for name, tensor in weights_of(model.network).items() if not bool(tensor.isfinite().all())]
-    if bad:
-        raise CheckpointError(f"weights of {init} hold NaN or infinity, first in '{bad[0]}'.", "Use another model.")
+    for name, tensor in weights_of(model.network).items():
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(f"weights of {init} hold NaN or infinity, first in '{name}'.", "Use another model.")
     return model
 
 
 def _check_new(folder: Path, *, overwrite: bool) -> None:
     """Refuses a folder in which a new run would replace a model or a file of the user."""
     if commit.holds_run(folder):
-        if not overwrite:
-            raise ConfigError(
-                f"{folder} already holds a model.",
-                "Add --resume to continue it, --overwrite to replace it, or -o NAME.",
-            )
-    elif name := commit.foreign_entry(folder):
-        raise ConfigError(
-            f"{folder} is not a model folder and is not empty: it contains {name}.",
-            "Choose a new or empty folder with -o NAME.",
-        )
+        if overwrite:
+            return
+        problem = f"{folder} already holds a model."
+        raise ConfigError(problem, "Add --resume to continue it, --overwrite to replace it, or -o NAME.")
+    name = commit.foreign_entry(folder)
+    if name is not None:
+        problem = f"{folder} is not a model folder and is not empty: it contains {name}."
+        raise ConfigError(problem, "Choose a new or empty folder with -o NAME.")
 
 
 def _check_texts(folder: Path, data: Prepared) -> None:
@@ -277,7 +285,8 @@ def _check_texts(folder: Path, data: Prepared) -> None:
     parts = data.parts
     for corpus in (parts.train.corpus, parts.valid.corpus, parts.test.corpus):
         for source in corpus.sources:
-            if source.spool is None and commit.belongs_to_run(folder, source.path):
+            is_file = source.spool is None  # else it is a copy of a pipe
+            if is_file and commit.belongs_to_run(folder, source.path):
                 raise ConfigError(
                     f"{source.name} belongs to the model in {folder}, which this run would replace.",
                     "Copy the text to another folder first, or choose another model folder with -o NAME.",
@@ -286,22 +295,21 @@ def _check_texts(folder: Path, data: Prepared) -> None:
 
 def _newest_checkpoint(folder: Path) -> Generator[Notice, None, Path]:
     """The newest undamaged checkpoint of the run in `folder`."""
-    found = commit.latest(folder / CHECKPOINTS)
-    if found.path is None:
-        if found.rejected:
-            raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train again with --overwrite.")
-        raise CheckpointError(
-            f"{folder} holds a model but no checkpoint to resume from.",
-            "Train again with --overwrite, or into another folder with -o NAME.",
-        )
-    for path, reason in found.rejected.items():
+    newest, damaged = commit.latest(folder / CHECKPOINTS)
+    if newest is None and damaged:
+        raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train again with --overwrite.")
+    if newest is None:
+        problem = f"{folder} holds a model but no checkpoint to resume from."
+        raise CheckpointError(problem, "Train again with --overwrite, or into another folder with -o NAME.")
+    for path, reason in damaged.items():
         yield Notice(f"{path} is damaged and was skipped: {reason}", "warning")
-    return found.path
+    return newest
 
 
 def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
     """Locks the folder until `contexts` closes, and removes what crashed runs left."""
-    if warning := contexts.enter_context(lock(folder)):
+    warning = contexts.enter_context(lock(folder))
+    if warning:
         yield Notice(warning, "warning")
     clean(folder)
     clean(folder / CHECKPOINTS)
@@ -310,14 +318,16 @@ def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
 def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
     """Remarks on budgets and patience of a resumed run that its earlier part has spent, so that no step remains."""
     seconds = run.counters.seconds
-    for key, (used, budget) in run.budgets(round(seconds, 1)).items():
-        unit = "s" if key == "max_time" else key.removeprefix("max_")
-        if used >= budget:
+    for key, budget in run.budgets(round(seconds, 1)).items():
+        unit = {"max_steps": "steps", "max_tokens": "tokens", "max_time": "s"}[key]
+        if budget.used >= budget.limit:
             yield Notice(
-                f"the run has used its budget of {budget:,.15g} {unit} ({used:,} {unit}); "
+                f"the run has used its budget of {budget.limit:,.15g} {unit} ({budget.used:,} {unit}); "
                 f"continue it with a larger --{key.replace('_', '-')} or another budget"
             )
-    if run.counters.plateau is not None and run.spent(seconds) < 1.0 == run.fraction(seconds):
+    is_budget_left = run.spent(seconds) < 1.0
+    is_over = run.fraction(seconds) == 1.0
+    if run.counters.plateau is not None and is_over and is_budget_left:
         yield Notice("--patience ended the run early; continue it with a larger one or another budget")
 
 
@@ -326,9 +336,11 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
     train = run.config.train
     assert train.lr is not None
     divisor = LR_DIVISOR ** (run.counters.rollbacks + 1)
-    rates = ["--lr", f"{min(train.lr / divisor, defaults.RATES[train.optimizer]):.2g}"]
+    lr = min(train.lr / divisor, defaults.RATES[train.optimizer])  # the user's rate may be far too high
+    rates = ["--lr", f"{lr:.2g}"]
     if train.optimizer == "muon":
-        rates += ["--set", f"train.adam_lr={min((train.adam_lr or ADAM_RATE) / divisor, ADAM_RATE):.2g}"]
+        adam_lr = min((train.adam_lr or ADAM_RATE) / divisor, ADAM_RATE)
+        rates += ["--set", f"train.adam_lr={adam_lr:.2g}"]
     command = shlex.join(["xlcli", "train", *paths, "-o", str(folder), "--resume", *rates])
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 
@@ -337,6 +349,7 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
     """The plan; raises `ResourceError` after it if the run cannot fit the machine."""
     config, parts, runtime = data.config, data.parts, data.runtime
     n_parameters = build_on_meta(config.model).n_parameters
+    left_out = dict.fromkeys((*parts.train.corpus.left_out, *parts.valid.corpus.left_out))
     yield Plan(
         folder=folder,
         corpus=parts.train.corpus.name,
@@ -363,6 +376,6 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,
         valid_from_end=parts.valid.corpus is parts.train.corpus,
-        left_out=tuple(dict.fromkeys((*parts.train.corpus.left_out, *parts.valid.corpus.left_out))),
+        left_out=tuple(left_out),
     )
     memory.require([config], runtime, n_parameters)

@@ -161,7 +161,7 @@ def bench(
 def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of a session that samples with full memory, as `generate` does."""
     rows, config = options.batch_size or 1, model.config
-    reading = options.reading(config.model, config.train)
+    reading = options.reading(config.model, config.train.reading)
     mem_len, stage = reading.mem_len, f"memory {reading.mem_len:,}"
     session = InferenceSession.open(model, watch.runtime, options, None)
     sizes: dict[str, Any] = {"batch_size": rows, "segment_len": 1, "memory_dtype": reading.memory_dtype}

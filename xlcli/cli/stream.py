@@ -126,7 +126,7 @@ def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end
 
 def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> tuple[str, str]:
     """Name of the model, and the context of a token in words."""
-    reading = settings.reading(model.config.model, model.config.train)
+    reading = settings.reading(model.config.model, model.config.train.reading)
     mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
     return model.name, report.context(model.config.model, mem_len, model.config.train.segment_len)
 

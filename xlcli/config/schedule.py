@@ -35,7 +35,6 @@ class CosineSchedule(Schedule):
     """Half a cosine over the budget."""
 
     def decay(self, fraction: float, step: int) -> float:
-        """See `Schedule`."""
         return 0.5 * (1.0 + math.cos(math.pi * fraction))
 
 
@@ -43,7 +42,6 @@ class LinearSchedule(Schedule):
     """A straight line over the budget."""
 
     def decay(self, fraction: float, step: int) -> float:
-        """See `Schedule`."""
         return 1.0 - fraction
 
 
@@ -51,7 +49,6 @@ class WarmupStableDecaySchedule(Schedule):
     """Constant, then a straight line in the last share of the budget (Hu et al. 2024, section 4)."""
 
     def decay(self, fraction: float, step: int) -> float:
-        """See `Schedule`."""
         return min(1.0, (1.0 - fraction) / self.decay_fraction)
 
 
@@ -59,7 +56,6 @@ class ConstantSchedule(Schedule):
     """No decay."""
 
     def decay(self, fraction: float, step: int) -> float:
-        """See `Schedule`."""
         return 1.0
 
 
@@ -67,7 +63,6 @@ class InverseSquareRootSchedule(Schedule):
     """Proportional to 1/sqrt(step) after the warmup, whatever the budget (Vaswani et al. 2017, section 5.3)."""
 
     def decay(self, fraction: float, step: int) -> float:
-        """See `Schedule`."""
         return float(min(1.0, (self.n_warmup + 1) / (step + 1)) ** 0.5)
 
 

@@ -281,7 +281,7 @@ def _read(
         documents = None if options.each_line else model.held_out_documents(options.split)
         reading = InputFormat(binary=True, each_line=options.each_line)
         corpus = Corpus([open_source(path, reading)], documents=documents)
-    by_document = options.reading(model.config.model, model.config.train).reset_on_document
+    by_document = options.reading(model.config.model, model.config.train.reading).reset_on_document
     for key in filter(None, (options.by, options.reset_on_change)):
         rows = enumerate(fields for _, fields in corpus.rows())
         if bad := next((i // (1 + bool(options.pairs)) + 1 for i, fields in rows if key not in fields), None):

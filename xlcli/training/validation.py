@@ -48,7 +48,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     Raises:
         DivergedError: The loss is not finite.
     """
-    reading, ranks = EvalConfig().reading(run.config.model, run.config.train), run.runtime.ranks
+    reading, ranks = EvalConfig().reading(run.config.model, run.config.train.reading), run.runtime.ranks
     ids = valid.ids[:VALIDATION_TOKENS]
     settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
     n_sequences = MAX_SEQUENCES

@@ -60,7 +60,9 @@ class AttentionConfig(BaseConfig):
 
 def tokens(mem_len: int, segment_len: int) -> str:
     """Memory of `mem_len` tokens, as a noun phrase."""
-    return counted(mem_len, "token") if mem_len else f"one segment of {counted(segment_len, 'token')}"
+    if mem_len:
+        return counted(mem_len, "token")
+    return f"one segment of {counted(segment_len, 'token')}"
 
 
 KV_HEADS: Any = Field(
@@ -92,7 +94,6 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     @property
     def key_heads(self) -> int:
-        """Number of heads of keys and values."""
         return self.n_kv_heads or self.n_heads
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
@@ -101,6 +102,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """One key and one value for each token and head, in int8 with a float32 scale each."""
+        # Of one key or value.
         row_bytes = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
         return 2 * self.key_heads * row_bytes * (self.effective_mem_len(mem_len) or 0)
 
@@ -177,7 +179,8 @@ class LinearAttentionConfig(RandomAttentionConfig):
         return 8 * self.n_heads * self.n_features * (head_dim + 1)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        return f"running sums over {'all tokens read' if mem_len else tokens(0, segment_len)}"
+        summed = "all tokens read" if mem_len else tokens(0, segment_len)
+        return f"running sums over {summed}"
 
 
 class LSHAttentionConfig(RandomAttentionConfig):
@@ -204,9 +207,11 @@ class LSHAttentionConfig(RandomAttentionConfig):
     @property
     def factors(self) -> tuple[int, ...]:
         """Even factors of the number of buckets; empty for a single bucket."""
+        if not isinstance(self.n_buckets, int):
+            return self.n_buckets
         if self.n_buckets == 1:
             return ()
-        return (self.n_buckets,) if isinstance(self.n_buckets, int) else self.n_buckets
+        return (self.n_buckets,)
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""
@@ -222,6 +227,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
         return f"the last {counted(self.bucket_size, 'token')} of {self.n_hashes} x {n_buckets} buckets"
 
     def _check(self) -> None:
+        # Buckets are pairs: a vector is hashed to the direction nearest to it, or to its opposite.
         key, n_buckets = "model.attention.n_buckets", math.prod(self.factors)
         are_pairs = all(factor >= 2 and factor % 2 == 0 for factor in self.factors)
         if self.n_buckets == () or not are_pairs:
@@ -260,7 +266,6 @@ class MixedAttentionConfig(AttentionConfig):
     """Hooks of the default layers."""
 
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
-        """`layers`, repeated."""
         return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
 
     @model_validator(mode="before")
@@ -269,7 +274,7 @@ class MixedAttentionConfig(AttentionConfig):
         """Names of kinds become tables, and every table gets the shared heads."""
         if not isinstance(data, dict):
             return data
-        data = {"layers": ("local", "lsh")} | data
+        data = {"layers": ("local", "lsh")} | data  # the default gets the shared heads, too
         if not isinstance(data["layers"], list | tuple):
             return data
         layers = tuple(cls._expand_layer(layer, data) for layer in data["layers"])

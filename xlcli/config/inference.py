@@ -223,11 +223,12 @@ class LearningConfig(BaseConfig):
         """Option that makes a model learn while it reads, None if there is none."""
         if self.adapt:
             return "--adapt"
-        return None if self.context_cache is None else "--context-cache"
+        if self.context_cache is not None:
+            return "--context-cache"
+        return None
 
     @property
     def learning(self) -> "LearningConfig":
-        """What the model learns."""
         return self
 
 
@@ -290,7 +291,9 @@ class InferenceConfig(BaseConfig):
     @property
     def weights(self) -> WeightEncoding:
         """Number type that the weights are rounded to; `auto` is float32, which does not round them."""
-        return "float32" if self.weight_dtype == "auto" else self.weight_dtype
+        if self.weight_dtype == "auto":
+            return "float32"
+        return self.weight_dtype
 
     def reading(self, model: ModelConfig, trained: Reading) -> Reading:
         """How a text is read with these settings, by a model that was `trained` so; see `as_trained`."""
@@ -327,7 +330,6 @@ class ScoreConfig(InferenceConfig):
 
     @property
     def asked(self) -> Columns:
-        """The further columns."""
         return Columns.read(self.columns)
 
     def check_model(self, model: ModelConfig) -> None:
@@ -551,7 +553,6 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
 
     @property
     def selects(self) -> bool:
-        """True if not all lines, words or tokens are output."""
         return self.min_bits is not None or self.top is not None
 
     def _check(self) -> None:

@@ -171,7 +171,6 @@ class DropoutConfig(BaseConfig):
 
     @property
     def is_used(self) -> bool:
-        """True if a rate is above 0."""
         return any(self.model_dump().values())
 
     @model_validator(mode="before")
@@ -220,7 +219,6 @@ class ModelConfig(BaseConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
         return self.attention.head_dim or self.dim // self.attention.n_heads
 
     @property
@@ -247,7 +245,9 @@ class ModelConfig(BaseConfig):
     @property
     def stream_rms(self) -> float:
         """Root mean square of the input of a block before training; 1 with norm `post`."""
-        return 1.0 if self.norm.placement == "post" else self.embedding_rms
+        if self.norm.placement == "post":
+            return 1.0
+        return self.embedding_rms
 
     @property
     def n_repeats(self) -> int:
@@ -255,12 +255,10 @@ class ModelConfig(BaseConfig):
 
     @property
     def depth(self) -> int:
-        """Number of blocks that a token passes."""
         return self.n_layers * self.n_repeats
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """Attention of each of the `n_layers` layers."""
         return self.attention.layer_configs(self.n_layers)
 
     def has_layer(self, kind: type[AttentionConfig]) -> bool:
@@ -348,7 +346,9 @@ class ModelConfig(BaseConfig):
 
     def tokens_in_memory(self, mem_len: int, n_tokens: int) -> int:
         """Number of tokens for which memory takes space after `n_tokens` tokens; an upper bound if it is reserved."""
-        return mem_len if self.zero_memory else min(mem_len, n_tokens)
+        if self.zero_memory:
+            return mem_len
+        return min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
         """Size in bytes of the memory of one sequence at inference; with full attention also of its sinks."""

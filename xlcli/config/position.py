@@ -131,7 +131,6 @@ class AxialPositionConfig(PositionConfig):
         return (width + 1,) * n_wider + (width,) * (n_digits - n_wider)
 
     def check_dims(self, dim: int, head_dim: int) -> None:
-        """Widths must be positive and add up to the model width."""
         widths = self.widths(dim)
         if sum(widths) != dim or not all(widths):
             reason = f"{list(widths)} do not add up to model.dim {dim}"
@@ -205,7 +204,6 @@ class RopePositionConfig(PositionConfig):
     in_pairs = True
 
     def check_dims(self, dim: int, head_dim: int) -> None:
-        """As many features must exist as are rotated."""
         if self.rotary_dim is None:
             super().check_dims(dim, head_dim)
             return

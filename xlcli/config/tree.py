@@ -77,7 +77,7 @@ def parse_override(text: str) -> Tree:
                 f"'{parsed}' is not a TOML list or table: {error}.",
                 'Quote it for the shell: --set \'model.attention.layers=["local", {kind = "lsh"}]\'.',
             ) from None
-    for name in reversed(names):
+    for name in reversed(names):  # from the inside out
         parsed = {name: parsed}
     try:
         tree: Tree = _check_depth(parsed)
@@ -90,12 +90,13 @@ def _check_depth(tree: Any, depth: int = DEPTH) -> Any:
     """The tree; `RecursionError` if it nests deeper than this number of levels."""
     if depth < 0:
         raise RecursionError
+    values: Iterable[Any] = ()
     if isinstance(tree, dict):
-        tree_values = list(tree.values())
-    else:
-        tree_values = tree if isinstance(tree, list) else []
-    for below in tree_values:
-        _check_depth(below, depth - 1)
+        values = tree.values()
+    elif isinstance(tree, list):
+        values = tree
+    for value in values:
+        _check_depth(value, depth - 1)
     return tree
 
 
@@ -111,7 +112,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
             old_kind, new_kind = old.get("kind"), value.get("kind")
             has_both_kinds = old_kind is not None and new_kind is not None
             if key in UNIONS and has_both_kinds and old_kind != new_kind:
-                old = shared_heads(old, str(new_kind))
+                old = shared_heads(old, str(new_kind))  # the other keys belong to the old kind
             result[key] = merge(old, value)
         else:
             result[key] = value
@@ -133,6 +134,7 @@ def change(config: Config, *layers: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: As in `make`.
     """
+    # All of the model, because `merge` compares kinds; of other sections what was set, as `model_fields_set` tells.
     tree = config.model_dump(mode="json", exclude_unset=True, exclude={"model"})
     tree |= config.model_dump(mode="json", include={"model"})
     for layer in layers:
@@ -155,13 +157,15 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 def table(field: FieldInfo) -> type[BaseConfig] | None:
     """The class of a field that is one table of settings; None for a value, and for a table of several kinds."""
     kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseConfig) else None
+    if isinstance(kind, type) and issubclass(kind, BaseConfig):
+        return kind
+    return None
 
 
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
     try:
-        return kind.model_validate_json(json.dumps(tree))
+        return kind.model_validate_json(json.dumps(tree))  # from JSON, strict validation takes lists for tuples
     except ValidationError as error:
         raise _explain(kind, tree, error) from None
     except (TypeError, ValueError) as error:

@@ -38,7 +38,6 @@ def count(value: str) -> int:
 
 
 def number(value: str) -> float:
-    """Finite number."""
     try:
         result = float(value)
     except ValueError:

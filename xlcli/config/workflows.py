@@ -192,7 +192,6 @@ class TrainConfig(BaseConfig):
 
     @property
     def reading(self) -> Reading:
-        """How the model reads a text in training."""
         return Reading(self.mem_len, self.segment_len, "float32", self.reset_on_document, self.span)
 
     def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
@@ -206,6 +205,7 @@ class TrainConfig(BaseConfig):
             return None, None
         if clamp_len is not None or not model.has_softmax:
             return clamp_len, None
+        # Keys beyond `full_len` get less weight, keys beyond the first number are taken as being there.
         farthest = self.max_distance(model)
         full_len = farthest
         if self.mem_len and model.position.kind in LESS_WEIGHT_BEYOND_MEMORY:
@@ -308,7 +308,7 @@ class Config(BaseConfig):
         if n_ranks == 1:
             return
         train, model = self.train, self.model
-        n_parts = n_ranks * train.grad_accum
+        n_parts = n_ranks * train.grad_accum  # each rank divides its sequences again
         if train.batch_size % n_parts:
             below = train.batch_size // n_parts * n_parts
             nearest = f"{below} or {below + n_parts}" if below else f"{n_parts}"
@@ -334,5 +334,4 @@ class Config(BaseConfig):
 
 
 def _refuse(key: str, reason: str, remedy: str) -> NoReturn:
-    """Refuses a run on several ranks."""
     raise InvalidSettingError(key, reason, f"{remedy}, or train in a single process.")

@@ -98,7 +98,6 @@ class KernelFiles:
                 process.wait()
 
     def take_problem(self) -> str | None:
-        """`problem`, once."""
         problem, self.problem = self.problem, None
         return problem
 

@@ -145,5 +145,5 @@ def test_windows_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="stride"):
         run(toy(mem_len=0), [TEXT], mem_len=4, stride=2)
     with pytest.raises(ConfigError, match="segment_len"):
-        EvalConfig(segment_len=999).reading(model.config.model, model.config.train)
-    assert StreamConfig().reading(model.config.model, model.config.train).stride == 4
+        EvalConfig(segment_len=999).reading(model.config.model, model.config.train.reading)
+    assert StreamConfig().reading(model.config.model, model.config.train.reading).stride == 4

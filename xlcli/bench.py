@@ -161,7 +161,7 @@ def bench(
 def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of a session that samples with full memory, as `generate` does."""
     n_rows, config = options.batch_size or 1, model.config
-    reading = options.reading(config.model, config.train)
+    reading = options.reading(config.model, config.train.reading)
     mem_len, stage = reading.mem_len, f"memory {reading.mem_len:,}"
     n_prompt = mem_len or 1
     session = InferenceSession.open(model, watch.runtime, options, None)

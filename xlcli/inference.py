@@ -105,7 +105,7 @@ class InferenceSession:
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
             reader = make_reader(model.network, model.tokenizer, options)
             return cls(model, runtime, options, reader, state, [resume.last_token], is_first=False)
-        reading = options.reading(model.config.model, model.config.train)
+        reading = options.reading(model.config.model, model.config.train.reading)
         longest = longest_memory(model, reading, n_tokens)
         check_memory(model, runtime, longest, memory_dtype=reading.memory_dtype, predicts=predicts)
         reader = make_reader(model.network, model.tokenizer, options)

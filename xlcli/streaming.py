@@ -320,7 +320,7 @@ class Intake:
         self._tokenizer, self._options = model.tokenizer, options
         reset_on = "" if options.each_line else options.reset_on  # which matches every line
         self._reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
-        self.resets_at_documents = options.reading(model.config.model, model.config.train).reset_on_document
+        self.resets_at_documents = options.reading(model.config.model, model.config.train.reading).reset_on_document
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         rest = pending.data[pending.n_tokenized :]
         self._arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided

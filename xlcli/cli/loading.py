@@ -118,7 +118,7 @@ def check_settings(section: str, settings: InferenceConfig, config: Config | Sav
     try:
         settings.check_model(config.model)
         for each in settings.sweep if isinstance(settings, EvalConfig | BenchConfig) else (settings,):
-            each.reading(config.model, config.train)
+            each.reading(config.model, config.train.reading)
     except InvalidSettingError as error:
         reason = f"does not apply to {name}; it {error.reason}"
         raise InvalidSettingError(f"{section}.{error.key}", reason, error.remedy) from None
@@ -136,7 +136,7 @@ def print_plan(
     """
     config = read_config(folder)
     model = settings.shape(config.model)
-    reading = settings.reading(config.model, config.train)
+    reading = settings.reading(config.model, config.train.reading)
     parameters = summarize(folder).parameters or 0
     weights = 4 * parameters
     state = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
@@ -227,7 +227,7 @@ def load_model(
     if isinstance(bits_per_byte, float) and scored:
         about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(scored)}"
     screen.say(about, "detail")
-    reading = settings.reading(model.config.model, model.config.train)
+    reading = settings.reading(model.config.model, model.config.train.reading)
     dtypes = runtime.dtype_name + rounding(model.weight_dtype, reading.memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {approximate_count(runtime.threads, 'thread')}", "detail")
     mem_lens = [settings.mem_len or 0]

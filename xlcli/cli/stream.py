@@ -171,7 +171,7 @@ def followed_lines(file: FollowedFile, settings: StreamConfig) -> Iterator[bytes
 
 def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> tuple[str, str]:
     """Name of the model, and the context of a token in words."""
-    reading = settings.reading(model.config.model, model.config.train)
+    reading = settings.reading(model.config.model, model.config.train.reading)
     mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
     return model.name, describe_context(model.config.model, mem_len, model.config.train.segment_len)
 

@@ -60,7 +60,9 @@ class AttentionConfig(BaseConfig):
 
 def tokens(mem_len: int, segment_len: int) -> str:
     """Memory of `mem_len` tokens, as a noun phrase."""
-    return counted(mem_len, "token") if mem_len else f"one segment of {counted(segment_len, 'token')}"
+    if mem_len:
+        return counted(mem_len, "token")
+    return f"one segment of {counted(segment_len, 'token')}"
 
 
 KV_HEADS: Any = Field(
@@ -92,7 +94,6 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     @property
     def key_heads(self) -> int:
-        """Number of heads of keys and values."""
         return self.n_kv_heads or self.n_heads
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
@@ -101,11 +102,11 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """One key and one value for each token and head, in int8 with a float32 scale each."""
-        row = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
-        return 2 * self.key_heads * row * (self.effective_mem_len(mem_len) or 0)
+        # Of one key or value.
+        row_bytes = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
+        return 2 * self.key_heads * row_bytes * (self.effective_mem_len(mem_len) or 0)
 
     def n_weights(self, dim: int, head_dim: int) -> int:
-        """With fewer keys and values than queries."""
         return 2 * dim * (self.n_heads + self.key_heads) * head_dim
 
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
@@ -114,7 +115,6 @@ class SoftmaxAttentionConfig(AttentionConfig):
         return 9 * n_queries * (n_queries + n_memory)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        """Number of tokens."""
         return tokens(self.effective_mem_len(mem_len) or 0, segment_len)
 
     def _check(self) -> None:
@@ -138,7 +138,6 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
     window: Count = Field(default=128, description="Number of tokens before it that a token attends to.")
 
     def effective_mem_len(self, mem_len: int) -> int | None:
-        """At most `window` tokens."""
         return min(mem_len, self.window)
 
 
@@ -173,16 +172,15 @@ class LinearAttentionConfig(RandomAttentionConfig):
     offers = frozenset({"place"})
 
     def effective_mem_len(self, mem_len: int) -> int | None:
-        """None: unbounded, unless `mem_len` is 0."""
-        return None if mem_len else 0
+        return None if mem_len else 0  # sums are unbounded, but independent segments start anew
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """Two sums in float64 for each feature."""
         return 8 * self.n_heads * self.n_features * (head_dim + 1)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        """Running sums."""
-        return f"running sums over {'all tokens read' if mem_len else tokens(0, segment_len)}"
+        summed = "all tokens read" if mem_len else tokens(0, segment_len)
+        return f"running sums over {summed}"
 
 
 class LSHAttentionConfig(RandomAttentionConfig):
@@ -209,27 +207,30 @@ class LSHAttentionConfig(RandomAttentionConfig):
     @property
     def factors(self) -> tuple[int, ...]:
         """Even factors of the number of buckets; empty for a single bucket."""
+        if not isinstance(self.n_buckets, int):
+            return self.n_buckets
         if self.n_buckets == 1:
             return ()
-        return (self.n_buckets,) if isinstance(self.n_buckets, int) else self.n_buckets
+        return (self.n_buckets,)
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""
-        slot = 8 * head_dim + 8 * (1 + self.n_hashes)
-        return self.n_heads * self.n_hashes * math.prod(self.factors) * (self.bucket_size * slot + 8)
+        slot_bytes = 8 * head_dim + 8 * (1 + self.n_hashes)
+        bucket_bytes = self.bucket_size * slot_bytes + 8
+        return self.n_heads * self.n_hashes * math.prod(self.factors) * bucket_bytes
 
     def n_weights(self, dim: int, head_dim: int) -> int:
-        """Queries, which are also keys, values and output."""
-        return 3 * dim * self.n_heads * head_dim
+        return 3 * dim  # queries are also keys * self.n_heads * head_dim
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        """Tokens in the table of buckets."""
         n_buckets = math.prod(self.factors)
         return f"the last {counted(self.bucket_size, 'token')} of {self.n_hashes} x {n_buckets} buckets"
 
     def _check(self) -> None:
+        # Buckets are pairs: a vector is hashed to the direction nearest to it, or to its opposite.
         key, n_buckets = "model.attention.n_buckets", math.prod(self.factors)
-        if self.n_buckets == () or any(n < 2 or n % 2 for n in self.factors):
+        are_pairs = all(factor >= 2 and factor % 2 == 0 for factor in self.factors)
+        if self.n_buckets == () or not are_pairs:
             reason = f"is {self.n_buckets}, but buckets are pairs of opposite directions"
             raise InvalidSettingError(key, reason, "Make it even, a list of even numbers, or 1.")
         if n_buckets > MAX_BUCKETS:
@@ -265,7 +266,6 @@ class MixedAttentionConfig(AttentionConfig):
     """Hooks of the default layers."""
 
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
-        """`layers`, repeated."""
         return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
 
     @model_validator(mode="before")
@@ -274,23 +274,32 @@ class MixedAttentionConfig(AttentionConfig):
         """Names of kinds become tables, and every table gets the shared heads."""
         if not isinstance(data, dict):
             return data
-        data = {"layers": ("local", "lsh")} | data
+        data = {"layers": ("local", "lsh")} | data  # the default gets the shared heads, too
         if not isinstance(data["layers"], list | tuple):
             return data
-        layers: list[Any] = [{"kind": layer} if isinstance(layer, str) else layer for layer in data["layers"]]
-        for i, layer in enumerate(layers):
-            if isinstance(layer, dict):  # tuples for lists: strict validation takes lists from JSON only
-                layers[i] = shared_heads(data, str(layer.get("kind"))) | {
-                    k: tuple(value) if isinstance(value, list) else value for k, value in layer.items()
-                }
-        return data | {"layers": tuple(layers)}
+        layers = tuple(cls._expand_layer(layer, data) for layer in data["layers"])
+        return data | {"layers": layers}
+
+    @staticmethod
+    def _expand_layer(layer: Any, model_attention: Mapping[str, Any]) -> Any:
+        """A layer as a table with the heads of the model; what is neither a name nor a table stays as it is."""
+        if isinstance(layer, str):
+            layer = {"kind": layer}
+        if not isinstance(layer, dict):
+            return layer
+        result = shared_heads(model_attention, str(layer.get("kind")))
+        for name, value in layer.items():
+            # Strict validation takes lists from JSON only.
+            result[name] = tuple(value) if isinstance(value, list) else value
+        return result
 
     def _check(self) -> None:
-        shared = [(layer, name) for layer in self.layers for name in HEADS if hasattr(layer, name)]
-        if any(getattr(layer, name) != getattr(self, name) for layer, name in shared):
-            reason = "and model.attention have different heads"
-            remedy = "Set n_heads, head_dim and n_kv_heads in model.attention only."
-            raise InvalidSettingError("model.attention.layers", reason, remedy)
+        for layer in self.layers:
+            for name in HEADS:
+                if hasattr(layer, name) and getattr(layer, name) != getattr(self, name):
+                    reason = "and model.attention have different heads"
+                    remedy = "Set n_heads, head_dim and n_kv_heads in model.attention only."
+                    raise InvalidSettingError("model.attention.layers", reason, remedy)
 
     @field_serializer("layers")
     def _without_heads(self, layers: tuple[AttentionConfig, ...]) -> list[dict[str, Any]]:
@@ -306,6 +315,6 @@ ATTENTIONS: dict[str, type[AttentionConfig]] = {
 
 
 def shared_heads(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Those of `HEADS` in a table that attention of this kind has."""
+    """Values of `HEADS` in a table that attention of this kind has."""
     fields = ATTENTIONS[kind].model_fields if kind in ATTENTIONS else ()
     return {name: tree[name] for name in HEADS if name in tree and name in fields}

@@ -82,7 +82,7 @@ def compile_pattern(pattern: str, key: str) -> Any:
     import re2
 
     options = re2.Options()
-    options.log_errors = False
+    options.log_errors = False  # they are raised
     options.max_mem = 2**20
     try:
         if len(pattern) > 1000:

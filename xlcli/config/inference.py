@@ -1,8 +1,10 @@
 """Configuration of the workflows that use a trained model: evaluation, generation, streaming, bench."""
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -24,9 +26,6 @@ from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen, LearnedPositionConfig
 from xlcli.config.units import COUNT, DURATION, LENGTHS, NUMBER
 from xlcli.errors import InvalidSettingError
-
-if TYPE_CHECKING:
-    from xlcli.config.workflows import TrainConfig
 
 Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 """Number type of weights or memory at inference."""
@@ -64,30 +63,34 @@ class Columns(NamedTuple):
     @classmethod
     def read(cls, names: str) -> Self:
         """The columns of names such as `rank,layers=2,4`; `InvalidSettingError` for an unknown one."""
-        found: dict[str, Any] = {}
-        for each in re.split(",(?![0-9])", names) if names else ():
-            match each.partition("="):
-                case ("rank" | "entropy") as name, "", "":
-                    found[name] = True
-                case ("logprobs" | "alternatives") as name, _, value if re.fullmatch("[1-9][0-9]{0,2}", value):
-                    found[name] = int(value)
-                case "layers", "", "":
-                    found["layers"] = ()
-                case "layers", _, value if re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*", value):
-                    found["layers"] = tuple(units.lengths(value))
-                case "frequency", _, value if value:
-                    found["frequency"] = value
-                case _:
-                    known = "Known: rank, entropy, logprobs=K, layers, layers=N,N, alternatives=K, frequency=FILE."
-                    raise InvalidSettingError("columns", f"has no '{each}'", f"{known} K is 1 to 999.")
-        return cls(**found)
+        if not names:
+            return cls()
+        fields: dict[str, Any] = {}
+        for column in re.split(",(?![0-9])", names):  # a comma before a digit is one between numbers of layers
+            name, equals, value = column.partition("=")
+            if name in ("rank", "entropy") and not equals:
+                fields[name] = True
+            elif name in ("logprobs", "alternatives") and re.fullmatch("[1-9][0-9]{0,2}", value):
+                fields[name] = int(value)
+            elif name == "layers" and not equals:
+                fields[name] = ()
+            elif name == "layers" and re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*", value):
+                fields[name] = tuple(units.lengths(value))
+            elif name == "frequency" and value:
+                fields[name] = value
+            else:
+                known = "Known: rank, entropy, logprobs=K, layers, layers=N,N, alternatives=K, frequency=FILE."
+                raise InvalidSettingError("columns", f"has no '{column}'", f"{known} K is 1 to 999.")
+        return cls(**fields)
 
     def layers_of(self, model: ModelConfig, learning: "LearningConfig") -> tuple[int, ...]:
         """Numbers of the blocks of `layers`; `InvalidSettingError` if the model has no such predictions."""
         if self.layers is None:
             return ()
-        has_none = learning.context_cache or model.stack.kind == "reversible" or getattr(model.stack, "act", False)
-        if has_none or any(not 1 <= number <= model.depth for number in self.layers):
+        is_reversible = model.stack.kind == "reversible"
+        is_adaptive = getattr(model.stack, "act", False)
+        all_exist = all(1 <= number <= model.depth for number in self.layers)
+        if is_reversible or is_adaptive or learning.context_cache or not all_exist:
             reason = f"needs layers from 1 to {model.depth}, no reversible or adaptive stack, and no context cache"
             raise InvalidSettingError("columns", reason, "Leave out the others.")
         return self.layers or tuple(range(1, model.depth))
@@ -140,31 +143,35 @@ class Reading:
 
 def as_trained(
     model: ModelConfig,
-    train: "TrainConfig",
+    trained: Reading,
     settings: "InferenceConfig",
     *,
     segment_len: int | None = None,
     span: SpanKind = "uniform",
     reset_on_document: bool | None = None,
 ) -> Reading:
-    """How a text is read from its beginning: trained values for what is None; `auto` is float32.
+    """How a text is read from its beginning: as `trained` where a setting is None or `auto`.
 
     A state that is continued keeps its own values.
 
     Raises:
         InvalidSettingError: The model has memory, or a window is shorter than the stride.
     """
-    reading, position = train.reading, model.position
-    given: dict[str, Any] = {"mem_len": settings.mem_len, "segment_len": segment_len, "stride": settings.stride}
-    given |= {"memory_dtype": settings.memory_dtype, "span": span, "reset_on_document": reset_on_document}
-    reading = replace(reading, **{name: value for name, value in given.items() if value not in (None, "auto")})
+    values: dict[str, Any] = {"mem_len": settings.mem_len, "segment_len": segment_len, "stride": settings.stride}
+    values |= {"memory_dtype": settings.memory_dtype, "span": span, "reset_on_document": reset_on_document}
+    changes = {name: value for name, value in values.items() if value not in (None, "auto")}
+    reading = replace(trained, **changes)
+    position = model.position
     if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
+        longest = position.max_len
         if settings.mem_len:
             raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
-        if reading.segment_len > (longest := position.max_len):
+        if reading.segment_len > longest:
             raise InvalidSettingError("segment_len", f"is more than its {longest} positions", f"Use {longest} or less.")
         if reading.stride is None and not reading.mem_len:
-            reading = replace(reading, stride=-(-reading.segment_len // 2))
+            half_a_window = math.ceil(reading.segment_len / 2)
+            reading = replace(reading, stride=half_a_window)
+    # What follows concerns overlapping windows only.
     if reading.stride is None:
         return reading
     if reading.mem_len:
@@ -214,12 +221,14 @@ class LearningConfig(BaseConfig):
     @property
     def online_option(self) -> str | None:
         """Option that makes a model learn while it reads, None if there is none."""
-        options = {"--adapt": self.adapt, "--context-cache": self.context_cache}
-        return next((option for option, is_used in options.items() if is_used), None)
+        if self.adapt:
+            return "--adapt"
+        if self.context_cache is not None:
+            return "--context-cache"
+        return None
 
     @property
     def learning(self) -> "LearningConfig":
-        """What the model learns."""
         return self
 
 
@@ -270,8 +279,8 @@ class InferenceConfig(BaseConfig):
             reason = "needs softmax attention, and position xl or rope unless it is none"
             raise InvalidSettingError("clamp_len", reason, "Leave it out.")
         if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
-            *kinds, last = (kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
-            reason = f"needs {', '.join(kinds)} or {last} attention in every layer"
+            kinds = [kind for kind, table in ATTENTIONS.items() if table.rounds_memory]
+            reason = f"needs {', '.join(kinds[:-1])} or {kinds[-1]} attention in every layer"
             raise InvalidSettingError("memory_dtype", reason, "Leave it out, or use float32.")
 
     @property
@@ -282,11 +291,13 @@ class InferenceConfig(BaseConfig):
     @property
     def weights(self) -> WeightEncoding:
         """Number type that the weights are rounded to; `auto` is float32, which does not round them."""
-        return "float32" if self.weight_dtype == "auto" else self.weight_dtype
+        if self.weight_dtype == "auto":
+            return "float32"
+        return self.weight_dtype
 
-    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
-        """How a text is read with these settings; see `as_trained`."""
-        return as_trained(model, train, self)
+    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+        """How a text is read with these settings, by a model that was `trained` so; see `as_trained`."""
+        return as_trained(model, trained, self)
 
 
 class OnlineConfig(LearningConfig, InferenceConfig):
@@ -319,11 +330,9 @@ class ScoreConfig(InferenceConfig):
 
     @property
     def asked(self) -> Columns:
-        """The further columns."""
         return Columns.read(self.columns)
 
     def check_model(self, model: ModelConfig) -> None:
-        """`InvalidSettingError` if a setting does not apply to this model."""
         super().check_model(model)
         self.asked.layers_of(model, self.learning)
 
@@ -371,15 +380,17 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=" ", description="With score_field: text between context and continuation, unless there is white space."
     )
 
-    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
-        """How the text is read; see `as_trained`."""
-        alone = self.each_line or self.by_row or self.reset_on_change is not None or self.reset_on_document
-        return as_trained(model, train, self, segment_len=self.segment_len, span=self.span, reset_on_document=alone)
+    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+        scores_parts = self.each_line or self.by_row or self.reset_on_change is not None
+        reset = True if scores_parts else self.reset_on_document
+        return as_trained(model, trained, self, segment_len=self.segment_len, span=self.span, reset_on_document=reset)
 
     @property
     def text_fields(self) -> tuple[str, ...]:
         """Columns or keys of the texts; none for the default one."""
-        return self.pairs or tuple(filter(None, (self.text_field, self.score_field)))
+        if self.pairs is not None:
+            return self.pairs
+        return tuple(field for field in (self.text_field, self.score_field) if field)
 
     @property
     def by_row(self) -> bool:
@@ -389,31 +400,47 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     @property
     def sweep(self) -> list[Self]:
         """The settings of each evaluation, one for each memory length."""
-        return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
+        return [self.model_copy(update={"mem_len": mem_len}) for mem_len in self.sweep_mem_len or (self.mem_len,)]
 
     def _check(self) -> None:
         super()._check()
-        given = {name for name, value in self.model_dump(exclude_defaults=True).items() if value}
-        if self.batch_size == 1:
-            given.remove("batch_size")
-        rows = ("reset_on_change", "each_line", "limit", "binary", "columns")
-        ordered = ("batch_size", "span", "reset_on_document", "reset_on_change", "each_line", "pairs", "score_field")
-        conflicts = {
-            **dict.fromkeys(("adapt", "context_cache"), ("reads one text in order", ordered)),
-            "reset_on_change": ("divides rows", ("each_line", "binary")),
-            "pairs": ("compares whole rows", ("text_field", "score_field", *rows)),
-            "score_field": ("compares whole rows", rows),
-        }
-        for key, (about, others) in conflicts.items():
-            if key in given and (other := next((name for name in others if name in given), None)):
-                raise InvalidSettingError(key, f"{about} and cannot be combined with {other}", f"Omit {other}.")
-        if self.pairs and self.pairs[0] == self.pairs[1]:
+        if self.adapt:
+            self._refuse_beside("adapt", "reads one text in order", _OUT_OF_ORDER)
+        if self.context_cache is not None:
+            self._refuse_beside("context_cache", "reads one text in order", _OUT_OF_ORDER)
+        if self.reset_on_change:
+            self._refuse_beside("reset_on_change", "divides rows", ("each_line", "binary"))
+        if self.pairs is not None:
+            self._refuse_beside("pairs", "compares whole rows", ("text_field", "score_field", *_PARTS_OF_TEXT))
+        if self.score_field:
+            self._refuse_beside("score_field", "compares whole rows", _PARTS_OF_TEXT)
+        if self.pairs is not None and self.pairs[0] == self.pairs[1]:
             raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
         if self.score_field and self.text_field in (None, self.score_field):
             raise InvalidSettingError("score_field", "needs the text before it", "Add --text-field KEY.")
         if self.asked.alternatives and (self.online_option or self.span != "uniform"):
             reason = "has alternatives, which need a uniform span, without adapt or context_cache"
             raise InvalidSettingError("columns", reason, "Leave out alternatives.")
+
+    def _refuse_beside(self, key: str, reason: str, others: Sequence[str]) -> None:
+        """`InvalidSettingError` for `key`, which is used, if one of these other settings is, too."""
+        for other in others:
+            if self._is_used(other):
+                raise InvalidSettingError(key, f"{reason} and cannot be combined with {other}", f"Omit {other}.")
+
+    def _is_used(self, name: str) -> bool:
+        """True if a setting of `_OUT_OF_ORDER` or `_PARTS_OF_TEXT` changes how the text is read."""
+        if name == "batch_size":
+            return self.batch_size not in (None, 1)  # one sequence is read in order
+        if name == "span":
+            return self.span != "uniform"
+        return bool(getattr(self, name))
+
+
+_OUT_OF_ORDER = ("batch_size", "span", "reset_on_document", "reset_on_change", "each_line", "pairs", "score_field")
+"""Settings of an evaluation with which tokens are not read one after the other."""
+_PARTS_OF_TEXT = ("reset_on_change", "each_line", "limit", "binary", "columns")
+"""Settings of an evaluation that concern the lines, bytes or tokens of a text rather than whole rows."""
 
 
 class Sampling(NamedTuple):
@@ -481,10 +508,11 @@ class GenerateConfig(LearningConfig, InferenceConfig):
         of 0.8, so a temperature of 1 samples from the distribution of the model. The penalty is not for bytes, which
         repeat in any text.
         """
-        given = {name: value for name in Sampling._fields if (value := getattr(self, name)) is not None}
-        if not given and vocabulary in ("sentencepiece", "tokenizers"):
+        settings = {name: getattr(self, name) for name in Sampling._fields}
+        changes = {name: value for name, value in settings.items() if value is not None}
+        if not changes and vocabulary in ("sentencepiece", "tokenizers"):
             return TUNED
-        return Sampling(**{"temperature": TUNED.temperature} | given)
+        return Sampling(**{"temperature": TUNED.temperature} | changes)
 
 
 TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
@@ -519,14 +547,12 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=None, description="Clear the memory before each line that matches this regular expression (RE2)."
     )
 
-    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
-        """How the text is read; see `as_trained`."""
-        alone = self.each_line or self.reset_on_change is not None or self.reset_on_document
-        return as_trained(model, train, self, reset_on_document=alone)
+    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+        scores_parts = self.each_line or self.reset_on_change is not None
+        return as_trained(model, trained, self, reset_on_document=True if scores_parts else self.reset_on_document)
 
     @property
     def selects(self) -> bool:
-        """True if not all lines, words or tokens are output."""
         return self.min_bits is not None or self.top is not None
 
     def _check(self) -> None:
@@ -559,11 +585,10 @@ class BenchConfig(InferenceConfig):
         default=3.0, description="Measure each figure for this long. Default: 3."
     )
 
-    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
-        """How the text is read; see `as_trained`."""
-        return as_trained(model, train, self, segment_len=self.segment_len)
+    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+        return as_trained(model, trained, self, segment_len=self.segment_len)
 
     @property
     def sweep(self) -> list[Self]:
         """The settings of each measurement, one for each memory length."""
-        return [self.model_copy(update={"mem_len": each}) for each in self.mem_lens or (self.mem_len,)]
+        return [self.model_copy(update={"mem_len": mem_len}) for mem_len in self.mem_lens or (self.mem_len,)]

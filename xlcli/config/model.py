@@ -171,14 +171,14 @@ class DropoutConfig(BaseConfig):
 
     @property
     def is_used(self) -> bool:
-        """True if a rate is above 0."""
         return any(self.model_dump().values())
 
     @model_validator(mode="before")
     @classmethod
     def _same_rate(cls, data: Any) -> Any:
-        """One rate for every dropout."""
-        return dict.fromkeys(cls.model_fields, data) if isinstance(data, int | float) else data
+        if isinstance(data, int | float):
+            return dict.fromkeys(cls.model_fields, data)
+        return data
 
 
 class ModelConfig(BaseConfig):
@@ -219,7 +219,6 @@ class ModelConfig(BaseConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
         return self.attention.head_dim or self.dim // self.attention.n_heads
 
     @property
@@ -239,32 +238,41 @@ class ModelConfig(BaseConfig):
     @property
     def embedding_rms(self) -> float:
         """Root mean square of embeddings before training."""
-        return 1.0 if self.embedding.norm else self.init_std * self.dim ** (0.5 * self.embedding.scaled)
+        if self.embedding.norm:
+            return 1.0
+        return self.init_std * self.dim**0.5 if self.embedding.scaled else self.init_std
 
     @property
     def stream_rms(self) -> float:
         """Root mean square of the input of a block before training; 1 with norm `post`."""
-        return 1.0 if self.norm.placement == "post" else self.embedding_rms
+        if self.norm.placement == "post":
+            return 1.0
+        return self.embedding_rms
 
     @property
     def n_repeats(self) -> int:
-        """Number of times the blocks are applied."""
         return self.stack.n_steps
 
     @property
     def depth(self) -> int:
-        """Number of blocks that a token passes."""
         return self.n_layers * self.n_repeats
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """Attention of each of the `n_layers` layers."""
         return self.attention.layer_configs(self.n_layers)
+
+    def has_layer(self, kind: type[AttentionConfig]) -> bool:
+        """True if some layer has attention of this kind, or of a kind derived from it."""
+        return any(isinstance(layer, kind) for layer in self.attentions)
 
     @property
     def can_hide_documents(self) -> bool:
         """True if the tokens of a document can be kept from attending to those before it."""
-        return not self.zero_memory and all(layer.is_banded for layer in self.attentions)
+        return not self.zero_memory and self._all_banded
+
+    @property
+    def _all_banded(self) -> bool:
+        return all(layer.is_banded for layer in self.attentions)
 
     @property
     def rounds_memory(self) -> bool:
@@ -283,15 +291,14 @@ class ModelConfig(BaseConfig):
 
     @property
     def has_softmax(self) -> bool:
-        """True if some layer has softmax attention."""
-        return any(isinstance(layer, SoftmaxAttentionConfig) for layer in self.attentions)
+        return self.has_layer(SoftmaxAttentionConfig)
 
     @property
     def clamps_distances(self) -> bool:
         """True if keys further back than some distance can be taken as being there."""
         position = self.position
-        clamps = position.kind == "xl" or (position.kind == "rope" and position.placement == "layers")
-        return self.has_softmax and clamps
+        has_clamp = position.kind == "xl" or (position.kind == "rope" and position.placement == "layers")
+        return self.has_softmax and has_clamp
 
     def max_distance(self, mem_len: int, n_earlier: int) -> int:
         """Largest distance from a token to a key in any layer with softmax attention, see `AttentionConfig`."""
@@ -315,35 +322,50 @@ class ModelConfig(BaseConfig):
                 raise InvalidSettingError("n_steps", reason, remedy)
             stack = stack.model_copy(update={"n_steps": n_steps})
         if n_hashes is not None:
-            if not any(isinstance(layer, LSHAttentionConfig) for layer in self.attentions):
+            if not self.has_layer(LSHAttentionConfig):
                 raise InvalidSettingError("n_hashes", "needs LSH attention, but this model has none", remedy)
             change: dict[str, Any] = {"n_hashes": n_hashes}
             if isinstance(attention, MixedAttentionConfig):
-                layers = [each.model_copy(update=change if each.kind == "lsh" else {}) for each in attention.layers]
+                layers = list(attention.layers)
+                for i, layer in enumerate(layers):
+                    if isinstance(layer, LSHAttentionConfig):
+                        layers[i] = layer.model_copy(update=change)
                 change = {"layers": tuple(layers)}
             attention = attention.model_copy(update=change)
         return self.model_copy(update={"stack": stack, "attention": attention})
 
     def effective_mem_len(self, mem_len: int) -> int | None:
         """Longest memory in tokens that any layer uses; None if some layer has unbounded memory."""
-        lengths = [attention.effective_mem_len(mem_len) for attention in self.attentions]
-        bounded = [length for length in lengths if length is not None]
-        return max(bounded) if len(bounded) == len(lengths) else None
+        bounded = self._bounded_mem_lens(mem_len)
+        return max(bounded) if len(bounded) == self.n_layers else None
+
+    def _bounded_mem_lens(self, mem_len: int) -> list[int]:
+        """Memory in tokens of each layer whose memory is bounded."""
+        lengths = [layer.effective_mem_len(mem_len) for layer in self.attentions]
+        return [length for length in lengths if length is not None]
 
     def tokens_in_memory(self, mem_len: int, n_tokens: int) -> int:
         """Number of tokens for which memory takes space after `n_tokens` tokens; an upper bound if it is reserved."""
-        return mem_len if self.zero_memory else min(mem_len, n_tokens)
+        if self.zero_memory:
+            return mem_len
+        return min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
         """Size in bytes of the memory of one sequence at inference; with full attention also of its sinks."""
-        heads = sum(layer.key_heads for layer in self.attentions if isinstance(layer, FullAttentionConfig))
-        layers = sum(layer.memory_bytes(mem_len, self.head_dim, dtype) for layer in self.attentions)
-        return self.n_repeats * (layers + 8 * self.n_sinks * heads * self.head_dim)
+        # A sink has a key and a value in float32 for each head.
+        sink_bytes_per_head = 2 * 4 * self.n_sinks * self.head_dim
+        n_bytes = 0
+        for layer in self.attentions:
+            n_bytes += layer.memory_bytes(mem_len, self.head_dim, dtype)
+            if isinstance(layer, FullAttentionConfig):
+                n_bytes += layer.key_heads * sink_bytes_per_head
+        return self.n_repeats * n_bytes
 
     @property
     def n_matrix_weights(self) -> int:
         """Number of weights in the matrices of blocks and vectors of token pairs; at most the number of parameters."""
-        feedforward = (3 if self.feedforward.kind in GATED else 2) * self.dim * self.ffn_dim
+        n_matrices = 3 if self.feedforward.kind in GATED else 2
+        feedforward = n_matrices * self.dim * self.ffn_dim
         attention = sum(layer.n_weights(self.dim, self.head_dim) for layer in self.attentions)
         return self.embedding.n_bigrams * self.dim + self.n_layers * feedforward + attention
 
@@ -353,25 +375,26 @@ class ModelConfig(BaseConfig):
 
     def inference_bytes(self, batch_size: int, n_new: int, mem_len: int, memory_dtype: MemoryDtype = "float32") -> int:
         """Lower bound of the memory in bytes, without the weights, of calls with `n_new` tokens of each sequence."""
-        hidden = 2 * self.dim * n_new + self.ffn_dim * min(n_new, self.feedforward.chunk_len or n_new)
+        n_feedforward = min(n_new, self.feedforward.chunk_len or n_new)  # tokens in the feed-forward branch at once
+        hidden_bytes = 4 * (2 * self.dim * n_new + self.ffn_dim * n_feedforward)
         memory = self.memory_bytes(mem_len, memory_dtype)
         if memory_dtype != "float32":  # one layer at a time is converted
             memory += max(layer.memory_bytes(mem_len, self.head_dim) for layer in self.attentions)
-        return batch_size * (memory + 4 * hidden) + self.mask_bytes(n_new, mem_len)
+        return batch_size * (memory + hidden_bytes) + self.mask_bytes(n_new, mem_len)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory, for example "512 tokens in each of 6 layers"."""
         steps = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
         contents = Counter(layer.describe_memory(mem_len, segment_len) for layer in self.attentions)
-        if len(contents) == 1:
-            [text] = contents
-            return f"{text} in {'one layer' if self.n_layers == 1 else f'each of {self.n_layers} layers'}{steps}"
-        return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + steps
+        if len(contents) > 1:
+            return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + steps
+        [text] = contents
+        layers = "one layer" if self.n_layers == 1 else f"each of {self.n_layers} layers"
+        return f"{text} in {layers}{steps}"
 
     def mem_len_warning(self, mem_len: int) -> str | None:
         """Warning if a memory of `mem_len` tokens has no effect, or no more effect than a shorter one."""
-        lengths = [layer.effective_mem_len(mem_len) for layer in self.attentions]
-        bounded = [length for length in lengths if length is not None]
+        bounded = self._bounded_mem_lens(mem_len)
         if mem_len and not bounded:
             return "this model remembers all tokens it has read; a memory length other than 0 has no effect"
         if bounded and max(bounded) < mem_len:
@@ -382,10 +405,23 @@ class ModelConfig(BaseConfig):
         if self.attention.head_dim is None and self.dim % self.attention.n_heads:
             reason = f"{self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}"
             raise InvalidSettingError("model.dim", reason, "Change one of them or set model.attention.head_dim.")
+        self._check_position()
+        self._check_clusters()
+        self._check_stack()
+        self._check_memory()
+        if self.dropout.attention and self.has_layer(LinearAttentionConfig):
+            raise InvalidSettingError(
+                "model.dropout.attention",
+                f"is {self.dropout.attention}, but attention 'linear' has no weights to drop",
+                "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
+            )
+
+    def _check_position(self) -> None:
+        """Every hook that the position encoding needs must be offered by some layer, not by all."""
         position, attention = self.position, self.attention
-        missing = position.needs.difference(*(layer.offers for layer in self.attentions))
+        offered: frozenset[str] = frozenset().union(*(layer.offers for layer in self.attentions))
+        missing = position.needs - offered
         if missing:
-            offered = frozenset().union(*(layer.offers for layer in self.attentions))
             positions = [kind for kind, table in POSITIONS.items() if table().needs <= offered]
             attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table.offers]
             raise InvalidSettingError(
@@ -395,13 +431,18 @@ class ModelConfig(BaseConfig):
                 f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         position.check_dims(self.dim, self.head_dim)
-        groups = any(isinstance(a, SoftmaxAttentionConfig) and a.key_heads < a.n_heads for a in self.attentions)
-        if groups and isinstance(position, LearnedPositionConfig) and position.placement == "qk":
+        softmax = [layer for layer in self.attentions if isinstance(layer, SoftmaxAttentionConfig)]
+        shares_keys = any(layer.key_heads < layer.n_heads for layer in softmax)
+        if shares_keys and isinstance(position, LearnedPositionConfig) and position.placement == "qk":
             reason = "leaves heads of queries without keys, but position 'learned' adds to those of each head"
             remedy = "Leave it out, or set model.position.placement to layers."
             raise InvalidSettingError("model.attention.n_kv_heads", reason, remedy)
-        inner = self.embedding.inner_dim
-        key, widest = ("model.dim", self.dim) if inner is None else ("model.embedding.inner_dim", inner)
+
+    def _check_clusters(self) -> None:
+        """The last cluster of the vocabulary needs vectors of at least one feature."""
+        key, widest = "model.dim", self.dim
+        if self.embedding.inner_dim is not None:
+            key, widest = "model.embedding.inner_dim", self.embedding.inner_dim
         if widest < self.embedding.div_val ** len(self.cutoffs):
             raise InvalidSettingError(
                 "model.embedding.div_val",
@@ -409,6 +450,8 @@ class ModelConfig(BaseConfig):
                 "clusters",
                 f"Lower it, raise {key}, or use fewer cutoffs.",
             )
+
+    def _check_stack(self) -> None:
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
             reason = f"{self.dim} is odd, but the time signal consists of pairs"
             raise InvalidSettingError("model.dim", reason, "Make it even or set model.stack.time_signal to false.")
@@ -418,23 +461,21 @@ class ModelConfig(BaseConfig):
                 f"'{self.norm.placement}' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
-        is_full = any(isinstance(layer, FullAttentionConfig) for layer in self.attentions)
-        if self.n_sinks and not (is_full and self.clamp_len and "place" in position.needs):
+
+    def _check_memory(self) -> None:
+        has_distance = self.clamp_len is not None and "place" in self.position.needs
+        if self.n_sinks and not (has_distance and self.has_layer(FullAttentionConfig)):
             reason = "needs full attention, model.position.clamp_len (the distance of the tokens) and placement layers"
             raise InvalidSettingError("model.position.n_sinks", reason, "Set them, or leave n_sinks out.")
-        if self.zero_memory and (self.n_sinks or not all(layer.is_banded for layer in self.attentions)):
+        if self.zero_memory and (self.n_sinks or not self._all_banded):
             reason = "needs full or local attention, and no n_sinks: others begin with an empty memory"
             raise InvalidSettingError("model.zero_memory", reason, "Leave it out, or use full or local attention.")
-        if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
-            raise InvalidSettingError(
-                "model.dropout.attention",
-                f"is {self.dropout.attention}, but attention 'linear' has no weights to drop",
-                "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
-            )
 
 
 def _any(kinds: list[str]) -> str:
-    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+    """The kinds as "a, b or c"."""
+    *others, last = kinds
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 HOOKS = {

@@ -29,7 +29,9 @@ class PositionConfig(BaseConfig):
     @property
     def needs(self) -> frozenset[str]:
         """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`. `embed` and `far` need no offer."""
-        return frozenset({"place"}) if getattr(self, "placement", None) == self.in_heads else self.hooks
+        if getattr(self, "placement", None) == self.in_heads:
+            return frozenset({"place"})
+        return self.hooks
 
     @property
     def is_absolute(self) -> bool:
@@ -41,7 +43,9 @@ class PositionConfig(BaseConfig):
 
     def check_dims(self, dim: int, head_dim: int) -> None:
         """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
-        key, width = ("model.attention.head_dim", head_dim) if "place" in self.needs else ("model.dim", dim)
+        key, width = "model.dim", dim
+        if "place" in self.needs:
+            key, width = "model.attention.head_dim", head_dim
         if self.in_pairs and width % 2:
             kind = type(self).model_fields["kind"].default
             raise InvalidSettingError(key, f"{width} is odd, but position '{kind}' consists of pairs", "Make it even.")
@@ -120,11 +124,13 @@ class AxialPositionConfig(PositionConfig):
 
     def widths(self, dim: int) -> tuple[int, ...]:
         """Width of the vectors of each digit: `dims`, or equal parts of `dim`, the first ones wider."""
-        axes = len(self.shape)
-        return self.dims or tuple(dim // axes + (i < dim % axes) for i in range(axes))
+        if self.dims is not None:
+            return self.dims
+        n_digits = len(self.shape)
+        width, n_wider = divmod(dim, n_digits)
+        return (width + 1,) * n_wider + (width,) * (n_digits - n_wider)
 
     def check_dims(self, dim: int, head_dim: int) -> None:
-        """Widths must be positive and add up to the model width."""
         widths = self.widths(dim)
         if sum(widths) != dim or not all(widths):
             reason = f"{list(widths)} do not add up to model.dim {dim}"
@@ -198,10 +204,11 @@ class RopePositionConfig(PositionConfig):
     in_pairs = True
 
     def check_dims(self, dim: int, head_dim: int) -> None:
-        """As many features must exist as are rotated."""
         if self.rotary_dim is None:
             super().check_dims(dim, head_dim)
-        elif self.rotary_dim > (width := head_dim if "place" in self.needs else dim):
+            return
+        width = head_dim if "place" in self.needs else dim
+        if self.rotary_dim > width:
             reason = f"{self.rotary_dim} is more than the {width} features there are"
             raise InvalidSettingError("model.position.rotary_dim", reason, "Lower it, or leave it out for all.")
 
@@ -272,8 +279,9 @@ class XLPositionConfig(PositionConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """A second score term, and a score bias if distances are clamped."""
-        return frozenset({"term"}) if self.clamp_len is None else frozenset({"term", "bias"})
+        if self.clamp_len is None:
+            return frozenset({"term"})
+        return frozenset({"term", "bias"})  # clamped distances of training are added as a bias
 
 
 class Contextual1PositionConfig(RelativeBucketConfig):

@@ -7,7 +7,7 @@ import errno
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,7 +62,8 @@ def read_toml(path: str | Path) -> Tree:
 def parse_override(text: str) -> Tree:
     """`a.b=c` as a nested table. The value is read as TOML (`3`, `0.1`, `true`, `[1, 2]`), else as a plain string."""
     key, equals, value = text.partition("=")
-    if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
+    names = key.strip().split(".")
+    if not equals or not all(name.isidentifier() for name in names):
         raise ConfigError(f"'{text}' is not of the form a.b=c.", "Type for example --set model.dim=256.")
     too_deep = ConfigError(f"'{key[:80]}' nests deeper than {DEPTH} levels.", "Check the key and its value.")
     try:
@@ -76,8 +77,8 @@ def parse_override(text: str) -> Tree:
                 f"'{parsed}' is not a TOML list or table: {error}.",
                 'Quote it for the shell: --set \'model.attention.layers=["local", {kind = "lsh"}]\'.',
             ) from None
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
+    for name in reversed(names):  # from the inside out
+        parsed = {name: parsed}
     try:
         tree: Tree = _check_depth(parsed)
         return tree
@@ -89,8 +90,13 @@ def _check_depth(tree: Any, depth: int = DEPTH) -> Any:
     """The tree; `RecursionError` if it nests deeper than this number of levels."""
     if depth < 0:
         raise RecursionError
-    for below in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        _check_depth(below, depth - 1)
+    values: Iterable[Any] = ()
+    if isinstance(tree, dict):
+        values = tree.values()
+    elif isinstance(tree, list):
+        values = tree
+    for value in values:
+        _check_depth(value, depth - 1)
     return tree
 
 
@@ -103,9 +109,10 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
     for key, value in above.items():
         old = result.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            kinds = old.get("kind"), value.get("kind")
-            if key in UNIONS and None not in kinds and kinds[0] != kinds[1]:
-                old = shared_heads(old, str(kinds[1]))
+            old_kind, new_kind = old.get("kind"), value.get("kind")
+            has_both_kinds = old_kind is not None and new_kind is not None
+            if key in UNIONS and has_both_kinds and old_kind != new_kind:
+                old = shared_heads(old, str(new_kind))  # the other keys belong to the old kind
             result[key] = merge(old, value)
         else:
             result[key] = value
@@ -127,6 +134,7 @@ def change(config: Config, *layers: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: As in `make`.
     """
+    # All of the model, because `merge` compares kinds; of other sections what was set, as `model_fields_set` tells.
     tree = config.model_dump(mode="json", exclude_unset=True, exclude={"model"})
     tree |= config.model_dump(mode="json", include={"model"})
     for layer in layers:
@@ -136,26 +144,28 @@ def change(config: Config, *layers: Mapping[str, Any]) -> Config:
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Dotted keys whose values differ."""
-    found = []
+    keys = []
     for key in sorted(saved.keys() | now.keys()):
         old, new = saved.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, f"{prefix}{key}.")
+            keys += differences(old, new, f"{prefix}{key}.")
         elif old != new:
-            found.append(f"{prefix}{key}")
-    return found
+            keys.append(f"{prefix}{key}")
+    return keys
 
 
 def table(field: FieldInfo) -> type[BaseConfig] | None:
     """The class of a field that is one table of settings; None for a value, and for a table of several kinds."""
     kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseConfig) else None
+    if isinstance(kind, type) and issubclass(kind, BaseConfig):
+        return kind
+    return None
 
 
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
     try:
-        return kind.model_validate_json(json.dumps(tree))
+        return kind.model_validate_json(json.dumps(tree))  # from JSON, strict validation takes lists for tuples
     except ValidationError as error:
         raise _explain(kind, tree, error) from None
     except (TypeError, ValueError) as error:
@@ -165,17 +175,14 @@ def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
 
 
 def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationError) -> ConfigError:
-    """`ConfigError` for the first error of a validation of this tree."""
+    """The error for the first fault that a validation of this tree found."""
     first = error.errors(include_url=False)[0]
-    path: list[str] = []
-    below: Any = tree
-    for part in first["loc"]:  # pydantic puts names of validators, types and kinds between the keys
-        if part in below if isinstance(below, Mapping) else isinstance(below, list) and part in range(len(below)):
-            below = below[part]
-            path.append(str(part))
-    name, value, details = ".".join(path), first["input"], first.get("ctx", {})
+    path = _path_in(tree, first["loc"])
+    name = ".".join(path)
+    value, details = first["input"], first.get("ctx", {})
     fault = details.get("error")
     if isinstance(fault, InvalidSettingError):
+        # The check of a section names a key of the section alone, or any key with all its tables.
         key = fault.key if "." in fault.key else ".".join([*path, fault.key])
         return InvalidSettingError(key, fault.reason, fault.remedy)
     match first["type"]:
@@ -184,7 +191,7 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
         case "json_invalid":
             return ConfigError("a setting is not valid UTF-8.", "Rename the file, or give the text in UTF-8.")
         case "extra_forbidden":
-            return _unknown_key(kind, name, first["loc"], tables=isinstance(value, Mapping))
+            return _unknown_key(kind, name, first["loc"], is_table=isinstance(value, Mapping))
         case "union_tag_invalid":
             return _no_choice(f"{name}.kind", value["kind"], f"one of {details['expected_tags']}")
         case "union_tag_not_found":
@@ -196,43 +203,84 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
             return InvalidSettingError(name, f"is {value!r}, but should be a table", remedy)
         case "tuple_type":
             return InvalidSettingError(name, f"is {value!r}, not a list", f"Type for example --set {name}=[{value}].")
+    # Any other fault is told in the words of pydantic.
     reason = first["msg"].replace(" after validation", "").replace("Input should be", "it must be")
     return InvalidSettingError(name, f"is {value!r}: {reason[:1].lower() + reason[1:]}", "")
 
 
+def _path_in(tree: Mapping[str, Any], loc: tuple[int | str, ...]) -> list[str]:
+    """The keys that lead to a fault; pydantic puts names of validators, types and kinds between them in `loc`."""
+    path: list[str] = []
+    below: Any = tree
+    for part in loc:
+        if isinstance(below, Mapping):
+            is_key = part in below
+        else:
+            is_key = isinstance(below, list) and part in range(len(below))
+        if is_key:
+            below = below[part]
+            path.append(str(part))
+    return path
+
+
 def _no_choice(key: str, value: object, expected: str) -> ConfigError:
-    """`ConfigError` for a value that is not one of `expected`, a text such as `'a', 'b' or 'c'`."""
-    near = difflib.get_close_matches(str(value).lower(), re.findall(r"'([^']*)'", expected), n=1)
-    remedy = f"Did you mean '{near[0]}'?" if near else "Use one of these."
+    """The error for a value that is not one of `expected`, a text such as `'a', 'b' or 'c'`."""
+    choices = re.findall(r"'([^']*)'", expected)
+    similar = difflib.get_close_matches(str(value).lower(), choices, n=1)
+    remedy = f"Did you mean '{similar[0]}'?" if similar else "Use one of these."
     return InvalidSettingError(key, f"is {value!r}: it should be {expected}", remedy)
 
 
-def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], *, tables: bool) -> ConfigError:
-    """`ConfigError` for a key that does not exist, or only in another kind of its table.
+def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], *, is_table: bool) -> ConfigError:
+    """The error for a key that does not exist, or only in another kind of its table.
 
-    A similar key is named, of the same table if there is one; `tables`: a similar table.
+    It names those kinds, else a similar key. `is_table`: the unknown key is a table, and only tables are similar to it.
     """
-    table, _, last = name.rpartition(".")
-    in_layer = re.search(r"\.layers\.\d+$", table)
-    kinds = ATTENTIONS if in_layer else UNIONS.get(table.rpartition(".")[2], {})
-    if others := [other for other, section in kinds.items() if last in section.model_fields]:
-        reason = f"applies only to {' and '.join(others)}, but {table}.kind is '{loc[-2]}'"
-        return InvalidSettingError(name, reason, f"Set {table}.kind to {' or '.join(others)}, or leave {name} out.")
-    keys = _keys(kinds[str(loc[-2])], f"{table}.") if in_layer else _keys(kind)
-    known = [key for key, is_table in keys if is_table == tables]
-    remedy = "xlcli train --print-config lists the keys."
-    for among in ([key for key in known if key.rpartition(".")[0] == table], known):
-        if words := difflib.get_close_matches(last, [key.rpartition(".")[2] for key in among], n=1, cutoff=0.5):
-            alike = [key for key in among if key.rpartition(".")[2] == words[0]]
-            remedy = f"Did you mean '{difflib.get_close_matches(name, alike, n=1, cutoff=0.0)[0]}'?"
-            break
+    table, last = _table_of(name), _last_part(name)
+    is_layer = re.search(r"\.layers\.\d+$", table) is not None  # the kinds of a layer are those of attention
+    kinds = ATTENTIONS if is_layer else UNIONS.get(_last_part(table), {})
+    owners = [owner for owner, section in kinds.items() if last in section.model_fields]
+    if owners:
+        reason = f"applies only to {' and '.join(owners)}, but {table}.kind is '{loc[-2]}'"
+        return InvalidSettingError(name, reason, f"Set {table}.kind to {' or '.join(owners)}, or leave {name} out.")
+    keys = _keys(kinds[str(loc[-2])], f"{table}.") if is_layer else _keys(kind)
+    similar = _similar_key(name, [key for key, key_is_table in keys if key_is_table == is_table])
+    remedy = "xlcli train --print-config lists the keys." if similar is None else f"Did you mean '{similar}'?"
     return InvalidSettingError(name, "is an unknown key", remedy)
 
 
+def _similar_key(name: str, known: Sequence[str]) -> str | None:
+    """The key whose last part is most like that of `name`: of the same table if one is similar, else of any.
+
+    If several tables have a key with that last part, it is the one whose whole name is most like `name`.
+    """
+    of_same_table = [key for key in known if _table_of(key) == _table_of(name)]
+    for candidates in (of_same_table, known):
+        last_parts = [_last_part(key) for key in candidates]
+        similar = difflib.get_close_matches(_last_part(name), last_parts, n=1, cutoff=0.5)
+        if similar:
+            alike = [key for key in candidates if _last_part(key) == similar[0]]
+            return difflib.get_close_matches(name, alike, n=1, cutoff=0.0)[0]
+    return None
+
+
+def _table_of(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
 def _keys(kind: type[BaseConfig], prefix: str = "") -> Iterable[tuple[str, bool]]:
-    """Dotted keys, and whether each is a table."""
+    """Dotted keys of a section and of its tables, and whether each is a table."""
     for name, field in kind.model_fields.items():
-        sections = [*UNIONS[name].values()] if field.discriminator else [*filter(None, [table(field)])]
+        sections: list[type[BaseConfig]] = []
+        only_section = table(field)
+        if field.discriminator:
+            sections = list(UNIONS[name].values())
+        elif only_section is not None:
+            sections = [only_section]
         yield prefix + name, bool(sections)
         for section in sections:
             yield from _keys(section, f"{prefix}{name}.")

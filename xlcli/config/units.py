@@ -29,16 +29,15 @@ def count(value: str) -> int:
     scale = _SCALES[match[2].lower()]
     if len(digits) < 20 and re.fullmatch(r"[+-]?[0-9]+", digits):
         return int(digits) * scale
-    size = float(digits) * scale
-    if abs(size) >= 2.0**63:
+    result = float(digits) * scale
+    if abs(result) >= 2.0**63:
         raise ValueError("far too large")
-    if not math.isclose(size, round(size), rel_tol=1e-15):  # 4.1 * 10**6 is no whole number of floating point
+    if not math.isclose(result, round(result), rel_tol=1e-15):  # 4.1 * 10**6 is no whole number of floating point
         raise ValueError("not a whole number")
-    return round(size)
+    return round(result)
 
 
 def number(value: str) -> float:
-    """Finite number."""
     try:
         result = float(value)
     except ValueError:
@@ -63,15 +62,20 @@ def interval(value: str) -> int | float:
     """Interval in steps (int: `100`, `1k`) or in seconds (float, from text with a unit: `30s`, `5m`)."""
     if value.strip().endswith("M"):
         raise ValueError("minutes or a million steps? Write 5m, or 5000k")
-    for read in (duration,) if value.strip().endswith("m") else (count, duration):
+    are_minutes = value.strip().endswith("m")  # to `count` they are millions
+    if not are_minutes:
         with suppress(ValueError):
-            return read(value)
+            return count(value)
+    with suppress(ValueError):
+        return duration(value)
     raise ValueError("neither a number of steps such as 100 nor a time such as 30s")
 
 
 def fraction(value: str) -> float:
     """Fraction: `0.05`, `5%`."""
-    return number(value[:-1]) / 100 if value.endswith("%") else number(value)
+    if value.endswith("%"):
+        return number(value[:-1]) / 100
+    return number(value)
 
 
 def share(value: str) -> float | str:

@@ -185,12 +185,12 @@ class TrainConfig(BaseConfig):
 
     def max_distance(self, model: ModelConfig) -> int:
         """Largest distance from a token to a key in the training of this model."""
-        is_growing = self.span == "growing" or not self.mem_len
-        return model.max_distance(self.mem_len, self.segment_len - 1 if is_growing else 0)
+        sees_segment = self.span == "growing" or not self.mem_len
+        n_earlier = self.segment_len - 1 if sees_segment else 0
+        return model.max_distance(self.mem_len, n_earlier)
 
     @property
     def reading(self) -> Reading:
-        """How the model reads a text in training."""
         return Reading(self.mem_len, self.segment_len, "float32", self.reset_on_document, self.span)
 
     def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
@@ -200,11 +200,18 @@ class TrainConfig(BaseConfig):
         so has one whose `clamp_len` is given, as in the code of the authors of Transformer-XL. With some encodings more
         keys of full weight than the trained memory has are too many.
         """
+        if clamp_len == "none":
+            return None, None
         if clamp_len is not None or not model.has_softmax:
-            return None if clamp_len == "none" else clamp_len, None
+            return clamp_len, None
+        # Keys beyond `full_len` get less weight, keys beyond the first number are taken as being there.
         farthest = self.max_distance(model)
-        clamp = (model.clamp_len or farthest) if model.clamps_distances else None
-        return clamp, (self.mem_len if model.position.kind in LESS_WEIGHT_BEYOND_MEMORY else 0) or farthest
+        full_len = farthest
+        if self.mem_len and model.position.kind in LESS_WEIGHT_BEYOND_MEMORY:
+            full_len = self.mem_len
+        if not model.clamps_distances:
+            return None, full_len
+        return model.clamp_len or farthest, full_len
 
     def _check(self) -> None:
         if self.grad_accum > self.batch_size:
@@ -268,8 +275,8 @@ class Config(BaseConfig):
     @property
     def reads_pieces_apart(self) -> bool:
         """True if each piece of a shuffled text is read from empty memory."""
-        in_place = self.model.position.is_absolute and not self.train.reset_on_document
-        return self.model.can_hide_documents and not in_place
+        counts_in_text = self.model.position.is_absolute and not self.train.reset_on_document
+        return self.model.can_hide_documents and not counts_in_text
 
     def _check(self) -> None:
         train = self.train
@@ -286,11 +293,11 @@ class Config(BaseConfig):
             reason = "needs full or local attention with relative positions, and no model.zero_memory"
             remedy = "Leave it out; with absolute positions, train.reset_on_document=true does as well."
             raise InvalidSettingError("train.line_share", reason, remedy)
-        if self.train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
+        if train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
             reason = f"does not apply: stack '{self.model.stack.kind}' keeps no activations"
             remedy = "Leave it out, or set model.stack.kind to standard or universal."
             raise InvalidSettingError("train.recompute_activations", reason, remedy)
-        if self.train.recompute_activations and self.runtime.compile:
+        if train.recompute_activations and self.runtime.compile:
             reason = "and runtime.compile cannot be combined"
             raise InvalidSettingError("train.recompute_activations", reason, "Leave one of them out.")
 
@@ -299,18 +306,20 @@ class Config(BaseConfig):
         if n_ranks == 1:
             return
         train, model = self.train, self.model
-        unit = n_ranks * train.grad_accum
-        if train.batch_size % unit:
-            below = train.batch_size // unit * unit
-            nearest = " or ".join(str(size) for size in (below, below + unit) if size)
-            parts = f"{n_ranks} processes" + (f" with {train.grad_accum} microbatches" if train.grad_accum > 1 else "")
+        n_parts = n_ranks * train.grad_accum  # each rank divides its sequences again
+        if train.batch_size % n_parts:
+            below = train.batch_size // n_parts * n_parts
+            nearest = f"{below} or {below + n_parts}" if below else f"{n_parts}"
+            parts = f"{n_ranks} processes"
+            if train.grad_accum > 1:
+                parts += f" with {train.grad_accum} microbatches"
             reason = f"is {train.batch_size}, which {parts} cannot divide equally"
             raise InvalidSettingError("train.batch_size", reason, f"Use --batch-size {nearest}.")
+        # A mask of dropout is a part of the mask of all rows, unless its shape depends on the rows, as it does here.
         stack = model.stack
         if isinstance(stack, UniversalStackConfig) and stack.act and model.dropout.is_used:
             _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")
-        hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
-        if hashed and model.dropout.attention:
+        if model.has_layer(LSHAttentionConfig) and model.dropout.attention:
             _refuse("model.dropout.attention", "with LSH attention depends on the number of processes", "Set it to 0")
         if not self.runtime.shard:
             return
@@ -323,5 +332,4 @@ class Config(BaseConfig):
 
 
 def _refuse(key: str, reason: str, remedy: str) -> NoReturn:
-    """Refuses a run on several ranks."""
     raise InvalidSettingError(key, reason, f"{remedy}, or train in a single process.")

@@ -263,7 +263,7 @@ def _read(
         documents = None if options.each_line else model.held_out_documents(options.split)
         reading = InputFormat(binary=True, each_line=options.each_line)
         corpus = Corpus([open_source(path, reading)], documents=documents)
-    by_document = options.reading(model.config.model, model.config.train).reset_on_document
+    by_document = options.reading(model.config.model, model.config.train.reading).reset_on_document
     for key in filter(None, (options.by, options.reset_on_change)):
         if bad := next((row.document for _, row in corpus.rows() if key not in row.fields), None):
             number = (bad + 1) // 2 if options.pairs else bad

@@ -298,7 +298,7 @@ def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
 
 def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
     """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
-    reading, shape = options.reading(model.config.model, model.config.train), model.config.model
+    reading, shape = options.reading(model.config.model, model.config.train.reading), model.config.model
     by_document, n_tokens = len(text.documents) > 1, text.longest_document
     exact = reading.has_memory and reading.span == "uniform"
     n_per_call = tokens_per_call(model, runtime)

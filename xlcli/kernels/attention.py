@@ -14,6 +14,12 @@ from xlcli.ops.layers import MAX_INT, MAX_SCALE, MIN_SCALE
 
 CHUNK = 512
 """Typical number of scores whose softmax is computed at once by one thread; chunks are then merged."""
+LARGEST, TOTAL, N_STATISTICS = 0, 1, 2
+"""Behind the weighted sum (e) of the values of a chunk: its largest score, and the sum of its weights."""
+LOWEST = np.float32(-3e38)
+"""Start of a search for the largest score."""
+BFLOAT16_NAN = np.uint16(0x7FC0)
+"""Bits of an undefined bfloat16."""
 
 
 def store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
@@ -27,14 +33,17 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
 
         def to_bfloat16(row: Any, values: Any, scales: Any, at: Any) -> Any:
             for i in range(values.size):
+                # The upper 16 bits, rounded to nearest, half to even.
                 bits = np.float32(values[i]).view(np.uint32)
-                bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))  # half to even
-                row[i] = np.uint16(bits >> np.uint32(16)) if values[i] == values[i] else np.uint16(0x7FC0)
+                bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+                is_number = values[i] == values[i]
+                row[i] = np.uint16(bits >> np.uint32(16)) if is_number else BFLOAT16_NAN
 
         return to_bfloat16
     if row.dtype == numba.int8:
 
         def to_int8(row: Any, values: Any, scales: Any, at: Any) -> Any:
+            # As `ops.layers.quantize`; an undefined number makes the whole row undefined.
             largest, is_number = np.float32(0), True
             for i in range(values.size):
                 largest = max(largest, abs(values[i]))
@@ -62,9 +71,10 @@ def rotated_dots(rows: Array, x: Array, turns: Array, first: int, layout: int, o
         row, turn = rows[r], turns[first - r]
         total = np.float32(0)
         for f in range(half):
-            i, j = (f, f + half) if layout == HALF else (2 * f, 2 * f + 1)
+            i, j = (f, f + half) if layout == HALF else (2 * f, 2 * f + 1)  # the features of a pair
             a, b = widen(row[i]), widen(row[j])
             total += turn[half + f] * (x[i] * a + x[j] * b) + turn[f] * (x[j] * a - x[i] * b)
+        # Features that are not rotated.
         for f in range(2 * half, x.size):
             total += x[f] * widen(row[f])
         out[r] = total
@@ -92,7 +102,6 @@ class Buffers(NamedTuple):
 
 @register_jitable
 def buffers(n_kv_heads: int, cache: Any, batch: int, memory_type: Array) -> Buffers:
-    """Buffers of a memory of the type of `memory_type`."""
     shape = (batch, n_kv_heads, cache.capacity)
     keys = array(cache.keys, (batch, n_kv_heads, cache.capacity, cache.row), memory_type.dtype)
     values = array(cache.values, (batch, n_kv_heads, cache.capacity, cache.row), memory_type.dtype)
@@ -105,10 +114,12 @@ def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries:
     batch, h, g, e = len(qkv), attention.n_heads, attention.n_kv_heads, attention.head_dim
     r = attention.rotary_dim
     memory = buffers(g, cache, batch, memory_type)
-    last = cache.stop - 1
+    last = cache.stop - 1  # row of the new token
     task = take(team, batch * g)
     while task >= 0:
+        # A task is one head of keys and values of one sequence, with the heads of queries that share it.
         b, j = task // g, task % g
+        # A row of qkv has the h heads of queries, then the g heads of keys, then those of values.
         k = qkv[b, (h + j) * e : (h + j + 1) * e]
         v = qkv[b, (h + g + j) * e : (h + g + j + 1) * e]
         normalize(k, attention.key_norm, k)
@@ -135,6 +146,7 @@ def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
     for i in range(e):
         query[i] = q[i]
     if f:
+        # Transformer-XL: q + u for the keys, and q + v for the position keys.
         content = array(attention.content, (attention.n_heads, e))[h]
         position = array(attention.position, (attention.n_heads, e))[h]
         for i in range(e):
@@ -147,16 +159,17 @@ def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
             for i in range(f // 2):
                 query[e + i] = angles[f // 2 + i]
                 query[e + f // 2 + i] = -angles[i]
-        else:
+        else:  # the position keys are projected already
             for i in range(e):
                 query[e + i] = q[i]
 
 
 @register_jitable
 def count_keys(call: Any, cache: Any, b: int) -> int:
-    """Number of keys of the query of a sequence."""
     n_keys = cache.stop - cache.start
-    return min(n_keys, array(call.reach, call.batch, np.int64)[b] + 1) if call.reach else n_keys  # type: ignore[no-any-return]
+    if call.reach:
+        n_keys = min(n_keys, array(call.reach, call.batch, np.int64)[b] + 1)
+    return n_keys  # type: ignore[no-any-return]
 
 
 @register_jitable
@@ -175,11 +188,14 @@ def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: A
     n_tasks = batch * most_chunks * g
     task = take(team, n_tasks)
     while task >= 0:
-        j, c = task % g, task // g  # heads of a chunk together: they share its position keys
-        b, c = c // most_chunks, c % most_chunks
+        # A task is chunk c of the keys of head j of sequence b. Heads of a chunk follow each other, because they share
+        # its position keys.
+        j, place = task % g, task // g
+        b, c = place // most_chunks, place % most_chunks
         n_keys = count_keys(call, cache, b)
         n_chunks = count_parts(attention, cache, n_keys) - (cache.n_sinks > 0)
-        heads = slice(j * n_shared, (j + 1) * n_shared)
+        heads = slice(j * n_shared, (j + 1) * n_shared)  # of queries that share the keys
+        # Sequences with fewer keys than others have fewer chunks; behind the last one come the sinks.
         if c == n_chunks and cache.n_sinks:
             attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, c, heads])
         if c < n_chunks:
@@ -204,30 +220,39 @@ def attend_chunk(
 ) -> None:
     """Softmax-weighted sums of the values of keys `first` to `last` of the `n_keys` latest ones of a head.
 
-    Output (n e+2) for the n queries that share the head: (e), then largest score and sum of weights.
+    Output (n e+2) for the n queries that share head j of sequence b: (e), then largest score and sum of weights. Keys
+    count from the oldest one, number 0; the last one, number `n_keys` - 1, is that of the query.
     """
     e, n, n_queries = attention.head_dim, last - first, len(queries)
     rows = slice(cache.stop - n_keys + first, cache.stop - n_keys + last)
     keys, values = memory.keys[b, j, rows], memory.values[b, j, rows]
     scores = np.empty((n_queries, n), np.float32)
-    beyond = n_keys - 1 - cache.clamp_len - first
+
+    # Keys beyond clamp_len come first. Stored keys are rotated by their positions: these are turned to that distance.
+    beyond = n_keys - 1 - cache.clamp_len - first  # by how much the first key is
     n_far = max(0, min(n, beyond))
     n_turned = n_far if cache.turns else 0
     if n_turned:
         turns = array(cache.turns, (beyond + first + 1, attention.rotary_dim))
         for i in range(n_queries):
             rotated_dots(keys, queries[i, :e], turns, beyond, attention.rope, scores[i, :n_turned])
+
+    # Inner products with all other keys, for two queries at once where possible.
     near = keys[n_turned:]
     for i in range(1, n_queries, 2):
         pair_dots(near, queries[i - 1, :e], queries[i, :e], scores[i - 1, n_turned:], scores[i, n_turned:])
     if n_queries % 2:
         dots(near, queries[n_queries - 1, :e], scores[n_queries - 1, n_turned:])
+
+    # Scales of int8 keys belong to the products, scales of int8 values to the weights.
     for i in range(n_queries):
         if cache.key_scales:
             multiply(scores[i], memory.key_scales[b, j, rows])
         weigh(attention, cache, n_keys, j * n_queries + i, first, n_far, queries[i], scores[i], out[i])
         if cache.value_scales:
             multiply(scores[i], memory.value_scales[b, j, rows])
+
+    # Weighted sums of the values, again for two queries at once.
     for i in range(1, n_queries, 2):
         pair_add_rows(values, scores[i - 1], scores[i], out[i - 1, :e], out[i, :e])
     if n_queries % 2:
@@ -252,7 +277,6 @@ def attend_sinks(attention: Any, cache: Any, b: int, j: int, queries: Array, out
 
 @inner(fastmath=FASTMATH)
 def multiply(x: Array, y: Array) -> None:
-    """Multiplies x (n) by y (n), in place."""
     for i in range(x.size):
         x[i] *= y[i]
 
@@ -261,30 +285,37 @@ def multiply(x: Array, y: Array) -> None:
 def weigh(
     attention: Any, cache: Any, n_keys: int, h: int, first: int, n_far: int, query: Array, scores: Array, out: Array
 ) -> None:
-    """Replaces inner products (n) by weights; writes zeros, the largest score and the sum of weights to `out` (e+2)."""
+    """Replaces inner products (n) of head h by weights, relative to the largest one.
+
+    Writes zeros, the largest score and the sum of weights to `out` (e+2). The products are those of the keys from
+    number `first` on, of which the first `n_far` are beyond `clamp_len`.
+    """
     e, n = attention.head_dim, scores.size
-    before = cache.n_distances - n_keys + first
+    column = cache.n_distances - n_keys + first  # of the first key, in tables whose last column is that of the query
+    # Transformer-XL: products with the position keys; of far keys all have the product at clamp_len.
     if cache.position_keys:
-        tables = 1 if attention.relative else attention.n_heads
-        position_keys = array(cache.position_keys, (tables, attention.n_features, cache.n_distances))
-        own_keys = position_keys[h % tables]
+        n_tables = 1 if attention.relative else attention.n_heads
+        position_keys = array(cache.position_keys, (n_tables, attention.n_features, cache.n_distances))
+        head_keys = position_keys[h % n_tables]
         if n_far < n:
-            add_rows(own_keys, before + n_far, query[e:], scores[n_far:])
+            add_rows(head_keys, column + n_far, query[e:], scores[n_far:])
         if n_far:
             far = np.float32(0)
             for i in range(attention.n_features):
-                far += own_keys[i, cache.n_distances - 1 - cache.clamp_len] * query[e + i]
+                far += head_keys[i, cache.n_distances - 1 - cache.clamp_len] * query[e + i]
             for s in range(n_far):
                 scores[s] += far
+    # Scores.
     for s in range(n):
         scores[s] *= attention.scale
     if cache.bias:
-        bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, before:]
+        bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, column:]
         for s in range(n):
             scores[s] += bias[s]
     for s in range(min(n, n_keys - 1 - cache.full_len - first)):
         scores[s] += cache.far_bias
-    largest = np.float32(-3e38)
+    # Weights.
+    largest = LOWEST
     for s in range(n):
         largest = max(largest, scores[s])
     total = np.float32(0)
@@ -293,25 +324,26 @@ def weigh(
         total += scores[s]
     for i in range(e):
         out[i] = 0
-    out[e], out[e + 1] = largest, total
+    out[e + LARGEST], out[e + TOTAL] = largest, total
 
 
 @inner(fastmath=FASTMATH)
 def merge_chunks(parts: Array, out: Array) -> None:
     """Softmax-weighted sum (h e) of all keys, from the results (c h e+2) of `attend_chunk`."""
     n_chunks, n_heads = parts.shape[:2]
-    e = parts.shape[2] - 2
+    e = parts.shape[2] - N_STATISTICS
     for h in range(n_heads):
-        largest = np.float32(-3e38)
+        # Weights of a chunk are relative to its own largest score; here all become relative to the largest of all.
+        largest = LOWEST
         for c in range(n_chunks):
-            largest = max(largest, parts[c, h, e])
+            largest = max(largest, parts[c, h, e + LARGEST])
         total = np.float32(0)
         head = out[h * e : (h + 1) * e]
         for i in range(e):
             head[i] = 0
         for c in range(n_chunks):
-            weight = exp(parts[c, h, e] - largest)
-            total += weight * parts[c, h, e + 1]
+            weight = exp(parts[c, h, e + LARGEST] - largest)
+            total += weight * parts[c, h, e + TOTAL]
             for i in range(e):
                 head[i] += weight * parts[c, h, i]
         for i in range(e):

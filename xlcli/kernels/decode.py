@@ -20,17 +20,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from xlcli.kernels.attention import attend, count_keys, count_parts, merge_chunks, prepare
-from xlcli.kernels.compiler import numba
+from xlcli.kernels.attention import N_STATISTICS, attend, count_keys, count_parts, merge_chunks, prepare
+from xlcli.kernels.compiler import numba, register_jitable
 from xlcli.kernels.files import KernelFiles, keep_parts
 from xlcli.kernels.linear import linear, normalize
-from xlcli.kernels.records import BLOCK, CACHE, CALL, Array
+from xlcli.kernels.records import BLOCK, CACHE, CALL, Array, pack
 from xlcli.kernels.threads import COUNTERS, FASTMATH, Team, array, compiled, inner, next_step
 from xlcli.ops import layers
 
@@ -62,8 +62,26 @@ def normalize_all(x: Array, norm: Any) -> Array:
 
 
 @inner(fastmath=FASTMATH)
+def add_inputs(call: Any, block: Any, x: Array, x0: Array) -> None:
+    """Turns the stream x (b d) into the input of a block, in place; x0 (b d) is the input of the stack."""
+    batch, d = x.shape
+    for b in range(batch):
+        for j in range(d):
+            x[b, j] = block.stream_scale * x[b, j] + block.input_scale * x0[b, j]
+        if block.vectors:
+            token = array(call.tokens, batch, np.int64)[b]
+            vector = array(block.vectors + token * d * x.itemsize, d)
+            for j in range(d):
+                x[b, j] += vector[j]
+
+
+@inner(fastmath=FASTMATH)
 def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counters: Any, out: Array) -> None:
-    """The part of one thread in `decode_token`; `space` is the address of memory for results of steps."""
+    """The part of one thread in `decode_token`.
+
+    `space` is the address of memory for results of steps, which all threads divide in the same way: `floats_of_block`
+    numbers for each sequence and block.
+    """
     batch, d = call.batch, call.dim
     x, x0 = array(call.x, (batch, d)).copy(), array(call.x0, (batch, d))
     blocks, caches = array(call.blocks, call.n_blocks, BLOCK), array(call.caches, call.n_blocks, CACHE)
@@ -72,20 +90,15 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         block, cache = blocks[i], caches[i]
         attention = block.attention
         h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
-        for b in range(batch):
-            for j in range(d):
-                x[b, j] = block.stream_scale * x[b, j] + block.input_scale * x0[b, j]
-            if block.vectors:
-                vector = array(block.vectors + array(call.tokens, batch, np.int64)[b] * d * x.itemsize, d)
-                for j in range(d):
-                    x[b, j] += vector[j]
+        add_inputs(call, block, x, x0)
 
+        # The attention branch. With `parallel` the other branch reads the same input, before x changes.
         normal = normalize_all(x, block.attention_residual.before)
         other = normalize_all(x, block.feed_forward_residual.before) if block.parallel else normal
         qkv = array(space, (batch, (h + 2 * g) * e))
         queries = array(space + qkv.nbytes, (batch, h, e + f))
         most_chunks = count_parts(attention, cache, cache.stop - cache.start)
-        parts = array(space + qkv.nbytes + queries.nbytes, (batch, most_chunks, h, e + 2))
+        parts = array(space + qkv.nbytes + queries.nbytes, (batch, most_chunks, h, e + N_STATISTICS))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
         linear(attention.qkv, normal, weight_type, qkv, team)
         team = next_step(team)
@@ -101,6 +114,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         team = next_step(team)
         add_branch(x, y, block.attention_residual)
 
+        # The feed-forward branch.
         if not block.parallel:
             other = normalize_all(x, block.feed_forward_residual.before)
         up = array(space + y.nbytes, (batch, block.width))
@@ -120,6 +134,17 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
                 out[b, j] = x[b, j]  # the same numbers from every thread
 
 
+@register_jitable
+def floats_of_block(call: Any, block: Any, cache: Any) -> int:
+    """Number of results of the steps of a block, for each sequence: all that `follow` takes from `space`."""
+    attention = block.attention
+    h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
+    most_chunks = count_parts(attention, cache, cache.stop - cache.start)
+    of_attention = (h + 2 * g) * e + h * (e + f) + most_chunks * h * (e + N_STATISTICS)
+    of_outputs = 2 * call.dim
+    return of_attention + of_outputs + block.width  # type: ignore[no-any-return]
+
+
 @compiled(parallel={"prange": True, "numpy": False, "setitem": False, "reduction": False, "fusion": False})
 def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     """Blocks, and a head, for one new token of each sequence; writes its keys and values to the memories.
@@ -134,13 +159,10 @@ def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     """
     call = calls[0]
     blocks, caches = array(call.blocks, call.n_blocks, BLOCK), array(call.caches, call.n_blocks, CACHE)
-    size = 0
+    n_floats = 0
     for i in range(call.n_blocks):
-        attention, cache = blocks[i].attention, caches[i]
-        c = count_parts(attention, cache, cache.stop - cache.start)
-        h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
-        size += (h + 2 * g) * e + h * (e + f + c * (e + 2)) + 2 * call.dim + blocks[i].width
-    space = np.empty(call.batch * size, np.float32)
+        n_floats += floats_of_block(call, blocks[i], caches[i])
+    space = np.empty(call.batch * n_floats, np.float32)
     counters = np.zeros((call.n_blocks * N_STEPS + 1) * COUNTERS, np.uint8)
     out = np.empty((call.batch, call.head.size or call.dim), np.float32)
     for _ in numba.prange(call.n_threads):
@@ -148,15 +170,15 @@ def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     return out
 
 
-def decode(call: tuple[Any, ...], n_threads: int, weight_type: Array, memory_type: Array) -> Array:
-    """Result of `decode_token` for all fields of `CALL` but the last one, on at most `n_threads` threads.
+def decode(call: Mapping[str, Any], n_threads: int, weight_type: Array, memory_type: Array) -> Array:
+    """Result of `decode_token` for the fields of `CALL` other than `n_threads`, on at most `n_threads` threads.
 
     Not for a process that was forked from `PROCESS`: OpenMP ends one that uses its threads there.
     """
-    n_threads = use_threads(n_threads)
+    calls = np.array([pack(CALL, **call, n_threads=use_threads(n_threads))], CALL)
     one_at_a_time = numba.threading_layer() == "workqueue"  # type: ignore[attr-defined]
     with LOCK if one_at_a_time else nullcontext():
-        return decode_token(np.array([(*call, n_threads)], CALL), weight_type, memory_type)
+        return decode_token(calls, weight_type, memory_type)
 
 
 def use_threads(n: int) -> int:

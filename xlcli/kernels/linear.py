@@ -13,6 +13,8 @@ from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 
 TASK_BYTES = 2**17
 """Typical size of the part of a matrix that a thread takes at once."""
+FLOAT_BYTES = 4
+"""Size of a float32."""
 
 
 def widen(value: Any) -> Any:
@@ -54,7 +56,7 @@ def four_dots(rows: Array, r: int, near: int, far: int, x: Array) -> Any:
 @inner(fastmath=FASTMATH)
 def dots(rows: Array, x: Array, out: Array) -> None:
     """Inner products (n) of x (d) and rows (n d)."""
-    step = out.size // 4
+    step = out.size // 4  # the rows are read as four quarters; up to three more remain
     for r in range(step):
         out[r], out[r + step], out[r + 2 * step], out[r + 3 * step] = four_dots(rows, r, step, 2 * step, x)
     for r in range(4 * step, out.size):
@@ -67,6 +69,7 @@ def pair_dots(rows: Array, x0: Array, x1: Array, out0: Array, out1: Array) -> No
     step = out0.size // 4
     for r in range(step):
         r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]
+        # Sums s are those of x0, sums t those of x1.
         s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = np.float32(0)
         for i in range(x0.size):
             v0, v1, v2, v3 = widen(r0[i]), widen(r1[i]), widen(r2[i]), widen(r3[i])
@@ -80,6 +83,7 @@ def pair_dots(rows: Array, x0: Array, x1: Array, out0: Array, out1: Array) -> No
             t3 += v3 * x1[i]
         out0[r], out0[r + step], out0[r + 2 * step], out0[r + 3 * step] = s0, s1, s2, s3
         out1[r], out1[r + step], out1[r + 2 * step], out1[r + 3 * step] = t0, t1, t2, t3
+    # Up to three rows remain.
     dots(rows[4 * step :], x0, out0[4 * step :])
     dots(rows[4 * step :], x1, out1[4 * step :])
 
@@ -125,7 +129,8 @@ def exp(x: Any) -> Any:
 
     Argument reduction and polynomial of Cephes (Moshier 1989).
     """
-    x = max(x, np.float32(-87.0))
+    x = max(x, np.float32(-87.0))  # below it the result would not be a normal number
+    # e^x = 2^n e^r with |r| <= log(2) / 2. The first part of log(2) has few bits, so its product with n is exact.
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
     p = np.float32(1.9875691500e-4)
@@ -135,24 +140,25 @@ def exp(x: Any) -> Any:
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1)
+    # 2^n is the float32 whose exponent bits are n + 127.
     return p * np.uint32(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)).view(np.float32)
 
 
 @register_jitable
 def activate(x: Any, kind: int) -> Any:
-    """Activation of a float32."""
-    if kind == 0:
+    """Activation of a float32, by its number in `records`."""
+    if kind == 0:  # none
         return x
     if kind == RELU:
         return max(x, np.float32(0))
     if kind == RELU2:
         return max(x, np.float32(0)) * max(x, np.float32(0))
     if kind == GELU:
-        return np.float32(0.5) * x * np.float32(1 + math.erf(x * 0.7071067811865476))
+        return np.float32(0.5) * x * np.float32(1 + math.erf(x * 0.7071067811865476))  # 1 / sqrt(2)
     z = x
-    if kind == GELU_TANH:  # x (1 + tanh(z/2)) / 2
+    if kind == GELU_TANH:  # x (1 + tanh(z/2)) / 2 is x times the logistic function of z; the factor is 2 sqrt(2 / pi)
         z = np.float32(1.5957691216057308) * (x + np.float32(0.044715) * x * x * x)
-    return x / (np.float32(1) + exp(min(-z, np.float32(88))))
+    return x / (np.float32(1) + exp(min(-z, np.float32(88))))  # SiLU is x times the logistic function of x
 
 
 @inner(fastmath=FASTMATH)
@@ -163,7 +169,7 @@ def normalize(x: Array, norm: Any, out: Array) -> None:
         for i in range(d):
             out[i] = x[i]
         return
-    mean = np.float32(0)
+    mean = np.float32(0)  # RMSNorm subtracts none
     if norm.kind == LAYER:
         total = 0.0
         for i in range(d):
@@ -184,20 +190,24 @@ def normalize(x: Array, norm: Any, out: Array) -> None:
 
 @inner(fastmath=FASTMATH)
 def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -> None:
-    """Outputs `first` to `last` (n) of a linear layer from its inner products y (n, or 2n if gated), in place."""
+    """Writes outputs `first` to `last` (n) of a linear layer, from its inner products y (n, or 2n if gated).
+
+    Changes these inner products.
+    """
     n = out.size
-    for i in range(1 + matrix.gated):
-        part = y[i * n : (i + 1) * n]
+    for half in range(1 + matrix.gated):  # if gated, the second n rows of the matrix are those of the gates
+        part = y[half * n : (half + 1) * n]
         if matrix.scale:
-            scale = array(matrix.scale + 4 * i * n, n)
+            scale = array(matrix.scale + FLOAT_BYTES * half * n, n)
             for r in range(first, last):
                 part[r] *= scale[r]
         if matrix.bias:
-            bias = array(matrix.bias + 4 * i * n, n)
+            bias = array(matrix.bias + FLOAT_BYTES * half * n, n)
             for r in range(first, last):
                 part[r] += bias[r]
+    gates = n * matrix.gated  # place in y of what is activated
     for r in range(first, last):
-        out[r] = activate(y[r + n * matrix.gated], matrix.activation)
+        out[r] = activate(y[r + gates], matrix.activation)
     if matrix.gated:
         for r in range(first, last):
             out[r] *= y[r]
@@ -205,22 +215,31 @@ def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -
 
 @inner(fastmath=FASTMATH)
 def linear(matrix: Any, x: Array, weight_type: Array, out: Array, team: Team) -> None:
-    """Linear layer with weights of the type of `weight_type`, and its activation: output (b n) of x (b d)."""
+    """Linear layer with weights of the type of `weight_type`, and its activation: output (b n) of x (b d).
+
+    The n outputs are divided into quarters, and a task computes the same places in each of them, because `four_dots`
+    reads four rows at once. If the layer is gated they are divided into halves, and the four rows are those of two
+    outputs and of their gates.
+    """
     (batch, n), d, gated = out.shape, x.shape[1], matrix.gated
-    near, far = (n // 2, n) if gated else (n // 4, n // 4 * 2)
+    n_parts = 2 if gated else 4
+    part_len = n // n_parts
+    near, far = part_len, (n if gated else 2 * part_len)  # distances between the four rows, see `four_dots`
     weight = array(matrix.weight, (n + gated * n, d), weight_type.dtype)
     y = np.empty(len(weight), np.float32)
-    n_tasks = max(1, min(near, max(4 * team.size, weight.size * weight.itemsize // TASK_BYTES)))
+    # Several tasks for each thread, which may be late, and none with more of a matrix than stays in its cache.
+    n_tasks = max(1, min(part_len, max(4 * team.size, weight.size * weight.itemsize // TASK_BYTES)))
     task = take(team, n_tasks)
     while task >= 0:
-        first, last = task * near // n_tasks, (task + 1) * near // n_tasks
+        first, last = task * part_len // n_tasks, (task + 1) * part_len // n_tasks
         for b in range(batch):
             for r in range(first, last):
                 y[r], y[r + near], y[r + far], y[r + near + far] = four_dots(weight, r, near, far, x[b])
-            for k in range(2 if gated else 4):
-                apply_activation(matrix, k * near + first, k * near + last, y, out[b])
-            if task == 0:  # less than four rows remain, or less than two pairs
-                done = n - n % (2 if gated else 4)
+            for part in range(n_parts):
+                apply_activation(matrix, part * part_len + first, part * part_len + last, y, out[b])
+            if task == 0:
+                # Up to three outputs are in no quarter, or one is in no half: each alone, with its gate if any.
+                done = n_parts * part_len
                 for r in range(done, n):
                     y[r], _, y[r + gated * n], _ = four_dots(weight, r, 0, gated * n, x[b])
                 apply_activation(matrix, done, n, y, out[b])

@@ -33,18 +33,29 @@ from xlcli.kernels.records import Array
 from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
 from xlcli.memory.context_cache import (
+    COUNTS,
     LINE,
     MAP_BINS,
     MAP_RANGE,
     MAX_DEPTH,
+    MODEL,
+    N_COMMON,
     N_CONTEXTS,
+    N_COUNTED,
+    N_INPUTS,
     N_LATEST,
+    N_LEVELS,
     N_MIXERS,
+    N_READ,
+    N_UPDATES,
     ORDERS,
+    PROBABILITY,
     REACH,
     SSE_BINS,
     SSE_RANGE,
     SSE_ROWS,
+    SURPLUS,
+    WINDOW,
     Index,
     Mixer,
 )
@@ -55,6 +66,14 @@ SSE_SHARE, SSE_RATE = 0.4, 0.02
 """Share of the corrections in a prediction, and their learning rate."""
 LIMIT = 8.0
 """Maximum of a weight, and of what a context changes."""
+MAX_LOGIT = 16.0
+"""Maximum of the result of a mixer."""
+LEAST = 2e-8
+"""Least probability of a decision."""
+FIRST_NODES = 128
+"""Nodes below this number, near the root, have weights of their own."""
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio: multiplied by it, similar keys become dissimilar."""
 _ORDERS = np.array(ORDERS)
 
 
@@ -95,7 +114,6 @@ class Space(NamedTuple):
 
 @inner()
 def logistic(x: float) -> float:
-    """1 / (1 + exp(-x))."""
     return 1 / (1 + math.exp(-x))
 
 
@@ -108,81 +126,105 @@ def stretch(p: float, least: float) -> float:
 
 @inner()
 def new_space(n_leaves: int) -> Space:
-    """Memory for `n_leaves` leaves."""
     c, d = N_CONTEXTS, 1
     while 1 << d < n_leaves:
         d += 1
     return Space(
-        np.zeros(c, np.uint64), np.zeros(c, np.int64), np.zeros((c, N_LATEST), np.int64), np.zeros(c, np.int64),
-        np.zeros((d, 3 + 2 * c)), np.zeros((d, c), np.int64), np.zeros((d, c), np.int64), np.zeros((d, c)),
-        np.zeros((d, N_MIXERS), np.int64), np.zeros((d, N_MIXERS + 1)), np.zeros(d, np.int64), np.zeros(d),
-        np.zeros(2 * n_leaves),
-    )  # fmt: skip
+        hashes=np.zeros(c, np.uint64),
+        slots=np.zeros(c, np.int64),
+        found=np.zeros((c, N_LATEST), np.int64),
+        n_found=np.zeros(c, np.int64),
+        inputs=np.zeros((d, N_INPUTS)),
+        states=np.zeros((d, c), np.int64),
+        lows=np.zeros((d, c), np.int64),
+        shares=np.zeros((d, c)),
+        classes=np.zeros((d, N_MIXERS), np.int64),
+        logits=np.zeros((d, N_MIXERS + 1)),
+        rows=np.zeros(d, np.int64),
+        places=np.zeros(d),
+        sums=np.zeros(2 * n_leaves),
+    )
 
 
 @inner()
 def hashed(key: Any, value: Any) -> Any:
     """Hash of a key and one more token."""
-    key = (key ^ np.uint64(value + 2)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(7)
+    key = (key ^ np.uint64(value + 2)) * HASH_FACTOR + np.uint64(7)
     return key ^ (key >> np.uint64(29))
 
 
 @inner()
 def token_at(index: Index, at: int) -> int:
     """Token at a position, -1 before the first."""
-    return index.inputs[at] if at >= 0 else -1
+    if at < 0:
+        return -1
+    return index.inputs[at]  # type: ignore[no-any-return]
 
 
 @inner()
 def append(index: Index, token: int, line_end: int) -> None:
-    """Reads a token."""
-    at = index.sizes[0]
+    at = index.sizes[N_READ]
     index.inputs[at], index.targets[at] = token, -1
-    index.lines[at] = at if token == line_end or at == 0 else index.lines[at - 1]
-    index.sizes[0] = at + 1
+    if token == line_end or at == 0:
+        index.lines[at] = at
+    else:
+        index.lines[at] = index.lines[at - 1]
+    index.sizes[N_READ] = at + 1
 
 
 @inner()
 def hash_contexts(index: Index, out: Array) -> None:
-    """Hash of each context of the last token read."""
-    at, key, n = index.sizes[0] - 1, np.uint64(1), 0
-    for i in range(len(_ORDERS)):
+    """Hash (c) of each context of the last token read."""
+    at, key, n = index.sizes[N_READ] - 1, np.uint64(1), 0
+    for i in range(len(_ORDERS)):  # the hash of a longer context goes on from that of a shorter one
         while n < _ORDERS[i]:
             key = hashed(key, token_at(index, at - n))
             n += 1
         out[i] = key
     last, second = index.inputs[at], token_at(index, at - 1)
     third, fourth = token_at(index, at - 2), token_at(index, at - 3)
+
+    # The place in the line, the first two tokens of the line, and the token of the line before at the next place.
     line = index.lines[at]
-    before = index.lines[line - 1] if line > 0 else -1
-    column, above, first, next_ = at - line, -1, -1, -1
+    line_before = index.lines[line - 1] if line > 0 else -1
+    column, above, first_in_line, second_in_line = at - line, -1, -1, -1
     if column >= LINE:
         column = LINE
     else:
-        first = token_at(index, line + 1) if column > 0 else -1
-        next_ = token_at(index, line + 2) if column > 1 else -1
-        if before >= 0 and at - before < REACH and before + column + 1 <= at:
-            above = token_at(index, before + column + 1)
+        if column > 0:
+            first_in_line = token_at(index, line + 1)
+        if column > 1:
+            second_in_line = token_at(index, line + 2)
+        place_above = line_before + column + 1
+        if line_before >= 0 and at - line_before < REACH and place_above <= at:
+            above = token_at(index, place_above)
+
+    # Numbers 11 to 15 keep the kinds of contexts apart.
     n = len(_ORDERS)
     out[n] = hashed(hashed(np.uint64(11), column), last)
     out[n + 1] = hashed(hashed(np.uint64(12), second), third)
     out[n + 2] = hashed(hashed(np.uint64(13), above), last)
     out[n + 3] = hashed(hashed(hashed(np.uint64(14), second), third), fourth)
-    out[n + 4] = hashed(hashed(hashed(np.uint64(15), first), next_), column)
+    out[n + 4] = hashed(hashed(hashed(np.uint64(15), first_in_line), second_in_line), column)
 
 
 @inner()
 def find(index: Index, leaf_of: Array, space: Space) -> None:
-    """Leaves of the latest followers of each context within the window, the latest first, in `space.found`."""
+    """Leaves of the latest followers of each context within the window, the latest first, in `space.found`.
+
+    Also sets `hashes`, `slots` and `n_found` of the space.
+    """
     hash_contexts(index, space.hashes)
-    oldest = max(0, index.sizes[0] - index.sizes[2])
-    n_slots = index.owners.shape[1]
+    oldest = max(0, index.sizes[N_READ] - index.sizes[WINDOW])
+    n_slots = index.owners.shape[1]  # a power of two
     for c in range(N_CONTEXTS):
+        # Linear probing: the slot of the context, or the free one that it would get.
         key = space.hashes[c]
-        slot = np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)) & (n_slots - 1)
+        slot = np.int64((key * HASH_FACTOR) >> np.uint64(20)) & (n_slots - 1)
         while index.owners[c, slot] != 0 and index.owners[c, slot] != key:
             slot = (slot + 1) & (n_slots - 1)
         space.slots[c] = slot
+        # The chain of its positions, which are stored plus 1.
         at, n = index.latest[c, slot] - 1, 0
         while at >= oldest and n < N_LATEST:
             space.found[c, n] = leaf_of[index.targets[at]]
@@ -194,7 +236,7 @@ def find(index: Index, leaf_of: Array, space: Space) -> None:
 @inner()
 def learn(index: Index, leaf_of: Array, target: int, space: Space) -> None:
     """Stores the token that follows the last one read, whose contexts `find` has looked up."""
-    at = index.sizes[0] - 1
+    at = index.sizes[N_READ] - 1
     index.targets[at] = target
     for c in range(N_CONTEXTS):
         slot = space.slots[c]
@@ -205,9 +247,9 @@ def learn(index: Index, leaf_of: Array, target: int, space: Space) -> None:
 
 @inner()
 def count(index: Index, leaf_of: Array, token: int, change: int) -> None:
-    """Counts a token that enters or leaves the window."""
+    """Counts a token that enters (change 1) or leaves (-1) the window, at its leaf and all nodes above."""
     if token >= 0:
-        index.sizes[1] += change
+        index.sizes[N_COUNTED] += change
         node = leaf_of[token]
         while node:
             index.counts[node] += change
@@ -216,8 +258,7 @@ def count(index: Index, leaf_of: Array, token: int, change: int) -> None:
 
 @inner()
 def forget(index: Index, leaf_of: Array) -> None:
-    """Takes the token that leaves the window out of the counts."""
-    at = index.sizes[0] - 1 - index.sizes[2]
+    at = index.sizes[N_READ] - 1 - index.sizes[WINDOW]
     if at >= 0:
         count(index, leaf_of, index.targets[at], -1)
 
@@ -234,42 +275,58 @@ def sum_tree(log_p: Array, leaf_of: Array, sums: Array) -> None:
 
 @inner()
 def level(n: int) -> int:
-    """Class of a number of followers, 0 to 8."""
-    return n if n < 4 else 4 + (n >= 6) + (n >= 9) + (n >= 16) + (n >= 32)
+    """Class of a number of followers, 0 to `N_LEVELS` - 1."""
+    if n < 4:
+        return n
+    return 4 + (n >= 6) + (n >= 9) + (n >= 16) + (n >= 32)
+
+
+@inner()
+def in_bins(logit: float, most: float, n_bins: int) -> float:
+    """Place of a logit between -`most` and `most`, counted in bins: 0 to a little less than `n_bins`.
+
+    Its whole part is a bin, its fraction the share of the next bin in a mean of both.
+    """
+    return min(max((logit + most) * n_bins / (2 * most), 0.0), n_bins - 1e-6)
 
 
 @inner()
 def add_context(c: int, node: int, shift: int, mixer: Mixer, space: Space, depth: int) -> None:
-    """Inputs of a context from its followers within a node.
+    """Sets the inputs of a context from its followers within a node; needs the input `MODEL`.
 
     Their state is the direction of the latest one, how often it repeated, and how many went the other way.
     """
-    x, n_same, n_other, first = space.inputs[depth], 0, 0, -1
+    x, n_same, n_other, latest = space.inputs[depth], 0, 0, -1
     for i in range(space.n_found[c]):
         leaf = space.found[c, i]
         if leaf >> (shift + 1) != node:
             continue
         direction = (leaf >> shift) & 1
-        if first < 0:
-            first = direction
-        if direction != first:
+        if latest < 0:
+            latest = direction
+        if direction != latest:
             n_other += 1
         elif not n_other:
             n_same += 1
-    at = 3 + 2 * c
-    x[at], x[at + 1], space.states[depth, c] = 0.0, 0.0, 0
-    if first < 0:
+    by_order = N_COMMON + 2 * c  # place of what the followers alone predict
+    by_model = by_order + 1  # and of how they change the prediction of the model
+    x[by_order], x[by_model], space.states[depth, c] = 0.0, 0.0, 0
+    if latest < 0:
         return
-    state = (81 if node > 1 else 0) + 9 * level(n_same) + level(n_other)
-    sign = 1.0 if first else -1.0
-    own = sign * x[0]
-    place = min(max((own + MAP_RANGE) * MAP_BINS / (2 * MAP_RANGE), 0.0), MAP_BINS - 1e-6)
+    state = N_LEVELS * level(n_same) + level(n_other)
+    if node > 1:  # the root has states of its own
+        state += N_LEVELS * N_LEVELS
+    # Inputs are logits of the upper half; states and maps know those of the direction of the latest follower.
+    sign = 1.0 if latest else -1.0
+    model_logit = sign * x[MODEL]
+    place = in_bins(model_logit, MAP_RANGE, MAP_BINS)
     low = int(place)
     share = place - low
-    mapped = mixer.maps[c, state, low, 0] * (1 - share) + mixer.maps[c, state, low + 1, 0] * share
-    x[at] = sign * stretch(mixer.states[c, state, 0], 1e-5)
-    x[at + 1] = sign * min(max(stretch(mapped, 1e-6) - own, -LIMIT), LIMIT)
-    space.states[depth, c] = 2 * state + first + 1
+    cells = mixer.maps[c, state]
+    mapped = cells[low, PROBABILITY] * (1 - share) + cells[low + 1, PROBABILITY] * share
+    x[by_order] = sign * stretch(mixer.states[c, state, PROBABILITY], 1e-5)
+    x[by_model] = sign * min(max(stretch(mapped, 1e-6) - model_logit, -LIMIT), LIMIT)
+    space.states[depth, c] = 2 * state + latest + 1
     space.lows[depth, c], space.shares[depth, c] = low, share
 
 
@@ -277,53 +334,77 @@ def add_context(c: int, node: int, shift: int, mixer: Mixer, space: Space, depth
 def predict(node: int, shift: int, index: Index, mixer: Mixer, space: Space, known: bool, depth: int) -> float:
     """Probability that the next token is in the upper half of a node of 2^(shift + 1) leaves at this depth.
 
-    Without `known`, no context has a follower there.
+    Without `known`, no context has a follower there. Leaves in `space` what `update` needs.
     """
-    x, sums, classes, logits = space.inputs[depth], space.sums, space.classes[depth], space.logits[depth]
-    weighted = min(depth, MAX_DEPTH)
+    x, sums = space.inputs[depth], space.sums
+    # Inputs of the model and of the counts.
     low, high = float(index.counts[2 * node]), float(index.counts[2 * node + 1])
-    x[0] = stretch(sums[2 * node + 1] / sums[node], 1e-7)
-    x[1] = math.log((high + 0.4) / (low + 0.4)) if low + high > 0 else 0.0
-    scale = index.sizes[1] / max(mixer.progress[0], 1.0)
-    expected = mixer.expected[2 * node] * scale, mixer.expected[2 * node + 1] * scale
-    x[2] = math.log((high + 0.1) / (expected[1] + 0.1)) - math.log((low + 0.1) / (expected[0] + 0.1))
-    highest = 0
+    x[MODEL] = stretch(sums[2 * node + 1] / sums[node], 1e-7)
+    x[COUNTS] = math.log((high + 0.4) / (low + 0.4)) if low + high > 0 else 0.0
+    scale = index.sizes[N_COUNTED] / max(mixer.progress[0], 1.0)
+    expected_low, expected_high = mixer.expected[2 * node] * scale, mixer.expected[2 * node + 1] * scale
+    x[SURPLUS] = math.log((high + 0.1) / (expected_high + 0.1)) - math.log((low + 0.1) / (expected_low + 0.1))
+    # Inputs of the contexts, and the longest one of latest tokens that occurred before.
+    longest = 0
     for c in range(N_CONTEXTS):
         if known:
             add_context(c, node, shift, mixer, space, depth)
         if c < len(_ORDERS) and space.n_found[c]:
-            highest = c + 1
-    last = len(x) if known else 3
+            longest = c + 1
+    n_inputs = len(x) if known else N_COMMON
+    total = mix(node, longest, n_inputs, mixer, space, depth)
+    corrected = correct(node, total, index, mixer, space, depth)
+    p = (1 - SSE_SHARE) * logistic(total) + SSE_SHARE * corrected
+    return min(max(p, LEAST), 1 - LEAST)
+
+
+@inner()
+def mix(node: int, longest: int, n_inputs: int, mixer: Mixer, space: Space, depth: int) -> float:
+    """Logit by all mixers together, of the first inputs (`n_inputs`); sets `classes` and `logits` of the space."""
+    x, classes, logits, weighted = space.inputs[depth], space.classes[depth], space.logits[depth], min(depth, MAX_DEPTH)
     classes[0] = 0
-    classes[1] = node if node < 128 else 128 + weighted
-    classes[2] = highest * (MAX_DEPTH + 1) + weighted
+    classes[1] = node if node < FIRST_NODES else FIRST_NODES + weighted
+    classes[2] = longest * (MAX_DEPTH + 1) + weighted
     total = 0.0
     for m in range(N_MIXERS):
         logit = 0.0
         weights = mixer.weights[m, classes[m]]
-        for i in range(last):
+        for i in range(n_inputs):
             logit += weights[i] * x[i]
-        logits[m] = min(max(logit, -16.0), 16.0)
+        logits[m] = min(max(logit, -MAX_LOGIT), MAX_LOGIT)
         total += mixer.final[weighted, m] * logits[m]
-    total = min(max(total, -16.0), 16.0)
-    token = np.uint64(index.inputs[index.sizes[0] - 1])
+    total = min(max(total, -MAX_LOGIT), MAX_LOGIT)
+    logits[N_MIXERS] = total
+    return total
+
+
+@inner()
+def correct(node: int, logit: float, index: Index, mixer: Mixer, space: Space, depth: int) -> float:
+    """Probability of a logit, plus the mean of both corrections; sets `rows` and `places` of the space."""
+    token = np.uint64(index.inputs[index.sizes[N_READ] - 1])
     row = np.int64(hashed(hashed(np.uint64(17), token), node) & np.uint64(SSE_ROWS - 1))
-    place = min(max((total + SSE_RANGE) * SSE_BINS / (2 * SSE_RANGE), 0.0), SSE_BINS - 1e-6)
-    bin_ = int(place)
-    share = place - bin_
-    width = 2 * SSE_RANGE / SSE_BINS
-    base = logistic(bin_ * width - SSE_RANGE) * (1 - share) + logistic((bin_ + 1) * width - SSE_RANGE) * share
+    place = in_bins(logit, SSE_RANGE, SSE_BINS)
+    low = int(place)
+    share = place - low
+    p = bin_probability(low) * (1 - share) + bin_probability(low + 1) * share
     for i in range(2):
         table = mixer.sse[i, row if i else node & (SSE_ROWS - 1)]
-        base += 0.5 * (table[bin_] * (1 - share) + table[bin_ + 1] * share)
-    logits[N_MIXERS], space.rows[depth], space.places[depth] = total, row, place
-    p = (1 - SSE_SHARE) * logistic(total) + SSE_SHARE * base
-    return min(max(p, 2e-8), 1 - 2e-8)
+        p += 0.5 * (table[low] * (1 - share) + table[low + 1] * share)
+    space.rows[depth], space.places[depth] = row, place
+    return p
+
+
+@inner()
+def bin_probability(number: int) -> float:
+    """Probability at the lower end of a bin of the corrections."""
+    width = 2 * SSE_RANGE / SSE_BINS
+    return logistic(number * width - SSE_RANGE)
 
 
 @inner()
 def update(node: int, bit: int, mixer: Mixer, space: Space, depth: int) -> None:
     """Learns a decision, of which `predict` has left its values in `space`."""
+    # Mixers, by the gradient of the surprisal.
     x, logits, weighted = space.inputs[depth], space.logits[depth], min(depth, MAX_DEPTH)
     rate = max(LAST_RATE, FIRST_RATE / (1 + 0.002 * mixer.progress[0]))
     error = bit - logistic(logits[N_MIXERS])
@@ -334,29 +415,38 @@ def update(node: int, bit: int, mixer: Mixer, space: Space, depth: int) -> None:
         weights = mixer.weights[m, space.classes[depth, m]]
         for i in range(len(x)):
             weights[i] = min(max(weights[i] + change * x[i], -LIMIT), LIMIT)
+
+    # Corrections, in both bins by their shares.
     row, place = space.rows[depth], space.places[depth]
-    bin_ = int(place)
-    share = place - bin_
-    width = 2 * SSE_RANGE / SSE_BINS
+    low = int(place)
+    share = place - low
     for i in range(2):
         table = mixer.sse[i, row if i else node & (SSE_ROWS - 1)]
         for j in range(2):
             part = share if j else 1 - share
-            identity = logistic((bin_ + j) * width - SSE_RANGE)
-            table[bin_ + j] += SSE_RATE * part * (bit - identity - table[bin_ + j])
+            table[low + j] += SSE_RATE * part * (bit - bin_probability(low + j) - table[low + j])
+
+    # States and maps of the contexts that had followers: means whose rate falls with the number of updates.
     for c in range(N_CONTEXTS):
         if not space.states[depth, c]:
             continue
-        state, first = (space.states[depth, c] - 1) >> 1, (space.states[depth, c] - 1) & 1
-        repeated = 1.0 if bit == first else 0.0
+        state, latest = (space.states[depth, c] - 1) >> 1, (space.states[depth, c] - 1) & 1
+        repeated = 1.0 if bit == latest else 0.0
         cell = mixer.states[c, state]
-        cell[0] += max(1 / (cell[1] + 9.5), 1 / 255) * (repeated - cell[0])
-        cell[1] += 1
+        cell[PROBABILITY] += max(1 / (cell[N_UPDATES] + 9.5), 1 / 255) * (repeated - cell[PROBABILITY])
+        cell[N_UPDATES] += 1
         for j in range(2):
             part = space.shares[depth, c] if j else 1 - space.shares[depth, c]
             cell = mixer.maps[c, state, space.lows[depth, c] + j]
-            cell[0] += part * max(1 / (cell[1] + 6), 1 / 500) * (repeated - cell[0])
-            cell[1] += part
+            cell[PROBABILITY] += part * max(1 / (cell[N_UPDATES] + 6), 1 / 500) * (repeated - cell[PROBABILITY])
+            cell[N_UPDATES] += part
+
+
+@inner()
+def is_decision(node: int, shift: int, n_leaves: int, n_tokens: int) -> bool:
+    """True if the upper half of a node of 2^(shift + 1) leaves has tokens; the last leaves of the tree have none."""
+    first_leaf = (2 * node + 1) << shift
+    return first_leaf - n_leaves < n_tokens
 
 
 @inner()
@@ -365,17 +455,18 @@ def encode(log_p: Array, target: int, leaf_of: Array, index: Index, mixer: Mixer
     sums, n_leaves, nats = space.sums, len(space.sums) // 2, 0.0
     sum_tree(log_p, leaf_of, sums)
     leaf, n_levels = leaf_of[target], len(space.inputs)
-    for is_learned in range(2):
-        for depth in range(n_levels):
-            shift = n_levels - 1 - depth
-            node, bit = leaf >> (shift + 1), (leaf >> shift) & 1
-            if ((2 * node + 1) << shift) - n_leaves >= len(leaf_of):
-                continue  # no token is in the upper half
-            if is_learned:
-                update(node, bit, mixer, space, depth)
-            else:
-                p = predict(node, shift, index, mixer, space, True, depth)
-                nats -= math.log(p if bit else 1 - p)
+    # All decisions on the way to the leaf are predicted before anything is learned from one.
+    for depth in range(n_levels):
+        shift = n_levels - 1 - depth
+        node, bit = leaf >> (shift + 1), (leaf >> shift) & 1
+        if is_decision(node, shift, n_leaves, len(leaf_of)):
+            p = predict(node, shift, index, mixer, space, True, depth)
+            nats -= math.log(p if bit else 1 - p)
+    for depth in range(n_levels):
+        shift = n_levels - 1 - depth
+        node, bit = leaf >> (shift + 1), (leaf >> shift) & 1
+        if is_decision(node, shift, n_leaves, len(leaf_of)):
+            update(node, bit, mixer, space, depth)
     scale = 1 / sums[1]
     for node in range(1, 2 * n_leaves):
         mixer.expected[node] += sums[node] * scale
@@ -386,12 +477,12 @@ def encode(log_p: Array, target: int, leaf_of: Array, index: Index, mixer: Mixer
 @inner()
 def advance(index: Index, leaf_of: Array, line_end: int, token: int) -> None:
     """Reads a token. If there is no room for it, what is older than the window is forgotten first."""
-    size, window = index.sizes[0], index.sizes[2]
+    size, window = index.sizes[N_READ], index.sizes[WINDOW]
     if size == len(index.inputs):
         first = size - window - REACH
         inputs, targets = index.inputs[first:size].copy(), index.targets[first:size].copy()
         index.owners[:], index.latest[:], index.earlier[:], index.counts[:] = 0, 0, 0, 0
-        index.sizes[0] = index.sizes[1] = 0
+        index.sizes[N_READ] = index.sizes[N_COUNTED] = 0
         store(index, leaf_of, line_end, inputs, targets)
     append(index, token, line_end)
     forget(index, leaf_of)
@@ -450,6 +541,7 @@ def distribution(index: Index, mixer: Mixer, leaf_of: Array, log_p: Array) -> Ar
     space = new_space(n_leaves)
     find(index, leaf_of, space)
     sum_tree(log_p, leaf_of, space.sums)
+    # Nodes with a follower of some context; at the others the mixers need no inputs of contexts.
     known = np.zeros(2 * n_leaves, np.bool_)
     for c in range(N_CONTEXTS):
         for i in range(space.n_found[c]):
@@ -457,17 +549,18 @@ def distribution(index: Index, mixer: Mixer, leaf_of: Array, log_p: Array) -> Ar
             while node and not known[node]:
                 known[node] = True
                 node >>= 1
+    # Log-probability of each node, from the root (number 1) down.
     nodes = np.full(2 * n_leaves, -np.inf)
     nodes[1] = 0.0
     depth = 0
     for node in range(1, n_leaves):
-        if node == 2 << depth:
+        if node == 2 << depth:  # the first node of the next depth
             depth += 1
         shift = len(space.inputs) - 1 - depth
-        if ((2 * node) << shift) - n_leaves >= len(leaf_of):
+        if ((2 * node) << shift) - n_leaves >= len(leaf_of):  # no token is below the node
             continue
         nodes[2 * node] = nodes[node]
-        if ((2 * node + 1) << shift) - n_leaves < len(leaf_of):
+        if is_decision(node, shift, n_leaves, len(leaf_of)):
             p = predict(node, shift, index, mixer, space, known[node], depth)
             nodes[2 * node] += math.log(1 - p)
             nodes[2 * node + 1] = nodes[node] + math.log(p)
@@ -480,8 +573,9 @@ CONSTANTS = [context_cache.__file__]
 
 def _kernel_files() -> list[KernelFiles]:
     """Files that keep the compiled kernels, none where they cannot be kept."""
+    kernels = score, fill, read, distribution
     try:
-        return [KernelFiles(each, lambda _: PROGRAM, CONSTANTS) for each in (score, fill, read, distribution)]
+        return [KernelFiles(kernel, lambda _: PROGRAM, CONSTANTS) for kernel in kernels]
     except ConfigError:
         raise
     except Exception:  # no folder for kernels can be written, or Numba does not compile
@@ -494,26 +588,27 @@ FILES = _kernel_files()
 def _arguments() -> list[tuple[Any, ...]]:
     """Arguments for the kernels of `FILES`, of the types that they have for every cache."""
     index, mixer, leaf_of = context_cache.new_index(1, 2), context_cache.new_mixer(2), np.empty(2, np.int64)
-    log_p, texts = np.empty((1, 1)), np.empty((2, 1), np.int64)
+    log_p, texts, line_end = np.empty((1, 1)), np.empty((2, 1), np.int64), 0
     return [
-        (index, mixer, leaf_of, 0, log_p, texts, False, log_p[0]),
-        (index, leaf_of, 0, *texts),
-        (index, leaf_of, 0, texts[0]),
+        (index, mixer, leaf_of, line_end, log_p, texts, False, log_p[0]),
+        (index, leaf_of, line_end, *texts),
+        (index, leaf_of, line_end, texts[0]),
         (index, mixer, leaf_of, log_p[0]),
     ]
 
 
 def is_compiled() -> bool:
-    """True if the kernels are compiled, here or in files."""
-    return bool(FILES) and all(file.has(*given) for file, given in zip(FILES, _arguments(), strict=True))
+    if not FILES:
+        return False
+    return all(file.has(*arguments) for file, arguments in zip(FILES, _arguments(), strict=True))
 
 
 def compile_kernels(stop: Callable[[], bool]) -> str | None:
     """Compiles the kernels, unless `stop` becomes true. Returns the reason for which they cannot be kept, if any."""
     problem = None
-    for file, given in zip(FILES, _arguments(), strict=False):
-        problem = file.compile(*given, stop=stop) or problem
-        if file.program is None:
+    for file, arguments in zip(FILES, _arguments(), strict=False):
+        problem = file.compile(*arguments, stop=stop) or problem
+        if file.program is None:  # nothing can be kept: this process compiles the others, too
             for other in FILES:
                 other.program = None
     return problem

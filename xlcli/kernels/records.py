@@ -23,8 +23,17 @@ ROPE_LAYOUTS = {"half": HALF, "interleaved": INTERLEAVED}
 
 def record(integers: str = "", floats: str = "", **parts: np.dtype[Any]) -> np.dtype[Any]:
     """Type of a record of int64 and float32 numbers and of other records."""
-    fields = [*parts.items(), *((name, np.int64) for name in integers.split())]
-    return np.dtype([*fields, *((name, np.float32) for name in floats.split())], align=True)
+    fields: list[tuple[str, Any]] = list(parts.items())
+    fields += [(name, np.int64) for name in integers.split()]
+    fields += [(name, np.float32) for name in floats.split()]
+    return np.dtype(fields, align=True)
+
+
+def pack(kind: np.dtype[Any], /, **values: Any) -> tuple[Any, ...]:
+    """A record as a tuple of its fields, in their order; `values` has each of them."""
+    assert kind.names is not None
+    assert values.keys() == set(kind.names)
+    return tuple(values[name] for name in kind.names)
 
 
 # Integers named after arrays are their addresses, 0: none. Arrays are float32 except for weights, keys and values.

@@ -32,7 +32,6 @@ def inner(**options: Any) -> Callable[[Kernel], Kernel]:
 
 @intrinsic
 def pointer(typing: Any, address: Any) -> Any:
-    """Pointer to an address."""
     return types.voidptr(types.int64), lambda context, builder, signature, args: builder.inttoptr(
         args[0], ir.IntType(8).as_pointer()
     )
@@ -63,7 +62,6 @@ sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 @register_jitable
 def array(address: int, shape: Any, dtype: Any = np.float32) -> Array:
-    """Array at an address."""
     return numba.carray(pointer(address), shape, dtype)  # type: ignore[attr-defined, call-arg]
 
 
@@ -96,5 +94,4 @@ def take(team: Team, n_tasks: int) -> int:
 
 @register_jitable
 def finish(team: Team) -> None:
-    """Reports a task as done."""
     add_at(team.counters + COUNTERS // 2, 1)  # type: ignore[call-arg]

@@ -29,10 +29,18 @@ LINE, REACH = 128, 256
 """Maximum place in a line that a context knows, and number of tokens after which none depends on a token."""
 MAX_WINDOW = 2**22
 """Maximum number of tokens of a cache."""
-N_INPUTS, N_MIXERS, MAX_DEPTH, MIXER_CLASSES = 3 + 2 * N_CONTEXTS, 3, 19, 160
+N_READ, N_COUNTED, WINDOW = range(3)
+"""Places in `Index.sizes`: numbers of tokens read, of followers counted, and of tokens of the window."""
+MODEL, COUNTS, SURPLUS, N_COMMON = range(4)
+"""Places of the inputs of a decision that no context has, and their number. Two for each context come behind them."""
+N_INPUTS, N_MIXERS, MAX_DEPTH, MIXER_CLASSES = N_COMMON + 2 * N_CONTEXTS, 3, 19, 160
 """Inputs of a decision, mixers, greatest depth in the tree with weights of its own, sets of weights of a mixer."""
-N_STATES, MAP_BINS, MAP_RANGE = 162, 12, 9.0
+N_LEVELS = 9
+"""Classes of a number of followers."""
+N_STATES, MAP_BINS, MAP_RANGE = 2 * N_LEVELS**2, 12, 9.0
 """States of a context, and bins of a map of logits from -`MAP_RANGE` to `MAP_RANGE`."""
+PROBABILITY, N_UPDATES = 0, 1
+"""Places in a cell of `Mixer.states` and `Mixer.maps`."""
 SSE_ROWS, SSE_BINS, SSE_RANGE = 2**12, 32, 12.0
 """Rows and bins of the correction of a result, and its range of logits."""
 
@@ -50,7 +58,7 @@ class Index(NamedTuple):
         latest: Its latest position (c s), plus 1.
         earlier: Position (c n) of the same context before, plus 1.
         counts: Number of followers in the window (2 l) at or below each node of a tree of l leaves.
-        sizes: Numbers of tokens, of counted followers, and of tokens of the window.
+        sizes: `N_READ`, `N_COUNTED`, `WINDOW` (3).
     """
 
     inputs: Array
@@ -96,9 +104,11 @@ def new_index(window: int, vocab_size: int) -> Index:
     Raises:
         ResourceError: It does not fit the machine.
     """
+    # Twice the window, because what is older is forgotten only when there is no room left.
     capacity = 2 * window + 4 * REACH
-    n_slots = 1 << (3 * capacity // 2).bit_length()
-    n_bytes = N_CONTEXTS * (12 * n_slots + 4 * capacity) + 12 * capacity + 16 * n_leaves(vocab_size)
+    n_slots = 1 << (3 * capacity // 2).bit_length()  # more than 1.5 for each token: probing is short
+    of_contexts = N_CONTEXTS * (12 * n_slots + 4 * capacity)
+    n_bytes = of_contexts + 12 * capacity + 16 * n_leaves(vocab_size)
     require_memory(f"a context cache of {window:,} tokens", n_bytes, "Use a smaller --context-cache.")
     return Index(
         inputs=np.zeros(capacity, np.int32),
@@ -115,12 +125,16 @@ def new_index(window: int, vocab_size: int) -> Index:
 def new_mixer(vocab_size: int) -> Mixer:
     """A mixture that predicts nearly as the model does."""
     weights = np.zeros((N_MIXERS, MIXER_CLASSES, N_INPUTS))
-    weights[..., 0], weights[..., 3:] = 0.9, 0.05
+    weights[..., MODEL], weights[..., N_COMMON:] = 0.9, 0.05
+    # A state has the levels of two numbers: followers like the latest one, and others (`mixture.add_context`).
+    n_same, n_other = np.divmod(np.arange(N_STATES) % N_LEVELS**2, N_LEVELS)
+    share_of_same = (n_same + 0.5) / (n_same + n_other + 1)
     states = np.zeros((N_CONTEXTS, N_STATES, 2))
-    n_same, n_other = np.divmod(np.arange(N_STATES) % 81, 9)
-    states[..., 0] = np.where(n_other > 0, (n_same + 0.5) / (n_same + n_other + 1), 1 - 0.3 / (n_same + 1))
+    states[..., PROBABILITY] = np.where(n_other > 0, share_of_same, 1 - 0.3 / (n_same + 1))
+    # Maps begin as the identity: the logit of a bin to its probability.
+    logits = np.linspace(-MAP_RANGE, MAP_RANGE, MAP_BINS + 1)
     maps = np.zeros((N_CONTEXTS, N_STATES, MAP_BINS + 1, 2))
-    maps[..., 0] = 1 / (1 + np.exp(-np.linspace(-MAP_RANGE, MAP_RANGE, MAP_BINS + 1)))
+    maps[..., PROBABILITY] = 1 / (1 + np.exp(-logits))
     return Mixer(
         weights=weights,
         final=np.full((MAX_DEPTH + 1, N_MIXERS), 1 / N_MIXERS),
@@ -148,14 +162,18 @@ class ContextCache(OnlineMemory):
 
     def tensors(self) -> dict[str, Tensor]:
         """Tokens, and what was learned."""
-        n, _, window = self.index.sizes.tolist()
-        first = max(0, n - window - REACH)
-        texts = self.unread[0] if self.unread else np.stack((self.index.inputs[first:n], self.index.targets[first:n]))
-        learned = {f"mixer.{name}": torch.from_numpy(array.copy()) for name, array in self.mixer._asdict().items()}
-        return {"texts": torch.from_numpy(texts.copy()), **learned}
+        if self.unread:
+            texts = self.unread[0]
+        else:
+            n, window = int(self.index.sizes[N_READ]), int(self.index.sizes[WINDOW])
+            first = max(0, n - window - REACH)
+            texts = np.stack((self.index.inputs[first:n], self.index.targets[first:n]))
+        tensors = {"texts": torch.from_numpy(texts.copy())}
+        for name, array in self.mixer._asdict().items():
+            tensors[f"mixer.{name}"] = torch.from_numpy(array.copy())
+        return tensors
 
     def describe(self) -> dict[str, str]:
-        """Settings."""
         return {"settings": json.dumps(self.settings)}
 
     @classmethod
@@ -165,22 +183,14 @@ class ContextCache(OnlineMemory):
         window = settings["context_cache"]
         if type(window) is not int or not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a context cache of {window} tokens")
-        texts, expected = tensors["texts"].cpu(), tensors["mixer.expected"].cpu()
-        if (texts.ndim, texts.dtype) != (2, torch.int32) or len(texts) != 2 or texts.shape[1] > window + REACH:
+        texts = tensors["texts"].cpu()
+        are_pairs = texts.ndim == 2 and len(texts) == 2 and texts.dtype == torch.int32
+        if not are_pairs or texts.shape[1] > window + REACH:
             raise ValueError("the context cache has no tokens and followers of its window")
         # As large as the vocabulary, which a state file may not enlarge.
-        vocab_size = min(len(expected) // 2, 2**24)
-        arrays = {}
-        for name, array in new_mixer(vocab_size)._asdict().items():
-            t = tensors[f"mixer.{name}"].cpu()
-            is_alike = (tuple(t.shape), t.dtype) == (array.shape, torch.from_numpy(array).dtype)
-            least, most = (0, 2**53) if name in ("expected", "progress", "states", "maps") else (-8, 8)
-            if not is_alike or not bool(((t >= least) & (t <= most)).all()):
-                raise ValueError(f"'{name}' of the context cache is damaged")
-            if name in ("states", "maps") and not bool((t[..., 0] <= 1).all()):
-                raise ValueError(f"'{name}' of the context cache are no probabilities")
-            arrays[name] = t.numpy().copy()
-        return cls(settings, Mixer(**arrays), new_index(window, vocab_size), [texts.numpy().copy()])
+        vocab_size = min(len(tensors["mixer.expected"]) // 2, 2**24)
+        mixer = _restore_mixer(tensors, vocab_size)
+        return cls(settings, mixer, new_index(window, vocab_size), [texts.numpy().copy()])
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""
@@ -189,3 +199,20 @@ class ContextCache(OnlineMemory):
         is_known[1] |= texts[1] == UNKNOWN
         is_same_tree = len(self.mixer.expected) == 2 * n_leaves(vocab_size)
         return is_same_tree and bool(is_known.all())
+
+
+def _restore_mixer(tensors: Mapping[str, Tensor], vocab_size: int) -> Mixer:
+    """The mixer of `ContextCache.tensors`; `ValueError` if an array has another shape or impossible values."""
+    arrays = {}
+    for name, array in new_mixer(vocab_size)._asdict().items():
+        t = tensors[f"mixer.{name}"].cpu()
+        is_alike = tuple(t.shape) == array.shape and t.dtype == torch.from_numpy(array).dtype
+        least, most = -8, 8  # of weights and corrections
+        if name in ("expected", "progress", "states", "maps"):
+            least, most = 0, 2**53
+        if not is_alike or not bool(((t >= least) & (t <= most)).all()):
+            raise ValueError(f"'{name}' of the context cache is damaged")
+        if name in ("states", "maps") and not bool((t[..., PROBABILITY] <= 1).all()):
+            raise ValueError(f"'{name}' of the context cache are no probabilities")
+        arrays[name] = t.numpy().copy()
+    return Mixer(**arrays)

@@ -32,13 +32,17 @@ def build_model(config: ModelConfig, generator: torch.Generator | None = None) -
     """Newly initialized model on the current default device; a model on the meta device stays uninitialized."""
     at_embedding, positions = build_positions(config)
     embedding = _embedding(config)
+    bigrams = None
+    if config.embedding.n_bigrams:
+        bigrams = BigramEmbedding(config.embedding.n_bigrams, config.dim)
+    layers = zip(config.attentions, positions, strict=True)
     model = LanguageModel(
         config=config,
         embedding=embedding,
         embedding_norm=_norm(config) if config.embedding.norm else nn.Identity(),
-        bigrams=BigramEmbedding(config.embedding.n_bigrams, config.dim) if config.embedding.n_bigrams else None,
+        bigrams=bigrams,
         position=at_embedding,
-        stack=_stack(config, [_block(config, *layer) for layer in zip(config.attentions, positions, strict=True)]),
+        stack=_stack(config, [_block(config, attention, position) for attention, position in layers]),
         head=_head(config, embedding),
     )
     if next(model.parameters()).device.type != "meta":
@@ -58,10 +62,9 @@ class _NoInitialValues(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Calls the function, unless it fills a tensor."""
         kwargs = kwargs or {}
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
+            return args[0] if args else kwargs["tensor"]  # the tensor that it would fill
         return func(*args, **kwargs)
 
 
@@ -78,28 +81,33 @@ def _head(config: ModelConfig, embedding: TokenEmbedding | AdaptiveEmbedding) ->
     """Head that shares matrices of the embedding if they are tied."""
     source = embedding if config.embedding.tied else _embedding(config)
     tables = [source] if isinstance(source, TokenEmbedding) else source.clusters
-    n_own = {"all": 0, "rest": 1, "none": len(tables)}[config.embedding.tied_projections]
+    n_untied = {"all": 0, "rest": 1, "none": len(tables)}[config.embedding.tied_projections]
     settings: dict[str, Any] = {"bias": config.bias, "softcap": config.logit_softcap, "loss_chunk": config.loss_chunk}
     heads = []
     for i, table in enumerate(tables):
         projection = None if table.up is None else table.up.weight
-        if projection is not None and i < n_own:
+        if projection is not None and i < n_untied:
             projection = nn.Parameter(torch.empty_like(projection))
         heads.append(SoftmaxHead(weight=table.table.weight, projection=projection, **settings))
-    return heads[0] if len(heads) == 1 else AdaptiveHead(clusters=heads, cutoffs=config.cutoffs, **settings)
+    if len(heads) == 1:
+        return heads[0]
+    return AdaptiveHead(clusters=heads, cutoffs=config.cutoffs, **settings)
 
 
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     kind, placement = config.stack, config.norm.placement
-    final: nn.Module = Dropout(config.dropout.residual) if placement == "post" else nn.Identity()
-    if config.norm.final and placement in ("pre", "sandwich", "parallel"):
+    final: nn.Module = nn.Identity()
+    if placement == "post":
+        final = Dropout(config.dropout.residual)
+    elif config.norm.final and placement in ("pre", "sandwich", "parallel"):
         final = _norm(config)
     if isinstance(kind, stacks.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
     if not isinstance(kind, stacks.UniversalStackConfig):
         assert isinstance(kind, stacks.StandardStackConfig)
         return Stack(blocks, final, input_residual=kind.input_residual)
-    steps: dict[str, Any] = {"n_steps": kind.n_steps, "time_signal": config.stream_rms if kind.time_signal else 0.0}
+    amplitude = config.stream_rms if kind.time_signal else 0.0
+    steps: dict[str, Any] = {"n_steps": kind.n_steps, "time_signal": amplitude}
     if not kind.act:
         return UniversalStack(blocks, final, **steps)
     return AdaptiveStack(blocks, final, dim=config.dim, epsilon=kind.epsilon, halt_bias=kind.halt_bias, **steps)
@@ -109,16 +117,16 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     """One block; its attention gets the position encoding only if it offers all hooks that the encoding needs."""
     if not config.position.needs <= attention.offers:
         position = Position()
-    widths = {"dim": config.dim, "ffn_dim": config.ffn_dim}
-    residual = config.norm.placement, partial(_norm, config), config.dropout.residual
+    # By name, so that no setting of the section can be forgotten.
+    settings: dict[str, Any] = dict(config.feedforward) | {"dim": config.dim, "ffn_dim": config.ffn_dim}
+    settings |= {"bias": config.bias, "dropout": config.dropout.feedforward}
+    make_residual = partial(Residual, config.norm.placement, partial(_norm, config), config.dropout.residual)
     return Block(
         vectors=nn.Embedding(config.vocab_size, config.dim) if config.embedding.per_layer else None,
         attention=_attention(config, attention, position),
-        feedforward=FeedForward(
-            **dict(config.feedforward) | widths, bias=config.bias, dropout=config.dropout.feedforward
-        ),
-        attention_residual=Residual(*residual),
-        feedforward_residual=Residual(*residual),
+        feedforward=FeedForward(**settings),
+        attention_residual=make_residual(),
+        feedforward_residual=make_residual(),
     )
 
 
@@ -132,8 +140,9 @@ ATTENTIONS: dict[type[AttentionConfig], type[Attention]] = {
 
 
 def _attention(config: ModelConfig, attention: AttentionConfig, position: Position) -> Attention:
-    others = {"kind", "head_dim", "scaled", "redraw_every", "n_buckets"}
-    settings: dict[str, Any] = {name: value for name, value in attention if name not in others}
+    """The module of an attention kind; its arguments have the names of the settings, but for those here."""
+    computed = {"kind", "head_dim", "scaled", "redraw_every", "n_buckets"}
+    settings: dict[str, Any] = {name: value for name, value in attention if name not in computed}
     settings |= {"dim": config.dim, "head_dim": config.head_dim, "position": position}
     if isinstance(attention, kinds.SoftmaxAttentionConfig):
         scale = attention.score_scale(position.n_terms, config.head_dim)
@@ -147,12 +156,14 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
 
 def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
     """Encoding at the embedding, and encoding of each layer, which is the same one for all if it is `shared`."""
-    kind, n = config.position, config.n_layers
+    kind, n_layers = config.position, config.n_layers
     if getattr(kind, "placement", None) == "embedding":
-        return _position(config, config.attention), [Position() for _ in range(n)]
+        return _position(config, config.attention), [Position() for _ in range(n_layers)]
     if getattr(kind, "shared", False):
-        return Position(), [_position(config, config.attention)] * n
-    biases = xl.XLBiases(config.attention.n_heads, config.head_dim) if getattr(kind, "tied", False) else None
+        return Position(), [_position(config, config.attention)] * n_layers
+    biases = None
+    if getattr(kind, "tied", False):
+        biases = xl.XLBiases(config.attention.n_heads, config.head_dim)
     return Position(), [_position(config, attention, biases) for attention in config.attentions]
 
 
@@ -174,9 +185,9 @@ def _position(config: ModelConfig, attention: AttentionConfig, biases: xl.XLBias
             return absolute.AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), wraps=wraps)
         case encodings.RopePositionConfig():
             encoding = rope.RopeEmbedding if kind.placement == "embedding" else rope.RopePosition
-            settings = {
-                name: value for name, value in kind if name not in ("kind", "placement", "n_sinks", "local_base")
-            }
+            settings: dict[str, Any] = dict(kind)
+            for used_here in ("kind", "placement", "n_sinks", "local_base"):
+                del settings[used_here]
             if kind.local_base is not None and isinstance(attention, kinds.LocalAttentionConfig):
                 settings |= {"base": kind.local_base, "scaling": encodings.RopeScalingConfig()}
             return encoding(**settings)
@@ -217,17 +228,24 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
     biases                        0
     `initial_constants`           constants that a module declares in this attribute, such as ReZero's alpha
     """
-    last_scale = (2 * config.depth) ** -0.5 if config.norm.placement in ("pre", "parallel") else 1.0
+    last_scale = 1.0
     if config.zero_init:
         last_scale = 0.0
-    branches = (each for block in model.stack.blocks for each in (block.attention.output, block.feedforward.down))
-    scales = {id(branch.weight): last_scale for branch in branches}
+    elif config.norm.placement in ("pre", "parallel"):
+        last_scale = (2 * config.depth) ** -0.5
+    scales: dict[int, float] = {}
+    for block in model.stack.blocks:
+        scales[id(block.attention.output.weight)] = last_scale
+        scales[id(block.feedforward.down.weight)] = last_scale
+
     constants: dict[int, float] = {}
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             constants[id(module.weight)] = 1.0
-        own = getattr(module, "initial_constants", {})
-        constants |= {id(module.get_parameter(name)): value for name, value in own.items()}
+        for name, value in getattr(module, "initial_constants", {}).items():
+            constants[id(module.get_parameter(name))] = value
+
+    # The order of the draws: another one would give other weights with the same seed.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if id(parameter) in constants:

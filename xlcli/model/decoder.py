@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
 from xlcli.config.model import EmbeddingConfig, FeedForwardConfig, NormConfig, StandardStackConfig
 from xlcli.config.position import AlibiPositionConfig, RopePositionConfig, T5PositionConfig, XLPositionConfig
 from xlcli.errors import ConfigError
-from xlcli.kernels.records import ACTIVATIONS, BLOCK, CACHE, LAYER, NONE, RMS, ROPE_LAYOUTS, Array
+from xlcli.kernels import records
+from xlcli.kernels.records import Array, pack
 from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
@@ -53,10 +54,12 @@ ENCODINGS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 """Types of packed weights other than float32, whose matrices are not copied unless several are joined."""
 Packed = tuple[Any, ...]
 """Fields of a record of `kernels/records.py`; arrays are given by their addresses."""
-NO_HEAD = (0,) * 4, (0,) * 5, 0
+NO_HEAD: Packed = np.zeros((), records.HEAD).item()
 """Fields of a head of size 0."""
 ABSENT = torch.empty(0, 0)
 """In place of an array that a kernel does not read; its address is 0."""
+SHORTEST_TABLE = 256
+"""Length of the first table by distance, unless no more distances can occur."""
 
 
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
@@ -88,8 +91,9 @@ def may_decode(network: LanguageModel) -> bool:
     if type(network) is not LanguageModel or type(network.stack) is not Stack:
         return False
     parameter = next(network.parameters())
-    is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
-    return is_float and any(has_kernel(network, i) for i in range(network.config.n_layers))
+    if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
+        return False
+    return any(has_kernel(network, i) for i in range(network.config.n_layers))
 
 
 _SOFTMAX = {"kind", "n_heads", "head_dim", "scaled", "qk_norm", "n_kv_heads", "bias"}
@@ -127,7 +131,6 @@ def is_computed(section: BaseConfig) -> bool:
 
 
 def has_kernel(network: LanguageModel, number: int) -> bool:
-    """True if there is a kernel for the block of this number."""
     config = network.config
     sections = [config, config.attentions[number], config.stack, config.feedforward, config.norm, config.embedding]
     position = network.stack.blocks[number].attention.position
@@ -160,9 +163,14 @@ class Decoder:
         """Types for `kernels.compile_kernel`, before a call with weights of a type and this memory takes no seconds."""
         if os.getpid() != self.kernels.PROCESS:
             return []
-        dtypes = {part.memory_type(state) for part in self.parts}
-        types = [(TYPES[weight_type], TYPES[dtype]) for dtype in dtypes if dtype is not None]
-        return [each for each in types if not self.kernels.is_compiled(*each)]
+        missing = []
+        for memory_type in {part.memory_type(state) for part in self.parts}:
+            if memory_type is None:  # these blocks run as modules
+                continue
+            types = TYPES[weight_type], TYPES[memory_type]
+            if not self.kernels.is_compiled(*types):
+                missing.append(types)
+        return missing
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
@@ -174,7 +182,8 @@ class Decoder:
             stack_input = x
             memories: list[Memory] = []
             for part in self.parts:
-                run = self._run_modules if part.memory_type(state) is None else self._run_kernel
+                has_kernel = part.memory_type(state) is not None
+                run = self._run_kernel if has_kernel else self._run_modules
                 x, extended = run(part, x, stack_input, part.memories(state), context)
                 memories += extended
             last_part = self.parts[-1]
@@ -200,15 +209,25 @@ class Decoder:
     ) -> tuple[Tensor, list[Memory]]:
         """Output (b 1 d), or logits (b 1 v) if the part has a head, and the new memories.
 
-        The kernel gets addresses only. What they point to is held by `packed`, `inputs`, `kept` and `extended`.
+        The kernel gets addresses only. What they point to is held by the local variables, `part` and `extended`.
         """
         caches, extended, kept = self._caches(part, memories, context)
-        packed = np.array(caches, CACHE)
+        packed = np.array(caches, records.CACHE)
         assert context.tokens is not None
+        tokens, x, stack_input = (t[:, 0].contiguous() for t in (context.tokens.long(), x, stack_input))
         reach = ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
-        inputs = [context.tokens.long()[:, 0].contiguous(), x[:, 0].contiguous(), stack_input[:, 0].contiguous(), reach]
-        addresses = part.packed.ctypes.data, packed.ctypes.data, *map(Tensor.data_ptr, inputs)
-        call = part.head or NO_HEAD, len(caches), *addresses, len(x), x.shape[2]
+        call = {
+            "head": NO_HEAD if part.head is None else part.head,
+            "n_blocks": len(caches),
+            "blocks": part.packed.ctypes.data,
+            "caches": packed.ctypes.data,
+            "tokens": tokens.data_ptr(),
+            "x": x.data_ptr(),
+            "x0": stack_input.data_ptr(),
+            "reach": reach.data_ptr(),
+            "batch": x.shape[0],
+            "dim": x.shape[1],
+        }
         types = TYPES[self.weight_type], TYPES[extended[0].buffers[0].dtype]
         out = self.kernels.decode(call, torch.get_num_threads(), *types)
         del kept
@@ -217,18 +236,17 @@ class Decoder:
     def _caches(
         self, part: Part, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[list[Packed], list[TokenBuffers], list[Tensor]]:
-        """`CACHE` of each block of a part, the new memories, and arrays to be kept during the call.
-
-        What else `Shared` depends on is the same for all layers of a call.
-        """
+        """`CACHE` of each block of a part, the new memories, and arrays to be kept during the call."""
         caches, extended = [], []
         kept: list[Tensor] = []
         shared: dict[Hashable, Shared] = {}
         for block, kind, memory in zip(part.blocks, part.kinds, memories, strict=True):
             assert isinstance(memory, TokenBuffers)
-            attention = block.attention
-            layer_context = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
+            attention, layer_context = block.attention, context
+            if isinstance(attention, LocalAttention):
+                layer_context = context.narrow(attention.window)
             memory = memory.reserve(1, layer_context.keep)
+            # What else `Shared` depends on is the same for all layers of a call.
             key = kind, memory.length, memory.n_sinks
             if key not in shared:
                 shared[key] = self._tables.share(attention, memory, layer_context)
@@ -239,14 +257,11 @@ class Decoder:
             kept += sinks
             # Keys, values and, of int8, their scales: four in all.
             buffers = [*memory.buffers, ABSENT, ABSENT][:4]
+            addresses = [t.data_ptr() for t in (*buffers, *sinks)]
             keys = memory.buffers[0]
-            caches.append(
-                (
-                    *map(Tensor.data_ptr, (*buffers, *sinks)),
-                    *(keys.shape[2], keys.stride(2), memory.start, memory.stop),
-                    *shared[key].fields,
-                )
-            )
+            capacity, row = keys.shape[2], keys.stride(2)
+            # The fields of `CACHE` in their order; names would cost a short call more than its arithmetic.
+            caches.append((*addresses, capacity, row, memory.start, memory.stop, *shared[key].fields))
             extended.append(memory.keep(layer_context.keep))
         return caches, extended, kept
 
@@ -268,13 +283,18 @@ class Part:
     head: Packed | None = None
 
     def memories(self, state: State) -> Sequence[Memory]:
-        """Memories of the blocks."""
         return state.layers[self.first : self.first + len(self.blocks)]
 
     def memory_type(self, state: State) -> torch.dtype | None:
         """Number type of all keys and values; None if there is no kernel for the blocks or for their memories."""
+        has_kernel = self.packed.size > 0
         types = {memory.dtype for memory in self.memories(state)}
-        return types.pop() if self.packed.size and len(types) == 1 and types <= TYPES.keys() else None
+        if not has_kernel or len(types) > 1:
+            return None
+        [memory_type] = types
+        if memory_type not in TYPES:
+            return None
+        return memory_type
 
 
 class Packer:
@@ -290,11 +310,16 @@ class Packer:
         self.kept: list[Tensor] = []
         self._kinds: dict[Hashable, int] = {}
 
-    def part(self, blocks: Sequence[tuple[int, Block]], *, with_kernel: bool) -> Part:
-        """Numbered successive blocks."""
-        packed = [self._block(i, block) for i, block in blocks if with_kernel]
-        kinds = [self._kind(block.attention) for _, block in blocks if with_kernel]
-        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK), kinds)
+    def part(self, numbered_blocks: Sequence[tuple[int, Block]], *, with_kernel: bool) -> Part:
+        """Successive blocks with their numbers."""
+        packed, kinds, blocks = [], [], []
+        for i, block in numbered_blocks:
+            blocks.append(block)
+            if with_kernel:
+                packed.append(self._block(i, block))
+                kinds.append(self._kind(block.attention))
+        first = numbered_blocks[0][0]
+        return Part(first, blocks, np.array(packed, records.BLOCK), kinds)
 
     def _kind(self, attention: Attention) -> int:
         """Number of the kind of a layer; layers of one kind share the arrays by distance."""
@@ -303,77 +328,88 @@ class Packer:
         return self._kinds.setdefault((table_key(attention), window), len(self._kinds))
 
     def head(self, head: SoftmaxHead) -> Packed:
-        """Fields of `HEAD`."""
-        return self._norm(self.network.stack.final), self._matrix(head.weight, head.bias), len(head.weight)
+        matrix = self._matrix(head.weight, head.bias)
+        return pack(records.HEAD, norm=self._norm(self.network.stack.final), matrix=matrix, size=len(head.weight))
 
     def _block(self, i: int, block: Block) -> Packed:
-        """Fields of `BLOCK`."""
         stack = self.network.stack
-        scales = (stack.stream_scale[i].item(), stack.input_scale[i].item()) if stack.input_residual else (1.0, 0.0)
-        return (
-            self._attention(block.attention),
-            self._residual(block.attention_residual),
-            *self._feed_forward(block.feedforward),
-            self._residual(block.feedforward_residual),
-            block.feedforward.down.weight.shape[1],
-            self._address(None if block.vectors is None else block.vectors.weight),
-            block.feedforward_residual.placement == "parallel",
-            *scales,
+        stream_scale, input_scale = 1.0, 0.0
+        if stack.input_residual:
+            stream_scale, input_scale = stack.stream_scale[i].item(), stack.input_scale[i].item()
+        down = block.feedforward.down
+        return pack(
+            records.BLOCK,
+            attention=self._attention(block.attention),
+            attention_residual=self._residual(block.attention_residual),
+            up=self._up(block.feedforward),
+            down=self._matrix(down.weight, down.bias),
+            feed_forward_residual=self._residual(block.feedforward_residual),
+            width=down.weight.shape[1],
+            vectors=0 if block.vectors is None else self._address(block.vectors.weight),
+            parallel=block.feedforward_residual.placement == "parallel",
+            stream_scale=stream_scale,
+            input_scale=input_scale,
         )
 
     def _attention(self, attention: Attention) -> Packed:
-        """Fields of `ATTENTION`."""
         assert isinstance(attention, FullAttention)
-        position, h, e = attention.position, attention.n_heads, attention.head_dim
-        layout, rotary_dim = 0, 0
+        position, head_dim = attention.position, attention.head_dim
+        rope, rotary_dim = 0, 0
         if isinstance(position, RopePosition):
-            layout, rotary_dim = ROPE_LAYOUTS[position.layout], position.rotary_dim or e
-        n_features, of_content, of_position, relative = 0, None, None, None
+            rope, rotary_dim = records.ROPE_LAYOUTS[position.layout], position.rotary_dim or head_dim
+        n_features, content_bias, position_bias, relative = 0, None, None, None
         if isinstance(position, XLPosition):
-            of_content, of_position = position.biases.content, position.biases.position
-            n_features = min(position.n_features, e)
+            content_bias, position_bias = position.biases.content, position.biases.position
+            n_features = min(position.n_features, head_dim)
             if _has_shared_keys(position):
-                relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
-        joined = attention.query, attention.key, attention.value
-        bias = None if attention.query.bias is None else torch.cat([part.bias for part in joined])
-        return (
-            self._matrix(torch.cat([part.weight for part in joined]), bias),
-            self._matrix(attention.output.weight, attention.output.bias),
-            *map(self._norm, (attention.query_norm, attention.key_norm)),
-            h,
-            attention.n_kv_heads,
-            e,
-            n_features,
-            *map(self._address, (of_content, of_position, relative)),
-            layout,
-            rotary_dim,
-            attention.scale,
+                relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=head_dim)
+        # One matrix makes queries, keys and values: fewer steps at which threads wait for each other.
+        layers = attention.query, attention.key, attention.value
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = None if attention.query.bias is None else torch.cat([layer.bias for layer in layers])
+        return pack(
+            records.ATTENTION,
+            qkv=self._matrix(weight, bias),
+            output=self._matrix(attention.output.weight, attention.output.bias),
+            query_norm=self._norm(attention.query_norm),
+            key_norm=self._norm(attention.key_norm),
+            n_heads=attention.n_heads,
+            n_kv_heads=attention.n_kv_heads,
+            head_dim=head_dim,
+            n_features=n_features,
+            content=self._address(content_bias),
+            position=self._address(position_bias),
+            relative=self._address(relative),
+            rope=rope,
+            rotary_dim=rotary_dim,
+            scale=attention.scale,
         )
 
-    def _feed_forward(self, network: FeedForward) -> Packed:
-        """Both matrices, as `MATRIX`."""
+    def _up(self, network: FeedForward) -> Packed:
+        """`MATRIX` of the first linear layer of a feed-forward branch, with its gate behind it, if any."""
         weight: Tensor = network.up.weight
         bias: Tensor | None = network.up.bias
         if network.gate is not None:
             weight = torch.cat([weight, network.gate.weight])
             bias = None if bias is None else torch.cat([bias, network.gate.bias])
-        activation = ACTIVATIONS[self.network.config.feedforward.kind]
-        up = self._matrix(weight, bias, activation, is_gated=network.gate is not None)
-        return up, self._matrix(network.down.weight, network.down.bias)
+        activation = records.ACTIVATIONS[self.network.config.feedforward.kind]
+        return self._matrix(weight, bias, activation, is_gated=network.gate is not None)
 
     def _residual(self, residual: Residual) -> Packed:
-        """Fields of `RESIDUAL`."""
-        before, stream = (None, residual.norm) if residual.placement == "post" else (residual.norm, None)
+        before, stream = self._norm(residual.norm), self._norm(None)
+        if residual.placement == "post":  # the norm is one of the stream, not of the input of the branch
+            before, stream = stream, before
         alpha = 1.0 if residual.alpha is None else float(residual.alpha)
-        return *map(self._norm, (before, residual.last_norm, stream)), alpha
+        return pack(records.RESIDUAL, before=before, after=self._norm(residual.last_norm), stream=stream, alpha=alpha)
 
     def _norm(self, norm: nn.Module | None) -> Packed:
-        """Fields of `NORM`."""
+        """Fields of `NORM`; modules that are no norm change nothing, like None."""
         if isinstance(norm, nn.RMSNorm):
-            return RMS, self._address(norm.weight), 0, norm.eps
+            return pack(records.NORM, kind=records.RMS, weight=self._address(norm.weight), bias=0, epsilon=norm.eps)
         if isinstance(norm, nn.LayerNorm):
-            return LAYER, self._address(norm.weight), self._address(norm.bias), norm.eps
-        return NONE, 0, 0, 0.0
+            weight, bias = self._address(norm.weight), self._address(norm.bias)
+            return pack(records.NORM, kind=records.LAYER, weight=weight, bias=bias, epsilon=norm.eps)
+        return pack(records.NORM, kind=records.NONE, weight=0, bias=0, epsilon=0.0)
 
     def _matrix(
         self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False
@@ -383,10 +419,17 @@ class Packer:
         if self.weight_type == torch.int8:
             weight, scale = quantize(weight)
             scale = scale.float()
-        return *map(self._address, (weight.to(self.weight_type), scale, bias)), activation, is_gated
+        return pack(
+            records.MATRIX,
+            weight=self._address(weight.to(self.weight_type)),
+            scale=self._address(scale),
+            bias=self._address(bias),
+            activation=activation,
+            gated=is_gated,
+        )
 
     def _address(self, t: Tensor | None) -> int:
-        """Address of a contiguous tensor, or of a copy; 0 for None."""
+        """Address of a contiguous tensor, or of a copy, which is kept; 0 for None."""
         if t is None:
             return 0
         self.kept.append(t.detach().contiguous())
@@ -402,7 +445,9 @@ def table_key(attention: FullAttention) -> Hashable:
     """What the arrays by distance of a layer depend on, beside its memory and window; parameters by identity."""
     position = attention.position
     if isinstance(position, XLPosition):
-        return XLPosition, position.n_features if _has_shared_keys(position) else position.relative
+        if _has_shared_keys(position):
+            return XLPosition, position.n_features
+        return XLPosition, position.relative
     if isinstance(position, RopePosition):
         return RopePosition, attention.head_dim, position.series
     return type(position), *position.parameters(), attention.n_heads
@@ -417,6 +462,16 @@ class Shared:
     sees_sinks: bool
 
 
+class Tables(NamedTuple):
+    """Arrays of `CACHE` by distance, in the order of its fields."""
+
+    position_keys: Tensor = ABSENT
+    bias: Tensor = ABSENT
+    sin: Tensor = ABSENT
+    cos: Tensor = ABSENT
+    turns: Tensor = ABSENT
+
+
 class DistanceTables:
     """Tables that grow with the memory; layers with the same encoding share them."""
 
@@ -428,36 +483,41 @@ class DistanceTables:
         assert isinstance(attention, FullAttention)
         tables = self._of(attention, memory.length, context)
         sinks = sink_arrays(attention, memory, context)
-        span, n_distances = context.span, max(table.shape[1] for table in tables[:2])
-        limits = span.clamp_len or memory.length, span.full_len or memory.length
+        span = context.span
+        n_distances = max(tables.position_keys.shape[1], tables.bias.shape[1])
+        clamp_len, full_len = span.clamp_len or memory.length, span.full_len or memory.length
         n_sinks = memory.n_sinks if sinks else 0
-        of_tables, of_sinks = (tuple(map(Tensor.data_ptr, part)) for part in (tables, sinks or [ABSENT] * 3))
-        fields = n_distances, *limits, *of_tables, n_sinks, *of_sinks, span.far_bias
-        return Shared(fields, [*tables, *sinks], bool(sinks))
+        of_tables = [t.data_ptr() for t in tables]
+        of_sinks = [t.data_ptr() for t in sinks or (ABSENT, ABSENT, ABSENT)]
+        # The fields of `CACHE` in their order.
+        fields = n_distances, clamp_len, full_len, *of_tables, n_sinks, *of_sinks, span.far_bias
+        return Shared(fields, [*tables, *sinks], sees_sinks=bool(sinks))
 
-    def _of(self, attention: FullAttention, length: int, context: AttentionContext) -> tuple[Tensor, ...]:
-        """Position keys, additions, sine, cosine and turns of `CACHE` for `length` keys, the new one included."""
-        position, e = attention.position, attention.head_dim
-        farthest = context.mask.max_distance
+    def _of(self, attention: FullAttention, length: int, context: AttentionContext) -> Tables:
+        """Tables for `length` keys, the new one included."""
+        position, head_dim, key = attention.position, attention.head_dim, table_key(attention)
+        clamp_len, farthest = context.span.clamp_len, context.mask.max_distance
         longest = context.span.segment_len if farthest is None else 1 + farthest
-        keys = bias = sin = cos = turns = ABSENT
         if isinstance(position, XLPosition):
-            length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
-            keys = self._table(table_key(attention), length, longest, lambda n: _position_keys(position, n, e))
-        elif isinstance(position, (AlibiPosition, T5Position)):
-            bias = self._table(table_key(attention), length, longest, lambda n: _bias(attention, n, e))
-        elif isinstance(position, RopePosition):
-            assert context.tokens is not None
-            positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-            sin, cos = (part.float().contiguous() for part in position.angles(positions, e))
-            if (clamp_len := context.span.clamp_len) is not None and length > clamp_len + 1:
+            if clamp_len is not None:  # all keys further back are at this distance
+                length, longest = min(length, clamp_len + 1), min(longest, clamp_len + 1)
+            return Tables(self._table(key, length, longest, lambda n: _position_keys(position, n, head_dim)))
+        if isinstance(position, (AlibiPosition, T5Position)):
+            return Tables(bias=self._table(key, length, longest, lambda n: _bias(attention, n, head_dim)))
+        if not isinstance(position, RopePosition):
+            return Tables()
+        assert context.tokens is not None
+        positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
+        sin, cos = (part.float().contiguous() for part in position.angles(positions, head_dim))
+        if clamp_len is None or length <= clamp_len + 1:
+            return Tables(sin=sin, cos=cos)
 
-                def rotations(n: int) -> Tensor:
-                    """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
-                    return torch.cat(position.angles(torch.arange(n), e), dim=-1).float()
+        def rotations(n: int) -> Tensor:
+            """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
+            return torch.cat(position.angles(torch.arange(n), head_dim), dim=-1).float()
 
-                turns = self._table(table_key(attention), length - clamp_len, longest, rotations, axis=0)
-        return keys, bias, sin, cos, turns
+        turns = self._table(key, length - clamp_len, longest, rotations, axis=0)
+        return Tables(sin=sin, cos=cos, turns=turns)
 
     def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
         """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.
@@ -465,10 +525,12 @@ class DistanceTables:
         The last column belongs to the query itself.
         """
         table = self.tables.get(key)
-        if table is None or table.shape[axis] < length:
-            self.tables.pop(key, None)
-            table = make(max(length, min(max(2 * length, 256), longest))).contiguous()
-            self.tables[key] = table
+        if table is not None and table.shape[axis] >= length:
+            return table
+        self.tables.pop(key, None)  # before the new one is made, so that only one takes RAM
+        doubled = max(2 * length, SHORTEST_TABLE)
+        table = make(max(length, min(doubled, longest))).contiguous()
+        self.tables[key] = table
         return table
 
 
@@ -477,9 +539,10 @@ def sink_arrays(attention: FullAttention, memory: Memory, context: AttentionCont
     seen, position = context.visible_sinks(memory.n_sinks), attention.position
     if seen is None or not isinstance(position, RopePosition):
         return []
-    angles = position.clamp_angles(attention.head_dim, context)
-    rows = seen.sum(-1)[:, 0], *(part[:, 0, 0].float() for part in angles)
-    return [row.expand(len(memory.sinks[0]), -1).contiguous() for row in rows]
+    counts = seen.sum(-1)[:, 0]
+    sin, cos = (part[:, 0, 0].float() for part in position.clamp_angles(attention.head_dim, context))
+    batch = len(memory.sinks[0])
+    return [row.expand(batch, -1).contiguous() for row in (counts, sin, cos)]
 
 
 def _context(n: int) -> AttentionContext:
@@ -509,11 +572,16 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
     """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
     n_weights = 0
     for attention, feed_forward in _decoded(network):
-        matrices = {part for part in (*attention.children(), *feed_forward.children()) if isinstance(part, nn.Linear)}
-        if encoding not in ENCODINGS:  # only those that are joined
-            matrices -= {attention.output, feed_forward.down}
-            matrices -= {feed_forward.up} if feed_forward.gate is None else set()
-        n_weights += sum(part.weight.numel() for part in matrices)
+        joined: list[nn.Linear] = [attention.query, attention.key, attention.value]
+        others: list[nn.Linear] = [attention.output, feed_forward.down]
+        if feed_forward.gate is None:
+            others.append(feed_forward.up)
+        else:
+            joined += [feed_forward.up, feed_forward.gate]
+        copied = joined
+        if encoding in ENCODINGS:  # of float32 only those that are joined
+            copied = joined + others
+        n_weights += sum(layer.weight.numel() for layer in copied)
     return ENCODINGS.get(encoding, torch.float32).itemsize * n_weights
 
 
@@ -521,16 +589,18 @@ def table_bytes(network: LanguageModel, n_memory: int) -> int:
     """Size in bytes of the tables by distance with `n_memory` tokens in memory; 0 if there is no decoder."""
     tables: dict[Hashable, int] = {}
     for attention, _ in _decoded(network):
-        position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
-        n = 1 + (attention.receptive_field(n_memory) or 0)
+        position = attention.position
+        n_distances = 1 + (attention.receptive_field(n_memory) or 0)
         if isinstance(position, XLPosition):
-            rows = position.n_features if _has_shared_keys(position) else width
+            width_of_heads = attention.n_heads * attention.head_dim
+            n_rows = position.n_features if _has_shared_keys(position) else width_of_heads
         elif isinstance(position, (AlibiPosition, T5Position)):
-            rows = h
+            n_rows = attention.n_heads
         else:
             continue
+        # Layers with the same encoding share the table of the one that sees most.
         key = table_key(attention)
-        tables[key] = max(tables.get(key, 0), 4 * rows * n)
+        tables[key] = max(tables.get(key, 0), torch.float32.itemsize * n_rows * n_distances)
     return sum(tables.values())
 
 

@@ -25,9 +25,10 @@ class Embedding(nn.Module):
         raise NotImplementedError
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (b t d) of tokens (b t)."""
         x = self.vectors(tokens)
-        return self.dropout(x * self.scale if self.scale != 1.0 else x)  # type: ignore[no-any-return]
+        if self.scale != 1.0:
+            x = x * self.scale
+        return self.dropout(x)  # type: ignore[no-any-return]
 
 
 class TokenEmbedding(Embedding):
@@ -44,9 +45,10 @@ class TokenEmbedding(Embedding):
         self.up = nn.Linear(inner_dim, dim, bias=False) if inner_dim else None
 
     def vectors(self, tokens: Tensor) -> Tensor:
-        """Rows of the table, projected."""
         x: Tensor = self.table(tokens)
-        return x if self.up is None else self.up(x)
+        if self.up is not None:
+            x = self.up(x)
+        return x
 
 
 class AdaptiveEmbedding(Embedding):
@@ -70,21 +72,23 @@ class AdaptiveEmbedding(Embedding):
     ) -> None:
         super().__init__(dim, dropout, scaled=scaled)
         self.cutoffs = tuple(cutoffs)
-        width = dim if inner_dim is None and div_val > 1 else inner_dim
-        self.clusters: Sequence[TokenEmbedding] = nn.ModuleList(  # type: ignore[assignment]
-            TokenEmbedding(vocab_size=stop - start, dim=dim, inner_dim=width and width // div_val**i)
-            for i, (start, stop) in enumerate(pairwise((0, *cutoffs, vocab_size)))
-        )
+        clusters = []
+        for i, (start, stop) in enumerate(pairwise((0, *cutoffs, vocab_size))):
+            width = inner_dim
+            if width is not None or div_val > 1:
+                width = (dim if inner_dim is None else inner_dim) // div_val**i
+            clusters.append(TokenEmbedding(vocab_size=stop - start, dim=dim, inner_dim=width))
+        self.clusters: Sequence[TokenEmbedding] = nn.ModuleList(clusters)  # type: ignore[assignment]
 
     def vectors(self, tokens: Tensor) -> Tensor:
-        """Vectors of all clusters, each where it has the token."""
         # Every cluster embeds every token; tokens of other clusters become word 0. With indexing, the vector of a token
         # could depend on the other tokens of the call in its last bits.
         cluster = cluster_of(tokens, self.cutoffs)
         x: Tensor = self.clusters[0](torch.where(cluster == 0, tokens, 0))
         for i, (start, table) in enumerate(zip(self.cutoffs, self.clusters[1:], strict=True), start=1):
-            own = cluster == i
-            x = torch.where(own[..., None], table(torch.where(own, tokens - start, 0)), x)
+            is_here = cluster == i
+            vectors = table(torch.where(is_here, tokens - start, 0))
+            x = torch.where(is_here[..., None], vectors, x)
         return x
 
 

@@ -8,6 +8,7 @@ The matrices of a head are arguments and may be shared with the embedding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,8 @@ class Head(nn.Module):
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
-        if len(chunks := self._chunks(x)) == 1:
+        chunks = self._chunks(x)
+        if len(chunks) == 1:
             return self.losses(x, targets)
         # Slices, not `split`: the gradients of the parts of `split` all stay allocated until the last one is computed,
         # and fragment the memory that the gradient of the table needs.
@@ -74,21 +76,26 @@ class Head(nn.Module):
 
         The surprisal is that of `nll` to a unit in its last place, without computing the logits twice.
         """
-        nll, kept = [], []
+        nll, features = [], []
         for part in self._chunks(x):
             log_p = _log_softmax(self.logits(x[:, part]))
             nll.append(-log_p.gather(-1, targets[:, part, None]).squeeze(-1))
-            kept.append(readout(log_p, targets[:, part]))
-        return torch.cat(nll, dim=1), torch.cat(kept, dim=1)
+            features.append(readout(log_p, targets[:, part]))
+        return torch.cat(nll, dim=1), torch.cat(features, dim=1)
 
     def _chunks(self, x: Tensor) -> list[slice]:
         """Slices of the tokens of hidden states x (b t d) whose logits are in memory at once."""
-        chunk = self.loss_chunk or -(-MAX_LOGITS[x.device.type] // (x.shape[0] * self.width))
-        return [slice(i, i + chunk) for i in range(0, x.shape[1], chunk)]
+        n_tokens = self.loss_chunk
+        if n_tokens is None:
+            logits_per_place = x.shape[0] * self.width
+            n_tokens = math.ceil(MAX_LOGITS[x.device.type] / logits_per_place)
+        return [slice(i, i + n_tokens) for i in range(0, x.shape[1], n_tokens)]
 
     def limit(self, logits: Tensor) -> Tensor:
         """Logits limited by `softcap`, in float32 or wider; unchanged without it."""
-        return logits if self.softcap is None else self.softcap * torch.tanh(_widen(logits) / self.softcap)
+        if self.softcap is None:
+            return logits
+        return self.softcap * torch.tanh(_widen(logits) / self.softcap)
 
 
 class SoftmaxHead(Head):
@@ -106,11 +113,11 @@ class SoftmaxHead(Head):
         self.bias = nn.Parameter(torch.empty(weight.shape[0])) if bias else None
 
     def project(self, x: Tensor) -> Tensor:
-        """Features (... w) of hidden states (... d)."""
-        return x if self.projection is None else x @ self.projection
+        if self.projection is None:
+            return x
+        return x @ self.projection
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits (... v) of hidden states (... d), in float32 or wider."""
         return _widen(self.scores(x))
 
     def scores(self, x: Tensor) -> Tensor:
@@ -118,7 +125,6 @@ class SoftmaxHead(Head):
         return self.limit(linear(self.project(x), self.weight, self.bias, self.gradient_dtype))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
         losses = cross_entropy(self.scores(rearrange(x, "b t d -> (b t) d")), rearrange(targets, "b t -> (b t)"))
         return rearrange(losses, "(b t) -> b t", b=x.shape[0])
 
@@ -151,8 +157,9 @@ class AdaptiveHead(Head):
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d). A tail scores its own words only."""
         hidden, words = rearrange(x, "b t d -> (b t) d"), rearrange(targets, "b t -> (b t)")
         cluster = cluster_of(words, self.cutoffs)
-        frequent = cluster == 0
-        losses = cross_entropy(self._head(hidden), torch.where(frequent, words, self.cutoffs[0] + cluster - 1))
+        # In the first softmax the target is the word itself, or the tail that has it.
+        tail_logit = self.cutoffs[0] + cluster - 1
+        losses = cross_entropy(self._head(hidden), torch.where(cluster == 0, words, tail_logit))
         for i, (start, tail) in enumerate(zip(self.cutoffs, self.rest, strict=True), start=1):
             rows = (cluster == i).nonzero().squeeze(1)
             within = cross_entropy(tail.scores(hidden[rows]), words[rows] - start)
@@ -205,6 +212,7 @@ class _CrossEntropy(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 nll[rows] = -part.log_softmax(-1).gather(1, index).squeeze(1)
             else:
+                # log Σ exp(z) - z of the target, with the largest z taken out of the exponents.
                 most = part.amax(-1, keepdim=True)
                 total = (part - most).exp_().sum(-1, keepdim=True, dtype=torch.float64)
                 nll[rows] = (total.log() + most - part.gather(1, index)).squeeze(1).to(dtype)
@@ -216,6 +224,7 @@ class _CrossEntropy(torch.autograd.Function):
         logits, targets = ctx.saved_tensors
         out = torch.empty_like(logits)
         for rows in _chunks(logits):
+            # The gradient of logits is the softmax, less 1 at the target.
             scale = grad[rows, None]
             p = logits[rows].softmax(-1, dtype=grad.dtype)
             out[rows] = p.mul_(scale).scatter_add_(1, targets[rows, None], -scale)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from xlcli.ops.context import AttentionContext, Rows
 from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
 from xlcli.state import State
+
+NO_TOKEN = -1
+"""In place of a token before the beginning of a text."""
 
 
 class ScoreOutput(NamedTuple):
@@ -44,13 +47,13 @@ class ScoreOutput(NamedTuple):
     @staticmethod
     def join(outs: Iterable[ScoreOutput]) -> ScoreOutput:
         """Result of successive calls as that of one. Of the states only the last is kept."""
-        nll, ponders, kept = list[Tensor](), list[Ponder | None](), list[Tensor]()
+        nll, ponders, readouts = list[Tensor](), list[Ponder | None](), list[Tensor]()
         for out in outs:
             nll.append(out.nll)
             ponders.append(out.ponder)
             if out.readout is not None:
-                kept.append(out.readout)
-        return ScoreOutput(joined(nll), out.state, Ponder.join(ponders), joined(kept) if kept else None)
+                readouts.append(out.readout)
+        return ScoreOutput(joined(nll), out.state, Ponder.join(ponders), joined(readouts) if readouts else None)
 
 
 class LanguageModel(nn.Module):
@@ -90,10 +93,13 @@ class LanguageModel(nn.Module):
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
         if self.config.n_sinks and mem_len:
             return None
-        fields = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled()]
-        bounded = [field for field in fields if field is not None]
-        n_pairs = 1 if self.bigrams is not None and mem_len else 0
-        return sum(bounded) + n_pairs if len(bounded) == len(fields) else None
+        total = 1 if self.bigrams is not None and mem_len else 0  # a pair needs the token before
+        for block in self.stack.unrolled():
+            field = block.attention.receptive_field(mem_len)
+            if field is None:
+                return None
+            total += field
+        return total
 
     def init_state(
         self,
@@ -123,14 +129,22 @@ class LanguageModel(nn.Module):
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
         starts = torch.as_tensor(offsets, dtype=torch.int64).expand(batch).contiguous()
         device = next(self.parameters()).device
-        limits: dict[str, Any] = {"clamp_len": self.clamp_len, "full_len": self.full_len}
-        rule = Span(span, mem_len, segment_len, stride=stride, zero_memory=self.config.zero_memory, **limits)
-        last = torch.full((batch, self._n_last(rule)), -1, device=device)
+        rule = Span(
+            kind=span,
+            mem_len=mem_len,
+            segment_len=segment_len,
+            clamp_len=self.clamp_len,
+            full_len=self.full_len,
+            stride=stride,
+            zero_memory=self.config.zero_memory,
+        )
+        last = torch.full((batch, self._n_last(rule)), NO_TOKEN, device=device)
         return self._with_zeros(State(layers, 0, rule, starts.to(device), last))
 
     def _n_last(self, span: Span) -> int:
-        """Number of latest tokens that a state keeps."""
-        return max(int(self.bigrams is not None), span.overlap)
+        """Number of latest tokens that a state keeps, for a pair or for the window that begins next."""
+        n_for_pairs = 0 if self.bigrams is None else 1
+        return max(n_for_pairs, span.overlap)
 
     def reset(self, state: State) -> State:
         """State before the beginning of the text; batch size and span are kept."""
@@ -140,41 +154,47 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def _with_zeros(self, state: State) -> State:
         """State with a memory of zero layer inputs in place of the empty one, if its span has them."""
-        span, offsets = state.span, state.offsets
+        span, offsets, batch = state.span, state.offsets, len(state.offsets)
         if not span.zero_memory:
             return state
-        if len(offsets) > 1 and bool((offsets == offsets[0]).all()):
-            return self._with_zeros(state.select([0])).select([0] * len(offsets))
+        if batch > 1 and bool((offsets == offsets[0]).all()):
+            one = self._with_zeros(state.select([0]))  # the memory of all sequences is the same
+            return one.select([0] * batch)
+        # The zeros are read like tokens before the text whose outputs nobody needs.
         n = span.mem_len
-        context = AttentionContext(
-            span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets
-        ).for_rows(Rows(torch.zeros(len(offsets), n, dtype=torch.bool, device=offsets.device)))
-        zeros = next(self.parameters()).new_zeros(len(offsets), n, self.config.dim)
+        context = AttentionContext(span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets)
+        context = context.for_rows(Rows(torch.zeros(batch, n, dtype=torch.bool, device=offsets.device)))
+        zeros = next(self.parameters()).new_zeros(batch, n, self.config.dim)
         layers = []
         for block, empty in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False):
             _, memory = block.attention(block.attention_residual.pre(zeros), empty, context)
-            types = empty.tensors()  # outside inference mode rows are not rounded yet
-            layers.append(empty.from_tensors({name: t.to(types[name].dtype) for name, t in memory.tensors().items()}))
+            # Outside inference mode rows are not rounded yet.
+            types = {name: t.dtype for name, t in empty.tensors().items()}
+            rounded = {name: t.to(types[name]) for name, t in memory.tensors().items()}
+            layers.append(empty.from_tensors(rounded))
         return replace(state, layers=tuple(layers))
 
     def reset_layers(self, state: State, layers: Collection[int]) -> State:
         """State in which these layers have an empty memory, for linear and LSH attention after `redraw`."""
-        memories = tuple(
-            memory.empty() if i % self.config.n_layers in layers else memory for i, memory in enumerate(state.layers)
-        )
-        return replace(state, layers=memories)
+        memories = list(state.layers)
+        for i, memory in enumerate(memories):
+            if i % self.config.n_layers in layers:  # a universal stack has memories for each step
+                memories[i] = memory.empty()
+        return replace(state, layers=tuple(memories))
 
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
         has_zeros = self.config.zero_memory and state.span.mem_len > 0
         if state.last.shape[1] != self._n_last(state.span) or state.span.zero_memory != has_zeros:
             return False
-        if not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
+        if not bool(((state.last >= NO_TOKEN) & (state.last < self.config.vocab_size)).all()):
             return False
-        return self.stack.accepts_depth(len(state.layers)) and all(
-            block.attention.accepts(memory, state.span, state.seen)
-            for block, memory in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False)
-        )
+        if not self.stack.accepts_depth(len(state.layers)):
+            return False
+        for block, memory in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False):
+            if not block.attention.accepts(memory, state.span, state.seen):
+                return False
+        return True
 
     def inference_settings(self, state: State) -> dict[str, int | str]:
         """Lengths and settings of memories that the state was made with; they may differ from the model's."""
@@ -203,10 +223,12 @@ class LanguageModel(nn.Module):
 
         `documents` as in `embed`, `inner` as `Readout.layers`, whose outputs (b t d) are normed as the last ones.
         """
-        hidden, ponders, places = list[Tensor](), list[Ponder | None](), list[Tensor | None]()
-        inside = list[list[Tensor]]()
         parts = self._split_at_resets(tokens, state)
-        places += [None] * len(parts) if documents is None else self._split_at_resets(documents, state)
+        places: list[Tensor | None] = [None] * len(parts)
+        if documents is not None:
+            places = [*self._split_at_resets(documents, state)]
+        hidden, ponders = list[Tensor](), list[Ponder | None]()
+        inner_hidden = [list[Tensor]() for _ in inner]  # the parts of each inner block
         for part, place in zip(parts, places, strict=True):
             embedded, context = self.embed(part, state, place)
             outputs = list[Tensor]()
@@ -215,8 +237,9 @@ class LanguageModel(nn.Module):
             state = self.advance(state, part, layers)
             hidden.append(self.stack.final(x))
             ponders.append(ponder)
-            inside.append([self.stack.final(outputs[number - 1]) for number in inner])
-        return joined(hidden), state, Ponder.join(ponders), [joined(parts) for parts in zip(*inside, strict=True)]
+            for number, block_parts in zip(inner, inner_hidden, strict=True):
+                block_parts.append(self.stack.final(outputs[number - 1]))
+        return joined(hidden), state, Ponder.join(ponders), [joined(block_parts) for block_parts in inner_hidden]
 
     def score(
         self,
@@ -237,14 +260,18 @@ class LanguageModel(nn.Module):
                 document, and absolute positions are these. Full and local attention only. None: one document.
             readout: What to keep of the prediction of each target, by its layers first.
         """
-        x, state, ponder, inner = self._read(tokens, state, documents, readout.layers if readout else ())
+        inner_layers = () if readout is None else readout.layers
+        x, state, ponder, inner = self._read(tokens, state, documents, inner_layers)
         first = x.shape[1] - targets.shape[1]
         if readout is None:
             return ScoreOutput(self.head.nll(x[:, first:], targets), state, ponder)
-        read = [self.head.read_out(each[:, first:], targets, readout) for each in (*inner, x)]
-        kept = torch.cat([features for _, features in read], dim=-1)
-        nll = self.head.nll(x[:, first:], targets) if torch.is_grad_enabled() else read[-1][0]
-        return ScoreOutput(nll, state, ponder, kept)
+        features = []
+        for layer_output in (*inner, x):  # the last one gives the surprisal
+            nll, layer_features = self.head.read_out(layer_output[:, first:], targets, readout)
+            features.append(layer_features)
+        if torch.is_grad_enabled():  # `read_out` has no gradient
+            nll = self.head.nll(x[:, first:], targets)
+        return ScoreOutput(nll, state, ponder, torch.cat(features, dim=-1))
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state."""
@@ -264,7 +291,9 @@ class LanguageModel(nn.Module):
                 documents = documents.minimum(span.next_position(state.seen) + new)
             is_masked = bool((documents - new < n_memory).any())  # on the CPU: no device has to be waited for
             within = DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
-        if state.lag and n_memory > state.seen - state.lag and not span.zero_memory:  # some memories are padded
+        has_padding = state.lag > 0 and n_memory > state.seen - state.lag
+        if has_padding and not span.zero_memory:
+            # Shorter sequences of joined states have padding before their texts, which is masked like other documents.
             positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
             within = DocumentPositions(positions, masked=True)
         context = AttentionContext(
@@ -281,7 +310,9 @@ class LanguageModel(nn.Module):
         x = self.embedding_norm(self.embedding(tokens))
         if self.bigrams is not None:
             # At the start of a text or of an independent segment the token before it does not count.
-            previous = state.last[:, -1] if state.seen and context.n_memory else torch.full_like(state.last[:, -1], -1)
+            previous = state.last[:, -1]
+            if not state.seen or not context.n_memory:
+                previous = torch.full_like(previous, NO_TOKEN)
             begins = None if within is None else within.positions == 0
             x = x + self.bigrams(tokens, previous, begins)
         return self.position.embed(x, context), context
@@ -291,16 +322,18 @@ class LanguageModel(nn.Module):
 
         At the end of an overlapping window the beginning of the next one is read.
         """
-        last = state.last
-        if n := last.shape[1]:
-            last = torch.cat((last, tokens), dim=1)[:, -n:].clone()
+        last, n_last = state.last, state.last.shape[1]
+        if n_last:
+            last = torch.cat((last, tokens), dim=1)[:, -n_last:].clone()
         state = replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
-        if (n := state.span.overlap) and state.seen >= state.span.segment_len and state.span.n_kept(state.seen) == n:
-            with torch.no_grad():
-                begun = self.reset(state)
-                embedded, context = self.embed(last[:, -n:], begun)
-                state = replace(state, layers=self.stack(embedded, begun.layers, context).memories)
-        return state
+        span, overlap = state.span, state.span.overlap
+        begins_window = overlap > 0 and state.seen >= span.segment_len and span.n_kept(state.seen) == overlap
+        if not begins_window:
+            return state
+        with torch.no_grad():
+            begun = self.reset(state)
+            embedded, context = self.embed(last[:, -overlap:], begun)
+            return replace(state, layers=self.stack(embedded, begun.layers, context).memories)
 
     @staticmethod
     def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:
@@ -308,4 +341,5 @@ class LanguageModel(nn.Module):
         first = state.span.n_until_reset(state.seen)
         if first is None or tokens.shape[1] <= first:
             return [tokens]
-        return [tokens[:, :first], *torch.split(tokens[:, first:], state.span.segment_len - state.span.overlap, dim=1)]
+        n_new_of_window = state.span.segment_len - state.span.overlap
+        return [tokens[:, :first], *torch.split(tokens[:, first:], n_new_of_window, dim=1)]

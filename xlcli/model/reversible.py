@@ -59,9 +59,10 @@ def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer]) -> tuple
         return x1, x2, values
     call = _Call(x1, len(layers))
     y1, y2 = x1.double(), x2.double()
-    for i, layer in enumerate(layers, start=1):
+    for place, layer in enumerate(layers, start=1):
+        # Autograd passes gradients to parameters that are arguments, each once even if both branches use it.
         used = {id(p): p for p in (*layer.f_parameters, *layer.g_parameters) if p.requires_grad}
-        y1, y2 = _Recomputed.apply(y1, y2, layer, values, call, i, *used.values())  # type: ignore[no-untyped-call]
+        y1, y2 = _Recomputed.apply(y1, y2, layer, values, call, place, *used.values())  # type: ignore[no-untyped-call]
     return y1.to(x1.dtype), y2.to(x2.dtype), values
 
 
@@ -81,17 +82,20 @@ class _Recomputed(torch.autograd.Function):
         y1 = x1 + call.branch(f, x2)[1].detach()
         before_g = _random_state(x1)
         y2 = x2 + call.branch(layer.g, y1)[1].detach()
-        ctx.layer, ctx.call, ctx.place, ctx.used, ctx.random_states = layer, call, place, used, (before_f, before_g)
+        ctx.layer, ctx.call, ctx.place, ctx.used = layer, call, place, used
+        ctx.random_states = before_f, before_g
         # Parameters are saved so that autograd detects changes before the backward pass.
-        ctx.save_for_backward(*used, *((y1, y2) if place == call.n_layers else ()))
+        is_last = place == call.n_layers
+        ctx.save_for_backward(*used, *((y1, y2) if is_last else ()))
         return y1, y2
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        kept: tuple[Tensor, ...] = ctx.saved_tensors
-        *_, y1, y2 = *kept, *call.recomputed(ctx.place)
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        # The last layer has saved its outputs behind the parameters; those of another one were recomputed by the next.
+        y1, y2 = (*saved, *call.recomputed(ctx.place))[-2:]
         gradients: dict[int, Tensor] = {}
 
         def differentiate(
@@ -100,15 +104,18 @@ class _Recomputed(torch.autograd.Function):
             """Recomputed output of a branch, and the gradient of its input; collects gradients of parameters."""
             x, y = call.branch(branch, x)
             learned = [p for p in parameters if p.requires_grad]
-            d_x, *found = torch.autograd.grad(y, (x, *learned), d.to(y.dtype), allow_unused=True)
-            for parameter, gradient in zip(learned, found, strict=True):
-                if gradient is not None:
-                    before = gradients.get(id(parameter))
-                    gradients[id(parameter)] = gradient if before is None else before + gradient
+            d_x, *of_learned = torch.autograd.grad(y, (x, *learned), d.to(y.dtype), allow_unused=True)
+            for parameter, gradient in zip(learned, of_learned, strict=True):
+                if gradient is None:  # the branch does not use it in this call
+                    continue
+                before = gradients.get(id(parameter))
+                gradients[id(parameter)] = gradient if before is None else before + gradient
             return y.detach(), d_x
 
+        # The steps of `forward` in reverse order, each with the random numbers that it had.
         before_f, before_g = ctx.random_states
-        with torch.random.fork_rng([call.device] if call.device.type == "cuda" else []):
+        devices = [call.device] if call.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
             _restore(*before_g)
             y, d = differentiate(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
             x2, d1 = y2 - y, d1 + d
@@ -132,10 +139,11 @@ class _Call:
 
     def recomputed(self, place: int) -> tuple[Tensor, ...]:
         """Outputs of a layer, which are the inputs of the next one; none of the last layer, which saved them."""
-        return () if place == self.n_layers else self._inputs
+        if place == self.n_layers:
+            return ()
+        return self._inputs
 
     def pass_on(self, x1: Tensor, x2: Tensor, place: int) -> None:
-        """Keeps the inputs of a layer for the one before it."""
         self._inputs = (x1, x2) if place > 1 else ()
 
     def branch(self, branch: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,12 +176,10 @@ class ReversibleStack(Stack):
     couple = staticmethod(reversible_forward)
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """Output for input (b t d), and the new memories."""
         y1, y2, after = self.couple(x, x, self.coupled_layers(memories, context))
         return StackOutput((y1 + y2) / 2, tuple(after))
 
     def coupled_layers(self, memories: tuple[Memory, ...], context: AttentionContext) -> list[Layer]:
-        """Branches of all blocks; F also returns the new memory."""
         return [_layer(block, memory, context) for block, memory in zip(self.blocks, memories, strict=True)]
 
 

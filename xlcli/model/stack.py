@@ -58,17 +58,18 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Output (b t d) for input (b t d)."""
         if self.chunk_len is None:
             return self._branch(x)
         return map_chunks(self._branch, ((part,) for part in torch.split(x, self.chunk_len, dim=1)), x.device)
 
     def _branch(self, x: Tensor) -> Tensor:
         x = cast_for_products(x)
-        up = self.up(x)
-        inner = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
-        out: Tensor = self.down(self.dropout(inner))
-        return out
+        inner: Tensor = self.up(x)
+        if self.gate is None:
+            inner = self.activation(inner)
+        else:
+            inner = self.activation(self.gate(x)) * inner
+        return self.down(self.dropout(inner))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
@@ -96,17 +97,22 @@ class Residual(nn.Module):
 
     def pre(self, x: Tensor) -> Tensor:
         """Input of the branch (b t d)."""
-        return x if self.placement == "post" else self.norm(x)
+        if self.placement == "post":
+            return x
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def post(self, y: Tensor) -> Tensor:
         """Addition to the stream (b t d), from the output of the branch."""
         y = self.last_norm(y)
-        return self.dropout(y if self.alpha is None else self.alpha * y)  # type: ignore[no-any-return]
+        if self.alpha is not None:
+            y = self.alpha * y
+        return self.dropout(y)  # type: ignore[no-any-return]
 
     def merge(self, x: Tensor, y: Tensor) -> Tensor:
-        """Stream (b t d) after the branch."""
         x = x + self.post(y)
-        return self.norm(x) if self.placement == "post" else x
+        if self.placement == "post":
+            x = self.norm(x)
+        return x
 
 
 class Ponder(NamedTuple):
@@ -117,13 +123,14 @@ class Ponder(NamedTuple):
 
     @staticmethod
     def join(parts: Iterable[Ponder | None]) -> Ponder | None:
-        """That of successive calls."""
-        given = [part for part in parts if part is not None]
-        return Ponder(*map(joined, zip(*given, strict=True))) if given else None
+        """Values of successive calls as those of one; None if the stack has none."""
+        ponders = [part for part in parts if part is not None]
+        if not ponders:
+            return None
+        return Ponder(joined([part.cost for part in ponders]), joined([part.steps for part in ponders]))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Successive parts as one tensor (b t ...)."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
@@ -164,7 +171,9 @@ class Block(nn.Module):
         """Output for input (b t d), and the new memory, whose kind the attention chooses."""
         x = self.embed(x, context)
         y, memory = self.attention(self.attention_residual.pre(x), memory, context)
-        return context.apply(self._after_attention, x, y) if context.needs_output else y, memory
+        if context.needs_output:
+            y = context.apply(self._after_attention, x, y)
+        return y, memory
 
     def _after_attention(self, x: Tensor, y: Tensor) -> Tensor:
         """Output of the block from its input x and the output y of attention."""
@@ -219,7 +228,11 @@ class Stack(nn.Module):
     @contextmanager
     def watched(self, outputs: list[Tensor]) -> Iterator[None]:
         """Appends the output (b t d) of each block to `outputs` whenever it is called. A reversible stack has none."""
-        hooks = [block.register_forward_hook(lambda *call: outputs.append(call[-1][0])) for block in self.blocks]
+
+        def append(block: nn.Module, inputs: Any, output: tuple[Tensor, Memory]) -> None:
+            outputs.append(output[0])
+
+        hooks = [block.register_forward_hook(append) for block in self.blocks]
         try:
             yield
         finally:
@@ -231,21 +244,25 @@ class Stack(nn.Module):
         return depth == len(self.blocks)
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """Output of the blocks for input (b t d), and the new memories."""
         after = []
-        x0, contexts = x, [*[context.for_rows(None)] * (len(self.blocks) - 1), context]
-        for i, (block, before, own) in enumerate(zip(self.blocks, memories, contexts, strict=True)):
+        x0, last = x, len(self.blocks) - 1
+        # Rows that are not needed are left out of the last block only: later tokens need the memories of all blocks.
+        all_rows = context.for_rows(None)
+        for i, (block, before) in enumerate(zip(self.blocks, memories, strict=True)):
             x = self.block_input(i, x, x0)
+            block_context = context if i == last else all_rows
             if self.recompute_activations and torch.is_grad_enabled():
-                x, memory = _recomputed(block, x, before, own)
+                x, memory = _recomputed(block, x, before, block_context)
             else:
-                x, memory = block(x, before, own)
+                x, memory = block(x, before, block_context)
             after.append(memory)
         return StackOutput(x, tuple(after))
 
     def block_input(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
         """Input of block i, from the output x of the block before it and the input x0 of the stack."""
-        return self.stream_scale[i] * x + self.input_scale[i] * x0 if self.input_residual else x
+        if not self.input_residual:
+            return x
+        return self.stream_scale[i] * x + self.input_scale[i] * x0
 
 
 def _recomputed(block: Block, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
@@ -273,11 +290,9 @@ class UniversalStack(Stack):
         self.time_signal = time_signal
 
     def accepts_depth(self, depth: int) -> bool:
-        """Any positive number of steps."""
-        return depth > 0 and depth % len(self.blocks) == 0
+        return depth > 0 and depth % len(self.blocks) == 0  # any number of steps
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """Output for input (b t d), and the new memories."""
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(self._by_step(memories), start=1):
             x, new, _ = Stack.forward(self, self._signal(x, step), before, context)
@@ -312,7 +327,6 @@ class AdaptiveStack(UniversalStack):
         self.initial_constants = {"halt.bias": halt_bias}
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """Output for input (b t d), the new memories, and the ponder cost."""
         steps = self._by_step(memories)
         running = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         total = x.new_zeros(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))
@@ -320,16 +334,17 @@ class AdaptiveStack(UniversalStack):
         out = torch.zeros_like(x)
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(steps, start=1):
-            signalled = self._signal(x, step)
-            rows = _rows(running) if step > 1 else None
-            own = context.for_rows(rows)
-            new, memory, _ = Stack.forward(self, signalled, before, own)
+            rows = _rows(running) if step > 1 else None  # in the first step none has halted
+            step_context = context.for_rows(rows)
+            new, memory, _ = Stack.forward(self, self._signal(x, step), before, step_context)
             after += memory
-            if not own.needs_output:  # all positions have halted; later tokens need their memory of this step
+            if not step_context.needs_output:  # all positions have halted; later tokens need their memory of this step
                 continue
+            # Positions that have halted keep their state. The others halt with probability p, surely in the last step.
             new = torch.where(running[..., None], new.to(x.dtype), x)
             p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
             halts = running & ((total + p > 1 - self.epsilon) | (step == len(steps)))
+            # The output is a mean of the states by these probabilities; the last one gets what is left of 1.
             left = 1 - total
             weight = torch.where(halts, left, torch.where(running, p, 0.0))
             out = out + (weight[..., None] * new).to(out.dtype)
@@ -343,5 +358,7 @@ class AdaptiveStack(UniversalStack):
 
 def _rows(running: Tensor) -> Rows | None:
     """The positions that have not halted; None (all) where reading them would wait for the device or break a graph."""
-    waits = torch.is_grad_enabled() and running.device.type != "cpu"
-    return None if waits or torch.compiler.is_compiling() else Rows(running)
+    would_wait = torch.is_grad_enabled() and running.device.type != "cpu"
+    if would_wait or torch.compiler.is_compiling():
+        return None
+    return Rows(running)

@@ -61,12 +61,13 @@ def make_reader(
 
     `decoder` has faster `logits` of one token. With it nothing but such `logits` may be called.
     """
-    reader: Any = decoder or network
+    reader: Any = network if decoder is None else decoder
     learning, step = options.learning, 1
     if learning.adapt:
         step, settings = learning.adapt_block, learning.model_dump(include=SETTINGS["adaptation"])
         reader = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
     if learning.context_cache is not None:
+        # The cache is outside: it mixes its own predictions with those of the adapted weights.
         spelling = Spelling(tokenizer, network.config.vocab_size)
         reader = CachedModel(reader, learning.model_dump(include=SETTINGS["cache"]), spelling, step)
     return reader  # type: ignore[no-any-return]
@@ -96,21 +97,27 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
             raise StateError(f"the state is damaged: it lacks settings of its {field}.", _REMEDY)
         learned |= value.settings
     switches = {"adapt": state.adaptation is not None, "context_cache": learned.get("context_cache")}
-    given = options.model_dump(include=options.model_fields_set & OnlineConfig.model_fields.keys())
-    if (given.get("memory_dtype"), state.memory_dtype) == ("float32", "bfloat16") and dtype != torch.float32:
-        given["memory_dtype"] = "auto"  # keys and values are computed in 16 bits, and were not rounded
+
+    # What the user has set must be as saved; what is open becomes as saved.
+    chosen = options.model_dump(include=options.model_fields_set & OnlineConfig.model_fields.keys())
+    computed_in_16_bits = state.memory_dtype == "bfloat16" and dtype != torch.float32
+    if chosen.get("memory_dtype") == "float32" and computed_in_16_bits:
+        chosen["memory_dtype"] = "auto"  # keys and values were not rounded
     for name, saved in (network.inference_settings(state) | learned | switches).items():
-        has_flag = any(isinstance(part, Option) for part in OnlineConfig.model_fields[name].metadata)
-        flag, chosen = f"--{name.replace('_', '-')}" if has_flag else name, given.get(name)
-        if chosen is None or chosen is False or chosen in ("auto", saved):
+        setting = chosen.get(name)
+        is_open = setting is None or setting is False or setting == "auto"
+        if is_open or setting == saved:
             continue
+        flag = _spelling(name)
         if not saved and name in switches:
             raise StateError(f"the state was saved without {flag}.", f"Leave out {flag}, or start without this state.")
-        raise StateError(f"the state was saved with {flag} {saved}, but {flag} is {chosen}.", f"Leave out {flag}.")
+        raise StateError(f"the state was saved with {flag} {saved}, but {flag} is {setting}.", f"Leave out {flag}.")
     try:
-        options = validate(OnlineConfig, given | learned | {"adapt": switches["adapt"]})
+        options = validate(OnlineConfig, chosen | learned | {"adapt": switches["adapt"]})
     except ConfigError as error:
         raise StateError(f"the state is damaged: {error.message}", _REMEDY) from None
+
+    # What was learned must fit the model.
     if state.adaptation is not None:
         learning = options.learning
         if not is_compatible(network, _optimizer(network, learning), learning.adapt_block, state):
@@ -118,6 +125,14 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
     if state.cache is not None and not state.cache.fits(network.config.vocab_size):
         raise StateError("the context cache of the state does not fit the model.", _REMEDY)
     return options
+
+
+def _spelling(name: str) -> str:
+    """A setting as the user writes it: its option, else its name."""
+    for part in OnlineConfig.model_fields[name].metadata:
+        if isinstance(part, Option):
+            return f"--{name.replace('_', '-')}"
+    return name
 
 
 def _optimizer(network: LanguageModel, learning: LearningConfig) -> Optimizer:

@@ -20,7 +20,7 @@ import contextlib
 import copy
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,9 +62,9 @@ class AdaptiveModel:
         self.block = settings["adapt_block"]
         self.settings = settings
         self.decodes = decodes
-        self.network = _with_own_weights(network)
-        self.parameters = {n: p for n, p in self.network.named_parameters() if n in optimizer.names}
-        self.origin = {n: p for n, p in network.named_parameters() if n in optimizer.names}
+        self.network = _sharing_memory(network)
+        self.parameters = _named(self.network, optimizer.names)
+        self.origin = _named(network, optimizer.names)
         for name, parameter in self.network.named_parameters():
             parameter.requires_grad_(name in self.parameters)
         _round_gradients(self.network)
@@ -72,17 +72,24 @@ class AdaptiveModel:
         self._decoder: Decoder | LanguageModel | None = None
 
     def init_state(self, batch: int, **options: Any) -> State:
-        """State before the first token, with the trained weights; arguments as for `LanguageModel.init_state`."""
         if batch != 1:
             raise ConfigError(f"a model that adapts reads one text, not {batch}.", "Use a batch size of 1.")
         with torch.inference_mode(False):
             weights = {name: p.detach().clone() for name, p in self.origin.items()}
-            none = torch.empty(0, dtype=torch.int64, device=next(iter(weights.values())).device)
-            value = Adaptation(self.settings, weights, self.optimizer.init_moments(weights), 0, none, none, none[None])
+            no_tokens = torch.empty(0, dtype=torch.int64, device=next(iter(weights.values())).device)
+            value = Adaptation(
+                settings=self.settings,
+                weights=weights,
+                moments=self.optimizer.init_moments(weights),
+                n_steps=0,
+                inputs=no_tokens,
+                targets=no_tokens,
+                last=no_tokens[None],
+            )
         return replace(self.trained.init_state(batch, **options), adaptation=value)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
-        """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
+        # The first tokens have no targets to score, but what follows them is learned, too.
         n_unscored = tokens.shape[1] - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
         out = ScoreOutput.join(self._score_parts(tokens, followers, state, readout))
@@ -99,6 +106,7 @@ class AdaptiveModel:
             return self._fast(tokens, state)
         at = 0
         while True:
+            # A call ends at the end of a block, which `observe` may complete with its last target.
             state = self._drop_unlearned(state)
             n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
             part = tokens[:, at : at + n]
@@ -123,12 +131,14 @@ class AdaptiveModel:
         state, at = self._drop_unlearned(state), 0
         while at < tokens.shape[1]:
             n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
-            x, y = tokens[:, at : at + n], targets[:, at : at + n]
+            part, part_targets = tokens[:, at : at + n], targets[:, at : at + n]
             self._load(state)
-            if n == self.block and _is_exact(state):
-                out = self._score_and_learn(x, y, state, readout)
+            is_whole_block = n == self.block
+            if is_whole_block and _is_exact(state):
+                out = self._score_and_learn(part, part_targets, state, readout)
             else:
-                out = self.network.score(x, y, self._begin(state, x, y), readout=readout)
+                begun = self._begin(state, part, part_targets)
+                out = self.network.score(part, part_targets, begun, readout=readout)
                 out = out._replace(state=self._learn_if_complete(out.state))
             state, at = out.state, at + n
             yield out
@@ -138,17 +148,20 @@ class AdaptiveModel:
         with _gradients():
             out = self.network.score(tokens.clone(), targets.clone(), _ordinary(state), readout=readout)
             value = self._stepped(_value(state), out.nll.sum())
-        ponder = None if out.ponder is None else Ponder(*(part.detach() for part in out.ponder))
+        ponder = out.ponder
+        if ponder is not None:
+            ponder = Ponder(ponder.cost.detach(), ponder.steps.detach())
         return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, out.readout)
 
     def _begin(self, state: State, inputs: Tensor, targets: Tensor) -> State:
         """State with tokens (1 n) added to the unfinished block, before they are read."""
-        value, start = _value(state), {}
-        if not len(value.inputs):
-            with torch.inference_mode(False):  # a copy that nobody writes into, in tensors that autograd accepts
-                before = state.map(torch.clone)
-            start = {"start": before.layers, "last": before.last}
-        return replace(state, adaptation=value.extended(inputs[0], targets[0], **start))
+        value = _value(state)
+        if len(value.inputs):
+            return replace(state, adaptation=value.extended(inputs[0], targets[0]))
+        with torch.inference_mode(False):  # a copy that nobody writes into, in tensors that autograd accepts
+            before = state.map(torch.clone)
+        begun = value.extended(inputs[0], targets[0], start=before.layers, last=before.last)
+        return replace(state, adaptation=begun)
 
     def _drop_unlearned(self, state: State) -> State:
         """State without a complete block whose last target is not known."""
@@ -158,7 +171,8 @@ class AdaptiveModel:
         return replace(state, adaptation=value.without_block())
 
     def _learn_if_complete(self, state: State) -> State:
-        return self._learn(state) if len(_value(state).inputs) == self.block else state
+        is_complete = len(_value(state).inputs) == self.block
+        return self._learn(state) if is_complete else state
 
     def _learn(self, state: State) -> State:
         """State after a step on the unfinished block, which is read again.
@@ -169,14 +183,15 @@ class AdaptiveModel:
         value, before = _value(state), before_block(state)
         with _gradients():
             inputs, targets = value.inputs[None].clone(), value.targets[None].clone()
-            out = self.network.score(inputs, targets.clamp(min=0), _ordinary(before))
+            out = self.network.score(inputs, targets.clamp(min=0), _ordinary(before))  # any token for unknown ones
             value = self._stepped(value, out.nll[targets != UNKNOWN].sum())
-        return replace(state, layers=(out.state if _is_exact(state) else state).layers, adaptation=value)
+        layers = out.state.layers if _is_exact(state) else state.layers
+        return replace(state, layers=layers, adaptation=value)
 
     def _stepped(self, value: Adaptation, nats: Tensor) -> Adaptation:
         """Value after a step on the sum () of the surprisal of a block, at the beginning of the next one."""
-        found = torch.autograd.grad(nats / self.block, list(self.parameters.values()))
-        gradients = dict(zip(self.parameters, found, strict=True))
+        gradients_in_order = torch.autograd.grad(nats / self.block, list(self.parameters.values()))
+        gradients = dict(zip(self.parameters, gradients_in_order, strict=True))
         with torch.no_grad():
             self.optimizer.step(value.weights, gradients, value.moments, self.origin, value.n_steps)
         return replace(value.without_block(), n_steps=value.n_steps + 1)
@@ -190,13 +205,25 @@ class AdaptiveModel:
         return self._decoder.logits(tokens, state)
 
     def _load(self, state: State) -> None:
-        """Loads the adapted weights of a state."""
+        """Makes the adapted weights of a state those of the network, unless they are; drops packed ones."""
         value = _value(state)
-        if self._loaded is not None and self._loaded[0] is value.weights and self._loaded[1] == value.n_steps:
-            return
+        if self._loaded is not None:
+            loaded_weights, loaded_steps = self._loaded
+            if loaded_weights is value.weights and loaded_steps == value.n_steps:
+                return
         for name, parameter in self.parameters.items():
             parameter.data = value.weights[name]
         self._loaded, self._decoder = (value.weights, value.n_steps), None
+
+
+def _named(network: LanguageModel, names: Collection[str]) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in network.named_parameters() if name in names}
+
+
+def _names_of(network: nn.Module, parameters: Iterable[Tensor]) -> tuple[str, ...]:
+    """Names of parameters of a network, in its order."""
+    ids = {id(p) for p in parameters}
+    return tuple(name for name, p in network.named_parameters() if id(p) in ids)
 
 
 def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, ...]:
@@ -208,36 +235,38 @@ def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, 
     if part == "all":
         return tuple(name for name, _ in network.named_parameters())
     if part == "feedforward":
-        branches = [module for module in network.modules() if isinstance(module, FeedForward)]
-        ids = {id(p) for branch in branches for p in branch.parameters() if p.ndim == 2}
-        ids |= {id(table.weight) for table in _token_tables(network)}
+        weights: list[Tensor] = [table.weight for table in _token_tables(network)]
+        for module in network.modules():
+            if isinstance(module, FeedForward):
+                weights += [p for p in module.parameters() if p.ndim == 2]
         if isinstance(network.head, SoftmaxHead):
-            ids.add(id(network.head.weight))
-        return tuple(name for name, p in network.named_parameters() if id(p) in ids)
+            weights.append(network.head.weight)
+        return _names_of(network, weights)
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     return tuple(f"stack.{name}" for name, p in network.stack.named_parameters() if id(p) not in tables)
 
 
 def head_tables(network: LanguageModel) -> tuple[str, ...]:
     """Names of the tables that the head multiplies by hidden states."""
-    ids = {id(module.weight) for module in network.head.modules() if isinstance(module, SoftmaxHead)}
-    return tuple(name for name, p in network.named_parameters() if id(p) in ids)
+    return _names_of(network, [part.weight for part in network.head.modules() if isinstance(part, SoftmaxHead)])
 
 
 def is_compatible(network: LanguageModel, optimizer: Optimizer, block: int, state: State) -> bool:
     """True if weights, unfinished block and its memory in a loaded state fit the model."""
     value = _value(state)
-    weights = {name: p for name, p in network.named_parameters() if name in optimizer.names}
-    expected = _shapes(weights), _shapes(optimizer.init_moments(weights))
-    if (_shapes(value.weights), _shapes(value.moments)) != expected:
+    weights = _named(network, optimizer.names)
+    if _shapes(value.weights) != _shapes(weights):
+        return False
+    if _shapes(value.moments) != _shapes(optimizer.init_moments(weights)):
         return False
     if not len(value.inputs):
         return True
-    vocab_size, before = network.config.vocab_size, before_block(state)
+    before = before_block(state)
     if len(value.inputs) > block or before.seen < 0:
         return False
-    known = torch.cat((value.inputs, value.targets[value.targets != UNKNOWN]))
-    return 0 <= int(known.min()) <= int(known.max()) < vocab_size and network.is_compatible(before)
+    tokens = torch.cat((value.inputs, value.targets[value.targets != UNKNOWN]))
+    is_in_vocabulary = int(tokens.min()) >= 0 and int(tokens.max()) < network.config.vocab_size
+    return is_in_vocabulary and network.is_compatible(before)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -261,11 +290,12 @@ def _value(state: State) -> Adaptation:
     return state.adaptation
 
 
-def _with_own_weights(network: LanguageModel) -> LanguageModel:
+def _sharing_memory(network: LanguageModel) -> LanguageModel:
     """Copy of a network whose parameters share memory with the original, until they are replaced.
 
     Gradients of tables of token vectors that the head does not share are sparse.
     """
+    # What `deepcopy` finds here is already copied.
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
     memo |= {id(buffer): buffer for buffer in network.buffers()}
     for table in _token_tables(network):
@@ -285,10 +315,13 @@ def _round_gradients(network: LanguageModel) -> None:
 
 def _token_tables(network: LanguageModel) -> list[nn.Embedding]:
     """Tables of token vectors that nothing else uses, as a tied head does."""
-    uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
+    n_uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
     parts = [network.embedding, network.bigrams, *(block.vectors for block in network.stack.blocks)]
-    tables = [m for part in parts if part is not None for m in part.modules() if isinstance(m, nn.Embedding)]
-    return [table for table in tables if uses[id(table.weight)] == 1]
+    tables = []
+    for part in parts:
+        modules = () if part is None else part.modules()
+        tables += [m for m in modules if isinstance(m, nn.Embedding) and n_uses[id(m.weight)] == 1]
+    return tables
 
 
 @contextlib.contextmanager
@@ -344,13 +377,14 @@ class Optimizer:
             if weight.ndim == 2:
                 moments[f"{name}.rows"] = weight.new_zeros(weight.shape[0])
                 moments[f"{name}.columns"] = weight.new_zeros(weight.shape[1])
-                moments[f"{name}.rate"] = weight.new_full((), math.log(self.slow_rate) if name in self.slow else 0.0)
+                log_rate = math.log(self.slow_rate) if name in self.slow else 0.0
+                moments[f"{name}.rate"] = weight.new_full((), log_rate)
             else:
                 moments[name] = torch.zeros_like(weight)
         return moments
 
     def step(self, weights: Tensors, gradients: Tensors, moments: Tensors, trained: Tensors, n_steps: int) -> None:
-        """Changes weights and mean squares in place, after `n_steps` earlier steps.
+        """Changes weights and mean squares in place, after `n_steps` earlier steps; gradients are overwritten.
 
         The rate of a matrix grows while the gradient says that what was learned so far should have gone further, and
         falls if it went too far: the derivative of the loss by the logarithm of the rate, with the distance to the
@@ -359,6 +393,7 @@ class Optimizer:
         Of an embedding table, whose gradient is sparse, only the rows of the tokens change, each scaled by its own mean
         square.
         """
+        # Running means begin at 0 (Kingma and Ba 2015, section 3).
         correction = 1 / (1 - self.beta ** (n_steps + 1))
         for name, gradient in gradients.items():
             weight, origin = weights[name], trained[name]
@@ -366,15 +401,18 @@ class Optimizer:
                 self._step_rows(weight, gradient.coalesce(), moments[f"{name}.rows"], origin)
                 continue
             if weight.ndim == 2:
-                rows, columns = moments[f"{name}.rows"], moments[f"{name}.columns"]
+                rows, columns, log_rate = (moments[f"{name}.{part}"] for part in ("rows", "columns", "rate"))
+                # Mean squares of rows and columns, and those that the step divides by.
                 squares = gradient.square()
                 rows.lerp_(squares.mean(1), 1 - self.beta)
                 columns.lerp_(squares.mean(0), 1 - self.beta)
                 of_rows, of_columns = rows * correction + EPSILON, columns * correction + EPSILON
-                rate, shift, flat = moments[f"{name}.rate"], (weight - origin).flatten(), gradient.flatten()
+                # The cosine between gradient and distance moves the rate.
+                shift, flat = (weight - origin).flatten(), gradient.flatten()
                 norms = (flat.dot(flat) * shift.dot(shift)).sqrt_() + EPSILON
-                rate.sub_(flat.dot(shift) / norms * self.rate_change).clamp_(*RATES)
-                gradient.mul_(((of_rows.mean() / of_rows).sqrt_() * rate.exp())[:, None])
+                log_rate.sub_(flat.dot(shift) / norms * self.rate_change).clamp_(*RATES)
+                # The gradient is no longer needed, and serves as memory.
+                gradient.mul_(((of_rows.mean() / of_rows).sqrt_() * log_rate.exp())[:, None])
                 weight.addcmul_(gradient, of_columns.rsqrt_(), value=-self.lr)
             else:
                 mean = moments[name].mul_(self.beta).addcmul_(gradient, gradient, value=1 - self.beta)
@@ -386,6 +424,7 @@ class Optimizer:
         """A step of the rows of a table (n d) whose gradient is sparse."""
         rows, values = gradient.indices()[0], gradient.values()
         squares, before = values.square().mean(1), means[rows]
+        # The first step of a row has its own square alone.
         mean = torch.where(before > 0, before.lerp(squares, 1 - self.beta), squares)
         means[rows] = mean
         new = weight[rows].addcmul_(values, (mean + EPSILON).rsqrt_()[:, None], value=-self.lr * self.table_rate)

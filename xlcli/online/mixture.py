@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_LOGITS = 2**21
 """Number of log-probabilities in RAM at once, if a step of the reader does not have more."""
+NO_ID = -1
 
 
 class Spelling:
@@ -34,7 +35,7 @@ class Spelling:
 
     Attributes:
         leaf_of: Leaf (v) of each id in a binary tree, as a number of a node: children of n are 2n and 2n + 1.
-        line_end: Id of a line end, -1 if it is no id of its own.
+        line_end: Id of a line end, `NO_ID` if it is no id of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -42,10 +43,11 @@ class Spelling:
         if tokenizer.id_sizes is None:
             self.line_end = tokenizer.start_id
         else:
+            # A model may have more ids than the tokenizer, as padding of its table; they come last.
             n = min(tokenizer.vocab_size, vocab_size)
             order[:n] = sorted(range(n), key=tokenizer.texts.__getitem__)
             ids = tokenizer.encode(b"\n")
-            self.line_end = int(ids[0]) if len(ids) == 1 else -1
+            self.line_end = int(ids[0]) if len(ids) == 1 else NO_ID
         self.leaf_of: NDArray[np.int64] = np.empty(vocab_size, np.int64)
         self.leaf_of[order] = n_leaves(vocab_size) + np.arange(vocab_size)
 
@@ -68,14 +70,12 @@ class CachedModel:
     step: int = 1
 
     def init_state(self, batch: int, **options: Any) -> State:
-        """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
         vocab_size = len(self.spelling.leaf_of)
         index = new_index(self.settings["context_cache"], vocab_size)
         value = ContextCache(self.settings, new_mixer(vocab_size), index)
         return replace(self.inner.init_state(batch, **options), cache=value)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
-        """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
         n_unscored = tokens.shape[1] - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
         return ScoreOutput.join(self._score_parts(tokens, followers, n_unscored, state, readout))
@@ -84,9 +84,10 @@ class CachedModel:
         self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
     ) -> Iterator[ScoreOutput]:
         """`score` of tokens (1 t) in parts that fit into RAM."""
-        size = max(1, MOST_LOGITS // (len(self.spelling.leaf_of) * self.step)) * self.step
-        for start in range(0, tokens.shape[1], size):
-            part = slice(start, start + size)
+        n_steps = max(1, MOST_LOGITS // (len(self.spelling.leaf_of) * self.step))
+        part_len = n_steps * self.step
+        for start in range(0, tokens.shape[1], part_len):
+            part = slice(start, start + part_len)
             out = self._score_part(tokens[:, part], targets[:, part], n_unscored - start, state, readout)
             state = out.state
             yield out
@@ -94,13 +95,17 @@ class CachedModel:
     def _score_part(
         self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
     ) -> ScoreOutput:
-        """`score` of tokens (1 t) and what follows each, of which the first ones teach the index alone."""
+        """`score` of tokens (1 t) and what follows each.
+
+        The first `n_unscored` are stored, but neither predicted nor learned from by the mixer; it may be negative.
+        """
         mixture, value = self._filled(state)
         out = self.inner.score(tokens, targets, state, readout=Readout())
         assert out.readout is not None
         first = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
             return out._replace(nll=out.nll[:, first:], readout=None)
+        # Kernels change the index and the mixer in place.
         texts = torch.cat((tokens, targets)).cpu().numpy()
         mixture.fill(value.index, self.spelling.leaf_of, self.spelling.line_end, *texts[:, :first])
         texts = np.ascontiguousarray(texts[:, first:])
@@ -117,15 +122,15 @@ class CachedModel:
         self, mixture: ModuleType, value: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout
     ) -> tuple[NDArray[Any], Tensor | None]:
         """Surprisal (t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction."""
-        nats, kept = np.empty(texts.shape[1]), []
+        nats, features = np.empty(texts.shape[1]), []
         for i in range(len(nats)):
             place = slice(i, i + 1)
             mixture.read(value.index, self.spelling.leaf_of, self.spelling.line_end, texts[0, place])
             mixed = mixture.distribution(value.index, value.mixer, self.spelling.leaf_of, log_p[i])
-            kept.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(texts[1:, place])))
+            features.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(texts[1:, place])))
             text = np.ascontiguousarray(texts[:, place])
             mixture.score(*self._arrays(value), log_p[place], text, True, nats[place])
-        return nats, torch.cat(kept, dim=1) if kept else None
+        return nats, torch.cat(features, dim=1) if features else None
 
     def _arrays(self, value: ContextCache) -> tuple[Any, ...]:
         """What every kernel that learns reads and changes."""

@@ -102,11 +102,12 @@ def _band_kernel(mask: Mask, scoring: Scoring, needed: Tensor | None) -> BandKer
     if needed is not None and has_only_products and not hides_documents:
         return attend_needed
     if torch.is_inference_mode_enabled():
-        can_infer = scoring.given <= COMPUTED_BY_BLOCKS and not hides_documents
-        return attend_at_inference if can_infer else None
-    if needed is not None and hides_documents:
+        if scoring.given <= COMPUTED_BY_BLOCKS and not hides_documents:
+            return attend_at_inference
         return None
-    return attend_with_gradients if has_only_products else None
+    if not has_only_products or (needed is not None and hides_documents):
+        return None
+    return attend_with_gradients
 
 
 def _attend_one(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
@@ -142,11 +143,14 @@ def attend_plain(
     if sinks is not None:
         scores, v = torch.cat((sinks.scores(scale), scores), -1), torch.cat((sinks.values.to(v.dtype), v), 2)
     weights = scores.softmax(-1)
-    weights = drop(weights, dropout, share) if dropout else weights
+    if dropout:
+        weights = drop(weights, dropout, share)
     out = product(weights.to(v.dtype), v)
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
-    return out if without_keys is None else out.masked_fill(without_keys, 0.0)
+    if without_keys is not None:
+        out = out.masked_fill(without_keys, 0.0)
+    return out
 
 
 def attend_fused(
@@ -161,21 +165,27 @@ def attend_fused(
 ) -> Tensor:
     """`attend` by PyTorch's fused kernels. They need equal widths of q, k and v, so the narrower side is padded."""
     width = v.shape[-1]
-    if (n_shared := q.shape[1] // k.shape[1]) > 1:
-        k, v = (x.repeat_interleave(n_shared, dim=1) for x in (k, v))
+    n_shared = q.shape[1] // k.shape[1]
+    if n_shared > 1:
+        k, v = k.repeat_interleave(n_shared, dim=1), v.repeat_interleave(n_shared, dim=1)
     pad = q.shape[-1] - width
     if pad > 0:
         v = F.pad(v, (0, pad))
     elif pad < 0:
         q, k = F.pad(q, (0, -pad)), F.pad(k, (0, -pad))
     without_keys = _without_keys(visible)
-    mask = None if visible is None or without_keys is None else visible | without_keys
-    if bias is not None:
-        mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
+    mask = bias
+    if visible is not None and without_keys is not None:
+        mask = visible | without_keys
+        if bias is not None:
+            mask = torch.where(mask, bias, float("-inf"))
+    if mask is not None and bias is not None:
         mask = mask.expand(*q.shape[:-1], k.shape[-2])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
     out = out[..., :width]
-    return out if without_keys is None else out.masked_fill(without_keys, 0.0)
+    if without_keys is not None:
+        out = out.masked_fill(without_keys, 0.0)
+    return out
 
 
 def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:

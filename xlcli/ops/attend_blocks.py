@@ -38,8 +38,9 @@ class Band(NamedTuple):
     hidden: Tensor | None = None
 
     def first(self, query: int) -> int:
-        """First key that the query sees."""
-        return 0 if self.max_distance is None else max(0, query + self.n_memory - self.max_distance)
+        if self.max_distance is None:
+            return 0
+        return max(0, query + self.n_memory - self.max_distance)
 
     def edges(self, query: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Additions (t t) to the last and to the first t scores of t queries from `query` on: 0, or -inf where hidden.
@@ -55,7 +56,6 @@ class Band(NamedTuple):
 
 
 def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, and the keys that they see."""
     for start in range(0, n_new, BLOCK):
         stop = min(start + BLOCK, n_new)
         yield slice(start, stop), slice(band.first(start), stop + band.n_memory)
@@ -87,11 +87,11 @@ class Part(NamedTuple):
     def write_keys(self, x: Tensor, values: Tensor, *, add: bool) -> None:
         """Writes values (n s e) of the keys to x (b g s e), or adds them there."""
         at = x[self.rows, self.key_heads, self.seen]
-        at.copy_(at + values.view(at.shape) if add else values.view(at.shape))
+        values = values.view(at.shape)
+        at.copy_(at + values if add else values)
 
     @property
     def size(self) -> int:
-        """Number of scores."""
         return int(self.place.stop - self.place.start)
 
     def scores(self, room: Tensor) -> Tensor:
@@ -229,7 +229,10 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
         hidden_last = last[place][:, None]
         hidden_first = None if first is None else first[place][:, None]
         arguments = packed[:, :, start:stop], k[:, :, seen], v[:, :, seen], hidden_last, hidden_first
-        outputs.append(checkpoint(_attend, *arguments, use_reentrant=False) if recompute else _attend(*arguments))
+        if recompute:
+            outputs.append(checkpoint(_attend, *arguments, use_reentrant=False))
+        else:
+            outputs.append(_attend(*arguments))
         start = stop
     y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
     out = y.new_zeros(q.shape[0] * q.shape[2], *y.shape[1:]).index_copy(0, rows, y)
@@ -307,14 +310,13 @@ class BandAttention(torch.autograd.Function):
         term_queries: Tensor | None,
         term_keys: Tensor | None,
     ) -> Tensor:
-        """Output (b h t w)."""
         if term_queries is not None:
             term_queries = _contiguous_product(term_queries, scale)
         inputs = BandInputs(_contiguous_product(q, scale), k, v, term_queries, term_keys)
         divided = list(parts(q, k, band, PART_BYTES // q.element_size()))
         n_scores = divided[-1].place.stop
-        n_saved = n_scores if n_scores * q.element_size() <= SAVED_BYTES else 0
-        saved = q.new_empty(n_saved)
+        is_saved = n_scores * q.element_size() <= SAVED_BYTES
+        saved = q.new_empty(n_scores if is_saved else 0)
         # In memory (b t h w), as the next projection reads it.
         out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
         for part in divided:
@@ -328,7 +330,6 @@ class BandAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of all arguments."""
         *tensors, saved = ctx.saved_tensors
         inputs = BandInputs(*tensors)
         q, k, v, term_queries, term_keys = inputs

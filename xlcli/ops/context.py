@@ -39,7 +39,9 @@ class Mask:
 
     @cached_property
     def _hidden(self) -> Tensor | None:
-        return None if self.reach is None else self.positions.distance > self.reach[:, :, None]
+        if self.reach is None:
+            return None
+        return self.positions.distance > self.reach[:, :, None]
 
     @cached_property
     def visible(self) -> Tensor | None:
@@ -54,7 +56,9 @@ class Mask:
         seen = distance >= 0
         if limit is not None:
             seen = seen & (distance <= limit)
-        return seen if self._hidden is None else seen & ~self._hidden[:, None]
+        if self._hidden is not None:
+            seen = seen & ~self._hidden[:, None]
+        return seen
 
 
 GROUP = 128
@@ -117,16 +121,19 @@ class AttentionContext:
     rows: Rows | None = None
 
     def __post_init__(self) -> None:
-        documents = self.documents
+        in_documents = reach = None
+        if self.documents is not None:
+            in_documents = self.documents.positions
+            if self.documents.masked:
+                reach = in_documents
         self.positions = Positions(
             n_memory=self.n_memory,
             n_new=self.n_new,
             first=self.span.next_position(self.start),
             offsets=None if self.span.kind == "segment" else self.offsets,
             device=self.device,
-            documents=documents and documents.positions,
+            documents=in_documents,
         )
-        reach = documents.positions if documents and documents.masked else None
         self.mask = Mask(self.positions, self.span.max_distance(self.window), reach)
         self._constants: dict[Hashable, Any] = {}
         self._learned: dict[Hashable, Any] = {}
@@ -144,7 +151,9 @@ class AttentionContext:
     def clamp_len(self) -> int | None:
         """Largest distance of position encodings that clamp distances; None if no visible key is further back."""
         limit = self.span.clamp_len
-        return None if limit is None or self.positions.farthest(self.mask.max_distance) <= limit else limit
+        if limit is None or self.positions.farthest(self.mask.max_distance) <= limit:
+            return None
+        return limit
 
     @property
     def far_bias(self) -> FarBias | None:
@@ -185,7 +194,9 @@ class AttentionContext:
 
     def apply(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """function(*inputs) at the positions whose output is needed; the function computes each one independently."""
-        return function(*inputs) if self.rows is None else self.rows.apply(function, *inputs)
+        if self.rows is None:
+            return function(*inputs)
+        return self.rows.apply(function, *inputs)
 
     def narrow(self, window: int) -> AttentionContext:
         """Context of a layer that attends to, and remembers, at most `window` earlier tokens."""

@@ -9,6 +9,8 @@ The features of a token depend on no other token. The usual stabilizer, a maximu
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,7 +30,8 @@ def draw_features(
     n_features: int, head_dim: int, generator: torch.Generator | None, *, orthogonal: bool = True
 ) -> Tensor:
     """Gaussian matrix (f e). With `orthogonal`, blocks of `head_dim` rows are orthogonal; each row stays Gaussian."""
-    shape = (-(-n_features // head_dim), head_dim, head_dim)
+    n_blocks = math.ceil(n_features / head_dim)
+    shape = (n_blocks, head_dim, head_dim)
     device = generator.device if generator else None
     rows = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
     if orthogonal:
@@ -86,8 +89,10 @@ def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tupl
     # The denominator is the numerator for a constant value of 1, appended as last column of v and s.
     v, s = F.pad(v, (0, 1), value=1.0), torch.cat((s, z.unsqueeze(-1)), dim=-1)
     out = []
-    for q_c, k_c, v_c in zip(*(torch.split(x, CHUNK, dim=2) for x in (q, k, v)), strict=True):
-        out.append((q_c @ k_c.mT).tril() @ v_c + q_c @ s.to(q.dtype))
+    chunks = (torch.split(x, CHUNK, dim=2) for x in (q, k, v))
+    for q_c, k_c, v_c in zip(*chunks, strict=True):
+        within = (q_c @ k_c.mT).tril() @ v_c
+        out.append(within + q_c @ s.to(q.dtype))
         s = s + k_c.mT @ v_c
     both = torch.cat(out, 2)
     return _ratio(both[..., :-1], both[..., -1:]), s[..., :-1], s[..., -1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -29,7 +30,6 @@ class Linear(nn.Linear):
     gradient_dtype: torch.dtype | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Output (... o) for input (... i)."""
         return linear(x, self.weight, self.bias, self.gradient_dtype)
 
 
@@ -67,21 +67,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gradient_dtype
     """
     if gradient_dtype is not None and torch.is_grad_enabled():
         return _RoundedGradients.apply(x, weight, bias, gradient_dtype)  # type: ignore[no-any-return, no-untyped-call]
-    if (
-        torch.compiler.is_compiling()
-        or x.device.type != "cpu"
-        or x.numel() != weight.shape[1]
-        or weight.numel() < SMALLEST
-        or not torch.is_inference_mode_enabled()
-        or torch.is_autocast_enabled("cpu")
-        or not weight.is_contiguous()
-        or (n_parts := torch.get_num_threads()) == 1
-        or weight.shape[0] % n_parts
-    ):
+    if not _gets_parts(x, weight):
         return F.linear(x, weight, bias)
+    n_parts = torch.get_num_threads()
     rows = x.reshape(1, 1, -1).expand(n_parts, 1, -1)
     out = torch.bmm(rows, weight.view(n_parts, -1, weight.shape[1]).mT).view(*x.shape[:-1], -1)
     return out if bias is None else out + bias
+
+
+def _gets_parts(x: Tensor, weight: Tensor) -> bool:
+    """True if x is a single row, and its product with equal parts of the matrix is faster: PyTorch uses one thread."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() != weight.shape[1]:
+        return False
+    if not torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    n_threads = torch.get_num_threads()
+    has_equal_parts = weight.is_contiguous() and weight.shape[0] % n_threads == 0
+    return n_threads > 1 and weight.numel() >= SMALLEST and has_equal_parts
 
 
 def cast_for_products(x: Tensor) -> Tensor:
@@ -114,7 +116,6 @@ class LayerNorm(nn.LayerNorm):
     """LayerNorm over the last axis (Ba et al. 2016). 16-bit parameters are widened: a rank may have such ones."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalized input (... d)."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(wide)
         return F.layer_norm(x, self.normalized_shape, self.weight.to(wide), bias, self.eps)
@@ -128,7 +129,6 @@ class RMSNorm(nn.RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalized input (... d)."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         trains = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == weight.dtype
         if trains and not torch.compiler.is_compiling():
@@ -146,6 +146,8 @@ class HeadNorm(RMSNorm):
 
 LEVELS = 2**16
 """Number of values of 16 bits: on a CPU, rates are rounded to multiples of 1 / `LEVELS`."""
+NUMBERS_IN_WORD = 4
+"""Random numbers of 16 bits in one of 64 bits."""
 DISCARDED = 2**14
 """Number of random words, of 64 bits, that are drawn at once for rows that x does not have: they stay in the cache."""
 
@@ -167,7 +169,8 @@ def dropout(x: Tensor, rate: float, share: Share = ALL_ROWS) -> Tensor:
     proportional to the number of parts.
     """
     n_dropped = round(rate * LEVELS)
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0 < n_dropped < LEVELS:
+    is_possible = 0 < n_dropped < LEVELS  # as a comparison of numbers of 16 bits
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not is_possible:
         if share.parts == 1:
             return F.dropout(x, rate)
         mask = F.dropout(x.new_ones(share.parts, *x.shape), rate)[share.part]
@@ -181,25 +184,28 @@ class _Dropout(torch.autograd.Function):
         # Four numbers from each one of 64 bits. PyTorch draws one number for each element, and comparisons whose result
         # is Boolean are slow.
         n, first = x.numel(), share.part * x.numel()
-        before, end, n_words = first // 4, -(-(first + n) // 4), -(-n * share.parts // 4)
-        _discard(before)
-        words = torch.empty(end - before, dtype=torch.int64).random_(-(2**63), None)
-        _discard(n_words - end)
-        bits = words.view(torch.int16)[first - 4 * before :][:n].view(x.shape)
-        kept = torch.ge(bits, n_dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=torch.uint8))
-        ctx.save_for_backward(kept)
+        # Words of all rows: those before x, those of x from `first_word` to `end_word`, and those after it.
+        first_word = first // NUMBERS_IN_WORD
+        end_word = math.ceil((first + n) / NUMBERS_IN_WORD)
+        n_words = math.ceil(n * share.parts / NUMBERS_IN_WORD)
+        _discard(first_word)
+        words = torch.empty(end_word - first_word, dtype=torch.int64).random_(-(2**63), None)
+        _discard(n_words - end_word)
+        # Words need not begin with x.
+        numbers = words.view(torch.int16)[first - NUMBERS_IN_WORD * first_word :][:n].view(x.shape)
+        mask = torch.ge(numbers, n_dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=torch.uint8))
+        ctx.save_for_backward(mask)
         ctx.scale = LEVELS / (LEVELS - n_dropped)
-        return kept.to(x.dtype).mul_(x).mul_(ctx.scale)
+        return mask.to(x.dtype).mul_(x).mul_(ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (kept,) = ctx.saved_tensors
-        return kept.to(grad.dtype).mul_(grad).mul_(ctx.scale), None, None
+        (mask,) = ctx.saved_tensors
+        return mask.to(grad.dtype).mul_(grad).mul_(ctx.scale), None, None
 
 
 def _discard(n: int) -> None:
-    """Draws `n` random words."""
     words = torch.empty(min(n, DISCARDED), dtype=torch.int64)
     for i in range(0, n, DISCARDED):
         words[: n - i].random_(-(2**63), None)
@@ -211,8 +217,9 @@ class Dropout(nn.Dropout):
     share = ALL_ROWS
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs with some elements zero, unchanged outside training."""
-        return dropout(x, self.p, self.share) if self.training and self.p else x
+        if not self.training or not self.p:
+            return x
+        return dropout(x, self.p, self.share)
 
 
 MAX_INT = 127

@@ -110,7 +110,6 @@ def _attend_tiles(
     bucket_size: int,
     dropout: float,
 ) -> Tensor:
-    """`attend_hashed` in tiles, of all heads at once."""
     tile = TILE
     # With gradients, keys and values before a tile are stored if some of them are in the table.
     stores_keys = table is not None and torch.is_grad_enabled()
@@ -227,8 +226,10 @@ class _Call(NamedTuple):
     def _limit(self) -> int | None:
         """Largest distance of a visible key; None if all keys that a query can find are as near."""
         n_new, limit = self.ranks.buckets.shape[-1], self.key_window.limit
-        sees_whole_call = (limit or 0) >= n_new - 1
-        return None if self.table is None and sees_whole_call else limit
+        sees_whole_call = limit is not None and limit >= n_new - 1
+        if self.table is None and sees_whole_call:
+            return None
+        return limit
 
     def _marks(self, order: Tensor, r: int, limit: int | None) -> list[Tensor]:
         """Codes (p) in the rounds before r of the tokens at each place, and their positions if there is a limit."""
@@ -265,13 +266,14 @@ class _Call(NamedTuple):
         return before, exists
 
     def tiles(self, r: int, n_tiles: int) -> _Tiles:
-        """The tiles of round r."""
         ranks, tile = self.ranks, self.tile
         b, h, _, _ = ranks.buckets.shape
         n, device = ranks.sizes.shape[-1], ranks.sizes.device
+        # Tiles of each bucket, rounded up, and the first one of each.
         sizes = ranks.sizes[:, :, r].flatten()
         counts = -(-sizes // tile)
         begins = counts.cumsum(0) - counts
+        # Places begin with as many as are before a tile.
         cells = flat_index(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
         place = (begins[cells] * tile + ranks.ranks[:, :, r]).flatten() + self.size
         order = place.new_zeros(self.size + n_tiles * tile)

@@ -46,8 +46,9 @@ def attend_gathered(
 
     The table must not change before the backward pass, which gathers the keys again.
     """
-    given, qkv = (ranks, table, key_window, bucket_size), (part.flatten(0, 2) for part in (q, k, v))
-    y: Tensor = _Gathered.apply(given, dropout, *qkv)  # type: ignore[no-untyped-call]
+    call_arguments = ranks, table, key_window, bucket_size
+    flat_q, flat_k, flat_v = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
+    y: Tensor = _Gathered.apply(call_arguments, dropout, flat_q, flat_k, flat_v)  # type: ignore[no-untyped-call]
     return y.view_as(v)
 
 
@@ -82,39 +83,52 @@ class _Call:
     def __init__(self, ranks: BucketRanks, table: Table | None, key_window: KeyWindow, size: int) -> None:
         b, h, r, t = ranks.buckets.shape
         device = ranks.buckets.device
+        sizes = ranks.sizes.flatten()
         cells = flat_index(ranks.buckets, b, h, r) * ranks.sizes.shape[-1] + ranks.buckets
-        begins = (ranks.sizes.flatten().cumsum(0) - ranks.sizes.flatten())[cells]
+        begins = (sizes.cumsum(0) - sizes)[cells]
+        # A token has a place in `order` for each round: behind the earlier tokens of its bucket.
         tokens = flat_index(ranks.buckets, b, h, 1) * t + torch.arange(t, device=device)
         self.order = cells.new_empty(cells.numel())
         self.order[(begins + ranks.ranks).flatten()] = tokens.expand_as(cells).flatten()
-        self.cells, self.begins, self.ranks, self.global_ranks = (
-            rearrange(part, "b h r t -> (b h t) r") for part in (cells, begins, ranks.ranks, ranks.global_ranks)
-        )
+
+        one_axis = "b h r t -> (b h t) r"
+        self.cells, self.begins = rearrange(cells, one_axis), rearrange(begins, one_axis)
+        self.ranks, self.global_ranks = rearrange(ranks.ranks, one_axis), rearrange(ranks.global_ranks, one_axis)
         self.table, self.key_window, self.size = table, key_window, size
         self.positions = key_window.start + torch.arange(t, device=device).repeat(b * h)
 
     def parts(self, width: int) -> list[slice]:
         """Queries whose keys, of this width, are gathered at once."""
         n_tokens, r = self.cells.shape
-        n = max(1, PART_FLOATS // (r * self.size * width))
+        floats_per_query = r * self.size * width
+        n = max(1, PART_FLOATS // floats_per_query)
         return [slice(i, i + n) for i in range(0, n_tokens, n)]
 
     def keys(self, part: slice, k: Tensor, v: Tensor) -> _Keys:
         """Keys of the queries `part`, from the table and from the call, whose keys are k (p e) and values v (p w)."""
         cells, ranks, table = self.cells[part], self.ranks[part], self.table
+        # Each query has `size` slots of each round, for the latest tokens of its bucket. Those of the call come last;
+        # `sources` are these tokens.
         slots = torch.arange(self.size, device=cells.device)
         of_call = slots >= self.size - ranks.unsqueeze(-1)
         places = of_call.flatten().nonzero().squeeze(1)
-        sources = self.order[((self.begins[part] + ranks).unsqueeze(-1) - self.size + slots).flatten()[places]]
+        place_of_query = self.begins[part] + ranks
+        sources = self.order[(place_of_query.unsqueeze(-1) - self.size + slots).flatten()[places]]
+
+        # All slots from the table, then those of the call over them.
+        of_tokens = k, v, self.positions, self.global_ranks
         if table is None:
-            found = [x.new_zeros(*of_call.shape, *x.shape[1:]) for x in (k, v, self.positions, self.global_ranks)]
+            entries = [x.new_zeros(*of_call.shape, *x.shape[1:]) for x in of_tokens]
             exists = of_call
         else:
-            *found, exists = latest(table, cells, table.counts.flatten()[cells] + ranks)
-            exists = of_call | (exists & (found[2] >= self.key_window.oldest))
-        for all_rows, new in zip(found, (k, v, self.positions, self.global_ranks), strict=True):
-            all_rows.flatten(0, 2).index_copy_(0, places, new[sources].to(all_rows.dtype))
-        keys, values, positions, global_ranks = found
+            *entries, is_used = latest(table, cells, table.counts.flatten()[cells] + ranks)
+            is_remembered = entries[2] >= self.key_window.oldest
+            exists = of_call | (is_used & is_remembered)
+        for slot_entries, new in zip(entries, of_tokens, strict=True):
+            slot_entries.flatten(0, 2).index_copy_(0, places, new[sources].to(slot_entries.dtype))
+        keys, values, positions, global_ranks = entries
+
+        # A key that several rounds find counts once.
         seen = exists & ~seen_before(self.global_ranks[part], global_ranks, self.size)
         if self.key_window.limit is not None:
             seen &= positions >= self.positions[part, None, None] - self.key_window.limit
@@ -123,42 +137,46 @@ class _Call:
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: tuple[Any, ...], dropout: float, *qkv: Tensor) -> Tensor:
-        call, (q, k, v) = _Call(*given), qkv
+    def forward(ctx: Any, call_arguments: tuple[Any, ...], dropout: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        call = _Call(*call_arguments)
         n_keys = call.cells.shape[1] * call.size
         out, weights = torch.empty_like(v), q.new_empty(len(q), n_keys)
-        kept = q.new_empty(len(q) if dropout else 0, n_keys)  # factors of dropout
+        dropout_factors = q.new_empty(len(q) if dropout else 0, n_keys)
         for part in call.parts(k.shape[-1]):
             keys = call.keys(part, k, v)
             # A product with a column on the right would be eight times as slow.
             scores = (q[part, None] @ keys.k.mT).squeeze(1).masked_fill(~keys.seen, -torch.inf)
-            alone = ~keys.seen.any(-1, keepdim=True)
-            w = weights[part] = scores.softmax(-1).masked_fill(alone, 0.0)
+            is_alone = ~keys.seen.any(-1, keepdim=True)
+            w = scores.softmax(-1).masked_fill(is_alone, 0.0)
+            weights[part] = w
             if dropout:
-                kept[part] = F.dropout(torch.ones_like(w), dropout)
-                w = w * kept[part]
-            out[part] = torch.where(alone, v[part], (w.unsqueeze(1) @ keys.v).squeeze(1))
-        ctx.save_for_backward(*qkv, weights, kept)
-        ctx.given = given
+                dropout_factors[part] = F.dropout(torch.ones_like(w), dropout)
+                w = w * dropout_factors[part]
+            # A query that sees no other token attends to itself.
+            out[part] = torch.where(is_alone, v[part], (w.unsqueeze(1) @ keys.v).squeeze(1))
+        ctx.save_for_backward(q, k, v, weights, dropout_factors)
+        ctx.call_arguments = call_arguments
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights, kept = ctx.saved_tensors
-        grad, call = grad.contiguous(), _Call(*ctx.given)
-        d_q, d_k, d_v = gradients = [torch.zeros_like(x) for x in (q, k, v)]
+        q, k, v, weights, dropout_factors = ctx.saved_tensors
+        grad, call = grad.contiguous(), _Call(*ctx.call_arguments)
+        d_q, d_k, d_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for part in call.parts(k.shape[-1]):
             keys = call.keys(part, k, v)
             w = weights[part]
             d_w = (grad[part, None] @ keys.v.mT).squeeze(1)
             dropped = w
-            if len(kept):
-                d_w, dropped = d_w * kept[part], w * kept[part]
+            if len(dropout_factors):
+                d_w, dropped = d_w * dropout_factors[part], w * dropout_factors[part]
             d_scores = torch._softmax_backward_data(d_w, w, -1, w.dtype)
             d_q[part] = (d_scores.unsqueeze(1) @ keys.k).squeeze(1)
+            # Keys of the call get gradients from each query that sees them; those of the table, which is memory, none.
             queries = part.start + keys.places // w.shape[1]
             d_k.index_add_(0, keys.sources, d_scores.flatten()[keys.places, None] * q[queries])
             d_v.index_add_(0, keys.sources, dropped.flatten()[keys.places, None] * grad[queries])
-            d_v[part] += grad[part] * ~keys.seen.any(-1, keepdim=True)
-        return None, None, *gradients
+            is_alone = ~keys.seen.any(-1, keepdim=True)
+            d_v[part] += grad[part] * is_alone
+        return None, None, d_q, d_k, d_v

@@ -26,7 +26,8 @@ def draw_rotations(
     n_rounds: int, factors: Sequence[int], head_dim: int, generator: torch.Generator | None = None
 ) -> Tensor:
     """Random directions (r f e): in each round n/2 for each factor n of the number of buckets."""
-    shape = (n_rounds, sum(n // 2 for n in factors), head_dim)
+    n_directions = sum(n // 2 for n in factors)  # of each factor; the other half of its buckets are opposite
+    shape = (n_rounds, n_directions, head_dim)
     device = generator.device if generator else None
     return torch.randn(shape, generator=generator, device=device, dtype=torch.float64).float()
 
@@ -38,8 +39,12 @@ def hash_buckets(x: Tensor, rotations: Tensor, factors: Sequence[int]) -> Tensor
     All heads share the directions R (r f e). Each even factor n of the number of buckets has n/2 of them, and gives a
     digit of the bucket number, least significant last; no factors mean a single bucket.
     """
-    n = max(1, MAX_PRODUCTS // (x.shape[0] * x.shape[1] * max(1, rotations.shape[1])))
-    parts = [torch.stack([_buckets(part, r, factors) for r in rotations], dim=2) for part in torch.split(x, n, dim=2)]
+    products_per_token = x.shape[0] * x.shape[1] * max(1, rotations.shape[1])
+    n_tokens = max(1, MAX_PRODUCTS // products_per_token)
+    parts = []
+    for part in torch.split(x, n_tokens, dim=2):
+        rounds = [_buckets(part, directions, factors) for directions in rotations]
+        parts.append(torch.stack(rounds, dim=2))
     return torch.cat(parts, dim=-1)
 
 
@@ -48,16 +53,18 @@ def _buckets(x: Tensor, directions: Tensor, factors: Sequence[int]) -> Tensor:
     buckets = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
     parts = torch.split(F.linear(x, directions), [n // 2 for n in factors], dim=-1)
     for part, n in zip(parts, factors, strict=True):
-        place = _argmax(part.abs())
-        opposite = part.gather(-1, place.unsqueeze(-1)).squeeze(-1) < 0
-        buckets = buckets * n + place + opposite * (n // 2)
+        # The direction nearest to x, or to -x: its digit is in the second half.
+        nearest = _argmax(part.abs())
+        is_opposite = part.gather(-1, nearest.unsqueeze(-1)).squeeze(-1) < 0
+        digit = nearest + is_opposite * (n // 2)
+        buckets = buckets * n + digit
     return buckets
 
 
 def _argmax(x: Tensor) -> Tensor:
     """Index of the first maximum along the last axis, any index if there are NaN. Faster than `argmax` on the CPU."""
     n = x.shape[-1]
-    below = (x - x.amax(-1, keepdim=True)).sign_()
+    below = (x - x.amax(-1, keepdim=True)).sign_()  # 0 at maxima, else -1
     from_end = torch.arange(n - 1, -1, -1, dtype=x.dtype, device=x.device)
     return n - 1 - below.mul_(n).add_(from_end).amax(-1).nan_to_num_().long()
 
@@ -87,7 +94,13 @@ class Table(NamedTuple):
         shape = (batch, n_heads, n_rounds, n_buckets, bucket_size)
         integers = partial(torch.zeros, dtype=torch.int64, device=like.device)
         keys = like.new_zeros((*shape, like.shape[-1]))
-        return Table(keys, torch.zeros_like(keys), integers(shape), integers((*shape, n_rounds)), integers(shape[:-1]))
+        return Table(
+            keys=keys,
+            values=torch.zeros_like(keys),
+            positions=integers(shape),
+            global_ranks=integers((*shape, n_rounds)),
+            counts=integers(shape[:-1]),
+        )
 
     @property
     def n_slots(self) -> int:
@@ -121,15 +134,21 @@ def rank_in_buckets(buckets: Tensor, counts: Tensor) -> BucketRanks:
     """Ranks of tokens with these buckets (b h r t), after `counts` (b h r n) earlier tokens per bucket."""
     b, h, r, _ = buckets.shape
     n = counts.shape[-1]
+    # Buckets counted through all sequences, heads and rounds.
     bucket_ids = (flat_index(buckets, b, h, r) * n + buckets).flatten()
-    arrived, order = bucket_ids.sort(stable=True)
     sizes = torch.bincount(bucket_ids, minlength=b * h * r * n)
-    first = sizes.cumsum(0) - sizes
+    # Sorted by bucket, the rank of a token is its place less that of the first token of the bucket.
+    sorted_ids, order = bucket_ids.sort(stable=True)
+    begins = sizes.cumsum(0) - sizes
     ranks = torch.empty_like(bucket_ids)
-    ranks[order] = torch.arange(len(bucket_ids), device=bucket_ids.device) - first[arrived]
+    ranks[order] = torch.arange(len(bucket_ids), device=bucket_ids.device) - begins[sorted_ids]
     ranks = ranks.view_as(buckets)
+    n_earlier = counts.gather(-1, buckets) + ranks
     return BucketRanks(
-        buckets, ranks, sizes.view_as(counts), buckets * RANKS_PER_BUCKET + counts.gather(-1, buckets) + ranks
+        buckets=buckets,
+        ranks=ranks,
+        sizes=sizes.view_as(counts),
+        global_ranks=buckets * RANKS_PER_BUCKET + n_earlier,
     )
 
 
@@ -138,10 +157,13 @@ def insert(table: Table, ranks: BucketRanks, k: Tensor, v: Tensor, start: int) -
     """Writes tokens with keys (b h t e) and values (b h t w), the first at position `start`, into a table, in place."""
     r, t = ranks.buckets.shape[2:]
     n, size = table.positions.shape[-2:]
-    kept = (ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks <= size).flatten().nonzero().squeeze(1)
-    bucket_ids = kept // t * n + ranks.buckets.flatten()[kept]
-    tokens = kept // (r * t) * t + kept % t
-    counts = table.counts.flatten()[bucket_ids] + ranks.ranks.flatten()[kept]
+    # The last `size` tokens of each bucket: earlier ones would be overwritten. Indices are those of the axes b h r t.
+    n_from_here = ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks
+    written = (n_from_here <= size).flatten().nonzero().squeeze(1)
+    bucket_ids = written // t * n + ranks.buckets.flatten()[written]
+    counts = table.counts.flatten()[bucket_ids] + ranks.ranks.flatten()[written]
+    # The same tokens as indices of the axes b h t.
+    tokens = written // (r * t) * t + written % t
     global_ranks = rearrange(ranks.global_ranks, "b h r t -> (b h t) r")[tokens]
     write(table, bucket_ids, counts, k.flatten(0, 2)[tokens], v.flatten(0, 2)[tokens], start + tokens % t, global_ranks)
     table.counts.add_(ranks.sizes)
@@ -172,23 +194,27 @@ def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Te
     size = table.n_slots
     slots = torch.arange(size, device=bucket_ids.device)
     counts = counts.unsqueeze(-1)
+    # The slot of the next token has the oldest one.
     places = bucket_ids.unsqueeze(-1) * size + (counts + slots) % size
-    # An index on the first axis instead would be four times as slow.
-    keys, values, positions, global_ranks = (
-        part.flatten(0, 4).index_select(0, places.flatten()).view(*places.shape, *part.shape[5:]) for part in table[:4]
-    )
-    return keys, values, positions, global_ranks, counts - size + slots >= 0
+
+    def entries(part: Tensor) -> Tensor:
+        # An index on the first axis instead would be four times as slow.
+        return part.flatten(0, 4).index_select(0, places.flatten()).view(*places.shape, *part.shape[5:])
+
+    is_used = counts - size + slots >= 0
+    return entries(table.keys), entries(table.values), entries(table.positions), entries(table.global_ranks), is_used
 
 
-def seen_before(own: Tensor, global_ranks: Tensor, bucket_size: int) -> Tensor:
+def seen_before(query_ranks: Tensor, key_ranks: Tensor, bucket_size: int) -> Tensor:
     """Mask (... r c) of the keys found in each round that a query sees in an earlier round, too.
 
-    `own` (... r) are the global ranks of the query, `global_ranks` (... r c r) the ranks of the keys.
+    `query_ranks` (... r) are the global ranks of the query, `key_ranks` (... r c r) those of the keys. Both are in one
+    bucket of a round, and near enough, if their ranks there differ by at most `bucket_size`.
     """
-    r = own.shape[-1]
-    met = (own[..., None, None, :] - global_ranks).abs() <= bucket_size
-    earlier = torch.ones(r, r, dtype=torch.bool, device=own.device).tril(-1).unsqueeze(1)
-    return (met & earlier).any(-1)
+    r = query_ranks.shape[-1]
+    is_met = (query_ranks[..., None, None, :] - key_ranks).abs() <= bucket_size
+    is_earlier_round = torch.ones(r, r, dtype=torch.bool, device=query_ranks.device).tril(-1).unsqueeze(1)
+    return (is_met & is_earlier_round).any(-1)
 
 
 def flat_index(like: Tensor, *shape: int) -> Tensor:

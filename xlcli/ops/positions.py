@@ -44,7 +44,9 @@ class Positions:
     def farthest(self, max_distance: int | None) -> int:
         """Upper bound of the distances of visible keys, if they are at most `max_distance` back (None: any)."""
         longest = self.n_memory + self.n_new - 1
-        return longest if max_distance is None else min(longest, max_distance)
+        if max_distance is not None:
+            longest = min(longest, max_distance)
+        return longest
 
     @cached_property
     def distance(self) -> Tensor:
@@ -54,7 +56,6 @@ class Positions:
 
     @cached_property
     def absolute(self) -> Tensor:
-        """`latest` of the new tokens."""
         return self.latest(self.n_new)
 
     def latest(self, n: int) -> Tensor:
@@ -62,12 +63,16 @@ class Positions:
 
         Remembered tokens of an earlier document, which no new token sees, have position 0.
         """
-        place = torch.arange(self.n_new - n, self.n_new, device=self.device)
+        place = torch.arange(self.n_new - n, self.n_new, device=self.device)  # relative to the first new token
         if self.documents is not None:
+            if n <= self.n_new:
+                return self.documents
             remembered = (self.documents[:, :1] + place[: n - self.n_new]).clamp(min=0)
-            return torch.cat((remembered, self.documents), dim=1) if n > self.n_new else self.documents
+            return torch.cat((remembered, self.documents), dim=1)
         place = place + self.first
-        return place[None] if self.offsets is None else self.offsets[:, None] + place
+        if self.offsets is None:
+            return place[None]
+        return self.offsets[:, None] + place
 
     @property
     def absolute_keys(self) -> Tensor:

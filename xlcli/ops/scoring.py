@@ -118,7 +118,6 @@ class Scoring(NamedTuple):
 
     @property
     def clamp(self) -> Clamp | None:
-        """Scores of the term for far keys."""
         return None if self.term is None else self.term.clamp
 
     def joined(self) -> Scoring:

@@ -50,33 +50,44 @@ class Span:
             span = TypeAdapter(Span).validate_json(text, strict=True)
         except ValidationError:
             raise ValueError(f"'{text}' is not a span") from None
-        is_kind = not (span.mem_len and (span.kind == "segment" or span.stride))
-        if not is_kind or span.overlap < 0 or span.text != text:
+        is_segment_with_memory = span.mem_len > 0 and (span.kind == "segment" or span.stride is not None)
+        if is_segment_with_memory or span.overlap < 0 or span.text != text:
             raise ValueError(f"'{text}' is not a span")
         return span
 
     @property
     def text(self) -> str:
         """Fields without a default and those that differ from it, as JSON, as saved states have them."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        return json.dumps({name: value for name, value in own.items() if value != defaults[name]})
+        values = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                values[field.name] = value
+        return json.dumps(values)
 
     @property
     def far_bias(self) -> float:
         """Addition to the scores of far keys, so that all of them together weigh no more for being many."""
-        longest = self.mem_len + (0 if self.kind == "uniform" else self.segment_len - 1)
-        return 0.0 if self.full_len is None else FAR_BIAS + min(0.0, math.log(self.full_len / max(1, longest)))
+        if self.full_len is None:
+            return 0.0
+        n_earlier = self.mem_len
+        if self.kind != "uniform":
+            n_earlier += self.segment_len - 1
+        return FAR_BIAS + min(0.0, math.log(self.full_len / max(1, n_earlier)))
 
     def n_kept(self, seen: int) -> int:
         """Number of tokens, or zero inputs, to remember after `seen` tokens have been read."""
         if self.kind == "segment":
             return self.next_position(seen)
-        return self.mem_len if self.zero_memory else min(seen, self.mem_len)
+        if self.zero_memory:  # never less than full
+            return self.mem_len
+        return min(seen, self.mem_len)
 
     def n_until_reset(self, seen: int) -> int | None:
         """Number of tokens that one call may read before the memory is reset; None if unlimited."""
-        return self.segment_len - self.next_position(seen) if self.kind == "segment" else None
+        if self.kind != "segment":
+            return None
+        return self.segment_len - self.next_position(seen)
 
     @property
     def overlap(self) -> int:
@@ -87,11 +98,14 @@ class Span:
         """Position of the next token, counted from the first token read or from the start of its segment."""
         if self.kind != "segment" or seen < self.segment_len:
             return seen
+        # Windows after the first one begin with their overlap, which is read already.
         return self.overlap + (seen - self.segment_len) % (self.segment_len - self.overlap)
 
     def max_distance(self, window: int | None = None) -> int | None:
         """Largest distance of a visible key in a layer with this attention window (None: no window); None if any."""
-        limits = [self.mem_len] if self.kind == "uniform" else []
+        limits = []
+        if self.kind == "uniform":
+            limits.append(self.mem_len)
         if window is not None:
             limits.append(window)
         return min(limits, default=None)

@@ -47,7 +47,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     Raises:
         DivergedError: The loss is not finite.
     """
-    reading = EvalConfig().reading(run.config.model, run.config.train)
+    reading = EvalConfig().reading(run.config.model, run.config.train.reading)
     ranks, device = run.runtime.ranks, run.runtime.device
     ids = valid.ids[:VALIDATION_TOKENS]
     settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}

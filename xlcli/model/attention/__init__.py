@@ -37,8 +37,14 @@ class Attention(nn.Module):
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """True if `memory` can be the memory of this layer after `seen` tokens."""
-        kinds = self.init_memory(0, "hidden"), self.init_memory(0, "keyvalue"), self.init_memory(0, "keyvalue", "int8")
-        return (memory.kind, memory.shape) in [(own.kind, own.shape) for own in kinds]
+        for possible in (
+            self.init_memory(0, "hidden"),
+            self.init_memory(0, "keyvalue"),
+            self.init_memory(0, "keyvalue", "int8"),
+        ):
+            if memory.kind == possible.kind and memory.shape == possible.shape:
+                return True
+        return False
 
     def receptive_field(self, n_memory: int) -> int | None:
         """Number of earlier tokens that a token can attend to with `n_memory` tokens in memory; None if unbounded."""
@@ -73,10 +79,12 @@ class ProjectedAttention(Attention):
     ) -> None:
         super().__init__(position)
         self.n_heads = n_heads
-        self.n_kv_heads = n_kv_heads or n_heads
+        self.n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         self.head_dim = head_dim
-        norms = (HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity() for _ in range(2))
-        self.query_norm, self.key_norm = norms
+        self.query_norm: nn.Module = nn.Identity()
+        self.key_norm: nn.Module = nn.Identity()
+        if qk_norm:
+            self.query_norm, self.key_norm = HeadNorm(head_dim, eps=epsilon), HeadNorm(head_dim, eps=epsilon)
         self.query = Linear(dim, n_heads * head_dim, bias=bias != "none")
         self.key = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")
         self.value = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")

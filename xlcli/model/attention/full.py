@@ -43,27 +43,28 @@ class FullAttention(ProjectedAttention):
         empty = like.new_empty(batch, self.n_kv_heads, 0, self.head_dim)
         if dtype == "int8":
             return Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
-        rounded = empty.bfloat16() if dtype == "bfloat16" else empty
-        return KeyValue((rounded, rounded), 0, 0)
+        if dtype == "bfloat16":
+            empty = empty.bfloat16()
+        return KeyValue((empty, empty), 0, 0)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
-        """True if kind, shape and length agree."""
-        if not (isinstance(memory, TokenMemory) and super().accepts(memory, span, seen)):
+        if not isinstance(memory, TokenMemory) or not super().accepts(memory, span, seen):
             return False
         n_sinks = 0 if isinstance(memory, Hidden) else min(self.n_sinks, seen)
-        return (memory.length, memory.n_sinks) == (self.receptive_field(span.n_kept(seen)), n_sinks)
+        return memory.n_sinks == n_sinks and memory.length == self.receptive_field(span.n_kept(seen))
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, TokenMemory)
-        if isinstance(memory, TokenBuffers) and (missing := self.n_sinks - memory.n_sinks):
-            memory = memory.with_sinks(*self.unplaced(x[:, :missing]))
+        if isinstance(memory, TokenBuffers) and memory.n_sinks < self.n_sinks:
+            n_missing = self.n_sinks - memory.n_sinks
+            memory = memory.with_sinks(*self.unplaced(x[:, :n_missing]))
         q = self.queries(x, context) if context.needs_output else None
         k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep)
         if q is None:
             return x, memory
         sinks = None
-        if not self.training and (seen := context.visible_sinks(memory.n_sinks)) is not None:
+        seen = None if self.training else context.visible_sinks(memory.n_sinks)
+        if seen is not None:
             keys, values = memory.sinks
             sinks = Sinks(self.position.at_clamp(q, context), keys, values, seen)
         y = self.attend(q, k, v, self.visible(context), context, sinks)
@@ -87,11 +88,18 @@ class FullAttention(ProjectedAttention):
         far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
         value_bias = self.position.value_bias(context)
-        scoring = Scoring(self.scale, term, far, context.far_bias, sinks, bias, value_bias)
+        scoring = Scoring(
+            scale=self.scale,
+            term=term,
+            far=far,
+            far_bias=context.far_bias,
+            sinks=sinks,
+            bias=bias,
+            value_bias=value_bias,
+        )
         dropout = self.dropout if self.training else 0.0
         needed = None if context.rows is None else context.rows.needed
         return attend(q, k, v, visible, scoring, dropout=dropout, share=self.share, needed=needed)
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys (h n e) of vectors x (n d)."""
         return self.query_norm(self._heads(self.query(x))), self.key_norm(self._heads(self.key(x)))

@@ -30,7 +30,6 @@ class LinearAttention(ProjectedAttention):
         self.register_buffer("features", torch.full((n_features, self.head_dim), math.nan))
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draws a new random matrix. Sums made with the previous one become invalid."""
         f, e = self.features.shape
         with torch.no_grad():
             self.features.copy_(draw_features(f, e, generator, orthogonal=self.orthogonal))
@@ -42,17 +41,15 @@ class LinearAttention(ProjectedAttention):
         return Sums(s, s.new_zeros(s.shape[:3]))
 
     def receptive_field(self, n_memory: int) -> int | None:
-        """Unbounded."""
-        return None
+        return None  # sums have all tokens read
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Sums)
         q = self.queries(x, context) if context.needs_output else None
         k, v = self.project(x, context)
         with torch.autocast(x.device.type, enabled=False):
             k = key_features(k, self.features)
-            if q is None:
+            if q is None:  # nobody needs the output: the sums are all there is to compute
                 return x, sums_to_keep(memory.s + k.mT @ v.to(k.dtype), memory.z + k.sum(2), context)
             y, s, z = attend_linear(query_features(q, self.features), k, v.to(k.dtype), memory.s, memory.z)
         y = context.apply(self.output, rearrange(y.to(v.dtype), "b h t e -> b t (h e)"))
@@ -62,4 +59,6 @@ class LinearAttention(ProjectedAttention):
 def sums_to_keep(s: Tensor, z: Tensor, context: AttentionContext) -> Sums:
     """Memory of the sums, detached from the graph; of zeros at the end of an independent segment."""
     sums = Sums(s.detach(), z.detach())
-    return sums if context.keep else sums.empty()
+    if not context.keep:
+        sums = sums.empty()
+    return sums

@@ -6,6 +6,7 @@ Blocks are computed as sequences of a batch: distances are equal in all blocks, 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,6 @@ class LocalAttention(FullAttention):
         self.window = window
 
     def receptive_field(self, n_memory: int) -> int | None:
-        """At most `window` tokens."""
         return min(n_memory, self.window)
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
@@ -36,32 +36,36 @@ class LocalAttention(FullAttention):
         Clamped distances need absolute positions, which blocks do not have.
         """
         context = context.narrow(self.window)
-        if context.n_new <= 2 * self.window or context.clamp_len is not None or not context.needs_output:
+        has_few_queries = context.n_new <= 2 * self.window
+        if has_few_queries or context.clamp_len is not None or not context.needs_output:
             return super().forward(x, memory, context)
         assert isinstance(memory, TokenMemory)
         q = self.queries(x, context)
         k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep)
         b, window = q.shape[0], self.window
-        n_blocks = -(-context.n_new // window)
+        n_blocks = math.ceil(context.n_new / window)
         tail = n_blocks * window - context.n_new
         # Keys begin one window before the first query; the part that memory does not fill is padded and masked. Blocks
         # of two windows overlap.
         pad = (0, 0, window - context.n_memory, tail)
-        keys, values = (
-            rearrange(F.pad(part, pad).unfold(2, 2 * window, window), "b h c e s -> (b c) h s e") for part in (k, v)
-        )
+
+        def to_blocks(x: Tensor) -> Tensor:
+            return rearrange(F.pad(x, pad).unfold(2, 2 * window, window), "b h c e s -> (b c) h s e")
+
+        keys, values = to_blocks(k), to_blocks(v)
         queries = rearrange(F.pad(q, (0, 0, 0, tail)), "b h (c w) e -> (b c) h w e", w=window)
         block, reach = context.block(window), context.mask.reach
 
         def visible_in_blocks() -> Tensor:
             mask = block_mask(block, n_blocks, context.n_memory)
-            if reach is None:
+            if reach is None:  # the same for all sequences
                 return mask
             near = block.positions.distance <= rearrange(F.pad(reach, (0, tail)), "b (c w) -> b c 1 w 1", w=window)
             return rearrange(mask & near, "b c h w s -> (b c) h w s")
 
         in_blocks = context.constant("block mask", visible_in_blocks)
-        in_blocks = in_blocks.repeat(b, 1, 1, 1) if reach is None else in_blocks
+        if reach is None:
+            in_blocks = in_blocks.repeat(b, 1, 1, 1)
         y = self.attend(queries, keys, values, in_blocks, block)
         y = rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
@@ -72,4 +76,6 @@ def block_mask(block: AttentionContext, n_blocks: int, n_memory: int) -> Tensor:
     window, device = block.n_new, block.positions.device
     first = torch.arange(n_blocks, device=device)[:, None] * window - window
     exists = rearrange(first + torch.arange(2 * window, device=device) >= -n_memory, "c s -> c 1 1 s")
-    return exists if block.mask.visible is None else block.mask.visible & exists
+    if block.mask.visible is None:
+        return exists
+    return block.mask.visible & exists

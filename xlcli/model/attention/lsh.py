@@ -66,7 +66,6 @@ class LSHAttention(Attention):
         self.register_buffer("rotations", torch.full((MAX_HASHES, n_directions, head_dim), math.nan))
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draws new hash directions. Buckets made with the previous ones become invalid."""
         r, _, e = self.rotations.shape
         with torch.no_grad():
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
@@ -81,16 +80,14 @@ class LSHAttention(Attention):
         """True if kind and shape agree; the number of rounds may be any that there are directions for."""
         if not isinstance(memory, Buckets):
             return False
-        n_heads, rounds, *rest = memory.shape
-        own_heads, _, *own_rest = self.init_memory(0, "keyvalue").shape
-        return (
-            (n_heads, rest) == (own_heads, own_rest)
-            and 1 <= rounds <= len(self.rotations)
-            and memory.table.n_slots in (0, self.bucket_size)
-        )
+        n_heads, n_rounds, *rest = memory.shape
+        layer_heads, _, *layer_rest = self.init_memory(0, "keyvalue").shape
+        if n_heads != layer_heads or rest != layer_rest:
+            return False
+        has_directions = 1 <= n_rounds <= len(self.rotations)
+        return has_directions and memory.table.n_slots in (0, self.bucket_size)  # 0: never written
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Buckets)
         memory = memory.written()
         start = context.span.next_position(context.start)
@@ -104,13 +101,16 @@ class LSHAttention(Attention):
             else:
                 ranks, y = rank_in_buckets(buckets, memory.stored.counts), v
                 if context.needs_output:
-                    table = memory.stored if context.n_memory and memory.stored.n_slots else None
+                    has_earlier = context.n_memory > 0 and memory.stored.n_slots > 0
+                    table = memory.stored if has_earlier else None
                     size, dropout = self.bucket_size, self.dropout if self.training else 0.0
                     y = attend_hashed(q, k, v, ranks, table, key_window, bucket_size=size, dropout=dropout)
                 if context.keep:
+                    # The backward pass reads the table as it is now, so the next call writes the new tokens.
                     new = Unwritten(ranks, k.detach(), v.detach(), start, self.bucket_size)
                     memory = memory.extended(new)
-        memory = memory if context.keep else memory.empty()
+        if not context.keep:
+            memory = memory.empty()
         if not context.needs_output:
             return x, memory
         return context.apply(self.output, rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
@@ -122,9 +122,9 @@ class LSHAttention(Attention):
         """
         x = x.to(self.query.weight.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
-        q, v = (
-            rearrange(part(x).to(wide), "b t (h e) -> b h t e", h=self.n_heads) for part in (self.query, self.value)
-        )
+        heads = "b t (h e) -> b h t e"
+        q = rearrange(self.query(x).to(wide), heads, h=self.n_heads)
+        v = rearrange(self.value(x).to(wide), heads, h=self.n_heads)
         buckets = hash_buckets(q, self.rotations[: memory.n_rounds].to(wide), self.factors)
         q = self.position.place(q, context)
         k = F.normalize(q, dim=-1)

@@ -30,8 +30,9 @@ class AddedPosition(Position):
         raise NotImplementedError
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Inputs plus vectors, unless these are for heads."""
-        return x if self.in_heads else x + self.vectors(x.shape[1], x.shape[2], context).to(x.dtype)
+        if self.in_heads:
+            return x
+        return x + self.vectors(x.shape[1], x.shape[2], context).to(x.dtype)
 
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries or keys plus vectors, of all heads alike or a part for each head."""
@@ -53,7 +54,6 @@ class SinusoidalPosition(AddedPosition):
         self.amplitude = amplitude
 
     def vectors(self, n: int, width: int, context: AttentionContext) -> Tensor:
-        """Sinusoids (b n width)."""
         key = "sinusoids", n, width
         return self.amplitude * context.constant(key, lambda: sinusoids(context.positions.latest(n), width))
 
@@ -78,14 +78,15 @@ class AxialPosition(AddedPosition):
         self.axes = nn.ModuleList(nn.Embedding(n, width) for n, width in zip(shape, dims, strict=True))
 
     def vectors(self, n: int, width: int, context: AttentionContext) -> Tensor:
-        """Vectors of the digits of positions."""
         key = "digits", self.shape, self.wraps, n
         digits = context.constant(key, lambda: self._digits(context.positions.latest(n)))
         return torch.cat([axis(digit) for axis, digit in zip(self.axes, digits, strict=True)], dim=-1)
 
     def _digits(self, positions: Tensor) -> list[Tensor]:
+        """Digits (b n) of positions (b n), most significant first; `DataError` if a position has no vector."""
         total = math.prod(self.shape)
-        if not self.wraps and (last := int(positions.max())) >= total:
+        last = total - 1 if self.wraps else int(positions.max())
+        if last >= total:
             raise DataError(
                 f"position {last:,} is beyond the {total:,} learned positions of this model.",
                 "Train with --set model.position.overflow=wrap, or read this text with --mem-len 0.",

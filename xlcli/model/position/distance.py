@@ -25,7 +25,6 @@ class AlibiPosition(Position):
     """Bias without parameters, shared by all layers."""
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
-        """Bias -slope * distance (h t s)."""
         n_heads = q.shape[1]
 
         def make() -> Tensor:
@@ -41,8 +40,9 @@ def slopes(n_heads: int) -> list[float]:
     Otherwise the slopes of the next lower power, then every second slope of the next higher power, as in its code.
     """
     power = 2 ** math.floor(math.log2(n_heads))
-    own = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-    return own + [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * (n_heads - power), 2)]
+    of_power = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    of_next_power = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * (n_heads - power), 2)]
+    return of_power + of_next_power
 
 
 class BucketPosition(Position):
@@ -55,10 +55,12 @@ class BucketPosition(Position):
 
     def buckets(self, context: AttentionContext) -> Tensor:
         """Relative bucket of each distance (t s)."""
-        sizes = {"n_buckets": self.table.num_embeddings, "max_distance": self.max_distance}
-        return context.constant(
-            ("relative buckets", *sizes.values()), lambda: relative_bucket(context.positions.distance, **sizes)
-        )
+        n_buckets, max_distance = self.table.num_embeddings, self.max_distance
+
+        def make() -> Tensor:
+            return relative_bucket(context.positions.distance, n_buckets=n_buckets, max_distance=max_distance)
+
+        return context.constant(("relative buckets", n_buckets, max_distance), make)
 
 
 class T5Position(BucketPosition):
@@ -67,7 +69,6 @@ class T5Position(BucketPosition):
     initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
-        """Table entries (h t s)."""
         index = self.buckets(context)
         return context.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, index])
 
@@ -105,7 +106,6 @@ class Contextual1Position(BucketPosition):
         self.relative = nn.Linear(table.embedding_dim, n_heads * head_dim, bias=False)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
-        """Position scores (b h t s)."""
         index = self.buckets(context)
         keys = rearrange(self.relative(self.table.weight), "n (h e) -> h e n", h=self.n_heads)
         query_scores: Tensor = (q * rule.scale) @ keys.to(q.dtype)
@@ -118,12 +118,12 @@ class Contextual2Position(BucketPosition):
     n_terms = 3
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor:
-        """Position scores (b h t s)."""
         index = self.buckets(context)
         queries, keys = (part.to(q.dtype) * rule.scale for part in rule.project(self.table.weight))
-        k = k.repeat_interleave(len(queries) // len(keys), dim=1) if len(keys) < len(queries) else k
+        if len(keys) < len(queries):  # heads of queries share keys
+            k = k.repeat_interleave(len(queries) // len(keys), dim=1)
         query_scores = product(q, keys.mT).gather(-1, index.expand(*q.shape[:-1], -1))
-        if len(index) == 1:
+        if len(index) == 1:  # of one token, only the products that it needs
             return query_scores + torch.einsum("bhse,hse->bhs", k, queries[:, index[0]])[:, :, None]
         key_scores = (k @ queries.mT).gather(-1, index.T.expand(*k.shape[:-1], -1))
         return query_scores + key_scores.mT

@@ -49,7 +49,6 @@ class RopePosition(Position):
         return angle.sin(), angle.cos()
 
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Rotated queries or keys (b h n e) of the n latest tokens."""
         n, width = x.shape[-2:]
         key = "rope angles", n, width, self.series
         angles = context.constant(key, lambda: self.angles(context.positions.latest(n)[:, None], width))
@@ -73,15 +72,15 @@ class RopePosition(Position):
 
     def clamp_angles(self, width: int, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Angles (b 1 t r/2) from the positions of queries to the largest distance."""
-        places = (context.span.clamp_len or self.clamp_len or 0) - context.positions.absolute[:, None]
-        return context.constant(("far queries", width, self.series), lambda: self.angles(places, width))
+        clamp_len = context.span.clamp_len or self.clamp_len or 0
+        turns = clamp_len - context.positions.absolute[:, None]
+        return context.constant(("far queries", width, self.series), lambda: self.angles(turns, width))
 
 
 class RopeEmbedding(RopePosition):
     """Rotation of the embedding, an ablation: not relative, because projections do not commute with the rotation."""
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Rotated input (b t d)."""
         return apply_rope(x, *self.angles(context.positions.absolute, x.shape[-1]), self.layout)
 
 
@@ -92,10 +91,11 @@ def rope_frequencies(width: int, device: torch.device, base: float, scaling: Rop
         return unscaled
     if scaling.kind == "linear":
         return unscaled / scaling.factor
-    periods = scaling.original_len * unscaled / (2 * math.pi)
+    # llama3: high frequencies stay, low ones are divided by the factor, with means between.
+    n_periods = scaling.original_len * unscaled / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((periods - low) / (high - low)).clamp(0, 1)
-    return kept * unscaled + (1 - kept) * unscaled / scaling.factor
+    share_unscaled = ((n_periods - low) / (high - low)).clamp(0, 1)
+    return share_unscaled * unscaled + (1 - share_unscaled) * unscaled / scaling.factor
 
 
 def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
@@ -105,10 +105,11 @@ def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
     """
     exact = torch.promote_types(x.dtype, torch.float32)
     sin, cos = sin.to(exact), cos.to(exact)
-    pairs = "... (two f) -> two ... f" if layout == "half" else "... (f two) -> two ... f"
+    features = "... (two f)" if layout == "half" else "... (f two)"
     first, rest = x.tensor_split([2 * sin.shape[-1]], dim=-1)
-    a, b = rearrange(first.to(exact), pairs, two=2)
+    a, b = rearrange(first.to(exact), f"{features} -> two ... f", two=2)
     rotated = torch.stack((a * cos - b * sin, b * cos + a * sin))
-    left, _, right = pairs.partition(" -> ")
-    rotated = rearrange(rotated, f"{right} -> {left}").to(x.dtype)
-    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+    rotated = rearrange(rotated, f"two ... f -> {features}").to(x.dtype)
+    if not rest.shape[-1]:
+        return rotated
+    return torch.cat((rotated, rest), dim=-1)

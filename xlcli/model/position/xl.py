@@ -55,17 +55,19 @@ class XLPosition(Position):
         sin, cos = context.constant(("angles", *form), lambda: context.positions.angles(*form))
         weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
         c = self._biased(q) @ weight.to(q.dtype)
+        # Angles are those of all keys, memory first; the queries are the last ones.
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
-        clamp, clamp_len = None, context.clamp_len
-        if clamp_len is not None:
-            farthest = context.constant(
-                ("farthest", *form), lambda: self._sinusoids(torch.tensor([clamp_len], device=q.device), q)
-            )
-            clamp = Clamp(c @ farthest.mT, clamp_len)
+        clamp_len = context.clamp_len
+        if clamp_len is None:
+            return content, ScoreTerm(query, position_keys(sin, cos), None)
+
+        def farthest() -> Tensor:
+            return self._sinusoids(torch.tensor([clamp_len], device=q.device), q)
+
+        clamp = Clamp(c @ context.constant(("farthest", *form), farthest).mT, clamp_len)
         return content, ScoreTerm(query, position_keys(sin, cos), clamp)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor | None:
-        """Position scores with clamped distances (b h t s)."""
         clamp_len = context.span.clamp_len
         if clamp_len is None or not _uses_shift(context):
             return None
@@ -95,7 +97,6 @@ def rotate_query(c: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
 
 
 def position_keys(sin: Tensor, cos: Tensor) -> Tensor:
-    """Keys p (s f) from key angles (s f/2)."""
     return torch.cat((cos, sin), dim=-1)
 
 

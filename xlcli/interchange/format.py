@@ -86,8 +86,9 @@ class Format(ABC):
     def is_tied(self, source: Source, tied: bool) -> bool:
         """Whether the head is the embedding: as the settings say, but a head that is stored and differs is used."""
         head, table = self.head, self.prefix + self.table
-        has_both = tied and source.stored.keys() >= {head, table}
-        return tied and not (has_both and not source.take(head).equal(source.take(table)))
+        if tied and head in source.stored and table in source.stored:
+            return source.take(head).equal(source.take(table))
+        return tied
 
     @abstractmethod
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
@@ -107,17 +108,21 @@ class Format(ABC):
         foreign, start, n = self.place(name, model)
         if foreign.endswith(self.zeros) and foreign not in source.stored:
             return torch.zeros(shape)
-        if (short := foreign.removeprefix(self.prefix)) in source.stored:
+        short = foreign.removeprefix(self.prefix)
+        if short in source.stored:
             foreign = short
         elif short == self.table and model.embedding.tied and self.head in source.stored:
             foreign = self.head
-        stored = (n, *shape[1:]) if n else shape
-        is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
-        whole = source.take(foreign, stored[::-1] if is_turned else stored)
-        whole = whole.T if is_turned else whole
-        if n and self.is_by_head:
+        stored_shape = (n, *shape[1:]) if n else shape
+        if self.is_transposed and name.startswith("stack.") and len(shape) == 2:
+            whole = source.take(foreign, stored_shape[::-1]).T
+        else:
+            whole = source.take(foreign, stored_shape)
+        if not n:
+            return whole
+        if self.is_by_head:
             whole = rearrange(whole, "(h part e) ... -> (part h e) ...", part=len(PARTS), e=model.head_dim)
-        return whole[start : start + shape[0]].clone() if n else whole
+        return whole[start : start + shape[0]].clone()
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
         """Where the weight `name` of xlcli is: a tensor, of whose n rows those from `start`; n is 0 if it has all."""
@@ -125,8 +130,10 @@ class Format(ABC):
         for ours, theirs in self.names.items():
             foreign = foreign.replace(ours, theirs)
         size = model.attention.n_heads * model.head_dim
-        part = next((i for i, each in enumerate(PARTS) if self.is_fused and each in name), None)
-        return (foreign, 0, 0) if part is None else (foreign, part * size, len(PARTS) * size)
+        for i, part in enumerate(PARTS):
+            if self.is_fused and part in name:
+                return foreign, i * size, len(PARTS) * size
+        return foreign, 0, 0
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
@@ -134,10 +141,13 @@ class Format(ABC):
         found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)
         if found is None:
             return IdsTokenizer(model.vocab_size, start_id)
-        paths = [source.path / name for name in (found, *BESIDE_PIECES * (found == PIECES))]
-        files = [read_bounded(follow(p), VOCABULARY_LIMIT) if os.path.lexists(p) else b"{}" for p in paths]
-        data = files[0] if found == TOKENIZER else converted(str(paths[0]), *files)
-        return TokenizersTokenizer(data, str(paths[0]), vocab_size=model.vocab_size, start_id=start_id)
+        files = []
+        for name in (found, *BESIDE_PIECES) if found == PIECES else (found,):
+            exists = os.path.lexists(source.path / name)
+            files.append(read_bounded(follow(source.path / name), VOCABULARY_LIMIT) if exists else b"{}")
+        path = str(source.path / found)
+        data = files[0] if found == TOKENIZER else converted(path, *files)
+        return TokenizersTokenizer(data, path, vocab_size=model.vocab_size, start_id=start_id)
 
     def chat_templates(self, source: Source) -> dict[str, Any]:
         """The chat templates of the source by name, not checked; any error of damaged files."""
@@ -147,22 +157,30 @@ class Format(ABC):
             files[DEFAULT] = folder / CHAT_TEMPLATE
         if files or not os.path.lexists(folder / TOKENIZER_CONFIG):
             return {name: read_bounded(follow(path), JSON_LIMIT).decode() for name, path in files.items()}
+        # Older releases of transformers save templates among the settings of the tokenizer.
         value = parse_json(read_bounded(follow(folder / TOKENIZER_CONFIG), VOCABULARY_LIMIT)).get("chat_template")
         if isinstance(value, str):
             return {DEFAULT: value}
-        return {each["name"]: each["template"] for each in value or ()}
+        return {named["name"]: named["template"] for named in value or ()}
 
     def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
         """What differs from the source, or may be wrong in it."""
+        notices = []
+        if tokenizer.kind == "ids":
+            names = [name for name in UNREAD if (source.path / name).exists()]
+            notices = [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in names]
         if tokenizer.kind != "tokenizers":
-            found = [name for name in UNREAD if tokenizer.kind == "ids" and (source.path / name).exists()]
-            return [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in found]
-        text = tokenizer.texts[tokenizer.start_id].decode(errors="replace")
-        begins = f"texts begin with token {tokenizer.start_id}, the word {text!r}: bos_token_id may be wrong"
-        added = json.loads(tokenizer.data)["added_tokens"]
-        names = [each["content"] for each in added if not each["special"] and any(map(each.get, ("lstrip", "rstrip")))]
-        strips = f"blanks beside {', '.join(names[:8])} stay separate tokens here, but the source strips them"
-        return [begins] * bool(text) + [strips] * bool(names)
+            return notices
+        start_id = tokenizer.start_id
+        text = tokenizer.texts[start_id].decode(errors="replace")
+        if text:
+            notices.append(f"texts begin with token {start_id}, the word {text!r}: bos_token_id may be wrong")
+        added = [token for token in json.loads(tokenizer.data)["added_tokens"] if not token["special"]]
+        names = [token["content"] for token in added if token.get("lstrip") or token.get("rstrip")]
+        if names:
+            shown = ", ".join(names[:8])
+            notices.append(f"blanks beside {shown} stay separate tokens here, but the source strips them")
+        return notices
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """Content of the `config.json` of this format. What it leaves out is found by importing it again."""
@@ -205,24 +223,25 @@ class Format(ABC):
                 files[TOKENIZER_CONFIG] = tokenizer_config(files[TOKENIZER], config, templates)
             for name, data in files.items():
                 write_atomic(folder / name, data)
-            ids = config[END]
-            content = {**config, END: ids[0] if len(ids) == 1 else ids or None}
+            end_ids = config[END]  # other programs have a number, a list or null
+            content = {**config, END: end_ids[0] if len(end_ids) == 1 else end_ids or None}
             write_atomic(folder / CONFIG, json.dumps(content, indent=2).encode() + b"\n")
             write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
-        notices = []
-        if templates and TOKENIZER not in files:
-            notices.append(f"the chat template is lost: the export has no {TOKENIZER}")
-        if TOKENIZER in files and (kinds := differences(tokenizer)):
-            notices.append(f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})")
-        return notices
+        if TOKENIZER not in files:
+            return [f"the chat template is lost: the export has no {TOKENIZER}"] if templates else []
+        kinds = differences(tokenizer)
+        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] if kinds else []
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""
-        return {} if (data := tokenizer_json(tokenizer)) is None else {TOKENIZER: data}
+        data = tokenizer_json(tokenizer)
+        return {} if data is None else {TOKENIZER: data}
 
 
 def model_type(path: Path) -> str | None:
     """The type of model in the `config.json` of a folder, or beside a file; None if it has none."""
     config = folder_of(path) / CONFIG
-    kind = read_json(follow(config)).get("model_type") if os.path.lexists(config) else None
+    if not os.path.lexists(config):
+        return None
+    kind = read_json(follow(config)).get("model_type")
     return kind if isinstance(kind, str) else None

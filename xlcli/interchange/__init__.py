@@ -39,21 +39,17 @@ _ALL: tuple[Format, ...] = (
 """All formats. A new one is added here."""
 FORMATS = {format_.name: format_ for format_ in _ALL}
 _REFORMER = "its attention at a token depends on later tokens, so no memory can continue it"
-_HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
-_WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
-"""Keys of `model` that change no prediction within the trained window."""
+_HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")  # change no prediction
+_WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")  # nor these within the trained window
 _WINDOW = ("max_position_embeddings", "mem_len", "clamp_len", "same_length")
 """Keys of `config.json` that change the window; other programs change them to extend a model."""
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
-_MOST_TOKENS = 2**20
-"""Maximum size of a vocabulary; that of the largest published Transformer-XL has 793,471 words."""
-_LARGEST_TEMPLATES = JSON_LIMIT // 4
-"""Maximum length of chat templates as JSON, since the record of a model has a limit, too."""
-_LONG, _MOST_CHANGE = 16_000, 0.001
-"""Bytes of text with which the encoding of quantized weights is chosen, and the change of its bits that is allowed."""
-_MOST_CALLS, _MOST_MEMORY = 64, 2**28
-"""Limits of a score: calls, and bytes of memory after which the rest of the text is left out."""
+_MOST_TOKENS = 2**20  # maximum size of a vocabulary; that of the largest published Transformer-XL has 793,471 words
+_LARGEST_TEMPLATES = JSON_LIMIT // 4  # length of chat templates as JSON, since the record of a model has a limit, too
+_LONG = 16_000  # bytes of text with which the encoding of quantized weights is chosen
+_MOST_CHANGE = 0.001  # of the bits of that text, relative to those of the whole weights
+_MOST_CALLS, _MOST_MEMORY = 64, 2**28  # calls, and bytes of memory, after which a score leaves out the rest of a text
 
 
 def find_format(path: Path) -> str | None:

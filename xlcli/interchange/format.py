@@ -27,10 +27,8 @@ from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
 PARTS = ("attention.query.", "attention.key.", "attention.value.")
 """Parts of the names of weights that are one tensor in some formats."""
-HEAD_BIAS = ("lm_head.bias", "output.bias")
-"""Names of a tensor that formats do not have."""
-OWN = "xlcli"
-"""Key of an exported `config.json` with the sections of the model, and folder of its tokenizer."""
+HEAD_BIAS = ("lm_head.bias", "output.bias")  # names of a tensor that formats do not have
+OWN = "xlcli"  # key of an exported `config.json` with the sections of the model, and folder of its tokenizer
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
 TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
@@ -39,41 +37,23 @@ UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen
 
 
 class Format(ABC):
-    """A format of models.
+    """A format of models."""
 
-    Attributes:
-        name: As `--format` takes it.
-        model_types: Values of `model_type` in the `config.json` of its folders.
-        buffers: Ends of the names of tensors that follow from the settings, and are not read.
-        names: Parts of the names of weights in xlcli and in the format.
-        prefix: Beginning of the names of all tensors but the head; files of a model without its head lack it.
-        head: Name of the matrix of the head.
-        table: Name of the embedding, without `prefix`.
-        copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
-        zeros: Ends of the names of biases that may be missing: `model.bias` or `bias` of attention brings them.
-        vocabularies: Names of files, of which the first one that is there is read.
-        start_keys: Settings with the id of the token that begins a text, the first one that is there.
-        keeps_types: Weights have the values of the source, so that its number type holds them.
-        is_fused: Queries, keys and values are one tensor.
-        is_by_head: That tensor has those of one head after the other.
-        is_transposed: Matrices of blocks are stored transposed.
-    """
-
-    name: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]] = ()
-    buffers: ClassVar[tuple[str, ...]] = ()
-    names: ClassVar[Mapping[str, str]] = {}
-    prefix: ClassVar[str] = ""
-    head: ClassVar[str] = "lm_head.weight"
-    table: ClassVar[str] = ""
-    copies: ClassVar[str] = r"lm_head\.weight"
-    zeros: ClassVar[tuple[str, ...]] = HEAD_BIAS
-    vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
-    start_keys: ClassVar[tuple[str, ...]] = START_KEYS
-    keeps_types: ClassVar[bool] = True
-    is_fused: ClassVar[bool] = False
-    is_by_head: ClassVar[bool] = False
-    is_transposed: ClassVar[bool] = False
+    name: ClassVar[str]  # as `--format` takes it
+    model_types: ClassVar[tuple[str, ...]] = ()  # values of `model_type` in the `config.json` of its folders
+    buffers: ClassVar[tuple[str, ...]] = ()  # ends of names of tensors that follow from the settings, and are not read
+    names: ClassVar[Mapping[str, str]] = {}  # parts of the names of weights in xlcli and in the format
+    prefix: ClassVar[str] = ""  # of names of all tensors but the head; files of a model without its head lack it
+    head: ClassVar[str] = "lm_head.weight"  # name of the matrix of the head
+    table: ClassVar[str] = ""  # name of the embedding, without `prefix`
+    copies: ClassVar[str] = r"lm_head\.weight"  # pattern of names of copies of other tensors, which need not be read
+    zeros: ClassVar[tuple[str, ...]] = HEAD_BIAS  # ends of names of biases that may be missing though xlcli has them
+    vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)  # files; the first one that is there is read
+    start_keys: ClassVar[tuple[str, ...]] = START_KEYS  # settings with the id of the token that begins a text
+    keeps_types: ClassVar[bool] = True  # weights have the values of the source, so that its number type holds them
+    is_fused: ClassVar[bool] = False  # queries, keys and values are one tensor
+    is_by_head: ClassVar[bool] = False  # that tensor has those of one head after the other
+    is_transposed: ClassVar[bool] = False  # matrices of blocks are stored transposed
 
     def recognizes(self, path: Path) -> bool:
         """True if the model at `path`, a folder or file, is of this format. Reads no weights."""

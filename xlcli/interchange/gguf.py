@@ -116,15 +116,14 @@ _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"
 class Architecture(NamedTuple):
     """An architecture of llama.cpp: the format whose settings it has, and their names there.
 
-    `biases` are settings that are true if there is a tensor. `adapt` makes the settings of the format, of these and the
-    width of the model divided by the number of heads. `assumed` is the activation function, where a file names none.
+    `adapt` makes the settings of the format, of these and the width of the model divided by the number of heads.
     """
 
     format: Format
     keys: Mapping[str, str]
-    biases: Mapping[str, str] = {}
+    biases: Mapping[str, str] = {}  # settings that are true if there is a tensor
     adapt: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = lambda config, _: config
-    assumed: str = ""
+    assumed: str = ""  # the activation function, where a file names none
 
 
 ARCHITECTURES = {
@@ -274,7 +273,7 @@ class GGUF(Format):
         metadata |= {f"{name}.{key}": value for key, value in keys.items()} | write_vocabulary(tokenizer)
         for template, text in templates.items():
             metadata[_TEMPLATE if template == DEFAULT else f"{_TEMPLATE}.{template}"] = text
-        # llama.cpp ends a text at a token of its own choice where the file names none.
+        # llama.cpp needs a token at which it ends a text.
         end_ids, notices = config[END], []
         if not end_ids:
             end_ids = [unused_id(tokenizer)]

@@ -29,11 +29,9 @@ QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5
 """Types of quantized numbers that can be imported."""
 LARGEST_HEADER, MOST_VALUES, MOST_TENSORS = 2**26, 2**21, 2**16
 """Maximum size in bytes of what precedes the tensors, and numbers of values and of tensors in it."""
-_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-"""Types of values as `struct` names them."""
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # types of values as `struct` names them
 _STRING, _ARRAY = 8, 9
-_PORTION = 2**22
-"""Numbers that are dequantized at once."""
+_PORTION = 2**22  # numbers that are dequantized at once
 
 
 def package() -> ModuleType:
@@ -56,11 +54,11 @@ class QuantizedTensor(StoredTensor):
     """A tensor in blocks of numbers that share scales. Its storage counts numbers and begins with the first block."""
 
     def read(self) -> Tensor:
-        """The tensor in float32, of which a portion at a time is in blocks."""
         gguf, storage = package(), self.storage
         kind = gguf.GGMLQuantizationType[storage.dtype]
         n_block, size = gguf.GGML_QUANT_SIZES[kind]
         whole, at = torch.empty(self.info.shape), self.offset // n_block * size
+        # A portion of the tensor at a time is in blocks.
         for rows in torch.split(whole.view(-1, whole.shape[-1]), max(1, _PORTION // whole.shape[-1])):
             data = storage.read(at, rows.numel() // n_block * size)
             blocks = np.frombuffer(data, np.uint8).reshape(len(rows), -1)
@@ -77,7 +75,6 @@ class _Header:
         self._file, self._left, self._values = file, min(size, LARGEST_HEADER), MOST_VALUES
 
     def take(self, n: int) -> bytes:
-        """The next n bytes."""
         self._left -= n
         if self._left < 0:
             raise ValueError("it is cut off, or a size in it is too large")
@@ -91,7 +88,6 @@ class _Header:
         return struct.unpack(f"<{n}{kind}", self.take(n * struct.calcsize(kind)))
 
     def string(self) -> str:
-        """The next string."""
         return self.take(self.numbers("Q")[0]).decode()
 
     def value(self, kind: int) -> Any:

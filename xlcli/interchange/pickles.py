@@ -29,14 +29,10 @@ from xlcli.files.tensors import TYPES, TensorInfo
 
 LARGEST_PICKLE = 2**26
 """Maximum bytes of a pickle without its storages. The vocabulary of 267,735 words of WikiText-103 takes 9 MB."""
-MOST_OPCODES = 2**23
-"""Maximum number of opcodes: 1.6 million for that vocabulary. Each makes at most one object."""
-LARGEST_DIRECTORY = 2**24
-"""Maximum bytes of the directory of a zip file, which takes twenty times the RAM."""
-LONGEST_KEY = 2**10
-"""Maximum characters of a key of a table, such as the name of a tensor or a word."""
-MOST_ARGUMENTS = 16
-"""Maximum number of arguments of a call, and of axes of a tensor."""
+MOST_OPCODES = 2**23  # maximum number of opcodes: 1.6 million for that vocabulary. Each makes at most one object.
+LARGEST_DIRECTORY = 2**24  # maximum bytes of the directory of a zip file, which takes twenty times the RAM
+LONGEST_KEY = 2**10  # maximum characters of a key of a table, such as the name of a tensor or a word
+MOST_ARGUMENTS = 16  # maximum number of arguments of a call, and of axes of a tensor
 RECORDS = frozenset(
     f"{module}.{name}"
     for module, names in {
@@ -107,7 +103,6 @@ class Storage:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of the numbers."""
         dtype: torch.dtype = getattr(torch, TYPES[self.dtype])
         return dtype
 
@@ -138,7 +133,6 @@ class StoredTensor:
     strides: tuple[int, ...]
 
     def read(self) -> Tensor:
-        """The tensor, in RAM of its own."""
         dtype = self.storage.torch_dtype
         n_bytes = _extent(self.info.shape, self.strides) * dtype.itemsize
         data = self.storage.read(self.offset * dtype.itemsize, n_bytes)
@@ -172,7 +166,6 @@ def read_checkpoint(path: Path) -> Any:
 
 
 def _read_zip(path: Path, file: io.BufferedReader, status: os.stat_result) -> Any:
-    """Content of data.pkl in an archive."""
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end and end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # type: ignore[attr-defined]
         raise ValueError("the directory of the archive is too large")
@@ -200,7 +193,8 @@ def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) ->
     """Content of a file from before the zip format, or of a single pickle."""
     file.seek(0)
     reader = _Reader(path, file.read(LARGEST_PICKLE), status)
-    if (first := reader.load()) != _MAGIC or type(first) is not int:
+    first = reader.load()
+    if first != _MAGIC or type(first) is not int:
         return first
     version, machine, tree, keys = (reader.load() for _ in range(4))
     if version != _VERSION or machine.get("little_endian") is not True:
@@ -208,7 +202,7 @@ def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) ->
     at = reader.data.tell()
     for key in keys:
         file.seek(at)
-        storage, n = reader.storages[key], int.from_bytes(file.read(8), "little")
+        storage, n = reader.storages[key], int.from_bytes(file.read(8), "little")  # before each is how many it has
         at = storage.place(at + 8, n * storage.torch_dtype.itemsize, status.st_size)
     if any(storage.start < 0 for storage in reader.storages.values()):
         raise ValueError("a storage is missing")
@@ -289,8 +283,9 @@ class _Reader(pickle._Unpickler):
     def _set(self, items: list[Any]) -> None:
         for key, value in zip(items[::2], items[1::2], strict=True):
             # The hash of a nested tuple may take for ever, as may the comparison of long texts.
-            is_key = len(key) <= LONGEST_KEY if type(key) is str else type(key) is int and abs(key) < 2**63
-            if not is_key or type(self.stack[-1]) is not dict:
+            is_text = type(key) is str and len(key) <= LONGEST_KEY
+            is_number = type(key) is int and abs(key) < 2**63
+            if not (is_text or is_number) or type(self.stack[-1]) is not dict:
                 raise TypeError("a key is neither a short text nor a number")
             self.stack[-1][key] = value
 
@@ -319,4 +314,6 @@ class _Opcodes(dict[int, Any]):
 
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Number of elements from the first to the last one of a tensor."""
-    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if all(shape) else 0
+    if not all(shape):
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))

@@ -36,7 +36,7 @@ _ALL: tuple[Format, ...] = (
     *(GGUF(), Llama(), Gemma3(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), OPT(), Bloom()),
     *(TransfoXL(), Original()),
 )
-"""All formats. A new one is added here."""
+"""All formats. A new one is added here, and to the choices of `--format` in `xlcli/cli/options.py`."""
 FORMATS = {format_.name: format_ for format_ in _ALL}
 _REFORMER = "its attention at a token depends on later tokens, so no memory can continue it"
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")  # change no prediction
@@ -53,11 +53,7 @@ _MOST_CALLS, _MOST_MEMORY = 64, 2**28  # calls, and bytes of memory, after which
 
 
 def find_format(path: Path) -> str | None:
-    """The format of the model at `path`, a folder or file; None if it is of none that is known.
-
-    Raises:
-        CheckpointError: Its `config.json` is damaged.
-    """
+    """The format of a folder or file; None if none is known. `CheckpointError` if its `config.json` is damaged."""
     for format_ in _ALL:
         if format_.recognizes(path):
             return format_.name
@@ -263,10 +259,7 @@ def _resolved(model: ModelConfig) -> Tree:
 
 
 def _make_small(folder: Path) -> str | None:
-    """Stores the weights of a model in int8 or bfloat16, if its surprisal of an English text stays nearly the same.
-
-    Returns the encoding; None if it was not changed.
-    """
+    """Encodes stored weights in int8 or bfloat16 if an English text keeps nearly its bits; the encoding, or None."""
     with (models_folder() / "books" / "valid.txt").open("rb") as file:
         text = file.read(_LONG)
     whole, can_spell = _score(load(folder), text)
@@ -282,15 +275,11 @@ def _make_small(folder: Path) -> str | None:
 
 
 def _check(folder: Path) -> float | None:
-    """Mean surprisal in bits of the tokens of a short text; None if the vocabulary cannot spell it.
-
-    Raises:
-        CheckpointError: It is no number, or a weight is none.
-    """
+    """Mean surprisal of `_TEXT` in bits per token; None if it cannot be spelled. `CheckpointError` for NaN."""
     model = load(folder)
     bits, can_spell = _score(model, _TEXT)
-    are_numbers = all(bool(weight.isfinite().all()) for weight in weights(model.network).values())
-    if not math.isfinite(bits) or not are_numbers:
+    are_finite = all(bool(weight.isfinite().all()) for weight in weights(model.network).values())
+    if not math.isfinite(bits) or not are_finite:
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
     return bits if can_spell else None
 

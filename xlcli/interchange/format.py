@@ -72,11 +72,7 @@ class Format(ABC):
 
     @abstractmethod
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train` of the configuration.
-
-        Raises:
-            CheckpointError: A setting of the source changes numbers, and xlcli has none like it.
-        """
+        """Sections `model` and `train`; `CheckpointError` if xlcli lacks a setting that changes numbers."""
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
         """Name in xlcli and values of each weight, of which one at a time is read."""
@@ -167,11 +163,7 @@ class Format(ABC):
         raise ConfigError(f"models cannot be exported to the format {self.name}.", "Choose another --format.")
 
     def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-        """The tensors of this format, of weights by their names in xlcli.
-
-        Raises:
-            ConfigError: A weight has no place in the format.
-        """
+        """The tensors of this format, of weights by their names in xlcli; `ConfigError` if one has no place in it."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in weights.items():
             foreign, start, n = self.place(name, model)
@@ -189,10 +181,9 @@ class Format(ABC):
     def write(
         self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer, templates: Tree
     ) -> list[str]:
-        """Writes a model, a folder of this name, from its `config.json` and tensors; all or nothing.
+        """Writes a folder with a `config.json`, of which END is a list, and chat templates by name; all or nothing.
 
-        `config` lists all tokens that end a text; `templates` are chat templates by name. Returns notices of what is
-        lost, or read in another way.
+        Returns notices of what is lost, or read in another way.
         """
         files = self.export_tokenizer(tokenizer)
         with new_folder(target) as folder:
@@ -203,8 +194,8 @@ class Format(ABC):
                 files[TOKENIZER_CONFIG] = tokenizer_config(files[TOKENIZER], config, templates)
             for name, data in files.items():
                 write_atomic(folder / name, data)
-            end_ids = config[END]  # other programs have a number, a list or null
-            content = {**config, END: end_ids[0] if len(end_ids) == 1 else end_ids or None}
+            end_ids = config[END][0] if len(config[END]) == 1 else config[END] or None
+            content = {**config, END: end_ids}
             write_atomic(folder / CONFIG, json.dumps(content, indent=2).encode() + b"\n")
             write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
         if TOKENIZER not in files:

@@ -281,11 +281,9 @@ class GGUF(Format):
             problem = "the model names no token that ends a text, but llama.cpp needs one"
             notices.append(f"{problem}: the file names {end_ids[0]} ({shown})")
         metadata |= dict(zip(_ENDS, end_ids, strict=False))
-        n_ends = len(_ENDS)
-        if len(end_ids) > n_ends:
-            notices.append(
-                f"llama.cpp will not end at the tokens {end_ids[n_ends:]}: the file names the first {n_ends}"
-            )
+        left = end_ids[len(_ENDS) :]
+        if left:
+            notices.append(f"llama.cpp will not end at the tokens {left}: the file names the first {len(_ENDS)}")
         write_file(target, metadata, weights)
         return notices
 
@@ -305,7 +303,7 @@ def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredT
     n_heads, width = values.get("attention.head_count"), None
     with suppress(LookupError, TypeError, ArithmeticError):  # refused later
         width = values["embedding_length"] // n_heads
-    # What a file says twice is left out if it says the same, and refused as unknown if not.
+    # A key that says what others imply is left out; another value of it may be refused.
     vocab_size = stored[GGUF.table].info.shape[0]
     implied = {"vocab_size": vocab_size, "attention.head_count_kv": n_heads}
     implied |= dict.fromkeys(_WIDTHS, values.get("attention.key_length", width))

@@ -124,12 +124,7 @@ class _Header:
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Metadata of a file, and its tensors, which are not read.
-
-    Raises:
-        ConfigError: The package gguf is missing.
-        CheckpointError: The file is missing, damaged, or too large in what precedes its tensors.
-    """
+    """Metadata of a file, and its tensors, not read; `CheckpointError` if it is damaged or its header too large."""
     gguf = package()
     with open_regular(path) as (file, status):
         try:

@@ -38,11 +38,7 @@ _NO_MERGE = "none none"  # a merge that never applies, since parts are character
 
 
 def read_vocabulary(name: str, metadata: Mapping[str, Any], vocab_size: int, start_id: int) -> Tokenizer:
-    """The tokenizer of a file; one of token ids if it has none.
-
-    Raises:
-        CheckpointError: It is damaged, or of a kind or with patterns that xlcli lacks.
-    """
+    """The tokenizer of a file, or one of token ids; `CheckpointError` if it is damaged, or xlcli lacks its kind."""
     kind, own = metadata.get("tokenizer.ggml.model", "none"), metadata.get(f"{OWN}.tokenizer")
     whole, vocabulary = metadata.get("tokenizer.huggingface.json"), metadata.get(f"{OWN}.vocabulary", b"")
     if own in ("bytes", "sentencepiece") and isinstance(vocabulary, bytes):
@@ -93,11 +89,7 @@ def unused_id(tokenizer: Tokenizer) -> int:
 
 
 def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Metadata with which llama.cpp gives the tokens of a tokenizer, and xlcli finds it again.
-
-    Raises:
-        ConfigError: It has none like it.
-    """
+    """Metadata with which llama.cpp gives the same tokens, and xlcli this tokenizer; `ConfigError` if none does."""
     if tokenizer.kind == "bytes":
         tokens = [*foreign.BYTE_CHARACTERS]
         values: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [_NO_MERGE]}

@@ -90,16 +90,13 @@ class Record:
 
 @dataclass(eq=False)
 class Storage:
-    """`n` numbers of one type, a key of `TYPES`, in a file of this `version`.
-
-    `start` is the offset of the first one in bytes, -1 until it is known.
-    """
+    """Numbers of one type in a file."""
 
     path: Path
     version: tuple[int, int, int]
-    dtype: str
+    dtype: str  # a key of `TYPES`
     n: int
-    start: int = -1
+    start: int = -1  # offset of the first number in bytes, -1 until it is known
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -149,10 +146,8 @@ class StoredTensor:
 def read_checkpoint(path: Path) -> Any:
     """Content of a file that `torch.save` or pickle wrote: containers, numbers and texts, `StoredTensor` and `Record`.
 
-    Sets are lists, ordered dictionaries and counters are dictionaries, parameters are tensors.
-
-    Raises:
-        CheckpointError: The file is missing, damaged or too large, or names something that is not in `RECORDS`.
+    Sets are lists, ordered dictionaries and counters are dictionaries, parameters are tensors. `CheckpointError` if it
+    is damaged or too large, or names something that is not in `RECORDS`.
     """
     with open_regular(path) as (file, status):
         try:

@@ -111,11 +111,7 @@ def folder_of(path: Path) -> Path:
 
 
 def open_folder(path: Path) -> Source:
-    """The model in a folder of Hugging Face: `config.json` and weights, which may be divided into shards.
-
-    Raises:
-        CheckpointError: A file is missing or damaged, or a shard is not a file of this folder.
-    """
+    """The model in a folder of Hugging Face; `CheckpointError` if a file is missing, damaged or not of this folder."""
     config = read_json(follow(path / CONFIG))
     if os.path.lexists(path / GENERATION):
         generation = read_json(follow(path / GENERATION))
@@ -200,10 +196,7 @@ class Settings:
             self.refuse(key, value)
 
     def finish(self, *harmless: str) -> None:
-        """Refuses settings that were not read, unless they are harmless or off (null, false, 0 or empty).
-
-        One that is not known may change numbers.
-        """
+        """Refuses settings that were not read, which may change numbers, unless they are harmless, null, 0 or empty."""
         self.require("is_causal", True)  # off, every token sees those that follow
         harmless += tuple(HARMLESS.split())
         for key, value in self.left.items():

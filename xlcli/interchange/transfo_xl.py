@@ -76,7 +76,7 @@ class TransfoXL(Format):
         if same_length and n_keys < 2:
             settings.refuse("mem_len", n_keys)
         train = {
-            "mem_len": n_keys - same_length,  # the token's own key is one of them, or beside them
+            "mem_len": n_keys - same_length,  # with `same_length` the token's own key is one of them
             "segment_len": settings.take("tgt_len", int, SEGMENT_LEN),
             "span": "uniform" if same_length else "growing",
             "batch_size": 1,
@@ -145,7 +145,7 @@ class TransfoXL(Format):
         path, *_ = paths
         data = read_bounded(follow(path), VOCABULARY_LIMIT) if path.name == WORDS else _words(follow(path))
         words = data.split()
-        if not {b"<unk>", b"<eos>"} <= {*words}:  # without them a text is not divided as xlcli does
+        if not {b"<unk>", b"<eos>"} <= {*words}:  # then texts are token ids
             return super().tokenizer(source, model)
         if len(words) != model.vocab_size:
             problem = f"has {len(words):,} words, but the model {model.vocab_size:,}"

@@ -82,7 +82,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         raise ConfigError(f"{path} is of the format {find_format(path)}, not {name}.", "Leave out --format.")
     format_ = FORMATS[name]
     source = format_.open(path)
-    infos = {tensor: info for tensor, info in source.tensors.items() if not tensor.endswith(format_.buffers)}
+    infos = {key: tensor.info for key, tensor in source.stored.items() if not key.endswith(format_.buffers)}
     stored_as = encoding or _encoding_of_source(path, infos, format_)
     require_memory(f"importing {path}", 4 * n_weights(infos), "Import a smaller model.")
     config = _sections(format_, source)

@@ -25,8 +25,7 @@ from xlcli.store.weights import empty_weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
-PARTS = ("attention.query.", "attention.key.", "attention.value.")
-"""Parts of the names of weights that are one tensor in some formats."""
+PARTS = ("attention.query.", "attention.key.", "attention.value.")  # one tensor in some formats
 HEAD_BIAS = ("lm_head.bias", "output.bias")  # names of a tensor that formats do not have
 OWN = "xlcli"  # key of an exported `config.json` with the sections of the model, and folder of its tokenizer
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"

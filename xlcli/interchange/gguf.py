@@ -91,11 +91,9 @@ def _as_gemma3(config: Mapping[str, Any], width: Any) -> dict[str, Any]:
 
 
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-_PERMUTED = ("llama",)
-"""Architectures whose features of queries and keys are in the order of the layout `interleaved`, not `half`."""
+_PERMUTED = ("llama",)  # architectures with the layout `interleaved` of queries and keys, not `half`
 _WIDTHS = ("attention.value_length", "rope.dimension_count")
-_UNUSED = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")
-"""Keys that change no prediction."""
+_UNUSED = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")  # change nothing
 _LENGTH = "llama.rope.scaling.original_context_length"
 _ORIGINAL = "original_max_position_embeddings"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -27,8 +27,7 @@ from xlcli.interchange.pickles import StoredTensor
 MAGIC = b"GGUF"
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 """Types of quantized numbers that can be imported."""
-LARGEST_HEADER, MOST_VALUES, MOST_TENSORS = 2**26, 2**21, 2**16
-"""Maximum size in bytes of what precedes the tensors, and numbers of values and of tensors in it."""
+LARGEST_HEADER, MOST_VALUES, MOST_TENSORS = 2**26, 2**21, 2**16  # bytes before tensors, and counts
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # types of values as `struct` names them
 _STRING, _ARRAY = 8, 9
 _PORTION = 2**22  # numbers that are dequantized at once
@@ -142,10 +141,11 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
                 n, n_bytes = math.prod(shape), math.prod(shape) // n_block * size
                 if not n or shape[-1] % n_block or offset < end or offset % alignment:
                     raise ValueError(f"the tensor {name[:80]!a} is empty, not aligned, or overlaps another one")
-                if begin + (end := offset + n_bytes) > status.st_size:
+                end = offset + n_bytes
+                if begin + end > status.st_size:
                     raise ValueError(f"the tensor {name[:80]!a} is not within it")
-                made = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
-                tensors[name] = made.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
+                tensor_class = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
+                tensors[name] = tensor_class.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
         except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
             reason = f"{error}" if type(error) is ValueError else f"{type(error).__name__} {error}"
             problem = f"{path} is damaged or no GGUF file: {reason:.200}"

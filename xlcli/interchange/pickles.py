@@ -27,8 +27,7 @@ from xlcli.errors import CheckpointError
 from xlcli.files import open_regular, version
 from xlcli.files.tensors import TYPES, TensorInfo
 
-LARGEST_PICKLE = 2**26
-"""Maximum bytes of a pickle without its storages. The vocabulary of 267,735 words of WikiText-103 takes 9 MB."""
+LARGEST_PICKLE = 2**26  # bytes without storages; the vocabulary of 267,735 words of WikiText-103 takes 9 MB
 MOST_OPCODES = 2**23  # maximum number of opcodes: 1.6 million for that vocabulary. Each makes at most one object.
 LARGEST_DIRECTORY = 2**24  # maximum bytes of the directory of a zip file, which takes twenty times the RAM
 LONGEST_KEY = 2**10  # maximum characters of a key of a table, such as the name of a tensor or a word
@@ -219,7 +218,8 @@ class _Reader(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """What a pickle gets for a name: the type of a storage, or a function that makes a tensor or a record."""
-        match whole := f"{module}.{name}":
+        whole = f"{module}.{name}"
+        match whole:
             case "collections.OrderedDict" | "collections.Counter":
                 return lambda given=None: {} if given is None else given  # a copy of a large table takes time
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2":

@@ -17,16 +17,14 @@ from torch import Tensor
 
 from xlcli.errors import CheckpointError
 from xlcli.files import read_json
-from xlcli.files.tensors import TensorInfo, read_places
+from xlcli.files.tensors import read_places
 from xlcli.interchange.pickles import StoredTensor, read_checkpoint
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-START, END = START_KEYS = "bos_token_id", "eos_token_id"
-"""Settings with the ids of the tokens that begin and end a text."""
+START, END = START_KEYS = "bos_token_id", "eos_token_id"  # settings with ids of the tokens that begin and end a text
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
-_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
-"""What training with several processes and compilation put before the names of tensors."""
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")  # of training with several processes, and of compilation
 DOWNLOAD = "Download the model again, with all its files."
 ADAPTER = "adapter_config.json"
 MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of the package peft), and import the result."
@@ -62,14 +60,10 @@ class Source:
         self.unread = set(self.stored)
         storages = {tensor.storage for tensor in self.stored.values()}
         n_stored = sum(storage.n for storage in storages)
-        n_described = sum(math.prod(info.shape) for info in self.tensors.values())
+        n_described = sum(math.prod(tensor.info.shape) for tensor in self.stored.values())
         if n_described > 2 * n_stored:  # a head may be the embedding
             problem = f"tensors of {self.path} that share a storage are over twice as large as its files"
             raise CheckpointError(f"{problem}.", "Save each tensor on its own, for example in safetensors.")
-
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        return {name: stored.info for name, stored in self.stored.items()}
 
     def ids(self, key: str, vocab_size: int) -> list[int]:
         """Distinct ids of a setting that has one, several or none; `CheckpointError` for one that no token has."""

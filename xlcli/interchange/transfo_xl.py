@@ -27,8 +27,7 @@ from xlcli.text.tokenizers import WordsTokenizer
 SEGMENT_LEN = 128  # tokens per call of a model that does not say it, as of the published one
 MOST_CUTOFFS = 64
 WORDS = "vocab.txt"
-PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
-"""Names of pickled vocabularies, of Hugging Face and of the original code."""
+PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")  # of Hugging Face and of the original code
 ORIGINAL = "model.pt"
 MOST_PARTS = 2**17
 _CLUSTER = re.compile(r"\.(clusters|rest)\.(\d+)\.")
@@ -295,7 +294,10 @@ def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict
     embedding, layer = state["_modules"]["word_emb"].state, state["_modules"]["layers"].state["_modules"]["0"].state
     attention = layer["_modules"]["dec_attn"].state
     cutoffs, is_divided = list(embedding["cutoffs"][:-1]), embedding["div_val"] > 1
-    pairs = [(f"crit.out_projs.{i}", f"word_emb.emb_projs.{i * is_divided}") for i in range(len(cutoffs) + 1)]
+    tie_projs = []
+    for i in range(len(cutoffs) + 1):
+        table = stored.get(f"word_emb.emb_projs.{i}" if is_divided else "word_emb.emb_projs.0")
+        tie_projs.append(stored.get(f"crit.out_projs.{i}") is table)
     same = ("attn_type", "clamp_len", "d_embed", "d_head", "d_model", "ext_len", "mem_len", "n_head", "n_layer")
     settings = {key: state[key] for key in (*same, "same_length", "sample_softmax", "tgt_len")} | {
         "vocab_size": state["n_token"],
@@ -310,7 +312,4 @@ def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict
     }
     if not all(type(value) in (bool, int, float) for value in (*settings.values(), *cutoffs)):
         raise TypeError("a setting that is no number")
-    return settings | {
-        "cutoffs": cutoffs,
-        "tie_projs": [stored.get(head) is stored.get(table) for head, table in pairs],
-    }
+    return settings | {"cutoffs": cutoffs, "tie_projs": tie_projs}

@@ -41,14 +41,17 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 
 def tokenizer_config(tokenizer_json: bytes, config: Mapping[str, Any], templates: Mapping[str, str]) -> bytes:
     """The `tokenizer_config.json` beside it, with chat templates; `config` has the ids of the tokens that it names."""
-    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]}
-    end_ids = config["eos_token_id"]
-    special = {"bos_token": config["bos_token_id"], "eos_token": end_ids[0] if end_ids else None}
     tree: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    tree |= {key: names[i] for key, i in special.items() if i in names}
-    if templates:
-        named = [{"name": name, "template": text} for name, text in templates.items()]
-        tree["chat_template"] = named if templates.keys() - {DEFAULT} else templates[DEFAULT]
+    special = {
+        token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]
+    }
+    for key, ids in (("bos_token", [config["bos_token_id"]]), ("eos_token", config["eos_token_id"])):
+        if ids and ids[0] in special:
+            tree[key] = special[ids[0]]
+    if templates.keys() == {DEFAULT}:
+        tree["chat_template"] = templates[DEFAULT]
+    elif templates:
+        tree["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
     return json.dumps(tree, indent=2).encode() + b"\n"
 
 

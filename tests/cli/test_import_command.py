@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from programs import TEXT
 
+from xlcli.cli import options
 from xlcli.interchange import FORMATS
 
 SHAPE = {"position": {"kind": "rope"}, "attention": {"n_heads": 2, "n_kv_heads": 1}}
@@ -98,6 +100,11 @@ def test_a_folder_that_exists_is_refused_before_weights_are_read(exported, run, 
     monkeypatch.setattr("xlcli.store.folder.load", fail)
     assert run("import", exported, "-o", "models/made").code == 2
     assert run("export", "made", "-o", str(exported)).code == 2
+
+
+def test_the_option_takes_the_formats_that_there_are():
+    choices, _ = get_args(options.Format.__origin__)
+    assert {*get_args(choices)} == FORMATS.keys()
 
 
 def test_formats_to_import_and_export_are_those_of_the_page(exported, run):

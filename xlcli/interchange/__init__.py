@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from xlcli.config import InferenceConfig, ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.files import JSON_LIMIT
+from xlcli.files.tensors import TensorInfo
 from xlcli.interchange.format import OWN, model_type
 from xlcli.interchange.format import Format as Format
 from xlcli.interchange.gguf import GGUF
@@ -34,111 +36,120 @@ _ALL: tuple[Format, ...] = (
     *(GGUF(), Llama(), Gemma3(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), OPT(), Bloom()),
     *(TransfoXL(), Original()),
 )
-"""All formats. A new one is added here."""
-FORMATS = {each.name: each for each in _ALL}
+"""All formats. A new one is added here, and to the choices of `--format` in `xlcli/cli/options.py`."""
+FORMATS = {format_.name: format_ for format_ in _ALL}
 _REFORMER = "its attention at a token depends on later tokens, so no memory can continue it"
-_HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
-_WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
-"""Keys of `model` that change no prediction within the trained window."""
+_HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")  # change no prediction
+_WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")  # nor these within the trained window
 _WINDOW = ("max_position_embeddings", "mem_len", "clamp_len", "same_length")
 """Keys of `config.json` that change the window; other programs change them to extend a model."""
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
-_MOST_TOKENS = 2**20
-"""Maximum size of a vocabulary; that of the largest published Transformer-XL has 793,471 words."""
-_LARGEST_TEMPLATES = JSON_LIMIT // 4
-"""Maximum length of chat templates as JSON, since the record of a model has a limit, too."""
-_LONG, _MOST_CHANGE = 16_000, 0.001
-"""Bytes of text with which the encoding of quantized weights is chosen, and the change of its bits that is allowed."""
-_MOST_CALLS, _MOST_MEMORY = 64, 2**28
-"""Limits of a score: calls, and bytes of memory after which the rest of the text is left out."""
+_MOST_TOKENS = 2**20  # maximum size of a vocabulary; that of the largest published Transformer-XL has 793,471 words
+_LARGEST_TEMPLATES = JSON_LIMIT // 4  # length of chat templates as JSON, since the record of a model has a limit, too
+_LONG = 16_000  # bytes of text with which the encoding of quantized weights is chosen
+_MOST_CHANGE = 0.001  # of the bits of that text, relative to those of the whole weights
+_MOST_CALLS, _MOST_MEMORY = 64, 2**28  # calls, and bytes of memory, after which a score leaves out the rest of a text
 
 
 def find_format(path: Path) -> str | None:
-    """The format of the model at `path`, a folder or file; None if it is of none that is known.
-
-    Raises:
-        CheckpointError: Its `config.json` is damaged.
-    """
-    return next((each.name for each in _ALL if each.recognizes(path)), None)
+    """The format of a folder or file; None if none is known. `CheckpointError` if its `config.json` is damaged."""
+    for format_ in _ALL:
+        if format_.recognizes(path):
+            return format_.name
+    return None
 
 
 def import_model(path: Path, target: Path, *, name: str | None = None, encoding: WeightEncoding | None = None) -> Tree:
-    """Makes the model folder `target` from the model of another program at `path`; all or nothing.
+    """Makes the new model folder `target` from the folder or file of another program at `path`; all or nothing.
+
+    `name` is its format, a key of `FORMATS`; None: as the files say. `encoding` is that of the weights; None: that of
+    the source, and float32 if it has several, or other values. A quantized source gets the smallest of int8, bfloat16
+    and float32 with nearly the same predictions.
 
     Returns `imported` of its record: `format`; `source`, the name of `path`; `tokenizer`; `eos_token_id` of the source,
     a list; its `chat_templates` by name; `check_bits`, the mean surprisal in bits of the tokens of a short text, None
     if the vocabulary cannot spell it; `notices`, what one should know.
 
-    Args:
-        path: Folder or file of the model.
-        target: The folder, which must not exist.
-        name: Its format, a key of `FORMATS`; None: as the files say.
-        encoding: Encoding of the weights; None: that of the source, and float32 if it has several, or other values. A
-            quantized source gets the smallest of int8, bfloat16 and float32 with nearly the same predictions.
-
     Raises:
-        CheckpointError: The source is missing, damaged or hostile, or has a setting that changes numbers and that
-            xlcli lacks.
+        CheckpointError: The source is damaged or hostile, or has a setting that changes numbers and that xlcli lacks.
         ConfigError: `target` exists, or the files say another format than `name`.
         ResourceError: The disk is full, or the weights do not fit the machine.
     """
-    format_ = FORMATS[name or _required_format(path)]
-    if name and name != (found := find_format(path) or name):
-        raise ConfigError(f"{path} is of the format {found}, not {name}.", "Leave out --format.")
+    if name is None:
+        name = _required_format(path)
+    elif find_format(path) not in (None, name):
+        raise ConfigError(f"{path} is of the format {find_format(path)}, not {name}.", "Leave out --format.")
+    format_ = FORMATS[name]
     source = format_.open(path)
-    kept = {each: info for each, info in source.tensors.items() if not each.endswith(format_.buffers)}
-    names = {stored: each for each, stored in ENCODINGS.items() if each != "int8"} | dict.fromkeys(QUANTIZED)
-    if other := next((each for each, info in kept.items() if info.dtype not in names), None):
-        problem = f"tensor '{other}' has numbers of type {kept[other].dtype}"
-        raise CheckpointError(f"{path}: {problem}, which xlcli cannot import.", "Import a version without them.")
-    types = {names[info.dtype] for info in kept.values()}
-    is_one_type = len(types) == 1 and format_.keeps_types
-    stored_as = encoding or (None if None in types else types.pop() if is_one_type else "float32")
-    require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
+    infos = {key: tensor.info for key, tensor in source.stored.items() if not key.endswith(format_.buffers)}
+    stored_as = encoding or _encoding_of_source(path, infos, format_)
+    require_memory(f"importing {path}", 4 * n_weights(infos), "Import a smaller model.")
     config = _sections(format_, source)
     model = config.model
-    if model.n_matrix_weights > n_weights(kept):
+    vocab_size = model.vocab_size or 0
+    if model.n_matrix_weights > n_weights(infos):
         raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
-    if (model.vocab_size or 0) > _MOST_TOKENS:
+    if vocab_size > _MOST_TOKENS:
         raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
-    has_own = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
-    tokenizer = load_tokenizer(source.path / OWN) if has_own else format_.tokenizer(source, model)
+    if isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir():  # it was exported by xlcli
+        tokenizer = load_tokenizer(source.path / OWN)
+    else:
+        tokenizer = format_.tokenizer(source, model)
     with new_folder(target) as folder:
         save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as or "float32")
-        left = (each for each in sorted(source.unread & kept.keys()) if not re.fullmatch(format_.copies, each))
-        if other := next(left, None):
-            raise CheckpointError(f"{path} has the tensor '{other}', which xlcli cannot import.", DOWNLOAD)
-        small = _make_small(folder) if stored_as is None else None
+        # A tensor that nothing has read may be a part of the network that xlcli lacks.
+        for unread in sorted(source.unread & infos.keys()):
+            if not re.fullmatch(format_.copies, unread):
+                raise CheckpointError(f"{path} has the tensor '{unread}', which xlcli cannot import.", DOWNLOAD)
+        rounded_to = None if stored_as else _make_small(folder)
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
-        about |= {END: source.ids(END, model.vocab_size or 0), "chat_templates": {}, "check_bits": _check(folder)}
+        about |= {END: source.ids(END, vocab_size), "chat_templates": {}, "check_bits": _check(folder)}
         about["notices"] = format_.notices(source, tokenizer)
         try:
-            templates = format_.chat_templates(source)
-            is_text = all(isinstance(text, str) for item in templates.items() for text in item)
-            if not is_text or len(json.dumps(templates)) > _LARGEST_TEMPLATES:
-                raise ValueError("it is no text, or too long")
-            about["chat_templates"] = templates
+            about["chat_templates"] = _chat_templates(format_, source)
         except (CheckpointError, ValueError, LookupError, TypeError, AttributeError) as error:
             about["notices"].append(f"the chat template is lost: {error}")
-        if small:
-            about["notices"].append(f"the weights are rounded to {small}: --weights float32 keeps those of the file")
-        record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
-        write_record(folder, {**record, "finished": True})
+        if rounded_to:
+            remark = f"the weights are rounded to {rounded_to}: --weights float32 keeps those of the file"
+            about["notices"].append(remark)
+        corpus = f"imported from {about['source']} ({about['format']})"
+        write_record(folder, {"corpus": corpus, "imported": about, "finished": True})
     return about
 
 
+def _encoding_of_source(path: Path, infos: Mapping[str, TensorInfo], format_: Format) -> str | None:
+    """The encoding that keeps the weights of a source as they are; None if some are quantized."""
+    encodings: dict[str, str | None] = dict.fromkeys(QUANTIZED)
+    for encoding, dtype in ENCODINGS.items():
+        if encoding != "int8":
+            encodings[dtype] = encoding
+    for name, info in infos.items():
+        if info.dtype not in encodings:
+            problem = f"tensor '{name}' has numbers of type {info.dtype}"
+            raise CheckpointError(f"{path}: {problem}, which xlcli cannot import.", "Import a version without them.")
+    used = {encodings[info.dtype] for info in infos.values()}
+    if None in used:
+        return None
+    return used.pop() if len(used) == 1 and format_.keeps_types else "float32"
+
+
+def _chat_templates(format_: Format, source: Source) -> Tree:
+    """The chat templates of a source by name; `ValueError` if one is no text, and any error of damaged files."""
+    templates = format_.chat_templates(source)
+    texts = [*templates, *templates.values()]
+    if not all(isinstance(text, str) for text in texts) or len(json.dumps(templates)) > _LARGEST_TEMPLATES:
+        raise ValueError("it is no text, or too long")
+    return templates
+
+
 def export_model(folder: Path, target: Path, *, name: str | None = None) -> tuple[str, list[str]]:
-    """Writes the model in `folder` to `target` in another format; all or nothing.
+    """Writes the model in `folder` to the new folder or file `target`; all or nothing.
+
+    `name` is the format, a key of `FORMATS`; None: `gguf` if the name of the file says so, else by the model. Importing
+    it again gives the same configuration, tokenizer and weights to the bit; weights in int8 become float32.
 
     Returns the name of the format, and what is lost or read in another way by the other program.
-
-    Importing it again gives the same configuration, tokenizer and weights to the bit; weights in int8 become float32.
-
-    Args:
-        folder: The model.
-        target: The folder, or the file if the format has one, which must not exist.
-        name: The format, a key of `FORMATS`; None: `gguf` if the name of the file says so, else by the model.
 
     Raises:
         CheckpointError: The model is damaged.
@@ -146,14 +157,17 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> tupl
         ResourceError: The disk is full.
     """
     header = read_config_file(folder)
-    by_model = "transfo-xl" if header.config.model.position.kind == "xl" else "llama"
-    format_ = FORMATS[name or ("gguf" if target.suffix == ".gguf" else by_model)]
+    if name is None and target.suffix == ".gguf":
+        name = "gguf"
+    elif name is None:
+        name = "transfo-xl" if header.config.model.position.kind == "xl" else "llama"
+    format_ = FORMATS[name]
     tree = _export_config(header.config, format_)
     require_free(target)
     model = load(folder)
     encoding = "float32" if header.encoding == "int8" else header.encoding
-    own = weights(model.network)
-    tensors = format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model)
+    values = weights(model.network)
+    tensors = format_.export_weights(encode(values, stored_infos(values, encoding)), header.config.model)
     tree |= {START: model.tokenizer.start_id, END: model.end_ids, "torch_dtype": encoding}
     tree[OWN] = header.config.model_dump(mode="json")
     return format_.name, format_.write(target, tree, tensors, model.tokenizer, model.chat_templates)
@@ -163,15 +177,17 @@ def _required_format(path: Path) -> str:
     """The format of a source; `CheckpointError` if it has none, or one that is declined."""
     if not os.path.lexists(path):
         raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
-    if name := find_format(path):
+    name = find_format(path)
+    if name is not None:
         return name
-    if (kind := model_type(path)) is None:
-        if is_model(path):
-            raise CheckpointError(f"{path} is already an xlcli model.", "Use it as it is, with -m.")
-        problem = f"{path} does not say what model it is: it has no {CONFIG} with a model_type."
-        raise CheckpointError(problem, _what_to_give(path))
-    reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
-    raise CheckpointError(f"{path} has model type {ascii(kind)[:80]}: {reason}.", CAN)
+    kind = model_type(path)
+    if kind is not None:
+        reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
+        raise CheckpointError(f"{path} has model type {ascii(kind)[:80]}: {reason}.", CAN)
+    if is_model(path):
+        raise CheckpointError(f"{path} is already an xlcli model.", "Use it as it is, with -m.")
+    problem = f"{path} does not say what model it is: it has no {CONFIG} with a model_type."
+    raise CheckpointError(problem, _what_to_give(path))
 
 
 def _what_to_give(path: Path) -> str:
@@ -182,21 +198,27 @@ def _what_to_give(path: Path) -> str:
         return "Unpack it first."
     if path.suffix == ".gguf" and path.is_file():
         return "Download it again: a GGUF file begins with GGUF."
-    if files := sorted(path.glob("*.gguf")):
+    files = sorted(path.glob("*.gguf"))
+    if files:
         return f"Give the GGUF file: {files[0]}."
     return f"Give the folder that has {CONFIG} and the weights, or a GGUF file."
 
 
 def _sections(format_: Format, source: Source) -> SavedConfig:
     """The configuration of a source. An exported model has its own, which holds while the other settings agree."""
+    tree = source.config.get(OWN)
     try:
         config = validate(SavedConfig, {"text": {}, **format_.sections(source)})
-        own = validate(SavedConfig, tree) if isinstance(tree := source.config.get(OWN), dict) else config
-        exported = format_.export_config(own) if own is not config else {}
+        if not isinstance(tree, dict):
+            return config
+        exported_from = validate(SavedConfig, tree)
+        expected = format_.export_config(exported_from)
     except ConfigError as error:
         raise CheckpointError(f"{source.path} cannot be imported: {error.message}", CAN) from None
-    is_changed = any(source.config[key] != exported[key] for key in _WINDOW if key in source.config and key in exported)
-    return config if is_changed or _difference(own.model, config.model) else own
+    for key in _WINDOW:
+        if key in source.config and key in expected and source.config[key] != expected[key]:
+            return config
+    return config if _difference(exported_from.model, config.model) else exported_from
 
 
 def _export_config(config: SavedConfig, format_: Format) -> Tree:
@@ -206,7 +228,8 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
         back = validate(SavedConfig, {"text": {}, **format_.sections(Source(Path(CONFIG), tree, {}))})
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"the format {format_.name} cannot hold the model: {error.message}", CAN) from None
-    if key := _difference(config.model, back.model):
+    key = _difference(config.model, back.model)
+    if key is not None:
         value: Any = _resolved(config.model)
         for part in key.split("."):
             value = value[part]
@@ -216,17 +239,18 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
 
 def _difference(model: ModelConfig, other: ModelConfig) -> str | None:
     """The first setting in which the predictions of two models differ, however far they see."""
-    found = differences(_resolved(model), _resolved(other))
-    found = [key for key in found if not key.startswith(_WITHOUT_NUMBERS)]
-    return next(iter([*(key for key in found if key.endswith("kind")), *found]), None)
+    keys = [key for key in differences(_resolved(model), _resolved(other)) if not key.startswith(_WITHOUT_NUMBERS)]
+    keys.sort(key=lambda key: not key.endswith("kind"))  # of another kind, it has other settings, too
+    return keys[0] if keys else None
 
 
 def _resolved(model: ModelConfig) -> Tree:
     """The settings of a model with their defaults filled in; of its attention those of each layer, if they differ."""
     tree = model.model_dump(mode="json")
-    layers = [layer.model_dump(mode="json") for layer in model.attentions]
-    for layer in layers:
-        layer |= {"head_dim": model.head_dim, "n_kv_heads": layer.get("n_kv_heads") or layer["n_heads"]}
+    layers = []
+    for config in model.attentions:
+        layer = config.model_dump(mode="json")
+        layers.append(layer | {"head_dim": model.head_dim, "n_kv_heads": layer.get("n_kv_heads") or layer["n_heads"]})
     tree["attention"] = layers[0] | {str(i): layer for i, layer in enumerate(layers) if layer != layers[0]}
     tree["feedforward"]["ffn_dim"] = model.ffn_dim
     if tree["position"].get("n_features", 0) is None:
@@ -235,14 +259,13 @@ def _resolved(model: ModelConfig) -> Tree:
 
 
 def _make_small(folder: Path) -> str | None:
-    """Stores the weights of a model in int8 or bfloat16, if its surprisal of an English text stays nearly the same.
-
-    Returns the encoding; None if it was not changed.
-    """
+    """Encodes stored weights in int8 or bfloat16 if an English text keeps nearly its bits; the encoding, or None."""
     with (models_folder() / "books" / "valid.txt").open("rb") as file:
         text = file.read(_LONG)
-    whole, is_known = _score(load(folder), text)
-    for encoding in ("int8", "bfloat16") * is_known:
+    whole, can_spell = _score(load(folder), text)
+    if not can_spell:
+        return None
+    for encoding in ("int8", "bfloat16"):
         rounded, _ = _score(load(folder, InferenceConfig(weight_dtype=encoding)), text)
         if abs(rounded / whole - 1) < _MOST_CHANGE:
             model = load(folder)
@@ -252,24 +275,21 @@ def _make_small(folder: Path) -> str | None:
 
 
 def _check(folder: Path) -> float | None:
-    """Mean surprisal in bits of the tokens of a short text; None if the vocabulary cannot spell it.
-
-    Raises:
-        CheckpointError: It is no number, or a weight is none.
-    """
+    """Mean surprisal of `_TEXT` in bits per token; None if it cannot be spelled. `CheckpointError` for NaN."""
     model = load(folder)
-    bits, is_known = _score(model, _TEXT)
-    if not math.isfinite(bits) or not all(bool(each.isfinite().all()) for each in weights(model.network).values()):
+    bits, can_spell = _score(model, _TEXT)
+    are_finite = all(bool(weight.isfinite().all()) for weight in weights(model.network).values())
+    if not math.isfinite(bits) or not are_finite:
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
-    return bits if is_known else None
+    return bits if can_spell else None
 
 
 def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
     """Mean surprisal in bits of the tokens of the beginning of a text; of token 0, and False, if it has no tokens."""
     try:
-        ids, is_known = model.tokenizer.encode(text).tolist(), True
+        ids, can_spell = model.tokenizer.encode(text).tolist(), True
     except DataError:
-        ids, is_known = [0], False
+        ids, can_spell = [0], False
     train, nats, n_read = model.config.train, 0.0, 0
     ids = ids[: _MOST_CALLS * train.segment_len]
     inputs, targets = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]]), torch.tensor([ids])
@@ -277,9 +297,11 @@ def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
         mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it
         state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
         for at in range(0, len(ids), train.segment_len):
-            part = slice(at, at + train.segment_len)
-            out = model.network.score(inputs[:, part], targets[:, part], state)
-            nats, n_read, state = nats + out.nll.sum().item(), n_read + out.nll.numel(), out.state
+            segment = slice(at, at + train.segment_len)
+            out = model.network.score(inputs[:, segment], targets[:, segment], state)
+            nats += out.nll.sum().item()
+            n_read += out.nll.numel()
+            state = out.state
             if state.bytes > _MOST_MEMORY:
                 break
-    return nats / math.log(2) / n_read, is_known
+    return nats / math.log(2) / n_read, can_spell

@@ -25,12 +25,9 @@ from xlcli.store.weights import empty_weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer, converted
 
-PARTS = ("attention.query.", "attention.key.", "attention.value.")
-"""Parts of the names of weights that are one tensor in some formats."""
-HEAD_BIAS = ("lm_head.bias", "output.bias")
-"""Names of a tensor that formats do not have."""
-OWN = "xlcli"
-"""Key of an exported `config.json` with the sections of the model, and folder of its tokenizer."""
+PARTS = ("attention.query.", "attention.key.", "attention.value.")  # one tensor in some formats
+HEAD_BIAS = ("lm_head.bias", "output.bias")  # names of a tensor that formats do not have
+OWN = "xlcli"  # key of an exported `config.json` with the sections of the model, and folder of its tokenizer
 TOKENIZER, PIECES, SENTENCEPIECE = "tokenizer.json", "vocab.json", "tokenizer.model"
 TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
@@ -39,41 +36,23 @@ UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen
 
 
 class Format(ABC):
-    """A format of models.
+    """A format of models."""
 
-    Attributes:
-        name: As `--format` takes it.
-        model_types: Values of `model_type` in the `config.json` of its folders.
-        buffers: Ends of the names of tensors that follow from the settings, and are not read.
-        names: Parts of the names of weights in xlcli and in the format.
-        prefix: Beginning of the names of all tensors but the head; files of a model without its head lack it.
-        head: Name of the matrix of the head.
-        table: Name of the embedding, without `prefix`.
-        copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
-        zeros: Ends of the names of biases that may be missing: `model.bias` or `bias` of attention brings them.
-        vocabularies: Names of files, of which the first one that is there is read.
-        start_keys: Settings with the id of the token that begins a text, the first one that is there.
-        keeps_types: Weights have the values of the source, so that its number type holds them.
-        is_fused: Queries, keys and values are one tensor.
-        is_by_head: That tensor has those of one head after the other.
-        is_transposed: Matrices of blocks are stored transposed.
-    """
-
-    name: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]] = ()
-    buffers: ClassVar[tuple[str, ...]] = ()
-    names: ClassVar[Mapping[str, str]] = {}
-    prefix: ClassVar[str] = ""
-    head: ClassVar[str] = "lm_head.weight"
-    table: ClassVar[str] = ""
-    copies: ClassVar[str] = r"lm_head\.weight"
-    zeros: ClassVar[tuple[str, ...]] = HEAD_BIAS
-    vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)
-    start_keys: ClassVar[tuple[str, ...]] = START_KEYS
-    keeps_types: ClassVar[bool] = True
-    is_fused: ClassVar[bool] = False
-    is_by_head: ClassVar[bool] = False
-    is_transposed: ClassVar[bool] = False
+    name: ClassVar[str]  # as `--format` takes it
+    model_types: ClassVar[tuple[str, ...]] = ()  # values of `model_type` in the `config.json` of its folders
+    buffers: ClassVar[tuple[str, ...]] = ()  # ends of names of tensors that follow from the settings, and are not read
+    names: ClassVar[Mapping[str, str]] = {}  # parts of the names of weights in xlcli and in the format
+    prefix: ClassVar[str] = ""  # of names of all tensors but the head; files of a model without its head lack it
+    head: ClassVar[str] = "lm_head.weight"  # name of the matrix of the head
+    table: ClassVar[str] = ""  # name of the embedding, without `prefix`
+    copies: ClassVar[str] = r"lm_head\.weight"  # pattern of names of copies of other tensors, which need not be read
+    zeros: ClassVar[tuple[str, ...]] = HEAD_BIAS  # ends of names of biases that may be missing though xlcli has them
+    vocabularies: ClassVar[tuple[str, ...]] = (TOKENIZER, SENTENCEPIECE)  # files; the first one that is there is read
+    start_keys: ClassVar[tuple[str, ...]] = START_KEYS  # settings with the id of the token that begins a text
+    keeps_types: ClassVar[bool] = True  # weights have the values of the source, so that its number type holds them
+    is_fused: ClassVar[bool] = False  # queries, keys and values are one tensor
+    is_by_head: ClassVar[bool] = False  # that tensor has those of one head after the other
+    is_transposed: ClassVar[bool] = False  # matrices of blocks are stored transposed
 
     def recognizes(self, path: Path) -> bool:
         """True if the model at `path`, a folder or file, is of this format. Reads no weights."""
@@ -86,16 +65,13 @@ class Format(ABC):
     def is_tied(self, source: Source, tied: bool) -> bool:
         """Whether the head is the embedding: as the settings say, but a head that is stored and differs is used."""
         head, table = self.head, self.prefix + self.table
-        has_both = tied and source.stored.keys() >= {head, table}
-        return tied and not (has_both and not source.take(head).equal(source.take(table)))
+        if tied and head in source.stored and table in source.stored:
+            return source.take(head).equal(source.take(table))
+        return tied
 
     @abstractmethod
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train` of the configuration.
-
-        Raises:
-            CheckpointError: A setting of the source changes numbers, and xlcli has none like it.
-        """
+        """Sections `model` and `train`; `CheckpointError` if xlcli lacks a setting that changes numbers."""
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
         """Name in xlcli and values of each weight, of which one at a time is read."""
@@ -107,17 +83,21 @@ class Format(ABC):
         foreign, start, n = self.place(name, model)
         if foreign.endswith(self.zeros) and foreign not in source.stored:
             return torch.zeros(shape)
-        if (short := foreign.removeprefix(self.prefix)) in source.stored:
+        short = foreign.removeprefix(self.prefix)
+        if short in source.stored:
             foreign = short
         elif short == self.table and model.embedding.tied and self.head in source.stored:
             foreign = self.head
-        stored = (n, *shape[1:]) if n else shape
-        is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
-        whole = source.take(foreign, stored[::-1] if is_turned else stored)
-        whole = whole.T if is_turned else whole
-        if n and self.is_by_head:
+        stored_shape = (n, *shape[1:]) if n else shape
+        if self.is_transposed and name.startswith("stack.") and len(shape) == 2:
+            whole = source.take(foreign, stored_shape[::-1]).T
+        else:
+            whole = source.take(foreign, stored_shape)
+        if not n:
+            return whole
+        if self.is_by_head:
             whole = rearrange(whole, "(h part e) ... -> (part h e) ...", part=len(PARTS), e=model.head_dim)
-        return whole[start : start + shape[0]].clone() if n else whole
+        return whole[start : start + shape[0]].clone()
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
         """Where the weight `name` of xlcli is: a tensor, of whose n rows those from `start`; n is 0 if it has all."""
@@ -125,8 +105,10 @@ class Format(ABC):
         for ours, theirs in self.names.items():
             foreign = foreign.replace(ours, theirs)
         size = model.attention.n_heads * model.head_dim
-        part = next((i for i, each in enumerate(PARTS) if self.is_fused and each in name), None)
-        return (foreign, 0, 0) if part is None else (foreign, part * size, len(PARTS) * size)
+        for i, part in enumerate(PARTS):
+            if self.is_fused and part in name:
+                return foreign, i * size, len(PARTS) * size
+        return foreign, 0, 0
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
@@ -134,10 +116,13 @@ class Format(ABC):
         found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)
         if found is None:
             return IdsTokenizer(model.vocab_size, start_id)
-        paths = [source.path / name for name in (found, *BESIDE_PIECES * (found == PIECES))]
-        files = [read_bounded(follow(p), VOCABULARY_LIMIT) if os.path.lexists(p) else b"{}" for p in paths]
-        data = files[0] if found == TOKENIZER else converted(str(paths[0]), *files)
-        return TokenizersTokenizer(data, str(paths[0]), vocab_size=model.vocab_size, start_id=start_id)
+        files = []
+        for name in (found, *BESIDE_PIECES) if found == PIECES else (found,):
+            exists = os.path.lexists(source.path / name)
+            files.append(read_bounded(follow(source.path / name), VOCABULARY_LIMIT) if exists else b"{}")
+        path = str(source.path / found)
+        data = files[0] if found == TOKENIZER else converted(path, *files)
+        return TokenizersTokenizer(data, path, vocab_size=model.vocab_size, start_id=start_id)
 
     def chat_templates(self, source: Source) -> dict[str, Any]:
         """The chat templates of the source by name, not checked; any error of damaged files."""
@@ -147,33 +132,37 @@ class Format(ABC):
             files[DEFAULT] = folder / CHAT_TEMPLATE
         if files or not os.path.lexists(folder / TOKENIZER_CONFIG):
             return {name: read_bounded(follow(path), JSON_LIMIT).decode() for name, path in files.items()}
+        # Older releases of transformers save templates among the settings of the tokenizer.
         value = parse_json(read_bounded(follow(folder / TOKENIZER_CONFIG), VOCABULARY_LIMIT)).get("chat_template")
         if isinstance(value, str):
             return {DEFAULT: value}
-        return {each["name"]: each["template"] for each in value or ()}
+        return {named["name"]: named["template"] for named in value or ()}
 
     def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
         """What differs from the source, or may be wrong in it."""
+        notices = []
+        if tokenizer.kind == "ids":
+            names = [name for name in UNREAD if (source.path / name).exists()]
+            notices = [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in names]
         if tokenizer.kind != "tokenizers":
-            found = [name for name in UNREAD if tokenizer.kind == "ids" and (source.path / name).exists()]
-            return [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in found]
-        text = tokenizer.texts[tokenizer.start_id].decode(errors="replace")
-        begins = f"texts begin with token {tokenizer.start_id}, the word {text!r}: bos_token_id may be wrong"
-        added = json.loads(tokenizer.data)["added_tokens"]
-        names = [each["content"] for each in added if not each["special"] and any(map(each.get, ("lstrip", "rstrip")))]
-        strips = f"blanks beside {', '.join(names[:8])} stay separate tokens here, but the source strips them"
-        return [begins] * bool(text) + [strips] * bool(names)
+            return notices
+        start_id = tokenizer.start_id
+        text = tokenizer.texts[start_id].decode(errors="replace")
+        if text:
+            notices.append(f"texts begin with token {start_id}, the word {text!r}: bos_token_id may be wrong")
+        added = [token for token in json.loads(tokenizer.data)["added_tokens"] if not token["special"]]
+        names = [token["content"] for token in added if token.get("lstrip") or token.get("rstrip")]
+        if names:
+            shown = ", ".join(names[:8])
+            notices.append(f"blanks beside {shown} stay separate tokens here, but the source strips them")
+        return notices
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """Content of the `config.json` of this format. What it leaves out is found by importing it again."""
         raise ConfigError(f"models cannot be exported to the format {self.name}.", "Choose another --format.")
 
     def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-        """The tensors of this format, of weights by their names in xlcli.
-
-        Raises:
-            ConfigError: A weight has no place in the format.
-        """
+        """The tensors of this format, of weights by their names in xlcli; `ConfigError` if one has no place in it."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in weights.items():
             foreign, start, n = self.place(name, model)
@@ -191,10 +180,9 @@ class Format(ABC):
     def write(
         self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer, templates: Tree
     ) -> list[str]:
-        """Writes a model, a folder of this name, from its `config.json` and tensors; all or nothing.
+        """Writes a folder with a `config.json`, of which END is a list, and chat templates by name; all or nothing.
 
-        `config` lists all tokens that end a text; `templates` are chat templates by name. Returns notices of what is
-        lost, or read in another way.
+        Returns notices of what is lost, or read in another way.
         """
         files = self.export_tokenizer(tokenizer)
         with new_folder(target) as folder:
@@ -205,24 +193,25 @@ class Format(ABC):
                 files[TOKENIZER_CONFIG] = tokenizer_config(files[TOKENIZER], config, templates)
             for name, data in files.items():
                 write_atomic(folder / name, data)
-            ids = config[END]
-            content = {**config, END: ids[0] if len(ids) == 1 else ids or None}
+            end_ids = config[END][0] if len(config[END]) == 1 else config[END] or None
+            content = {**config, END: end_ids}
             write_atomic(folder / CONFIG, json.dumps(content, indent=2).encode() + b"\n")
             write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
-        notices = []
-        if templates and TOKENIZER not in files:
-            notices.append(f"the chat template is lost: the export has no {TOKENIZER}")
-        if TOKENIZER in files and (kinds := differences(tokenizer)):
-            notices.append(f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})")
-        return notices
+        if TOKENIZER not in files:
+            return [f"the chat template is lost: the export has no {TOKENIZER}"] if templates else []
+        kinds = differences(tokenizer)
+        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] if kinds else []
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""
-        return {} if (data := tokenizer_json(tokenizer)) is None else {TOKENIZER: data}
+        data = tokenizer_json(tokenizer)
+        return {} if data is None else {TOKENIZER: data}
 
 
 def model_type(path: Path) -> str | None:
     """The type of model in the `config.json` of a folder, or beside a file; None if it has none."""
     config = folder_of(path) / CONFIG
-    kind = read_json(follow(config)).get("model_type") if os.path.lexists(config) else None
+    if not os.path.lexists(config):
+        return None
+    kind = read_json(follow(config)).get("model_type")
     return kind if isinstance(kind, str) else None

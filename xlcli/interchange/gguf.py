@@ -91,20 +91,20 @@ def _as_gemma3(config: Mapping[str, Any], width: Any) -> dict[str, Any]:
 
 
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-_PERMUTED = ("llama",)
-"""Architectures whose features of queries and keys are in the order of the layout `interleaved`, not `half`."""
+_PERMUTED = ("llama",)  # architectures with the layout `interleaved` of queries and keys, not `half`
 _WIDTHS = ("attention.value_length", "rope.dimension_count")
-_UNUSED = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")
-"""Keys that change no prediction."""
+_UNUSED = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")  # change nothing
 _LENGTH = "llama.rope.scaling.original_context_length"
 _ORIGINAL = "original_max_position_embeddings"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """What files do not say of the scaling of Llama 3."""
 _METADATA, _OWN_CONFIG = "_metadata", f"{OWN}.config"
-_COMPUTED = (
-    *(("rope.scaling.type", "rope_type"), ("rope.scaling.factor", "factor")),
-    *(("rope.scaling.original_context_length", _ORIGINAL), ("attention.key_length", "query_pre_attn_scalar")),
-)
+_COMPUTED = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": _ORIGINAL,
+    "attention.key_length": "query_pre_attn_scalar",
+}
 """Keys of settings that are computed."""
 _START, _TEMPLATE = "tokenizer.ggml.bos_token_id", "tokenizer.chat_template"
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -114,15 +114,14 @@ _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"
 class Architecture(NamedTuple):
     """An architecture of llama.cpp: the format whose settings it has, and their names there.
 
-    `biases` are settings that are true if there is a tensor. `adapt` makes the settings of the format, of these and the
-    width of the model divided by the number of heads. `assumed` is the activation function, where a file names none.
+    `adapt` makes the settings of the format, of these and the width of the model divided by the number of heads.
     """
 
     format: Format
     keys: Mapping[str, str]
-    biases: Mapping[str, str] = {}
+    biases: Mapping[str, str] = {}  # settings that are true if there is a tensor
     adapt: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = lambda config, _: config
-    assumed: str = ""
+    assumed: str = ""  # the activation function, where a file names none
 
 
 ARCHITECTURES = {
@@ -165,7 +164,6 @@ class GGUF(Format):
     }
 
     def recognizes(self, path: Path) -> bool:
-        """True if it is a file that begins as all GGUF files do."""
         if not path.is_file():
             return False
         with open_regular(path) as (file, _):
@@ -186,21 +184,21 @@ class GGUF(Format):
         config |= {START: metadata.get(_START), END: [metadata[key] for key in _ENDS if key in metadata]}
         with suppress(ValueError):  # as `write` has left it
             config[OWN] = parse_json(str(metadata.get(_OWN_CONFIG)).encode())
-        keys = (*ARCHITECTURES[name].keys.items(), *_COMPUTED)
-        names = {theirs: f"{name}.{ours}" for ours, theirs in keys} | {START: _START, END: _ENDS[0]}
+        names = {START: _START, END: _ENDS[0]}
+        for keys in (ARCHITECTURES[name].keys, _COMPUTED):
+            names |= {setting: f"{name}.{key}" for key, setting in keys.items()}
         return Source(path, config, dict(_divided(stored)), names)
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections of the format that has the same settings."""
-        found: dict[str, Any] = {"tie_word_embeddings": self.is_tied(source, tied=True)}
+        config: dict[str, Any] = {"tie_word_embeddings": self.is_tied(source, tied=True)}
         if _FREQUENCIES in source.stored:
             factor, length = source.take(_FREQUENCIES).max().item(), source.config[_METADATA].get(_LENGTH, 8192)
-            found["rope_scaling"] = {"rope_type": "llama3", "factor": factor} | _LLAMA3 | {_ORIGINAL: length}
-        config = found | {key: value for key, value in source.config.items() if key != OWN}
+            config["rope_scaling"] = {"rope_type": "llama3", "factor": factor} | _LLAMA3 | {_ORIGINAL: length}
+        config |= source.config
+        config.pop(OWN, None)
         return _architecture(source).format.sections(replace(source, config=config, stored={}))
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Name in xlcli and values of each weight; frequencies must be those of its settings."""
         if _FREQUENCIES in source.stored:
             stored, wanted = source.take(_FREQUENCIES), _factors(model)
             if stored.shape != wanted.shape or not stored.allclose(wanted, rtol=1e-5, atol=0):
@@ -208,76 +206,81 @@ class GGUF(Format):
         yield from super().weights(source, model)
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli, of this shape."""
         tensor = super().read(source, name, model, shape)
         if "query_pre_attn_scalar" in source.config and ".query_norm." in name:
             return tensor * query_scale(source.config, model)
-        is_permuted = source.config["model_type"] in _PERMUTED
-        return _reordered(name, tensor, model, "(h f two) ... -> (h two f) ...") if is_permuted else tensor
+        if source.config["model_type"] in _PERMUTED:
+            return _reordered(name, tensor, model, "(h f two) ... -> (h two f) ...")
+        return tensor
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
-        """The tokenizer of the file; one of token ids if it has none."""
         size = model.vocab_size or 0
         return read_vocabulary(str(source.path), source.config[_METADATA], size, source.first_id(size))
 
     def chat_templates(self, source: Source) -> dict[str, Any]:
-        """The chat templates of the file by name, not checked."""
-        found = {key: value for key, value in source.config[_METADATA].items() if f"{key}.".startswith(f"{_TEMPLATE}.")}
-        return {key.removeprefix(_TEMPLATE).removeprefix(".") or DEFAULT: value for key, value in found.items()}
+        templates = {}
+        for key, value in source.config[_METADATA].items():
+            if f"{key}.".startswith(f"{_TEMPLATE}."):  # the one without a name, or another one
+                templates[key.removeprefix(_TEMPLATE).removeprefix(".") or DEFAULT] = value
+        return templates
 
     def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
-        """What differs from the source, may be wrong in it, or is assumed."""
-        found, assumed = super().notices(source, tokenizer), _architecture(source).assumed
+        notices = super().notices(source, tokenizer)
+        assumed = _architecture(source).assumed
         if assumed:
-            found.append(f"GGUF files of this model do not name its activation function: {assumed}, is used")
-        return found
+            notices.append(f"GGUF files of this model do not name its activation function: {assumed}, is used")
+        return notices
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        """Those settings of a Llama that a file can hold."""
         whole = ARCHITECTURES["llama"].format.export_config(config)
-        kept = (*_LLAMA.values(), "vocab_size", "tie_word_embeddings", "rope_scaling")
-        name = {"mistral": "llama"}.get(whole["model_type"], whole["model_type"])
-        tree = {key: whole[key] for key in (*kept, *ARCHITECTURES[name].biases) if key in whole}
+        name = "llama" if whole["model_type"] == "mistral" else whole["model_type"]
+        # What a file cannot hold is left out, and found by importing it again.
+        keys = (*_LLAMA.values(), "vocab_size", "tie_word_embeddings", "rope_scaling", *ARCHITECTURES[name].biases)
+        tree = {key: whole[key] for key in keys if key in whole}
         tree |= {"model_type": name, _METADATA: {"general.architecture": name}}
         for key in ("rms_norm_eps", "rope_theta"):  # numbers of a file are float32
-            tree[key] = tree[key] and shortest(tree[key])
+            if tree[key]:
+                tree[key] = shortest(tree[key])
         if tree["rope_scaling"] and tree["rope_scaling"]["rope_type"] == "llama3":
             tree["rope_scaling"] |= _LLAMA3
         return tree
 
     def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-        """The tensors of a file."""
         if model_kind(model) in _PERMUTED:
             order = "(h two f) ... -> (h f two) ..."
             weights = {name: _reordered(name, tensor, model, order) for name, tensor in weights.items()}
         tensors = super().export_weights(weights, model)
-        is_scaled = model.position.model_dump()["scaling"]["kind"] == "llama3"
-        return tensors | ({_FREQUENCIES: _factors(model)} if is_scaled else {})
+        if model.position.model_dump()["scaling"]["kind"] == "llama3":
+            tensors[_FREQUENCIES] = _factors(model)
+        return tensors
 
     def write(
         self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer, templates: Tree
     ) -> list[str]:
-        """Writes the file `target`; all or nothing. It always names a token at which llama.cpp ends a text."""
         if config["torch_dtype"] == "float64":
             raise ConfigError("the format gguf cannot hold float64.", "Copy the model with --weights float32 first.")
-        name, width, scaling = config["model_type"], config["head_dim"], config["rope_scaling"] or {}
-        keys = {ours: config[theirs] for ours, theirs in _LLAMA.items() if config.get(theirs) is not None}
-        keys |= {"vocab_size": config["vocab_size"], **dict.fromkeys(_WIDTHS, width)}
+        # The architecture has its settings under its name.
+        name, scaling = config["model_type"], config["rope_scaling"] or {}
+        keys = {key: config[setting] for key, setting in _LLAMA.items() if config.get(setting) is not None}
+        keys |= {"vocab_size": config["vocab_size"], **dict.fromkeys(_WIDTHS, config["head_dim"])}
         if scaling.get("rope_type") == "linear":
             keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling["factor"]}
         elif scaling:
             keys["rope.scaling.original_context_length"] = scaling[_ORIGINAL]
         metadata = {"general.architecture": name, "general.name": target.stem, _OWN_CONFIG: json.dumps(config[OWN])}
         metadata |= {f"{name}.{key}": value for key, value in keys.items()} | write_vocabulary(tokenizer)
-        metadata |= dict(zip(_ENDS, config[END] or [unused_id(tokenizer)], strict=False))
-        metadata |= {_TEMPLATE if name == DEFAULT else f"{_TEMPLATE}.{name}": text for name, text in templates.items()}
-        notices = []
-        if not config[END]:
-            end_id = metadata[_ENDS[0]]
-            shown = ascii(tokenizer.texts[end_id]) if tokenizer.texts[end_id] else "no text"
+        for template, text in templates.items():
+            metadata[_TEMPLATE if template == DEFAULT else f"{_TEMPLATE}.{template}"] = text
+        # llama.cpp needs a token at which it ends a text.
+        end_ids, notices = config[END], []
+        if not end_ids:
+            end_ids = [unused_id(tokenizer)]
+            shown = ascii(tokenizer.texts[end_ids[0]]) if tokenizer.texts[end_ids[0]] else "no text"
             problem = "the model names no token that ends a text, but llama.cpp needs one"
-            notices.append(f"{problem}: the file names {end_id} ({shown})")
-        if left := config[END][len(_ENDS) :]:
+            notices.append(f"{problem}: the file names {end_ids[0]} ({shown})")
+        metadata |= dict(zip(_ENDS, end_ids, strict=False))
+        left = end_ids[len(_ENDS) :]
+        if left:
             notices.append(f"llama.cpp will not end at the tokens {left}: the file names the first {len(_ENDS)}")
         write_file(target, metadata, weights)
         return notices
@@ -290,19 +293,22 @@ def _architecture(source: Source) -> Architecture:
 def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> Mapping[str, Any]:
     """The settings of a file by their names in Hugging Face; what is not known keeps its name, and is refused."""
     architecture = ARCHITECTURES[name]
-    own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    values = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
     tree: dict[str, Any] = {setting: tensor in stored for setting, tensor in architecture.biases.items()}
-    kind, factor = own.pop("rope.scaling.type", "linear"), own.pop("rope.scaling.factor", None)
+    kind, factor = values.pop("rope.scaling.type", "linear"), values.pop("rope.scaling.factor", None)
     if kind != "none" and (factor or kind != "linear"):
         tree["rope_scaling"] = {"rope_type": kind, "factor": factor}
-    n_heads, width = own.get("attention.head_count"), None
+    n_heads, width = values.get("attention.head_count"), None
     with suppress(LookupError, TypeError, ArithmeticError):  # refused later
-        width = own["embedding_length"] // n_heads
-    implied = {"vocab_size": stored[GGUF.table].info.shape[0], "attention.head_count_kv": n_heads}
-    implied |= dict.fromkeys(_WIDTHS, own.get("attention.key_length", width))
-    own = {key: value for key, value in own.items() if key not in _UNUSED and implied.get(key) != value}
-    tree |= {architecture.keys.get(key, f"{name}.{key}"): value for key, value in own.items()}
-    return architecture.adapt(tree | {"vocab_size": implied["vocab_size"]}, width)
+        width = values["embedding_length"] // n_heads
+    # A key that says what others imply is left out; another value of it may be refused.
+    vocab_size = stored[GGUF.table].info.shape[0]
+    implied = {"vocab_size": vocab_size, "attention.head_count_kv": n_heads}
+    implied |= dict.fromkeys(_WIDTHS, values.get("attention.key_length", width))
+    for key, value in values.items():
+        if key not in _UNUSED and implied.get(key) != value:
+            tree[architecture.keys.get(key, f"{name}.{key}")] = value
+    return architecture.adapt(tree | {"vocab_size": vocab_size}, width)
 
 
 def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
@@ -319,7 +325,8 @@ def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTe
 
 def _reordered(name: str, tensor: Tensor, model: ModelConfig, order: str) -> Tensor:
     """A weight or bias of queries or keys with the two halves of each head in another order; others as they are."""
-    is_rotated = any(part in name for part in PARTS[:2])
+    query, key, _ = PARTS
+    is_rotated = query in name or key in name
     return rearrange(tensor, order, two=2, f=model.head_dim // 2) if is_rotated else tensor
 
 
@@ -327,5 +334,6 @@ def _factors(model: ModelConfig) -> Tensor:
     """What the scaling of a model divides each frequency of its rotary positions by, in float32."""
     position, cpu = model.position, torch.device("cpu")
     assert isinstance(position, RopePositionConfig)
-    unscaled, scaled = (rope_frequencies(model.head_dim, cpu, position.base, s) for s in (None, position.scaling))
+    unscaled = rope_frequencies(model.head_dim, cpu, position.base, None)
+    scaled = rope_frequencies(model.head_dim, cpu, position.base, position.scaling)
     return (unscaled / scaled).float()

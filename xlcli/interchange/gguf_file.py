@@ -27,13 +27,10 @@ from xlcli.interchange.pickles import StoredTensor
 MAGIC = b"GGUF"
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 """Types of quantized numbers that can be imported."""
-LARGEST_HEADER, MOST_VALUES, MOST_TENSORS = 2**26, 2**21, 2**16
-"""Maximum size in bytes of what precedes the tensors, and numbers of values and of tensors in it."""
-_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-"""Types of values as `struct` names them."""
+LARGEST_HEADER, MOST_VALUES, MOST_TENSORS = 2**26, 2**21, 2**16  # bytes before tensors, and counts
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # types of values as `struct` names them
 _STRING, _ARRAY = 8, 9
-_PORTION = 2**22
-"""Numbers that are dequantized at once."""
+_PORTION = 2**22  # numbers that are dequantized at once
 
 
 def package() -> ModuleType:
@@ -56,11 +53,11 @@ class QuantizedTensor(StoredTensor):
     """A tensor in blocks of numbers that share scales. Its storage counts numbers and begins with the first block."""
 
     def read(self) -> Tensor:
-        """The tensor in float32, of which a portion at a time is in blocks."""
         gguf, storage = package(), self.storage
         kind = gguf.GGMLQuantizationType[storage.dtype]
         n_block, size = gguf.GGML_QUANT_SIZES[kind]
         whole, at = torch.empty(self.info.shape), self.offset // n_block * size
+        # A portion of the tensor at a time is in blocks.
         for rows in torch.split(whole.view(-1, whole.shape[-1]), max(1, _PORTION // whole.shape[-1])):
             data = storage.read(at, rows.numel() // n_block * size)
             blocks = np.frombuffer(data, np.uint8).reshape(len(rows), -1)
@@ -77,7 +74,6 @@ class _Header:
         self._file, self._left, self._values = file, min(size, LARGEST_HEADER), MOST_VALUES
 
     def take(self, n: int) -> bytes:
-        """The next n bytes."""
         self._left -= n
         if self._left < 0:
             raise ValueError("it is cut off, or a size in it is too large")
@@ -91,7 +87,6 @@ class _Header:
         return struct.unpack(f"<{n}{kind}", self.take(n * struct.calcsize(kind)))
 
     def string(self) -> str:
-        """The next string."""
         return self.take(self.numbers("Q")[0]).decode()
 
     def value(self, kind: int) -> Any:
@@ -128,12 +123,7 @@ class _Header:
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Metadata of a file, and its tensors, which are not read.
-
-    Raises:
-        ConfigError: The package gguf is missing.
-        CheckpointError: The file is missing, damaged, or too large in what precedes its tensors.
-    """
+    """Metadata of a file, and its tensors, not read; `CheckpointError` if it is damaged or its header too large."""
     gguf = package()
     with open_regular(path) as (file, status):
         try:
@@ -151,10 +141,11 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
                 n, n_bytes = math.prod(shape), math.prod(shape) // n_block * size
                 if not n or shape[-1] % n_block or offset < end or offset % alignment:
                     raise ValueError(f"the tensor {name[:80]!a} is empty, not aligned, or overlaps another one")
-                if begin + (end := offset + n_bytes) > status.st_size:
+                end = offset + n_bytes
+                if begin + end > status.st_size:
                     raise ValueError(f"the tensor {name[:80]!a} is not within it")
-                made = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
-                tensors[name] = made.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
+                tensor_class = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
+                tensors[name] = tensor_class.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
         except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
             reason = f"{error}" if type(error) is ValueError else f"{type(error).__name__} {error}"
             problem = f"{path} is damaged or no GGUF file: {reason:.200}"

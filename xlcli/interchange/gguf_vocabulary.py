@@ -34,16 +34,11 @@ PATTERNS = {
     "default": ([*map(split_step, foreign.DEFAULT), _PLAIN_BYTES], False),
 }
 """For each name the steps that divide a text, as in `tokenizer.json`, and whether a part that is a token stays one."""
-_NO_MERGE = "none none"
-"""A merge that never applies, since parts are characters at first: llama.cpp wants at least one."""
+_NO_MERGE = "none none"  # a merge that never applies, since parts are characters at first: llama.cpp wants at least one
 
 
 def read_vocabulary(name: str, metadata: Mapping[str, Any], vocab_size: int, start_id: int) -> Tokenizer:
-    """The tokenizer of a file; one of token ids if it has none.
-
-    Raises:
-        CheckpointError: It is damaged, or of a kind or with patterns that xlcli lacks.
-    """
+    """The tokenizer of a file, or one of token ids; `CheckpointError` if it is damaged, or xlcli lacks its kind."""
     kind, own = metadata.get("tokenizer.ggml.model", "none"), metadata.get(f"{OWN}.tokenizer")
     whole, vocabulary = metadata.get("tokenizer.huggingface.json"), metadata.get(f"{OWN}.vocabulary", b"")
     if own in ("bytes", "sentencepiece") and isinstance(vocabulary, bytes):
@@ -84,17 +79,17 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def unused_id(tokenizer: Tokenizer) -> int:
     """A token to end texts with, where a model names none: one that begins them, is never used, or is no UTF-8."""
-    texts = tokenizer.texts
-    found = [i for text in (b"", b"\xff") for i in (tokenizer.start_id, *range(len(texts))) if texts[i] == text]
-    return found[0] if found else tokenizer.start_id
+    texts, start_id = tokenizer.texts, tokenizer.start_id
+    for text in (b"", b"\xff"):
+        if texts[start_id] == text:
+            return start_id
+        if text in texts:
+            return texts.index(text)
+    return start_id
 
 
 def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Metadata with which llama.cpp gives the tokens of a tokenizer, and xlcli finds it again.
-
-    Raises:
-        ConfigError: It has none like it.
-    """
+    """Metadata with which llama.cpp gives the same tokens, and xlcli this tokenizer; `ConfigError` if none does."""
     if tokenizer.kind == "bytes":
         tokens = [*foreign.BYTE_CHARACTERS]
         values: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [_NO_MERGE]}
@@ -111,8 +106,10 @@ def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     values |= {"bos_token_id": tokenizer.start_id, "add_bos_token": True}
     metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()} | {f"{OWN}.tokenizer": tokenizer.kind}
     if tokenizer.kind == "tokenizers":
-        return metadata | {"tokenizer.huggingface.json": tokenizer.data.decode()}
-    return metadata | ({f"{OWN}.vocabulary": tokenizer.data} if tokenizer.data else {})
+        metadata["tokenizer.huggingface.json"] = tokenizer.data.decode()
+    elif tokenizer.data:
+        metadata[f"{OWN}.vocabulary"] = tokenizer.data
+    return metadata
 
 
 def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
@@ -120,8 +117,8 @@ def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     model, steps = content["model"], foreign.plain_steps(content["pre_tokenizer"])
     plain = [{key: step[key] for key in step if key != "trim_offsets"} for step in steps]
     wanted = plain, bool(model.get("ignore_merges"))
-    pre = next((name for name, pattern in PATTERNS.items() if pattern == wanted), None)
-    if pre is None or model.get("type", "BPE") != "BPE":
+    names = [name for name, pattern in PATTERNS.items() if pattern == wanted]
+    if not names or model.get("type", "BPE") != "BPE":
         problem = f"a tokenizer {model.get('type', 'BPE')} that divides a text by {ascii(steps)[:80]}"
         raise ConfigError(f"the format gguf cannot hold {problem}.", CAN)
     rows = {i: (token, NORMAL) for token, i in model["vocab"].items()}
@@ -129,5 +126,5 @@ def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
         rows[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
     tokens, kinds = zip(*(rows.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)), strict=True)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    values = {"model": "gpt2", "pre": pre, "tokens": [*tokens], "token_type": [*kinds]}
+    values = {"model": "gpt2", "pre": names[0], "tokens": [*tokens], "token_type": [*kinds]}
     return values | {"merges": merges or [_NO_MERGE]}

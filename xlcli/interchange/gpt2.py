@@ -10,21 +10,15 @@ from torch import Tensor
 
 from xlcli.config import ModelConfig
 from xlcli.interchange.format import HEAD_BIAS, PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Format
-from xlcli.interchange.llama import MOST_LAYERS, N_SINKS, rotary, with_memory
+from xlcli.interchange.llama import MOST_LAYERS, N_SINKS, projections, rotary, with_memory
 from xlcli.interchange.source import Settings, Source
 
 _TANH = dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh")
 _ACTIVATIONS = {**_TANH, "gelu": "gelu", "relu": "relu"}
-_PROJECTIONS = ("q_proj.", "k_proj.", "v_proj.")
 
 
 class GPT2(Format):
-    """Pre-norm Transformer with LayerNorm, biases and learned positions (Radford et al. 2019).
-
-    Attributes:
-        keys: Names of settings, the first of which that is there counts, and the value where none is (`...`: one must).
-        harmless: Settings that change no prediction.
-    """
+    """Pre-norm Transformer with LayerNorm, biases and learned positions (Radford et al. 2019)."""
 
     name = "gpt2"
     model_types = ("gpt2",)
@@ -48,6 +42,7 @@ class GPT2(Format):
         **dict.fromkeys(PARTS, "attn.c_attn."),
     }
 
+    # Names of settings, the first of which that is there counts, and the value where none is (`...`: one must be).
     keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "vocab_size": ("vocab_size", ...),
         "dim": ("n_embd", ...),
@@ -61,22 +56,22 @@ class GPT2(Format):
         "attention": ("attn_pdrop", 0.1),
         "residual": ("resid_pdrop", 0.1),
     }
-    harmless: ClassVar[tuple[str, ...]] = ("reorder_and_upcast_attn",)
+    harmless: ClassVar[tuple[str, ...]] = ("reorder_and_upcast_attn",)  # settings that change no prediction
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train`. Texts longer than the table of positions are read in overlapping windows."""
         settings = Settings(source, source.config)
         settings.require("model_type", *self.model_types)
 
         def take(kind: Any, *names: str) -> dict[str, Any]:
-            """Settings of a type by their names here; several may have one name in the source."""
-            keys = {name: self.keys[name] for name in names if name in self.keys}
-            found = {}
-            for *own, value in dict.fromkeys(keys.values()):
-                for name in reversed(own):
-                    value = settings.take(name, kind, value)
-                found[own[0]] = value
-            return {name: found[key[0]] for name, key in keys.items()}
+            """Those settings of a type that this family has, by their names here."""
+            values = {}
+            for name in names:
+                if name in self.keys:
+                    *keys, value = self.keys[name]
+                    for key in reversed(keys):
+                        value = settings.take(key, kind, value)
+                    values[name] = value
+            return values
 
         sizes = take(int, "vocab_size", "dim", "n_layers", "ffn_dim")
         length, dim = take(int, "length")["length"], sizes["dim"]
@@ -85,6 +80,7 @@ class GPT2(Format):
         ffn_dim = sizes.pop("ffn_dim", None) or 4 * dim
         model = sizes | {
             "attention": {"kind": "full", "bias": "all"} | take(int, "n_heads"),
+            # Texts longer than the table of positions are read in overlapping windows.
             "position": {"kind": "learned", "placement": "embedding", "max_len": length, "overflow": "slide"},
             "norm": {"kind": "layer"} | take(float, "epsilon"),
             "feedforward": {"ffn_dim": ffn_dim} | take(_ACTIVATIONS, "kind"),
@@ -108,13 +104,13 @@ class GPTNeo(GPT2):
     name = "gpt-neo"
     model_types = ("gpt_neo",)
     buffers = (".attention.bias", ".attention.masked_bias")
-    zeros = (*HEAD_BIAS, *(f"{part}bias" for part in _PROJECTIONS))
+    zeros = (*HEAD_BIAS, "q_proj.bias", "k_proj.bias", "v_proj.bias")
     is_fused = False
     is_transposed = False
     names: ClassVar[Mapping[str, str]] = {
         **GPT2.names,
         "attention.output.": "attn.attention.out_proj.",
-        **{part: f"attn.attention.{name}" for part, name in zip(PARTS, _PROJECTIONS, strict=True)},
+        **projections("attn.attention."),
     }
     keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "vocab_size": ("vocab_size", ...),
@@ -131,7 +127,6 @@ class GPTNeo(GPT2):
     }
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
-        """A local layer sees `window_size` tokens, its own included."""
         n_layers, types = model["n_layers"], settings.take("attention_types", list, [[["global", "local"], 12]])
         kinds: list[Any] = []
         for pattern in types:
@@ -143,7 +138,7 @@ class GPTNeo(GPT2):
         if len(kinds) != n_layers or not all(kind in ("global", "local") for kind in kinds):
             settings.refuse("attention_types", types)
         settings.require("attention_layers", kinds)
-        window = settings.take("window_size", int, 256)
+        window = settings.take("window_size", int, 256)  # of the tokens that a layer sees, its own included
         if window < 2:
             settings.refuse("window_size", window)
         layers = {"local": {"kind": "local", "window": window - 1}, "global": {"kind": "full"}}
@@ -171,11 +166,10 @@ class GPTJ(GPT2):
         "attention.output.": "attn.out_proj.",
         "feedforward.up.": "mlp.fc_in.",
         "feedforward.down.": "mlp.fc_out.",
-        **{part: f"attn.{name}" for part, name in zip(PARTS, _PROJECTIONS, strict=True)},
+        **projections("attn."),
     }
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
-        """Beyond the trained window there are sinks, as in Llama."""
         settings.require("rotary", True)
         settings.require("scale_attn_weights", True)
         model["attention"]["bias"] = "none"
@@ -219,9 +213,9 @@ class GPTNeoX(GPT2):
     }
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
-        """Beyond the trained window there are sinks, as in Llama."""
         if not settings.take("attention_bias", bool, default=True):
             model["attention"]["bias"] = "none"
+        model["dropout"]["residual"] = model["dropout"]["embedding"]  # one setting, which was read for the first
         is_parallel = settings.take("use_parallel_residual", bool, default=True)
         model["norm"]["placement"] = "parallel" if is_parallel else "pre"
         base, scaling, share = rotary(settings, "rotary_emb_base", "rotary_pct", 0.25)
@@ -255,9 +249,7 @@ class OPT(GPT2):
         "stack.blocks.": "decoder.layers.",
         "attention_residual.norm.": "self_attn_layer_norm.",
         "feedforward_residual.norm.": "final_layer_norm.",
-        "attention.query.": "self_attn.q_proj.",
-        "attention.key.": "self_attn.k_proj.",
-        "attention.value.": "self_attn.v_proj.",
+        **projections("self_attn."),
         "attention.output.": "self_attn.out_proj.",
         "feedforward.up.": "fc1.",
         "feedforward.down.": "fc2.",
@@ -276,7 +268,6 @@ class OPT(GPT2):
     harmless = ("activation_dropout", "layerdrop", "init_std", "learned_embeddings")
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
-        """Norms before or after a branch, and embeddings narrower than the model."""
         inner_dim = settings.take("word_embed_proj_dim", int, model["dim"])
         if inner_dim != model["dim"]:
             model["embedding"] |= {"inner_dim": inner_dim, "tied_projections": "none"}
@@ -289,19 +280,19 @@ class OPT(GPT2):
         model["bias"] = settings.take("layer_norm_elementwise_affine", bool, default=True) or has_biases
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli, of this shape. Biases and norms that the settings leave out are 0 and 1."""
         is_norm = "norm." in name or name.startswith("stack.final.")
-        is_off = source.config.get("layer_norm_elementwise_affine" if is_norm else "enable_bias") is False
-        if is_off and (is_norm or name.endswith(".bias")):
-            return torch.full(shape, float(name.endswith(".weight")))
+        key = "layer_norm_elementwise_affine" if is_norm else "enable_bias"
+        if source.config.get(key) is False and name.endswith(".bias"):
+            return torch.zeros(shape)
+        if source.config.get(key) is False and is_norm:
+            return torch.ones(shape)
         if name == "head.projection":
             return super().read(source, name, model, shape[::-1]).T
         return super().read(source, name, model, shape)
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
-        """Where the weight `name` of xlcli is. The first two rows of the table of positions are those of padding."""
         foreign, start, n = super().place(name, model)
-        if name.startswith("position."):
+        if name.startswith("position."):  # the first two rows of the table are those of padding
             return foreign, 2, 2 + getattr(model.position, "max_len", 0)
         return foreign, start, n
 
@@ -314,14 +305,11 @@ class Bloom(GPT2):
     table = "word_embeddings.weight"
     is_by_head = True
     is_transposed = False
-    start_keys = ("eos_token_id", "bos_token_id")
-    """</s> ends each text of the training data, in which <s> does not occur."""
+    start_keys = ("eos_token_id", "bos_token_id")  # </s> ends each text of the training data, which is without <s>
     names: ClassVar[Mapping[str, str]] = {
+        **GPT2.names,
         "embedding.table.": "word_embeddings.",
         "embedding_norm.": "word_embeddings_layernorm.",
-        "stack.final.": "ln_f.",
-        "head.": "lm_head.",
-        "stack.blocks.": "h.",
         "attention_residual.norm.": "input_layernorm.",
         "feedforward_residual.norm.": "post_attention_layernorm.",
         "attention.output.": "self_attention.dense.",
@@ -343,13 +331,13 @@ class Bloom(GPT2):
                 "skip_bias_add_qkv", "offset_alibi", "pretraining_tp", "slow_but_exact")  # fmt: skip
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
-        """The memory is as long as the texts of training."""
         settings.require("n_inner", 4 * model["dim"])
         settings.require("apply_residual_connection_post_layernorm", False)
         model["position"] = {"kind": "alibi"}
         model["feedforward"]["kind"] = "gelu-tanh"
         model["embedding"]["norm"] = True
-        train |= with_memory(train["segment_len"] - 1, train["segment_len"])
+        length = train["segment_len"]  # of the texts of training
+        train |= with_memory(length - 1, length)
 
 
 def rotate(model: dict[str, Any], train: dict[str, Any], **position: Any) -> None:

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from xlcli.config import ModelConfig
-from xlcli.interchange.format import Format
+from xlcli.interchange.format import PARTS, Format
 from xlcli.interchange.source import Settings, Source
 from xlcli.store.layout import SavedConfig
 
-N_SINKS = 4
-"""Number of first tokens of a text that stay visible (Xiao et al. 2024)."""
-SEGMENT_LEN = 512
-"""Largest number of tokens that evaluation reads at once."""
+N_SINKS = 4  # number of first tokens of a text that stay visible (Xiao et al. 2024)
+SEGMENT_LEN = 512  # largest number of tokens that evaluation reads at once
 MOST_LAYERS = 1024
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 LAYERS = ("full_attention", "sliding_attention")
@@ -39,6 +37,12 @@ _DEFAULTS = {
 """Settings that a Gemma 3 may leave out, where they differ from those of Llama."""
 
 
+def projections(attention: str) -> dict[str, str]:
+    """Parts of the names of queries, keys and values in xlcli and in the module `attention` of a format."""
+    query, key, value = PARTS
+    return {query: f"{attention}q_proj.", key: f"{attention}k_proj.", value: f"{attention}v_proj."}
+
+
 class Llama(Format):
     """Pre-norm Transformer with RMSNorm, rotary positions and a gated feed-forward branch (Touvron et al. 2023)."""
 
@@ -54,9 +58,7 @@ class Llama(Format):
         "stack.blocks.": "layers.",
         "attention_residual.norm.": "input_layernorm.",
         "feedforward_residual.norm.": "post_attention_layernorm.",
-        "attention.query.": "self_attn.q_proj.",
-        "attention.key.": "self_attn.k_proj.",
-        "attention.value.": "self_attn.v_proj.",
+        **projections("self_attn."),
         "attention.output.": "self_attn.o_proj.",
         "attention.query_norm.": "self_attn.q_norm.",
         "attention.key_norm.": "self_attn.k_norm.",
@@ -66,20 +68,20 @@ class Llama(Format):
     }
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train`. Distances are clamped to the trained window, whose first tokens are sinks."""
         settings = Settings(source, source.config)
         kind = settings.take("model_type", {each: each for each in self.model_types}, "llama")
         dim, n_layers = settings.take("hidden_size", int), settings.take("num_hidden_layers", int)
         n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
         if not 0 < n_layers <= MOST_LAYERS:
             settings.refuse("num_hidden_layers", n_layers)
-        if kind in ("llama", "qwen3", "olmo"):
-            bias = "all" if settings.take("attention_bias", bool, default=False) else "none"
-        else:
-            bias = "qkv" if kind == "qwen2" else "none"
-        softmax = {"bias": bias, "qk_norm": kind == "qwen3"}
+        bias = "qkv" if kind == "qwen2" else "none"
+        if kind in ("llama", "qwen3", "olmo") and settings.take("attention_bias", bool, default=False):
+            bias = "all"
         windows = _windows(kind, n_layers, settings)
-        layers = [{"kind": "local", "window": w - 1} | softmax if w else {"kind": "full"} | softmax for w in windows]
+        layers = []
+        for window in windows:
+            reach_of_layer = {"kind": "local", "window": window - 1} if window else {"kind": "full"}
+            layers.append({**reach_of_layer, "bias": bias, "qk_norm": kind == "qwen3"})
         attention = {
             "n_heads": n_heads,
             "n_kv_heads": settings.take("num_key_value_heads", int, n_heads),
@@ -88,13 +90,14 @@ class Llama(Format):
         base, scaling, share = rotary(settings)
         if share != 1:
             settings.refuse("partial_rotary_factor", share)
+        # Distances are clamped to the trained window, whose first tokens are sinks.
         position = {"kind": "rope", "layout": "half", "base": base, "scaling": scaling}
-        reach = min(length, max(w or length for w in windows)) - 1
+        reach = min(length, max(window or length for window in windows)) - 1
         if not all(windows):
             position |= {"clamp_len": reach, "n_sinks": N_SINKS}
-        norm = {"kind": "layer", "epsilon": 1e-5}
         if kind == "olmo":
             settings.require("clip_qkv")
+            norm = {"kind": "layer", "epsilon": 1e-5}
         else:
             norm = {"kind": "rms", "epsilon": settings.take("rms_norm_eps", float, 1e-6)}
         model = {
@@ -113,22 +116,22 @@ class Llama(Format):
             "bias": settings.take("mlp_bias", bool, default=False) if kind == "llama" else False,
         }
         settings.finish("is_llama_config", "pretraining_tp")
-        train = with_memory(reach, length)
-        return {"model": model, "train": train}
+        return {"model": model, "train": with_memory(reach, length)}
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli, of this shape. The norms of OLMo have none."""
-        has_none = model.norm.kind == "layer" and name.endswith(("norm.weight", "final.weight"))
-        return torch.ones(shape) if has_none else super().read(source, name, model, shape)
+        if model.norm.kind == "layer" and name.endswith(("norm.weight", "final.weight")):
+            return torch.ones(shape)  # the norms of OLMo have no weights
+        return super().read(source, name, model, shape)
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        """`config.json` of the type of model that can hold this one."""
         model, attention = config.model, config.model.attention
         windows: list[int | None] = [getattr(layer, "window", None) for layer in model.attentions]
         kind, bias = model_kind(model), getattr(model.attentions[0], "bias", None)
         slides = any(windows) and kind != "llama"
         scaling = model.position.model_dump().get("scaling", {"kind": "none"})
-        scaled = {theirs: scaling[ours] for ours, theirs in _SCALING[scaling["kind"]].items()}
+        rope_scaling = {theirs: scaling[ours] for ours, theirs in _SCALING[scaling["kind"]].items()}
+        if rope_scaling:
+            rope_scaling = {"rope_type": scaling["kind"], **rope_scaling}
         reach = model.clamp_len or (config.train.max_distance(model) if model.has_softmax else 1)
         tree: dict[str, Any] = {
             "architectures": [f"{kind.capitalize()}ForCausalLM"],
@@ -144,14 +147,16 @@ class Llama(Format):
             "max_position_embeddings": reach + 1,
             "rms_norm_eps": model.norm.epsilon,
             "rope_theta": getattr(model.position, "base", None),
-            "rope_scaling": {"rope_type": scaling["kind"]} | scaled if scaled else None,
+            "rope_scaling": rope_scaling or None,
             "tie_word_embeddings": model.embedding.tied,
             "attention_dropout": model.dropout.attention,
             "attention_bias": bias == "all" and kind in ("llama", "qwen3"),
             "mlp_bias": model.bias and kind == "llama",
-            "sliding_window": max(window for window in windows if window) + 1 if slides else None,
+            "sliding_window": None,
             "use_sliding_window": slides,
         }
+        if slides:
+            tree["sliding_window"] = max(window for window in windows if window) + 1  # with the token itself
         if kind.startswith("qwen"):
             tree["max_window_layers"] = next((i for i, window in enumerate(windows) if window), model.n_layers)
             tree["layer_types"] = [LAYERS[bool(window)] for window in windows]
@@ -177,7 +182,6 @@ class Gemma3(Llama):
     export_config = Format.export_config
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train`: those of Qwen3, which has norms of queries and keys too, and what differs."""
         config = {key: value for key, value in source.config.items() if value is not None}
         settings = Settings(source, _DEFAULTS | config)
         settings.require("model_type", *self.model_types)
@@ -188,21 +192,23 @@ class Gemma3(Llama):
         softcap = settings.take("final_logit_softcapping", float, None)
         period = settings.take("sliding_window_pattern", int, settings.take("_sliding_window_pattern", int, 6))
         n_layers = settings.take("num_hidden_layers", int)
-        types = [LAYERS[i % max(period, 1) != period - 1] for i in range(min(n_layers, MOST_LAYERS))]
+        full, sliding = LAYERS
+        types = [full if i % max(period, 1) == period - 1 else sliding for i in range(min(n_layers, MOST_LAYERS))]
         of_layers = Settings(source, settings.take("rope_parameters", dict, {}))
-        local = Settings(source, of_layers.take(LAYERS[1], dict, {}))
+        local = Settings(source, of_layers.take(sliding, dict, {}))
         local.require("rope_type", "default")
         local_base = local.take("rope_theta", float, settings.take("rope_local_base_freq", float, 10_000.0))
-        translated = {
+        # Qwen3 has norms of queries and keys, too.
+        as_qwen3 = {
             **settings.left,
             "model_type": "qwen3",
             "num_hidden_layers": n_layers,
             "layer_types": config.get("layer_types", types),
-            "rope_parameters": of_layers.take(LAYERS[0], dict, None),
+            "rope_parameters": of_layers.take(full, dict, None),
         }
-        for each in (of_layers, local):
-            each.finish()
-        tree = Llama().sections(replace(source, config=translated))
+        of_layers.finish()
+        local.finish()
+        tree = Llama().sections(replace(source, config=as_qwen3))
         model = tree["model"]
         model["position"]["local_base"] = local_base
         model["norm"]["placement"] = "sandwich"
@@ -212,7 +218,6 @@ class Gemma3(Llama):
         return tree
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli, of this shape."""
         weight = super().read(source, name, model, shape)
         if "norm." not in name and not name.startswith("stack.final."):
             return weight
@@ -228,10 +233,13 @@ def query_scale(config: Mapping[str, Any], model: ModelConfig) -> float:
 
 def model_kind(model: ModelConfig) -> str:
     """The `model_type` that can hold a model, if one can."""
-    bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
+    first = model.attentions[0]
+    if getattr(first, "qk_norm", None):
+        return "qwen3"
+    if getattr(first, "bias", None) == "qkv":
+        return "qwen2"
     slides = all(getattr(layer, "window", None) for layer in model.attentions)
-    holds = {"qwen3": has_norms, "qwen2": bias == "qkv", "mistral": slides, "llama": True}
-    return next(kind for kind, can_hold in holds.items() if can_hold)
+    return "mistral" if slides else "llama"
 
 
 def with_memory(reach: int, length: int) -> dict[str, Any]:
@@ -242,19 +250,19 @@ def with_memory(reach: int, length: int) -> dict[str, Any]:
 def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
     """Number of tokens that each layer sees, itself included; None if it sees all."""
     if kind in ("llama", "olmo"):
-        settings.require("layer_types", ["full_attention"] * n_layers)
+        settings.require("layer_types", [LAYERS[0]] * n_layers)
         return [None] * n_layers
     window = settings.take("sliding_window", int, None if "sliding_window" in settings.config else 4096)
     first = settings.take("max_window_layers", int, 0 if kind == "mistral" else 28)
     is_used = settings.take("use_sliding_window", bool, kind == "mistral")
-    slides = [is_used and i >= first for i in range(n_layers)]
-    if (types := settings.take("layer_types", list, None)) is not None:
-        if len(types) != n_layers or not all(each in LAYERS for each in types):
-            settings.refuse("layer_types", types)
-        slides = [each == LAYERS[1] for each in types]
+    full, sliding = LAYERS
+    implied = [sliding if is_used and i >= first else full for i in range(n_layers)]
+    types = settings.take("layer_types", list, implied)
+    if len(types) != n_layers or not all(kind in LAYERS for kind in types):
+        settings.refuse("layer_types", types)
     if window is not None and window < 2:
         settings.refuse("sliding_window", window)
-    return [window if each else None for each in slides]
+    return [window if kind == sliding else None for kind in types]
 
 
 def rotary(
@@ -268,10 +276,10 @@ def rotary(
     inner = Settings(settings.source, settings.take("rope_parameters", dict, older))
     base = inner.take("rope_theta", float, settings.take(base_key, float, 10000.0))
     share = inner.take("partial_rotary_factor", float, settings.take(share_key, float, share))
-    kinds = {"default": "none"} | {kind: kind for kind in _SCALING if kind != "none"}
+    kinds = {"default": "none", "linear": "linear", "llama3": "llama3"}
     kind = inner.take("rope_type", kinds, inner.take("type", str, "default"))
-    scaling = {
-        ours: inner.take(theirs, int if ours == "original_len" else float) for ours, theirs in _SCALING[kind].items()
-    }
+    scaling = {"kind": kind}
+    for ours, theirs in _SCALING[kind].items():
+        scaling[ours] = inner.take(theirs, int if ours == "original_len" else float)
     inner.finish()
-    return base, {"kind": kind} | scaling, share
+    return base, scaling, share

@@ -27,16 +27,11 @@ from xlcli.errors import CheckpointError
 from xlcli.files import open_regular, version
 from xlcli.files.tensors import TYPES, TensorInfo
 
-LARGEST_PICKLE = 2**26
-"""Maximum bytes of a pickle without its storages. The vocabulary of 267,735 words of WikiText-103 takes 9 MB."""
-MOST_OPCODES = 2**23
-"""Maximum number of opcodes: 1.6 million for that vocabulary. Each makes at most one object."""
-LARGEST_DIRECTORY = 2**24
-"""Maximum bytes of the directory of a zip file, which takes twenty times the RAM."""
-LONGEST_KEY = 2**10
-"""Maximum characters of a key of a table, such as the name of a tensor or a word."""
-MOST_ARGUMENTS = 16
-"""Maximum number of arguments of a call, and of axes of a tensor."""
+LARGEST_PICKLE = 2**26  # bytes without storages; the vocabulary of 267,735 words of WikiText-103 takes 9 MB
+MOST_OPCODES = 2**23  # maximum number of opcodes: 1.6 million for that vocabulary. Each makes at most one object.
+LARGEST_DIRECTORY = 2**24  # maximum bytes of the directory of a zip file, which takes twenty times the RAM
+LONGEST_KEY = 2**10  # maximum characters of a key of a table, such as the name of a tensor or a word
+MOST_ARGUMENTS = 16  # maximum number of arguments of a call, and of axes of a tensor
 RECORDS = frozenset(
     f"{module}.{name}"
     for module, names in {
@@ -94,20 +89,16 @@ class Record:
 
 @dataclass(eq=False)
 class Storage:
-    """`n` numbers of one type, a key of `TYPES`, in a file of this `version`.
-
-    `start` is the offset of the first one in bytes, -1 until it is known.
-    """
+    """Numbers of one type in a file."""
 
     path: Path
     version: tuple[int, int, int]
-    dtype: str
+    dtype: str  # a key of `TYPES`
     n: int
-    start: int = -1
+    start: int = -1  # offset of the first number in bytes, -1 until it is known
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of the numbers."""
         dtype: torch.dtype = getattr(torch, TYPES[self.dtype])
         return dtype
 
@@ -138,7 +129,6 @@ class StoredTensor:
     strides: tuple[int, ...]
 
     def read(self) -> Tensor:
-        """The tensor, in RAM of its own."""
         dtype = self.storage.torch_dtype
         n_bytes = _extent(self.info.shape, self.strides) * dtype.itemsize
         data = self.storage.read(self.offset * dtype.itemsize, n_bytes)
@@ -155,10 +145,8 @@ class StoredTensor:
 def read_checkpoint(path: Path) -> Any:
     """Content of a file that `torch.save` or pickle wrote: containers, numbers and texts, `StoredTensor` and `Record`.
 
-    Sets are lists, ordered dictionaries and counters are dictionaries, parameters are tensors.
-
-    Raises:
-        CheckpointError: The file is missing, damaged or too large, or names something that is not in `RECORDS`.
+    Sets are lists, ordered dictionaries and counters are dictionaries, parameters are tensors. `CheckpointError` if it
+    is damaged or too large, or names something that is not in `RECORDS`.
     """
     with open_regular(path) as (file, status):
         try:
@@ -172,7 +160,6 @@ def read_checkpoint(path: Path) -> Any:
 
 
 def _read_zip(path: Path, file: io.BufferedReader, status: os.stat_result) -> Any:
-    """Content of data.pkl in an archive."""
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end and end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # type: ignore[attr-defined]
         raise ValueError("the directory of the archive is too large")
@@ -200,7 +187,8 @@ def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) ->
     """Content of a file from before the zip format, or of a single pickle."""
     file.seek(0)
     reader = _Reader(path, file.read(LARGEST_PICKLE), status)
-    if (first := reader.load()) != _MAGIC or type(first) is not int:
+    first = reader.load()
+    if first != _MAGIC or type(first) is not int:
         return first
     version, machine, tree, keys = (reader.load() for _ in range(4))
     if version != _VERSION or machine.get("little_endian") is not True:
@@ -208,7 +196,7 @@ def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) ->
     at = reader.data.tell()
     for key in keys:
         file.seek(at)
-        storage, n = reader.storages[key], int.from_bytes(file.read(8), "little")
+        storage, n = reader.storages[key], int.from_bytes(file.read(8), "little")  # before each is how many it has
         at = storage.place(at + 8, n * storage.torch_dtype.itemsize, status.st_size)
     if any(storage.start < 0 for storage in reader.storages.values()):
         raise ValueError("a storage is missing")
@@ -230,7 +218,8 @@ class _Reader(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """What a pickle gets for a name: the type of a storage, or a function that makes a tensor or a record."""
-        match whole := f"{module}.{name}":
+        whole = f"{module}.{name}"
+        match whole:
             case "collections.OrderedDict" | "collections.Counter":
                 return lambda given=None: {} if given is None else given  # a copy of a large table takes time
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2":
@@ -289,8 +278,9 @@ class _Reader(pickle._Unpickler):
     def _set(self, items: list[Any]) -> None:
         for key, value in zip(items[::2], items[1::2], strict=True):
             # The hash of a nested tuple may take for ever, as may the comparison of long texts.
-            is_key = len(key) <= LONGEST_KEY if type(key) is str else type(key) is int and abs(key) < 2**63
-            if not is_key or type(self.stack[-1]) is not dict:
+            is_text = type(key) is str and len(key) <= LONGEST_KEY
+            is_number = type(key) is int and abs(key) < 2**63
+            if not (is_text or is_number) or type(self.stack[-1]) is not dict:
                 raise TypeError("a key is neither a short text nor a number")
             self.stack[-1][key] = value
 
@@ -319,4 +309,6 @@ class _Opcodes(dict[int, Any]):
 
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Number of elements from the first to the last one of a tensor."""
-    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if all(shape) else 0
+    if not all(shape):
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))

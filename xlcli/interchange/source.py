@@ -17,25 +17,21 @@ from torch import Tensor
 
 from xlcli.errors import CheckpointError
 from xlcli.files import read_json
-from xlcli.files.tensors import TensorInfo, read_places
+from xlcli.files.tensors import read_places
 from xlcli.interchange.pickles import StoredTensor, read_checkpoint
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-START, END = START_KEYS = "bos_token_id", "eos_token_id"
-"""Settings with the ids of the tokens that begin and end a text."""
+START, END = START_KEYS = "bos_token_id", "eos_token_id"  # settings with ids of the tokens that begin and end a text
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
-_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
-"""What training with several processes and compilation put before the names of tensors."""
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")  # of training with several processes, and of compilation
 DOWNLOAD = "Download the model again, with all its files."
 ADAPTER = "adapter_config.json"
 MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of the package peft), and import the result."
 
-CAN = "docs/models.md lists what each format supports."
-"""Remedy for what cannot be imported or exported."""
+CAN = "docs/models.md lists what each format supports."  # remedy for what cannot be imported or exported
 UNQUANTIZED = "Its weights are quantized: import those from before, or a GGUF file of the model."
-LARGEST_NUMBER = 2**31
-"""Maximum absolute value of a number."""
+LARGEST_NUMBER = 2**31  # maximum absolute value of a number
 HARMLESS = (
     "architectures torch_dtype dtype transformers_version use_cache initializer_range xlcli tokenizer_class "
     "task_specific_params id2label label2id num_labels problem_type finetuning_task classifier_dropout hidden_dropout "
@@ -52,33 +48,22 @@ HARMLESS = (
 
 @dataclass
 class Source:
-    """A model of another program.
+    """A model of another program."""
 
-    Attributes:
-        path: Its folder, or its file.
-        config: Content of its `config.json`, empty if it has none, with tokens of its `generation_config.json`.
-        stored: Its tensors by name, not read.
-        names: Names in its files of settings that are called otherwise there.
-        unread: Names of tensors that `take` has not read.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    stored: Mapping[str, StoredTensor]
-    names: Mapping[str, str] = field(default_factory=dict)
-    unread: set[str] = field(init=False)
+    path: Path  # of its folder, or its file
+    config: Mapping[str, Any]  # content of `config.json`, if there is one, with tokens of `generation_config.json`
+    stored: Mapping[str, StoredTensor]  # tensors by name, not read
+    names: Mapping[str, str] = field(default_factory=dict)  # of settings that its files call otherwise
+    unread: set[str] = field(init=False)  # names of tensors that `take` has not read
 
     def __post_init__(self) -> None:
         self.unread = set(self.stored)
-        n_stored = sum(storage.n for storage in {tensor.storage for tensor in self.stored.values()})
-        if sum(math.prod(info.shape) for info in self.tensors.values()) > 2 * n_stored:  # a head may be the embedding
+        storages = {tensor.storage for tensor in self.stored.values()}
+        n_stored = sum(storage.n for storage in storages)
+        n_described = sum(math.prod(tensor.info.shape) for tensor in self.stored.values())
+        if n_described > 2 * n_stored:  # a head may be the embedding
             problem = f"tensors of {self.path} that share a storage are over twice as large as its files"
             raise CheckpointError(f"{problem}.", "Save each tensor on its own, for example in safetensors.")
-
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Type and shape of each tensor."""
-        return {name: stored.info for name, stored in self.stored.items()}
 
     def ids(self, key: str, vocab_size: int) -> list[int]:
         """Distinct ids of a setting that has one, several or none; `CheckpointError` for one that no token has."""
@@ -86,25 +71,29 @@ class Source:
         if value is None:
             return []
         ids = value if isinstance(value, list) else [value]
-        if not all(type(each) is int and 0 <= each < vocab_size for each in ids):
+        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
             problem = f"{self.names.get(key, key)} is {ascii(value)[:80]}, but ids are 0 to {vocab_size - 1}"
             raise CheckpointError(f"{self.path}: {problem}.", "Correct it in a copy of the model.")
         return [*dict.fromkeys(ids)]
 
     def first_id(self, vocab_size: int, keys: Sequence[str] = START_KEYS) -> int:
         """The token that texts follow: the first of these settings that is there, else 0."""
-        found = [each for key in keys for each in self.ids(key, vocab_size)]
-        return found[0] if found else 0
+        ids = list[int]()
+        for key in keys:
+            ids += self.ids(key, vocab_size)
+        return ids[0] if ids else 0
 
     def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """Reads one tensor. Raises `CheckpointError` if there is none of this name and, if it is given, this shape."""
         if name not in self.stored:
-            lead = next((each.removesuffix(name) for each in self.stored if each.endswith(f".{name}")), "")
-            remedy = f"Remove '{lead}' from the names of its tensors." if lead else DOWNLOAD
+            remedy = DOWNLOAD
+            longer = [other for other in self.stored if other.endswith(f".{name}")]
+            if longer:
+                remedy = f"Remove '{longer[0].removesuffix(name)}' from the names of its tensors."
             raise CheckpointError(f"{self.path} has no tensor '{name}'.", remedy)
-        found = self.stored[name].info.shape
-        if shape is not None and found != shape:
-            problem = f"tensor '{name}' has the shape {list(found)}, where its settings need {list(shape)}"
+        stored_shape = self.stored[name].info.shape
+        if shape is not None and stored_shape != shape:
+            problem = f"tensor '{name}' has the shape {list(stored_shape)}, where its settings need {list(shape)}"
             raise CheckpointError(f"{self.path}: {problem}.", DOWNLOAD)
         self.unread.discard(name)
         return self.stored[name].read()
@@ -116,11 +105,7 @@ def folder_of(path: Path) -> Path:
 
 
 def open_folder(path: Path) -> Source:
-    """The model in a folder of Hugging Face: `config.json` and weights, which may be divided into shards.
-
-    Raises:
-        CheckpointError: A file is missing or damaged, or a shard is not a file of this folder.
-    """
+    """The model in a folder of Hugging Face; `CheckpointError` if a file is missing, damaged or not of this folder."""
     config = read_json(follow(path / CONFIG))
     if os.path.lexists(path / GENERATION):
         generation = read_json(follow(path / GENERATION))
@@ -129,21 +114,27 @@ def open_folder(path: Path) -> Source:
         raise CheckpointError(f"{path} has an adapter, whose weights are not those of the model.", MERGE)
     for name in WEIGHTS:
         index = path / f"{name}.index.json"
-        if os.path.lexists(path / name) or os.path.lexists(index):
-            files = [name] if os.path.lexists(path / name) else _shards(index)
-            stored = {key: each for file in files for key, each in _tensors(path / file).items()}
-            plain = {_WRAPPERS.sub("", key): each for key, each in stored.items()}
-            return Source(path, config, plain if len(plain) == len(stored) else stored)
+        if os.path.lexists(path / name):
+            files = [name]
+        elif os.path.lexists(index):
+            files = _shards(index)
+        else:
+            continue
+        stored: dict[str, StoredTensor] = {}
+        for file in files:
+            stored |= _tensors(path / file)
+        unwrapped = {_WRAPPERS.sub("", key): tensor for key, tensor in stored.items()}
+        return Source(path, config, unwrapped if len(unwrapped) == len(stored) else stored)
     raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
 
 
 def _shards(index: Path) -> list[str]:
     """Names of the files that an index lists; `CheckpointError` if one is not of its folder."""
-    named = read_json(follow(index)).get("weight_map")
-    files = [str(file) for file in named.values()] if isinstance(named, dict) else []
+    files_of_tensors = read_json(follow(index)).get("weight_map")
+    files = {*map(str, files_of_tensors.values())} if isinstance(files_of_tensors, dict) else set()
     if not files or not all(Path(file).name == file and Path(file).suffix and file.isprintable() for file in files):
         raise CheckpointError(f"{index} does not name files of its folder.", DOWNLOAD)
-    return sorted({*files})
+    return sorted(files)
 
 
 def follow(path: Path) -> Path:
@@ -155,7 +146,6 @@ def follow(path: Path) -> Path:
 
 
 def _tensors(path: Path) -> Mapping[str, StoredTensor]:
-    """Tensors of one file."""
     file = follow(path)
     if path.suffix == ".safetensors":
         places, version = read_places(file)
@@ -181,7 +171,9 @@ class Settings:
         if value is None and default is not ...:
             value = default
         if isinstance(kind, Mapping):
-            return kind[value] if isinstance(value, str) and value in kind else self.refuse(key, value)
+            if not isinstance(value, str) or value not in kind:
+                self.refuse(key, value)
+            return kind[value]
         if value is None and default is None:
             return None
         is_of_kind = isinstance(value, int | float if kind is float else kind)
@@ -193,23 +185,22 @@ class Settings:
 
     def require(self, key: str, *values: Any) -> None:
         """Refuses a setting that is there and has none of these values."""
-        if (value := self.left.pop(key, None)) is not None and value not in values:
+        value = self.left.pop(key, None)
+        if value is not None and value not in values:
             self.refuse(key, value)
 
     def finish(self, *harmless: str) -> None:
-        """Refuses settings that were not read, unless they are harmless or off (null, false, 0 or empty).
-
-        One that is not known may change numbers.
-        """
+        """Refuses settings that were not read, which may change numbers, unless they are harmless, null, 0 or empty."""
         self.require("is_causal", True)  # off, every token sees those that follow
+        harmless += tuple(HARMLESS.split())
         for key, value in self.left.items():
-            if value and not (key in HARMLESS.split() or key in harmless or key.startswith(("_", "unsloth_"))):
+            is_harmless = key in harmless or key.startswith(("_", "unsloth_"))
+            if value and not is_harmless:
                 problem = f"{self.source.path}: {key} is {ascii(value)[:80]}, which xlcli does not know."
                 place = CONFIG if self.source.path.is_dir() else self.source.path.name
                 remedy = f"If it changes no prediction, remove it from a copy of {place}. {CAN}"
                 raise CheckpointError(problem, UNQUANTIZED if key == "quantization_config" else remedy)
 
     def refuse(self, key: str, value: Any) -> NoReturn:
-        """Raises the error for a setting that cannot be imported."""
         problem = "is missing" if value is None else f"is {ascii(value)[:80]}, which xlcli cannot import"
         raise CheckpointError(f"{self.source.path}: {self.source.names.get(key, key)} {problem}.", CAN)

@@ -24,12 +24,10 @@ from xlcli.store.layout import SavedConfig
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import WordsTokenizer
 
-SEGMENT_LEN = 128
-"""Tokens per call of a model that does not say it, as of the published one."""
+SEGMENT_LEN = 128  # tokens per call of a model that does not say it, as of the published one
 MOST_CUTOFFS = 64
 WORDS = "vocab.txt"
-PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
-"""Names of pickled vocabularies, of Hugging Face and of the original code."""
+PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")  # of Hugging Face and of the original code
 ORIGINAL = "model.pt"
 MOST_PARTS = 2**17
 _CLUSTER = re.compile(r"\.(clusters|rest)\.(\d+)\.")
@@ -58,11 +56,9 @@ class TransfoXL(Format):
         "feedforward.down.": "pos_ff.CoreNet.3.",
         "feedforward_residual.norm.": "pos_ff.layer_norm.",
     }
-    zero_memory = True
-    """The first memory is full of zeros."""
+    zero_memory = True  # the first memory is full of zeros
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train`. `same_length` with M keys, the token's own included, is a memory of M - 1."""
         settings = Settings(source, source.config)
         settings.require("model_type", *self.model_types)
         settings.require("sample_softmax", -1, 0)
@@ -79,7 +75,7 @@ class TransfoXL(Format):
         if same_length and n_keys < 2:
             settings.refuse("mem_len", n_keys)
         train = {
-            "mem_len": n_keys - same_length,
+            "mem_len": n_keys - same_length,  # with `same_length` the token's own key is one of them
             "segment_len": settings.take("tgt_len", int, SEGMENT_LEN),
             "span": "uniform" if same_length else "growing",
             "batch_size": 1,
@@ -114,50 +110,54 @@ class TransfoXL(Format):
         return {"model": model, "train": train}
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli, of this shape. Projections that an untied head shares are stored once."""
-        is_shared = name.endswith(".projection") and not model.embedding.tied
-        if is_shared and self.place(name, model)[0] not in source.stored:
+        is_untied = name.endswith(".projection") and not model.embedding.tied
+        if is_untied and self.place(name, model)[0] not in source.stored:  # one that is shared is stored once
             name = f"embedding.clusters.{_cluster(name)}.up.weight"
         return super().read(source, name, model, shape)
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
-        """Where the weight `name` of xlcli is. Without `untie_r` biases of attention are outside of the layers."""
         if name.startswith("stack."):
             foreign, start, n = super().place(name, model)
-            is_shared = foreign.endswith("_bias") and getattr(model.position, "tied", False)
-            return self.prefix + foreign.rpartition(".")[2] if is_shared else foreign, start, n
-        end, cluster, borders = name.rpartition(".")[2], _cluster(name), (0, *model.cutoffs, model.vocab_size)
-        is_divided = bool(model.cutoffs) and model.embedding.div_val == 1
-        table = cluster * (not is_divided)
+            if foreign.endswith("_bias") and getattr(model.position, "tied", False):
+                foreign = self.prefix + foreign.rpartition(".")[2]  # one for all layers
+            return foreign, start, n
+        end, cluster = name.rpartition(".")[2], _cluster(name)
         if name.startswith("head.tails."):
             return f"crit.cluster_{end}", 0, 0
         if end == "projection":
             return f"crit.out_projs.{cluster}", 0, 0
+        # Clusters of one width are parts of one table.
+        is_one_table = bool(model.cutoffs) and model.embedding.div_val == 1
+        table = 0 if is_one_table else cluster
         if name.endswith(".up.weight"):
             return f"{self.prefix}word_emb.emb_projs.{table}", 0, 0
         tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
-        return f"{tables}.{table}.{end}", borders[cluster] * is_divided, borders[-1] * is_divided
+        if not is_one_table:
+            return f"{tables}.{table}.{end}", 0, 0
+        return f"{tables}.{table}.{end}", (0, *model.cutoffs)[cluster], model.vocab_size
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
-        """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
         folder = folder_of(source.path)
-        found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)), None)
-        if found is None:
+        paths = [folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)]
+        if not paths:
             return super().tokenizer(source, model)
-        data = read_bounded(follow(found), VOCABULARY_LIMIT) if found.name == WORDS else _words(follow(found))
+        path, *_ = paths
+        data = read_bounded(follow(path), VOCABULARY_LIMIT) if path.name == WORDS else _words(follow(path))
         words = data.split()
-        if not {b"<unk>", b"<eos>"} <= {*words}:
+        if not {b"<unk>", b"<eos>"} <= {*words}:  # then texts are token ids
             return super().tokenizer(source, model)
         if len(words) != model.vocab_size:
             problem = f"has {len(words):,} words, but the model {model.vocab_size:,}"
-            raise CheckpointError(f"{found} {problem}.", "Remove it from the folder, and token ids are read.")
-        return WordsTokenizer(data, str(found))
+            raise CheckpointError(f"{path} {problem}.", "Remove it from the folder, and token ids are read.")
+        return WordsTokenizer(data, str(path))
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        """`config.json` of transformers 4.35."""
         model, embedding, train = config.model, config.model.embedding, config.train
         same_length = train.span == "uniform" and train.mem_len > 0
-        is_plain = not model.cutoffs and embedding.inner_dim != model.dim
+        if model.cutoffs:
+            div_val = embedding.div_val
+        else:  # with one cluster any number but 1 gives it a projection
+            div_val = 1 if embedding.inner_dim != model.dim else 2
         return {
             "architectures": ["TransfoXLLMHeadModel"],
             "model_type": "transfo-xl",
@@ -168,7 +168,7 @@ class TransfoXL(Format):
             "n_head": model.attention.n_heads,
             "d_head": model.head_dim,
             "d_inner": model.ffn_dim,
-            "div_val": embedding.div_val if model.cutoffs else 1 if is_plain else 2,
+            "div_val": div_val,
             "pre_lnorm": model.norm.placement == "pre",
             "n_layer": model.n_layers,
             "mem_len": train.mem_len + same_length,
@@ -186,17 +186,15 @@ class TransfoXL(Format):
         }
 
     def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-        """The tensors of the format, with shared ones in each place."""
-        whole = super().export_weights(weights, model)
-        for layer in range(model.n_layers):
-            for end in ("r_w_bias", "r_r_bias"):
-                if self.prefix + end in whole:
-                    whole[f"{self.prefix}layers.{layer}.dec_attn.{end}"] = whole[self.prefix + end]
-        frequency = 1 / 10_000 ** (torch.arange(0.0, model.dim, 2.0) / model.dim)
-        return whole | {f"{self.prefix}pos_emb.inv_freq": frequency}
+        tensors = super().export_weights(weights, model)
+        for end in ("r_w_bias", "r_r_bias"):
+            if self.prefix + end in tensors:  # what layers share is in each of them, too
+                for layer in range(model.n_layers):
+                    tensors[f"{self.prefix}layers.{layer}.dec_attn.{end}"] = tensors[self.prefix + end]
+        tensors[f"{self.prefix}pos_emb.inv_freq"] = 1 / 10_000 ** (torch.arange(0.0, model.dim, 2.0) / model.dim)
+        return tensors
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
-        """A vocabulary of words; that of another kind has no place in the format."""
         return {WORDS: tokenizer.data} if tokenizer.kind == "words" else {}
 
 
@@ -220,8 +218,10 @@ def _embedding(settings: Settings, vocab_size: int, dim: int, *, tied: bool) -> 
 
 def _cluster(name: str) -> int:
     """Cluster of words that a weight of embedding or head belongs to."""
-    found = _CLUSTER.search(name)
-    return 0 if found is None else int(found[2]) + (found[1] == "rest")
+    match = _CLUSTER.search(name)
+    if match is None:
+        return 0
+    return int(match[2]) + 1 if match[1] == "rest" else int(match[2])
 
 
 def _tie_projs(n: int) -> dict[str, list[bool]]:
@@ -233,8 +233,10 @@ def _words(path: Path) -> bytes:
     """The words of a pickled vocabulary, one in each line."""
     tree = read_checkpoint(path)
     for _ in range(2):  # a corpus has its vocabulary
-        tree = tree.state if isinstance(tree, Record) else tree
-        tree = tree["vocab"] if isinstance(tree, dict) and "vocab" in tree else tree
+        if isinstance(tree, Record):
+            tree = tree.state
+        if isinstance(tree, dict) and "vocab" in tree:
+            tree = tree["vocab"]
     words = tree.get("idx2sym") if isinstance(tree, dict) else None
     if isinstance(words, list) and {*map(type, words)} == {str} and sum(map(len, words)) <= VOCABULARY_LIMIT:
         return b"".join(word.encode("utf-8", "replace") + b"\n" for word in words)
@@ -250,11 +252,9 @@ class Original(TransfoXL):
     zero_memory = False
 
     def recognizes(self, path: Path) -> bool:
-        """True if it is, or holds, a file `model.pt`."""
         return path.name == ORIGINAL or (path / ORIGINAL).is_file()
 
     def open(self, path: Path) -> Source:
-        """The source at `path`, a file or its folder, with the settings of Hugging Face."""
         path = path / ORIGINAL if path.is_dir() else path
         model = read_checkpoint(follow(path))
         try:
@@ -264,9 +264,10 @@ class Original(TransfoXL):
             raise CheckpointError(f"{path} is no model of the original Transformer-XL.", REMEDY) from None
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli. The original code counts the tails of clusters from the last one."""
         tensor = super().read(source, name, model, shape)
-        return tensor.flip(0) if name.startswith("head.tails.") else tensor
+        if name.startswith("head.tails."):
+            return tensor.flip(0)  # the original code counts the tails of clusters from the last one
+        return tensor
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:
@@ -293,7 +294,10 @@ def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict
     embedding, layer = state["_modules"]["word_emb"].state, state["_modules"]["layers"].state["_modules"]["0"].state
     attention = layer["_modules"]["dec_attn"].state
     cutoffs, is_divided = list(embedding["cutoffs"][:-1]), embedding["div_val"] > 1
-    pairs = [(f"crit.out_projs.{i}", f"word_emb.emb_projs.{i * is_divided}") for i in range(len(cutoffs) + 1)]
+    tie_projs = []
+    for i in range(len(cutoffs) + 1):
+        table = stored.get(f"word_emb.emb_projs.{i}" if is_divided else "word_emb.emb_projs.0")
+        tie_projs.append(stored.get(f"crit.out_projs.{i}") is table)
     same = ("attn_type", "clamp_len", "d_embed", "d_head", "d_model", "ext_len", "mem_len", "n_head", "n_layer")
     settings = {key: state[key] for key in (*same, "same_length", "sample_softmax", "tgt_len")} | {
         "vocab_size": state["n_token"],
@@ -308,7 +312,4 @@ def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict
     }
     if not all(type(value) in (bool, int, float) for value in (*settings.values(), *cutoffs)):
         raise TypeError("a setting that is no number")
-    return settings | {
-        "cutoffs": cutoffs,
-        "tie_projs": [stored.get(head) is stored.get(table) for head, table in pairs],
-    }
+    return settings | {"cutoffs": cutoffs, "tie_projs": tie_projs}

@@ -15,8 +15,7 @@ from xlcli.text.foreign import BYTE_CHARACTERS, LONGEST_PART, converted
 from xlcli.text.pretokenize import LONGEST
 from xlcli.text.tokenizers import FROM_PICTURES
 
-DEFAULT = "default"
-"""Name of the chat template of a model that has only one."""
+DEFAULT = "default"  # name of the chat template of a model that has only one
 _BLANKS = r"[ \t\n\r\x0b\x0c]+"
 _WITHOUT_WORD = r"(?:(?<! )(?> +[\t\r\x0b\x0c]*)|(?<=\A|\n)[\t\r\x0b\x0c]+)(?= |\z)"
 """White space that is a word of xlcli (`Splitter`) without a line end."""
@@ -42,30 +41,36 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 
 def tokenizer_config(tokenizer_json: bytes, config: Mapping[str, Any], templates: Mapping[str, str]) -> bytes:
     """The `tokenizer_config.json` beside it, with chat templates; `config` has the ids of the tokens that it names."""
-    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]}
-    special = {"bos_token": config["bos_token_id"], "eos_token": next(iter(config["eos_token_id"]), None)}
     tree: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    tree |= {key: names[i] for key, i in special.items() if i in names}
-    if templates:
-        named = [{"name": name, "template": text} for name, text in templates.items()]
-        tree["chat_template"] = named if templates.keys() - {DEFAULT} else templates[DEFAULT]
+    special = {
+        token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]
+    }
+    for key, ids in (("bos_token", [config["bos_token_id"]]), ("eos_token", config["eos_token_id"])):
+        if ids and ids[0] in special:
+            tree[key] = special[ids[0]]
+    if templates.keys() == {DEFAULT}:
+        tree["chat_template"] = templates[DEFAULT]
+    elif templates:
+        tree["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
     return json.dumps(tree, indent=2).encode() + b"\n"
 
 
 def differences(tokenizer: Tokenizer) -> list[str]:
     """Kinds of text to which the exported `tokenizer.json` gives other ids than xlcli, as parts of a sentence."""
-    if (data := tokenizer_json(tokenizer)) is None:
+    data = tokenizer_json(tokenizer)
+    if data is None:
         return []
-    found, content = ["text that is not UTF-8"], json.loads(data)
+    kinds, content = ["text that is not UTF-8"], json.loads(data)
     if tokenizer.kind != "bytes":
         longest = LONGEST_PART if tokenizer.kind == "tokenizers" else LONGEST
-        found.append(f"more than {longest:,} bytes without a blank or line end")
-    if tokenizer.kind == "sentencepiece" and (lacking := _WHITE.keys() - content["model"]["vocab"].keys()):
-        names = " or ".join(sorted(_WHITE[char] for char in lacking))
-        found.append(f"words with a {names}, which the vocabulary lacks")
+        kinds.append(f"more than {longest:,} bytes without a blank or line end")
     if tokenizer.kind == "tokenizers":
-        found += _differences(content)
-    return found
+        kinds += _differences(content)
+    if tokenizer.kind == "sentencepiece":
+        lacking = sorted(name for char, name in _WHITE.items() if char not in content["model"]["vocab"])
+        if lacking:
+            kinds.append(f"words with a {' or '.join(lacking)}, which the vocabulary lacks")
+    return kinds
 
 
 def _differences(content: Mapping[str, Any]) -> Iterator[str]:
@@ -76,9 +81,12 @@ def _differences(content: Mapping[str, Any]) -> Iterator[str]:
         yield "the first word, before which transformers puts a blank"
     if any(step["type"] == "NFC" for step in changes):
         yield "text that is not in the form NFC"
-    for kind, keys in (("the name of a special token", ["special"]), ("blanks beside a token", ["lstrip", "rstrip"])):
-        if names := [token["content"] for token in content["added_tokens"] if any(map(token.get, keys))]:
-            yield f"{kind}, such as {names[0]}"
+    special = [token["content"] for token in content["added_tokens"] if token.get("special")]
+    if special:
+        yield f"the name of a special token, such as {special[0]}"
+    stripping = [token["content"] for token in content["added_tokens"] if token.get("lstrip") or token.get("rstrip")]
+    if stripping:
+        yield f"blanks beside a token, such as {stripping[0]}"
     if "▁" in json.dumps(changes, ensure_ascii=False) or schemes:
         yield "the character ▁"
 
@@ -87,8 +95,9 @@ def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
     """All tables with a type in a tree of JSON."""
     if isinstance(tree, dict) and "type" in tree:
         yield tree
-    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        yield from _dicts(each)
+    if isinstance(tree, dict | list):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _dicts(part)
 
 
 def split_step(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
@@ -101,7 +110,6 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _of_bytes() -> dict[str, Any]:
-    """Every byte is a token."""
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     vocab = {char: byte for byte, char in enumerate(BYTE_CHARACTERS)}
     return {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
@@ -122,17 +130,16 @@ def _of_pieces(data: bytes) -> dict[str, Any]:
 def _of_words(data: bytes) -> dict[str, Any]:
     """Words between white space; one that is not UTF-8 has a name with a blank, which no word of a text has."""
     words = data.removesuffix(b"\n").split(b"\n")
-    names = [word.decode() if whole else f"{word!r} " for word, whole in zip(words, map(_is_utf8, words), strict=True)]
+    vocab = {}
+    for i, word in enumerate(words):
+        is_utf8 = word.decode(errors="ignore").encode() == word
+        vocab[word.decode() if is_utf8 else f"{word!r} "] = i
     changes = [_replace(_WITHOUT_WORD, " <unk>"), _replace(r"\n", " <eos>\n")]
     blanks = {"type": "WordPiece", "prefix": "\n", "cleanup": False}  # before every word that begins with no line end
     texts = [blanks, _replace("^ ?<eos>$", "\n"), {"type": "Fuse"}, _replace("\n ", "\n")]
     return {
-        "model": {"type": "WordLevel", "vocab": {name: i for i, name in enumerate(names)}, "unk_token": "<unk>"},
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
         "normalizer": {"type": "Sequence", "normalizers": changes},
         "pre_tokenizer": split_step(_BLANKS, "Removed"),
         "decoder": {"type": "Sequence", "decoders": texts},
     }
-
-
-def _is_utf8(word: bytes) -> bool:
-    return word.decode(errors="ignore").encode() == word

@@ -139,10 +139,10 @@ class TokenizersTokenizer(PieceTokenizer):
             if changes:
                 raise _lossy(name, f"{changes[0]['type']!a:.80} changes it or removes a part of it")
             self._model = _load(content)
+            self._encode: Callable[..., Any] = self._model.encode
             patterns = {step["pattern"].get("Regex") for step in steps if "pattern" in step}
-            is_published = patterns <= {None, LLAMA3, QWEN2, *DEFAULT}
-            encode = self._model.encode
-            self._encode: Callable[..., Any] = encode if is_published else partial(_quiet, encode)
+            if not patterns <= {None, LLAMA3, QWEN2, *DEFAULT}:
+                self._encode = partial(_quiet, self._model.encode)
             if not texts.keys() >= {*self._model.get_vocab().values()}:
                 raise ValueError("its added tokens have other ids")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -262,14 +262,14 @@ def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _STDERR_LOCK:
         stderr = os.dup(2)
         reader, writer = os.pipe()
+        # Neither an empty nor a full pipe stops a thread.
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
         try:
-            for descriptor in (reader, writer):  # neither an empty nor a full pipe stops a thread
-                os.set_blocking(descriptor, False)
             os.dup2(writer, 2)
             result = call(*args, **kwargs)
-            os.dup2(stderr, 2)
             with suppress(OSError):
-                os.write(2, os.read(reader, _PIPE_SIZE))
+                os.write(stderr, os.read(reader, _PIPE_SIZE))
             return result
         finally:
             os.dup2(stderr, 2)
@@ -279,6 +279,7 @@ def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of pieces of sentencepiece."""
+_PIECE, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of the parts of a model of sentencepiece
 _MOST_MERGES = 2**20
 """Maximum number of merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144."""
 LARGEST_PIECES = 2**23
@@ -321,7 +322,11 @@ def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> di
 def _of_sentencepiece(data: bytes) -> dict[str, Any]:
     """BPE or unigram, with the tokens that sentencepiece gives to a text after the blank that it adds."""
     names, scores, kinds = pieces(data)
-    trainer, normalizer = (dict(_fields(b"".join(p for n, p in _fields(data) if n == number))) for number in (2, 3))
+    messages = {_TRAINER: bytearray(), _NORMALIZER: bytearray()}
+    for number, value in _fields(data):
+        if number in messages:
+            messages[number] += value
+    trainer, normalizer = dict(_fields(bytes(messages[_TRAINER]))), dict(_fields(bytes(messages[_NORMALIZER])))
     if trainer.get(3, 1) not in (1, 2):
         raise ValueError("it is neither BPE nor unigram")
     changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
@@ -333,11 +338,12 @@ def pieces(data: bytes) -> tuple[list[str], list[float], list[int]]:
     if len(data) > LARGEST_PIECES:
         raise ValueError(f"it has more than {LARGEST_PIECES:,} bytes")
     names, scores, kinds = list[str](), bytearray(), list[int]()
-    for part in (part for n, part in _fields(data) if n == 1):
-        row: dict[int, Any] = {2: bytes(4), 3: NORMAL} | dict(_fields(part))
-        names.append(row[1].decode())
-        scores += row[2]
-        kinds.append(row[3])
+    for number, value in _fields(data):
+        if number == _PIECE:
+            row: dict[int, Any] = {2: bytes(4), 3: NORMAL} | dict(_fields(value))
+            names.append(row[1].decode())
+            scores += row[2]
+            kinds.append(row[3])
     return names, np.frombuffer(scores, "<f4").tolist(), kinds
 
 

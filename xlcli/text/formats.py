@@ -5,7 +5,7 @@
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
 at most 2^23 bytes, however small the compressed data, and a row at most `LONGEST_LINE`. Parquet files are read from
-their end (`text/documents.py`), NumPy files of token ids by numpy. Readers of text pass it through `LineEnds`.
+their end (`text/parquet_rows.py`), NumPy files of token ids by numpy. Readers of text pass it through `LineEnds`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
-from xlcli.text import documents
-from xlcli.text.documents import PARQUET, Notice, Portions, Read, begins_with, read_while, texts_of
+from xlcli.text.documents import DEFAULT_FIELD, Notice, Portions, Read, texts_of
+from xlcli.text.parquet_rows import PARQUET, parquet_rows
+from xlcli.text.recognition import read_while, recognized, texts_in
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13
@@ -89,21 +90,29 @@ def text_of(
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
     """
-    if descriptor is not None and begins_with(descriptor, PARQUET):
-        fields = text_fields or [documents.DEFAULT_FIELD]
-        return read(documents.parquet_rows(descriptor, name, fields), name, fields, notice)
-    if token_ids and descriptor is not None and begins_with(descriptor, NUMPY):
+    if descriptor is not None and _begins_with(descriptor, PARQUET):
+        fields = text_fields or [DEFAULT_FIELD]
+        return read(parquet_rows(descriptor, name, fields), name, fields, notice)
+    if token_ids and descriptor is not None and _begins_with(descriptor, NUMPY):
         return decimal(descriptor, name)
     marks = [PARQUET] if any_bytes else [*BINARIES]
     text = in_lines(_without_binaries(in_utf8(unpacked(portions, name), name), name, marks), name, notice)
-    return documents.texts_in(text, name, text_fields, notice, read)
+    return texts_in(text, name, text_fields, notice, read)
+
+
+def _begins_with(descriptor: int, mark: bytes) -> bool:
+    """True if an open file begins with these bytes; False for a pipe."""
+    try:
+        return os.pread(descriptor, len(mark), 0) == mark
+    except OSError:
+        return False
 
 
 def is_plain(head: bytes, name: str, text_fields: Sequence[str] = ()) -> bool:
     """True if `text_of` passes data with these first `HEAD` bytes on unchanged."""
     if head.startswith((*COMPRESSIONS, *ENCODINGS, *BINARIES)) or _ends_lines_in_cr(head):
         return False
-    return documents.recognized(head, name, text_fields)[0] == "plain"
+    return recognized(head, name, text_fields).kind == "plain"
 
 
 CRLF_NOTICE = "Windows line endings (CR LF) are read as LF"

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,12 +57,14 @@ class PartSplitter(Splitter):
         self._places, self._has_cut = re.compile(places), False
 
     def split(self, data: bytes) -> list[bytes]:
-        """The parts of a text that starts where a part does."""
-        parts = self._places.split(data) if data else []
-        return parts if len(data) <= LONGEST_PART else [piece for part in parts for piece in self._bounded(part)]
+        if not data:
+            return []
+        parts = self._places.split(data)
+        if len(data) <= LONGEST_PART:
+            return parts
+        return [*chain.from_iterable(map(self._bounded, parts))]
 
     def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
         return sum(map(len, self.split(data[: whole_characters(data)])[:-1]))
 
     def take_cut(self) -> bool:
@@ -140,9 +142,9 @@ class TokenizersTokenizer(PieceTokenizer):
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized since the last call."""
-        notice = f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"
-        return [notice] * self.splitter.take_cut()
+        if not self.splitter.take_cut():
+            return []
+        return [f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"]
 
     def _find(self, text: str) -> list[int]:
         try:
@@ -193,11 +195,12 @@ def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _text(token: str, *, of_bytes: bool) -> bytes:
-    """Text of a token of the vocabulary."""
     if of_bytes:
         return token.translate(_BYTE_OF).encode("latin-1")
     byte = _BYTE_PIECE.fullmatch(token)
-    return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
+    if byte:
+        return bytes.fromhex(byte[1])
+    return token.replace(_SPACE, " ").encode()
 
 
 def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -254,8 +257,10 @@ def tokenizer_json(name: str, make: Callable[[], dict[str, Any]]) -> bytes:
 def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> dict[str, Any]:
     """BPE of bytes, with tokens that are added to it or special."""
     vocab, ids, named = map(json.loads, (pieces, added, special))
-    values = [each for value in named.values() for each in (value if isinstance(value, list) else [value])]
-    names = {each["content"] if isinstance(each, dict) else each for each in values} | {"<|endoftext|>"}
+    names = {"<|endoftext|>"}
+    for value in named.values():
+        for token in value if isinstance(value, list) else [value]:
+            names.add(token["content"] if isinstance(token, dict) else token)
     ids |= {name: vocab[name] for name in names & vocab.keys()}
     pairs = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
     return {
@@ -316,14 +321,25 @@ def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
+_NUMBER_ITSELF, _FOUR_BYTES = 0, 5
+"""Types of the fields of a message that are not bytes with their size."""
+
+
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Number and value of each field of a message of Protocol Buffers: a number, or bytes with their size or four."""
     at = 0
     while at < len(data):
         key, at = _number(data, at)
-        size, at = _number(data, at) if key & 7 != 5 else (4, at)
-        yield key >> 3, data[at : at + size] if key & 7 else size
-        at += size if key & 7 else 0
+        field, wire_type = key >> 3, key & 7
+        if wire_type == _NUMBER_ITSELF:
+            number, at = _number(data, at)
+            yield field, number
+            continue
+        size = 4
+        if wire_type != _FOUR_BYTES:
+            size, at = _number(data, at)
+        yield field, data[at : at + size]
+        at += size
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
@@ -341,15 +357,16 @@ class IdSplitter(Splitter):
     ends_at_lines = False
 
     def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the numbers whose end is known; everything if that is too long for a number."""
         ends = [match.end() for match in _NUMBER.finditer(data)]
         if ends and data[ends[-1] - 1] != ord("\n"):
-            ends.pop()
-        return ends[-1] if ends else len(data) * (len(data) > LONGEST_PART)
+            ends.pop()  # more digits may come
+        if ends:
+            return ends[-1]
+        is_too_long = len(data) > LONGEST_PART  # for a number
+        return len(data) if is_too_long else 0
 
     def flushable_len(self, data: bytes) -> int:
-        """0: more digits may come."""
-        return 0
+        return 0  # more digits may come
 
 
 class IdsTokenizer(Tokenizer):
@@ -384,9 +401,7 @@ class IdsTokenizer(Tokenizer):
         return np.array(ids, np.int32), np.diff(ends).astype(np.int32)
 
     def take_notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized since the last call."""
         return ["the text is token ids: compare models by perplexity per token; bytes are those of the numbers"]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """The numbers with blanks between them."""
         return b" ".join([b"%d" % i for i in ids])

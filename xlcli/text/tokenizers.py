@@ -43,17 +43,14 @@ class BytesTokenizer(Tokenizer):
     id_sizes = np.ones(256, np.int32)
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Byte values, each of one byte."""
         ids = np.frombuffer(data, np.uint8).astype(np.int32)
         return ids, np.ones_like(ids)
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """The bytes."""
         return np.asarray(ids, np.uint8).tobytes()
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """The byte tokenizer; nothing is read."""
         return cls()
 
 
@@ -86,8 +83,8 @@ class WordsTokenizer(Tokenizer):
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, unknown words as `<unk>`, and sizes; a word has the white space before it."""
-        found = [(self._ids.get(word, self.unknown_id), size) for word, size in _word_tokens(data)]
-        ids, sizes = np.array(found, np.int32).reshape(-1, 2).T
+        rows = [(self._ids.get(word, self.unknown_id), size) for word, size in _word_tokens(data)]
+        ids, sizes = np.array(rows, np.int32).reshape(-1, 2).T
         return ids, sizes
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
@@ -136,9 +133,11 @@ def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
 
 def unknown_notice(n_unknown: int, n_tokens: int) -> list[Notice]:
     """Warning that words of a scored text are not in the vocabulary, if there are any."""
+    if n_unknown == 0:
+        return []
     share = f"{100 * n_unknown / max(1, n_tokens):.1f} % of the words are not in the vocabulary and scored as <unk>"
     lower = "bits per byte and per character are lower than for a model that spells every word."
-    return [Notice(f"{share}: {lower}", "warning")] * (n_unknown > 0)
+    return [Notice(f"{share}: {lower}", "warning")]
 
 
 def n_unknown(ids: NDArray[Any], unknown_id: int | None) -> int:
@@ -212,7 +211,9 @@ class SentencePieceTokenizer(PieceTokenizer):
     def _piece_text(self, i: int, piece: str) -> bytes:
         if self._model.IsByte(i) and _BYTE_PIECE.fullmatch(piece):
             return bytes([int(piece[3:5], 16)])
-        return b"" if self._model.IsUnknown(i) or self._model.IsControl(i) else piece.translate(FROM_PICTURES).encode()
+        if self._model.IsUnknown(i) or self._model.IsControl(i):
+            return b""
+        return piece.translate(FROM_PICTURES).encode()
 
     def _find(self, text: str) -> list[int]:
         try:
@@ -308,7 +309,8 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
     """
     if kind == "auto":
         is_text = facts.n_chars is not None and not facts.has_nul
-        kind = "sentencepiece" if is_text and train_bytes >= SENTENCEPIECE_FROM else "bytes"
+        is_long = train_bytes >= SENTENCEPIECE_FROM
+        kind = "sentencepiece" if is_text and is_long else "bytes"
     if kind == "bytes" and vocab_size not in (None, 256):
         raise ConfigError(
             f"the bytes tokenizer has 256 tokens, not {vocab_size}.",
@@ -341,17 +343,16 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         )
     kind = TOKENIZERS[about["kind"]]
     described: dict[str, Any] = {key: about.get(key) for key in kind.described}
-    if bad := next((key for key, value in described.items() if type(value) is not int or value > MOST_IDS), None):
-        raise CheckpointError(f"{folder / FILE} has no valid {bad}.", REMEDY)
+    for key, value in described.items():
+        if type(value) is not int or value > MOST_IDS:
+            raise CheckpointError(f"{folder / FILE} has no valid {key}.", REMEDY)
     vocabulary: tuple[Any, ...] = ()
     if kind.file is not None:
         path = folder / kind.file
         vocabulary = read_bounded(path, VOCABULARY_LIMIT), str(path)
     tokenizer = kind(*vocabulary, **described)
-    for key, found in (("vocab_size", tokenizer.vocab_size), ("fingerprint", tokenizer.fingerprint)):
-        if about.get(key) != found:
-            raise CheckpointError(
-                f"the tokenizer in {folder} differs from the one that {FILE} describes ({key}).",
-                REMEDY,
-            )
+    for key in ("vocab_size", "fingerprint"):
+        if about.get(key) != getattr(tokenizer, key):
+            problem = f"the tokenizer in {folder} differs from the one that {FILE} describes ({key})."
+            raise CheckpointError(problem, REMEDY)
     return tokenizer

@@ -108,14 +108,14 @@ class Corpus:
             DataError: No file remains.
         """
         taken = {source.identity for corpus in held_out for source in corpus.sources}
-        kept = [source for source in self.sources if source.identity not in taken]
-        if len(kept) == len(self.sources):
+        remaining = [source for source in self.sources if source.identity not in taken]
+        if len(remaining) == len(self.sources):
             return self
-        if not kept:
+        if not remaining:
             remedy = "Give another file, or leave out --valid and --test: xlcli then splits text off the end."
             raise DataError(f"{self.name} can be only one of training, validation and test text.", remedy)
         left_out = [source.name for source in self.sources if source.identity in taken]
-        return Corpus(kept, self.skipped, left_out=left_out)
+        return Corpus(remaining, self.skipped, left_out=left_out)
 
     def notices(self) -> Iterator[Notice]:
         """Warnings of skipped files and, after the scan, of rows that are read otherwise; a remark on CR LF."""
@@ -136,6 +136,7 @@ class Corpus:
             return
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
         digest, utf8, stored = sha256(), Utf8(), 0
+        # Of each file so far; the last one is the one that is being read.
         sizes: list[int] = []
         crlf: list[int] = []
         checksums: list[list[int]] = []

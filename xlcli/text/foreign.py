@@ -113,6 +113,7 @@ class TokenizersTokenizer(PieceTokenizer):
             "Import a copy of the folder without it, and give token ids instead of text.",
         )
         try:
+            # The vocabulary: the texts of added tokens are as given, those of the others are spelled.
             content = json.loads(data)
             model, steps = content["model"], plain_steps(content["pre_tokenizer"]) + plain_steps(content["decoder"])
             of_bytes = any(step["type"] == "ByteLevel" for step in steps)
@@ -124,6 +125,7 @@ class TokenizersTokenizer(PieceTokenizer):
             texts = {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in contents.items()}
             texts |= {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}
             special = [token["id"] for token in content["added_tokens"] if token["special"]]
+            # The package must change no text, and have no other ids.
             if not all(step == _WRITE_SPACE for step in plain_steps(content["normalizer"])):
                 raise lossy
             self._model = _load(content)
@@ -133,6 +135,7 @@ class TokenizersTokenizer(PieceTokenizer):
             raise CheckpointError(f"{name} cannot be used: {type(error).__name__} {error!s:.200}.", REMEDY) from None
         if not all(0 <= i < vocab_size for i in {start_id, *texts.keys() - special}):
             raise CheckpointError(f"{name} has tokens that are none of the {vocab_size} of the model.", REMEDY)
+        # Names of special tokens are text like any other, so that these tokens are never found.
         texts |= dict.fromkeys(special, b"")
         self.separate_ids = [i for i in special if i < vocab_size]
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
@@ -157,18 +160,21 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def _places(self, texts: bytes) -> bytes:
         """Regular expression of the places at which a text may be cut; `texts` of all tokens, with CR between them."""
+        # After a line end, before each character that no token has behind a line end and no pattern joins to it.
         crossed = b"".join(re.findall(rb"\n(\S)", texts)).decode("latin-1")
         unsafe = [char for char in map(chr, range(128)) if char in crossed or not self._is_safe("\n", char)]
         if not crossed.isascii() or not self._is_safe("\n", *_NOT_ASCII):
             unsafe.append("\x80-\xff")
-        chars = "".join(re.escape(each) if len(each) == 1 else each for each in unsafe).encode("latin-1")
+        chars = "".join(re.escape(char) if len(char) == 1 else char for char in unsafe).encode("latin-1")
         before, after = _SOLID % (b"\n", b"\n"), b"(?=[^\\s\x1c-\x1f%b])(?!%b)" % (chars, _WIDE)
         places = [b"(?:(?<=\\A\n)|%b)%b" % (before, after)]  # what a first line end follows is in the last part
+        # Before a blank or a line end.
         solid = _SOLID % (b"", b"")
         for char in (b" ", b"\n"):
             examples = (char.decode() + each for each in _AFTER)
             if not re.search(solid + char, texts) and self._is_safe("", *examples):
                 places.append(solid + b"(?=%b)" % char)
+        # Before the indentation of a line.
         indents = sorted({each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}, key=len)[:256]
         if all(self._is_safe(end, *_INDENTED, *indents) for end in ("\n", "\n\n", " \n")):
             places.append(b"(?<=\n)(?=[ \t]+[^\\s\x1c-\x1f])(?![ \t]+(?:%b))" % _WIDE)
@@ -241,7 +247,8 @@ RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 def converted(name: str, *files: bytes) -> bytes:
     """The `tokenizer.json` of a model of sentencepiece, or of `vocab.json` of GPT-2 and the files beside it."""
-    return tokenizer_json(name, lambda: _of_merges(*files) if len(files) > 1 else _of_sentencepiece(*files))
+    make = _of_sentencepiece if len(files) == 1 else _of_merges
+    return tokenizer_json(name, lambda: make(*files))
 
 
 def tokenizer_json(name: str, make: Callable[[], dict[str, Any]]) -> bytes:
@@ -298,6 +305,7 @@ def of_pieces(
         model = {"type": "Unigram", "unk_id": unknown, "vocab": [*zip(names, scores, strict=True)]}
     else:
         normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == NORMAL}
+        # Sentencepiece joins any two neighbors that are a piece together, the piece with the highest score first.
         cuts = ((name, name[:n], name[n:]) for name in normal for n in range(1, len(name)))
         pairs = ((*normal[name], a, b) for name, a, b in cuts if a in normal and b in normal)
         merges = [row[2:] for row in sorted(islice(pairs, _MOST_MERGES + 1))]
@@ -349,6 +357,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 _NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")
+_MOST_DIGITS = 10
 
 
 class IdSplitter(Splitter):
@@ -388,8 +397,9 @@ class IdsTokenizer(Tokenizer):
         """Ids, and the size of each with white space; both (t), empty for white space alone."""
         ids, ends = list[int](), [0]
         for match in _NUMBER.finditer(data):
-            number, size = match[0].rstrip(), match.end() - ends[-1]
-            if not number.isdigit() or size > LONGEST_PART or len(number) > 10 or int(number) >= self.vocab_size:
+            number = match[0].rstrip()
+            is_too_long = match.end() - ends[-1] > LONGEST_PART or len(number) > _MOST_DIGITS
+            if not number.isdigit() or is_too_long or int(number) >= self.vocab_size:
                 shown = number[:20].decode("utf-8", "replace")
                 raise DataError(
                     f"at byte {at + match.start()} of the text, {shown!r} is no token of the model.",

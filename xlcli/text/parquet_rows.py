@@ -28,9 +28,8 @@ def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise DataError(
-            f"{name} is a Parquet file, which needs pyarrow.", "Install it: pip install 'xlcli[parquet]'"
-        ) from None
+        problem = f"{name} is a Parquet file, which needs pyarrow."
+        raise DataError(problem, "Install it: pip install 'xlcli[parquet]'") from None
     number = 0
     with os.fdopen(os.dup(descriptor), "rb") as file:
         try:

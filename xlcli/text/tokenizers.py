@@ -96,9 +96,8 @@ class WordsTokenizer(Tokenizer):
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
         """The most frequent words of a text, by frequency; `vocab_size` (None: 2^18) counts `<unk>` and `<eos>`."""
         if vocab_size is not None and vocab_size < 3:
-            raise ConfigError(
-                f"a vocabulary of {vocab_size} is too small for a word.", "Give --vocab-size 1000 or more."
-            )
+            problem = f"a vocabulary of {vocab_size} is too small for a word."
+            raise ConfigError(problem, "Give --vocab-size 1000 or more.")
         counts: Counter[bytes] = Counter()
         for portion in whole_words(chunks):
             counts.update(portion.split())
@@ -184,9 +183,8 @@ class SentencePieceTokenizer(PieceTokenizer):
         self.vocab_size = len(pieces)
         self.fingerprint = sha256(b"sentencepiece" + data).hexdigest()
         if not self._set_texts([self._piece_text(i, piece) for i, piece in enumerate(pieces)]):
-            raise CheckpointError(
-                f"{name} has no byte pieces, so it cannot encode every text.", "Train it with byte fallback."
-            )
+            problem = f"{name} has no byte pieces, so it cannot encode every text."
+            raise CheckpointError(problem, "Train it with byte fallback.")
         self.start_id = int(self.encode(b"\n")[0])
 
     @classmethod
@@ -298,11 +296,7 @@ SAMPLE_BYTES = 8 * 2**20
 def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_bytes: int) -> tuple[str, int | None]:
     """Kind and vocabulary size for a text, where they are not given.
 
-    Args:
-        kind: `auto`, or a key of `TOKENIZERS`.
-        vocab_size: The given size, or None.
-        facts: Scan of the corpus.
-        train_bytes: Length of its training part.
+    `kind` is `auto`, or a key of `TOKENIZERS`; `train_bytes` the length of the training part of the text.
 
     Raises:
         ConfigError: A vocabulary size other than 256 is given for bytes.
@@ -312,10 +306,8 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
         is_long = train_bytes >= SENTENCEPIECE_FROM
         kind = "sentencepiece" if is_text and is_long else "bytes"
     if kind == "bytes" and vocab_size not in (None, 256):
-        raise ConfigError(
-            f"the bytes tokenizer has 256 tokens, not {vocab_size}.",
-            "Drop --vocab-size, or add --tokenizer sentencepiece.",
-        )
+        problem = f"the bytes tokenizer has 256 tokens, not {vocab_size}."
+        raise ConfigError(problem, "Drop --vocab-size, or add --tokenizer sentencepiece.")
     if kind == "sentencepiece" and vocab_size is None:
         # 512 up to 2 MB, 1024 at 4 MB, 4096 at 40 MB (benchmarks/log); four times as many for text of mostly multi-byte
         # characters.
@@ -333,14 +325,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     about = read_json(folder / FILE)
     if about.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}.", "Update xlcli."
-        )
+        problem = f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}."
+        raise CheckpointError(problem, "Update xlcli.")
     if str(about.get("kind")) not in TOKENIZERS:
-        raise CheckpointError(
-            f"{folder / FILE} names an unknown tokenizer, {about.get('kind')!r}.",
-            f"Known: {', '.join(TOKENIZERS)}.",
-        )
+        problem = f"{folder / FILE} names an unknown tokenizer, {about.get('kind')!r}."
+        raise CheckpointError(problem, f"Known: {', '.join(TOKENIZERS)}.")
     kind = TOKENIZERS[about["kind"]]
     described: dict[str, Any] = {key: about.get(key) for key in kind.described}
     for key, value in described.items():

@@ -14,8 +14,8 @@ from rotated_logs import scenario
 from variants import thinned
 
 from xlcli.text import follow
-from xlcli.text.documents import json_lines
 from xlcli.text.follow import FollowedFile, LogPosition
+from xlcli.text.json_rows import json_lines
 
 
 class Log:

@@ -192,8 +192,9 @@ def read_text(
     is_continued: bool,
 ) -> Iterator[bytes | None]:
     """Text of data in any of the formats, as it arrives from a descriptor, or from a file that is followed."""
-    from xlcli.text.documents import json_lines, live_texts
+    from xlcli.text.documents import live_texts
     from xlcli.text.formats import checked, text_of
+    from xlcli.text.json_rows import json_lines
 
     if settings.binary:
         return data

@@ -95,7 +95,7 @@ class Tokenizer(ABC):
         return np.array([b"\n" in text for text in self.texts])
 
     def take_notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized since the last call."""
+        """Caveats about the scores of texts that were tokenized since the last call."""
         return []
 
     def save(self, folder: Path) -> None:
@@ -147,8 +147,8 @@ class PieceTokenizer(Tokenizer):
     def _set_texts(self, texts: list[bytes]) -> bool:
         """Sets the text of each id; False if a byte has no token (id -1)."""
         self._texts, self.id_sizes = texts, np.array([len(text) for text in texts], np.int32)
-        found = {text: i for i, text in reversed([*enumerate(texts)])}
-        self._byte_ids = [found.get(bytes([value]), -1) for value in range(256)]
+        first_ids = {text: i for i, text in reversed([*enumerate(texts)])}
+        self._byte_ids = [first_ids.get(bytes([value]), -1) for value in range(256)]
         self._cache = WordCache(self._encode_part)
         return min(self._byte_ids) >= 0
 
@@ -157,10 +157,10 @@ class PieceTokenizer(Tokenizer):
         """Ids of a text; some other text where the tokenizer changes it."""
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Ids of `data`, any bytes that start where a text may be cut, and their sizes; `decode` is the inverse."""
         assert self.id_sizes is not None
         ids = np.frombuffer(b"".join(map(self._cache.__getitem__, self.splitter.split(data))), np.int32)
-        if (missing := np.flatnonzero(ids < 0)).size:
+        missing = np.flatnonzero(ids < 0)
+        if missing.size:
             place = int(self.id_sizes[ids[: missing[0]]].sum())
             problem = f"the model has no token for byte 0x{data[place]:02x}, at offset {at + place} of the text."
             raise DataError(problem, "Remove the byte, or use another model: --binary cannot help.")
@@ -174,6 +174,11 @@ class PieceTokenizer(Tokenizer):
         """Ids as bytes of int32: pieces where they decode to the bytes of `part`, tokens of bytes elsewhere."""
         ids = list[int]()
         for i, text in enumerate(self._special.split(part.decode(errors="surrogateescape"))):
-            data, found = text.encode(errors="surrogateescape"), [] if i % 2 else self._find(text)
-            ids += found if self.decode(found) == data else [self._byte_ids[value] for value in data]
+            data = text.encode(errors="surrogateescape")
+            is_special = i % 2 == 1  # between the others, as `split` returns groups
+            pieces = [] if is_special else self._find(text)
+            if self.decode(pieces) == data:
+                ids += pieces
+            else:
+                ids += [self._byte_ids[value] for value in data]
         return np.array(ids, np.int32).tobytes()

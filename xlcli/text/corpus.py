@@ -15,10 +15,11 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from xlcli.errors import DataError, counted, named
 from xlcli.events import Notice, Progress, ProgressMeter, Row
@@ -83,7 +84,9 @@ class Corpus:
     def name(self) -> str:
         """Names of the files, shortened if there are more than three."""
         names = [source.name for source in self.sources]
-        return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more files"
+        if len(names) <= 3:
+            return ", ".join(names)
+        return f"{names[0]} and {len(names) - 1} more files"
 
     @property
     def facts(self) -> Facts:
@@ -96,7 +99,6 @@ class Corpus:
 
     @property
     def n_bytes(self) -> int:
-        """Length of the text."""
         return self.facts.n_bytes
 
     def without(self, held_out: Collection[Corpus]) -> Corpus:
@@ -106,14 +108,14 @@ class Corpus:
             DataError: No file remains.
         """
         taken = {source.identity for corpus in held_out for source in corpus.sources}
-        kept = [source for source in self.sources if source.identity not in taken]
-        if len(kept) == len(self.sources):
+        remaining = [source for source in self.sources if source.identity not in taken]
+        if len(remaining) == len(self.sources):
             return self
-        if not kept:
+        if not remaining:
             remedy = "Give another file, or leave out --valid and --test: xlcli then splits text off the end."
             raise DataError(f"{self.name} can be only one of training, validation and test text.", remedy)
         left_out = [source.name for source in self.sources if source.identity in taken]
-        return Corpus(kept, self.skipped, left_out=left_out)
+        return Corpus(remaining, self.skipped, left_out=left_out)
 
     def notices(self) -> Iterator[Notice]:
         """Warnings of skipped files and, after the scan, of rows that are read otherwise; a remark on CR LF."""
@@ -134,6 +136,7 @@ class Corpus:
             return
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
         digest, utf8, stored = sha256(), Utf8(), 0
+        # Of each file so far; the last one is the one that is being read.
         sizes: list[int] = []
         crlf: list[int] = []
         checksums: list[list[int]] = []
@@ -145,10 +148,11 @@ class Corpus:
             crlf.append(0)
             checksums.append([])
             for block, done, inside, crlf[-1] in source.blocks(notice=self._remarks.append):
-                begins = [] if sizes[-1] else [start]
+                if sizes[-1] == 0 and start > documents[-1]:
+                    documents.append(start)
                 if source.reading.each_line:
                     inside = [match.end() for match in re.finditer(b"\n", block)]
-                documents.extend(at for at in (*begins, *(start + sizes[-1] + i for i in inside)) if at > documents[-1])
+                documents.extend(at for at in (start + sizes[-1] + i for i in inside) if at > documents[-1])
                 digest.update(block)
                 utf8.feed(block)
                 sizes[-1] += len(block)
@@ -198,7 +202,9 @@ class Corpus:
         """
         place, number, starts = 0, 0, self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
-            rows = source.rows(place, size) if self._documents is None else ((at, {}) for at in self._documents)
+            rows: Iterable[tuple[int, Mapping[str, Any] | None]] = source.rows(place, size)
+            if self._documents is not None:
+                rows = [(at, {}) for at in self._documents]
             for at, fields in rows:
                 number += 1
                 if fields is None:
@@ -243,10 +249,6 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat = TEXT) -> Gener
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
 
-    Args:
-        paths: Files, folders and `-`.
-        reading: Interpretation of their bytes.
-
     Raises:
         DataError: `paths` is empty, or a path is not text.
         ResourceError: The disk is too full for a copy of standard input.
@@ -263,11 +265,16 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat = TEXT) -> Gener
             sources.append((yield from copy_pipe(path, reading)))
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
             inside = [open_source(file, reading) for file in files_below(path)]
-            faults = {source: fault for source in inside if (fault := source.fault())}
-            if len(faults) == len(inside):
+            texts = []
+            for source in inside:
+                fault = source.fault()
+                if fault is None:
+                    texts.append(source)
+                else:
+                    skipped[source.path] = fault
+            if not texts:
                 raise DataError(f"the folder {path} contains no text files.", "Give files, or a folder of text files.")
-            sources += [source for source in inside if source not in faults]
-            skipped |= {source.path: fault for source, fault in faults.items()}
+            sources += texts
         else:
             sources.append(open_source(path, reading))
     if not sources:
@@ -300,12 +307,10 @@ class Part:
 
     @property
     def n_bytes(self) -> int:
-        """Length."""
         return self.stop - self.start
 
     @property
     def sha256(self) -> str:
-        """Hash of the bytes."""
         return self.corpus.range_sha256(self.start, self.stop)
 
     @property
@@ -323,7 +328,6 @@ class Part:
         return sha256(f"{self.sha256}:{places}".encode()).hexdigest()
 
     def read(self) -> Iterator[bytes]:
-        """The bytes, in portions."""
         return self.corpus.read(self.start, self.stop)
 
     def sample(self, limit: int) -> Iterator[bytes]:
@@ -421,9 +425,11 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
         return document
     start = target - min(_SEARCH, target, max(end - target, 4))
     before = b"".join(corpus.read(start, target))
-    if (line := before.rfind(b"\n") + 1) > 0:
-        return start + line
-    if (space := before.rfind(b" ")) > 0:
+    after_line = before.rfind(b"\n") + 1
+    if after_line > 0:
+        return start + after_line
+    space = before.rfind(b" ")
+    if space > 0:
         return start + len(before[:space].rstrip(b" "))
     return start + whole_characters(before)
 
@@ -435,10 +441,14 @@ def _spread(part: Part, starts: list[int]) -> Iterator[bytes]:
             yield b"".join(part.corpus.read(start, min(start + _SAMPLE_BLOCK, part.stop)))
         return
     portions = part.read()
-    held, place = b"", part.start
+    held, place = b"", part.start  # what was read last, and where it begins
     for start in starts:
-        while place + len(held) < start + _SAMPLE_BLOCK and (portion := next(portions, b"")):
+        while place + len(held) < start + _SAMPLE_BLOCK:
+            portion = next(portions, b"")
+            if not portion:
+                break
             held += portion
-            drop = max(0, min(start - place, len(held)))
-            held, place = held[drop:], place + drop
+            n_before = max(0, min(start - place, len(held)))
+            held = held[n_before:]
+            place += n_before
         yield held[start - place : start - place + _SAMPLE_BLOCK]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,12 +72,14 @@ class PartSplitter(Splitter):
         self._places, self._has_cut = re.compile(places), False
 
     def split(self, data: bytes) -> list[bytes]:
-        """The parts of a text that starts where a part does."""
-        parts = self._places.split(data) if data else []
-        return parts if len(data) <= LONGEST_PART else [piece for part in parts for piece in self._bounded(part)]
+        if not data:
+            return []
+        parts = self._places.split(data)
+        if len(data) <= LONGEST_PART:
+            return parts
+        return [*chain.from_iterable(map(self._bounded, parts))]
 
     def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
         return sum(map(len, self.split(data[: whole_characters(data)])[:-1]))
 
     def take_cut(self) -> bool:
@@ -122,6 +124,7 @@ class TokenizersTokenizer(PieceTokenizer):
         self.vocab_size, self.start_id = vocab_size, start_id
         self.fingerprint = sha256(f"tokenizers:{vocab_size}:{start_id}:".encode() + data).hexdigest()
         try:
+            # The vocabulary: the texts of added tokens are as given, those of the others are spelled.
             content = json.loads(data)
             model, steps = content["model"], plain_steps(content["pre_tokenizer"])
             of_bytes = any(step["type"] == "ByteLevel" for step in steps + plain_steps(content["decoder"]))
@@ -134,6 +137,7 @@ class TokenizersTokenizer(PieceTokenizer):
             texts = {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in contents.items()}
             texts |= {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}
             special = [token["id"] for token in content["added_tokens"] if token["special"]]
+            # The package must change no text, and have no other ids.
             changes = [step for step in plain_steps(content["normalizer"]) if step != _WRITE_SPACE]
             changes += [step for step in steps if step["type"] in _REMOVING or step.get("behavior") == "Removed"]
             if changes:
@@ -149,6 +153,7 @@ class TokenizersTokenizer(PieceTokenizer):
             raise CheckpointError(f"{name} cannot be used: {type(error).__name__} {error!s:.200}.", REMEDY) from None
         if not all(0 <= i < vocab_size for i in {start_id, *texts.keys() - special}):
             raise CheckpointError(f"{name} has tokens that are none of the {vocab_size} of the model.", REMEDY)
+        # Names of special tokens are text like any other, so that these tokens are never found.
         texts |= dict.fromkeys(special, b"")
         self.separate_ids = [i for i in special if i < vocab_size]
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
@@ -158,9 +163,9 @@ class TokenizersTokenizer(PieceTokenizer):
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized since the last call."""
-        notice = f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"
-        return [notice] * self.splitter.take_cut()
+        if not self.splitter.take_cut():
+            return []
+        return [f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"]
 
     def _find(self, text: str) -> list[int]:
         try:
@@ -173,18 +178,21 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def _places(self, texts: bytes) -> bytes:
         """Regular expression of the places at which a text may be cut; `texts` of all tokens, with CR between them."""
+        # After a line end, before each character that no token has behind a line end and no pattern joins to it.
         crossed = b"".join(re.findall(rb"\n(\S)", texts)).decode("latin-1")
         unsafe = [char for char in map(chr, range(128)) if char in crossed or not self._is_safe("\n", char)]
         if not crossed.isascii() or not self._is_safe("\n", *_NOT_ASCII):
             unsafe.append("\x80-\xff")
-        chars = "".join(re.escape(each) if len(each) == 1 else each for each in unsafe).encode("latin-1")
+        chars = "".join(re.escape(char) if len(char) == 1 else char for char in unsafe).encode("latin-1")
         before, after = _SOLID % (b"\n", b"\n"), b"(?=[^\\s\x1c-\x1f%b])(?!%b)" % (chars, _WIDE)
         places = [b"(?:(?<=\\A\n)|%b)%b" % (before, after)]  # what a first line end follows is in the last part
+        # Before a blank or a line end.
         solid = _SOLID % (b"", b"")
         for char in (b" ", b"\n"):
             examples = (char.decode() + each for each in _AFTER)
             if not re.search(solid + char, texts) and self._is_safe("", *examples):
                 places.append(solid + b"(?=%b)" % char)
+        # Before the indentation of a line.
         indents = sorted({each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}, key=len)[:256]
         if all(self._is_safe(end, *_INDENTED, *indents) for end in ("\n", "\n\n", " \n")):
             places.append(b"(?<=\n)(?=[ \t]+[^\\s\x1c-\x1f])(?![ \t]+(?:%b))" % _WIDE)
@@ -217,11 +225,12 @@ def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _text(token: str, *, of_bytes: bool) -> bytes:
-    """Text of a token of the vocabulary."""
     if of_bytes:
         return token.translate(_BYTE_OF).encode("latin-1")
     byte = _BYTE_PIECE.fullmatch(token)
-    return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
+    if byte:
+        return bytes.fromhex(byte[1])
+    return token.replace(_SPACE, " ").encode()
 
 
 def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -291,7 +300,7 @@ RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 def converted(name: str, *files: bytes) -> bytes:
     """The `tokenizer.json` of a model of sentencepiece, or of `vocab.json` of GPT-2 and the files beside it."""
-    make = _of_merges if len(files) > 1 else _of_sentencepiece
+    make = _of_sentencepiece if len(files) == 1 else _of_merges
     return tokenizer_json(name, partial(make, *files), "Add the tokenizer.json of the model to its folder.")
 
 
@@ -308,8 +317,10 @@ def tokenizer_json(name: str, make: Callable[[], dict[str, Any]], remedy: str) -
 def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> dict[str, Any]:
     """BPE of bytes, with tokens that are added to it or special."""
     vocab, ids, named = map(json.loads, (pieces, added, special))
-    values = [each for value in named.values() for each in (value if isinstance(value, list) else [value])]
-    names = {each["content"] if isinstance(each, dict) else each for each in values} | {"<|endoftext|>"}
+    names = {"<|endoftext|>"}
+    for value in named.values():
+        for token in value if isinstance(value, list) else [value]:
+            names.add(token["content"] if isinstance(token, dict) else token)
     ids |= {name: vocab[name] for name in names & vocab.keys()}
     pairs = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
     return {
@@ -358,6 +369,7 @@ def of_pieces(
         model = {"type": "Unigram", "unk_id": unknown, "vocab": [*zip(names, scores, strict=True)]}
     else:
         normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == NORMAL}
+        # Sentencepiece joins any two neighbors that are a piece together, the piece with the highest score first.
         cuts = ((name, name[:n], name[n:]) for name in normal for n in range(1, len(name)))
         pairs = ((*normal[name], a, b) for name, a, b in cuts if a in normal and b in normal)
         merges = [row[2:] for row in sorted(islice(pairs, _MOST_MERGES + 1))]
@@ -383,14 +395,25 @@ def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
+_NUMBER_ITSELF, _FOUR_BYTES = 0, 5
+"""Types of the fields of a message that are not bytes with their size."""
+
+
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Number and value of each field of a message of Protocol Buffers: a number, or bytes with their size or four."""
     at = 0
     while at < len(data):
         key, at = _number(data, at)
-        size, at = _number(data, at) if key & 7 != 5 else (4, at)
-        yield key >> 3, data[at : at + size] if key & 7 else size
-        at += size if key & 7 else 0
+        field, wire_type = key >> 3, key & 7
+        if wire_type == _NUMBER_ITSELF:
+            number, at = _number(data, at)
+            yield field, number
+            continue
+        size = 4
+        if wire_type != _FOUR_BYTES:
+            size, at = _number(data, at)
+        yield field, data[at : at + size]
+        at += size
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
@@ -404,6 +427,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 _NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")
+_MOST_DIGITS = 10
 
 
 class IdSplitter(Splitter):
@@ -412,15 +436,16 @@ class IdSplitter(Splitter):
     ends_at_lines = False
 
     def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the numbers whose end is known; everything if that is too long for a number."""
         ends = [match.end() for match in _NUMBER.finditer(data)]
         if ends and data[ends[-1] - 1] != ord("\n"):
-            ends.pop()
-        return ends[-1] if ends else len(data) * (len(data) > LONGEST_PART)
+            ends.pop()  # more digits may come
+        if ends:
+            return ends[-1]
+        is_too_long = len(data) > LONGEST_PART  # for a number
+        return len(data) if is_too_long else 0
 
     def flushable_len(self, data: bytes) -> int:
-        """0: more digits may come."""
-        return 0
+        return 0  # more digits may come
 
 
 class IdsTokenizer(Tokenizer):
@@ -442,8 +467,9 @@ class IdsTokenizer(Tokenizer):
         """Ids, and the size of each with white space; both (t), empty for white space alone."""
         ids, ends = list[int](), [0]
         for match in _NUMBER.finditer(data):
-            number, size = match[0].rstrip(), match.end() - ends[-1]
-            if not number.isdigit() or size > LONGEST_PART or len(number) > 10 or int(number) >= self.vocab_size:
+            number = match[0].rstrip()
+            is_too_long = match.end() - ends[-1] > LONGEST_PART or len(number) > _MOST_DIGITS
+            if not number.isdigit() or is_too_long or int(number) >= self.vocab_size:
                 shown = number[:20].decode("utf-8", "replace")
                 raise DataError(
                     f"at byte {at + match.start()} of the text, {shown!r} is no token of the model.",
@@ -455,9 +481,7 @@ class IdsTokenizer(Tokenizer):
         return np.array(ids, np.int32), np.diff(ends).astype(np.int32)
 
     def take_notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized since the last call."""
         return ["the text is token ids: compare models by perplexity per token; bytes are those of the numbers"]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """The numbers with blanks between them."""
         return b" ".join([b"%d" % i for i in ids])

@@ -5,7 +5,7 @@
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
 at most 2^23 bytes, however small the compressed data, and a row at most `LONGEST_LINE`. Parquet files are read from
-their end (`text/documents.py`), NumPy files of token ids by numpy. Readers of text pass it through `LineEnds`.
+their end (`text/parquet_rows.py`), NumPy files of token ids by numpy. Readers of text pass it through `LineEnds`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
-from xlcli.text import documents
-from xlcli.text.documents import PARQUET, Notice, Portions, Read, begins_with, read_while, texts_of
+from xlcli.text.documents import DEFAULT_FIELD, Notice, Portions, Read, texts_of
+from xlcli.text.parquet_rows import PARQUET, parquet_rows
+from xlcli.text.recognition import read_while, recognized, texts_in
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13
@@ -89,21 +90,29 @@ def text_of(
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
     """
-    if descriptor is not None and begins_with(descriptor, PARQUET):
-        fields = text_fields or [documents.DEFAULT_FIELD]
-        return read(documents.parquet_rows(descriptor, name, fields), name, fields, notice)
-    if token_ids and descriptor is not None and begins_with(descriptor, NUMPY):
+    if descriptor is not None and _begins_with(descriptor, PARQUET):
+        fields = text_fields or [DEFAULT_FIELD]
+        return read(parquet_rows(descriptor, name, fields), name, fields, notice)
+    if token_ids and descriptor is not None and _begins_with(descriptor, NUMPY):
         return decimal(descriptor, name)
     marks = [PARQUET] if any_bytes else [*BINARIES]
     text = in_lines(_without_binaries(in_utf8(unpacked(portions, name), name), name, marks), name, notice)
-    return documents.texts_in(text, name, text_fields, notice, read)
+    return texts_in(text, name, text_fields, notice, read)
+
+
+def _begins_with(descriptor: int, mark: bytes) -> bool:
+    """True if an open file begins with these bytes; False for a pipe."""
+    try:
+        return os.pread(descriptor, len(mark), 0) == mark
+    except OSError:
+        return False
 
 
 def is_plain(head: bytes, name: str, text_fields: Sequence[str] = ()) -> bool:
     """True if `text_of` passes data with these first `HEAD` bytes on unchanged."""
     if head.startswith((*COMPRESSIONS, *ENCODINGS, *BINARIES)) or _ends_lines_in_cr(head):
         return False
-    return documents.recognized(head, name, text_fields)[0] == "plain"
+    return recognized(head, name, text_fields).kind == "plain"
 
 
 CRLF_NOTICE = "Windows line endings (CR LF) are read as LF"
@@ -146,7 +155,7 @@ def unpacked(portions: Portions, name: str) -> Portions:
         return
     kind = COMPRESSIONS[mark]
     size = ZSTD_INPUT if kind == "zstd" else BLOCK
-    frame: _Decoder = None
+    frame: _Decoder = None  # between two frames
     try:
         for portion in data:
             if portion is None:
@@ -154,8 +163,13 @@ def unpacked(portions: Portions, name: str) -> Portions:
                 continue
             for start in range(0, len(portion), size):
                 rest = portion[start : start + size]
-                while rest := rest.lstrip(b"\0") if frame is None else rest:
-                    frame = FRAMES[kind]() if frame is None else frame
+                while True:
+                    if frame is None:
+                        rest = rest.lstrip(b"\0")
+                    if not rest:
+                        break
+                    if frame is None:
+                        frame = FRAMES[kind]()
                     yield from filter(None, _pieces(frame, rest, kind))
                     rest = frame.unused_data
                     if frame.eof:
@@ -182,13 +196,14 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         for portion in data:
             if portion is None:
                 yield None
-            elif text := decoder.decode(portion):
+                continue
+            text = decoder.decode(portion)
+            if text:
                 yield text.encode()
         decoder.decode(b"", final=True)
     except UnicodeError as error:
-        raise DataError(
-            f"{name} begins like {encoding.upper()} but is not: {error}.", "Convert it to UTF-8 with iconv."
-        ) from None
+        problem = f"{name} begins like {encoding.upper()} but is not: {error}."
+        raise DataError(problem, "Convert it to UTF-8 with iconv.") from None
 
 
 def in_lines(portions: Portions, name: str, notice: Notice) -> Portions:
@@ -206,7 +221,7 @@ def in_lines(portions: Portions, name: str, notice: Notice) -> Portions:
     data: Portions = itertools.chain([head], portions)
     if _ends_lines_in_cr(head[: max(n_left, 0)]):
         notice(f"{name} ends its lines in CR alone, which is read as a line end")
-        data = (part and part.replace(b"\r", b"\n") for part in data)
+        data = (part and part.replace(b"\r", b"\n") for part in data)  # of None, which is a pause, None
     yield from data
 
 
@@ -234,9 +249,12 @@ def decimal(descriptor: int, name: str) -> Iterator[bytes]:
         except Exception as error:  # numpy has many for a damaged header
             remedy = "Write one or two axes of integers with np.save."
             raise DataError(f"{name} cannot be read: {error!s:.200}.", remedy) from None
-        n_read, row = 0, shape[-1]
-        while len(numbers := np.fromfile(file, kind, BLOCK // 4).tolist()):
-            yield b"".join([b"%d " % n if i % row else b"%d\n" % n for i, n in enumerate(numbers, n_read + 1)])
+        n_read, row_len = 0, shape[-1]
+        while True:
+            numbers = np.fromfile(file, kind, BLOCK // 4).tolist()
+            if not numbers:
+                return
+            yield b"".join([b"%d " % n if i % row_len else b"%d\n" % n for i, n in enumerate(numbers, n_read + 1)])
             n_read += len(numbers)
 
 
@@ -247,12 +265,11 @@ def not_text(name: str, reason: str) -> DataError:
 
 def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
     """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
-    reason, remedy = (
-        f"is not UTF-8: the byte at offset {offset} is invalid",
-        "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW",
-    )
+    reason = f"is not UTF-8: the byte at offset {offset} is invalid"
+    remedy = "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW"
     if is_cut:
-        reason, remedy = f"ends inside a UTF-8 character, at offset {offset}", "Cut it at a line end, as head -n does"
+        reason = f"ends inside a UTF-8 character, at offset {offset}"
+        remedy = "Cut it at a line end, as head -n does"
     return DataError(f"{name} {reason}.", f"{remedy}, or use --binary to read its raw bytes.")
 
 
@@ -307,10 +324,8 @@ def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> 
     """The data, unless it begins with one of these keys of `BINARIES`."""
     mark, head = yield from _begin(portions, marks)
     if mark == PARQUET:
-        raise DataError(
-            f"{name} is a Parquet file, which is read from its end: it cannot come through a pipe or be compressed.",
-            "Give the file by its name.",
-        )
+        reason = "which is read from its end: it cannot come through a pipe or be compressed."
+        raise DataError(f"{name} is a Parquet file, {reason}", "Give the file by its name.")
     if mark:
         raise not_text(name, f"is {BINARIES[mark]}")
     yield from itertools.chain([head], portions)

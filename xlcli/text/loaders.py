@@ -113,7 +113,10 @@ class TrainLoader:
     def batch(self, n_read: int, segment_len: int) -> TrainBatch:
         """The next `segment_len` tokens after `n_read` tokens of each sequence."""
         read = n_read + np.arange(segment_len)
-        positions = (self.starts[:, None] + read) % len(self.ids) if self.seed is None else self._shuffled(read)[0]
+        if self.seed is None:
+            positions = (self.starts[:, None] + read) % len(self.ids)
+        else:
+            positions = self._shuffled(read)[0]
         starts: NDArray[np.int64] | int = 0
         within = None
         if self.documents is not None:
@@ -157,9 +160,9 @@ class TrainLoader:
                 order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
                 by_line_drawn = draw.random(self.pieces)[self.rows] < self.line_share
                 self.drawn = _Pass(number, first + order * self.piece_len, by_line_drawn)
-            own = passes == number
-            positions[:, own] = self.drawn.begins[:, numbers[own]] + within[own]
-            by_line[:, own] = self.drawn.by_line[:, numbers[own]]
+            of_pass = passes == number
+            positions[:, of_pass] = self.drawn.begins[:, numbers[of_pass]] + within[of_pass]
+            by_line[:, of_pass] = self.drawn.by_line[:, numbers[of_pass]]
         return positions % len(self.ids), by_line
 
 
@@ -202,7 +205,6 @@ class EvalLoader:
 
     @property
     def batch_size(self) -> int:
-        """Number of sequences."""
         return len(self.starts)
 
     @property
@@ -265,12 +267,10 @@ def document_loaders(
     order = np.argsort(lengths, kind="stable")
     first = 0
     for stop in range(1, len(order) + 1):
-        if (  # the next document, which is the longest one, still fits
-            stop < len(order)
-            and stop - first < batch_size
-            and (n_tokens is None or (stop + 1 - first) * min(int(lengths[order[stop]]), segment_len) <= n_tokens)
-        ):
-            continue
+        if stop < len(order) and stop - first < batch_size:
+            longest = min(int(lengths[order[stop]]), segment_len)  # of the batch with the next document
+            if n_tokens is None or (stop + 1 - first) * longest <= n_tokens:
+                continue
         chosen = order[first:stop]
         starts = documents[chosen]
         yield EvalLoader(ids, starts, starts + lengths[chosen], segment_len, start_id, np.zeros_like(starts))

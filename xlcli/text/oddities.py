@@ -52,14 +52,13 @@ class Kind:
 
     @cached_property
     def compiled(self) -> Any:
-        """The pattern."""
         return re2.compile(self.pattern)
 
     def find(self, line: str) -> tuple[int, int] | None:
         """Where the first one begins and ends."""
-        for found in self.compiled.finditer(line):
-            if self.accepts(found[0]):
-                start, end = found.span(found.lastindex or 0)
+        for match in self.compiled.finditer(line):
+            if self.accepts(match[0]):
+                start, end = match.span(match.lastindex or 0)
                 return start, end
         return None
 
@@ -115,11 +114,15 @@ class Oddities:
     """
 
     def __init__(self, unit: str, of: str, n_before: int = 0) -> None:
-        self._unit, self._is_first, self._held = unit, n_before == 0, bytearray()
+        self._unit = unit
         self._n_begun = n_before
+        self._is_first = n_before == 0
+        self._held = bytearray()
         self._kinds = [kind for kind in KINDS if kind.of in ("line", "first", of)]
-        self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))
-        self._counts, self._latest, self._first = Counter[Kind](), dict[Kind, int](), dict[Kind, str]()
+        self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))  # most lines have nothing odd
+        self._counts = Counter[Kind]()
+        self._latest: dict[Kind, int] = {}  # numbers of the units that were counted last
+        self._first: dict[Kind, str] = {}
 
     def begin(self) -> None:
         """Begins a row or prompt, or a file of lines."""
@@ -159,10 +162,12 @@ class Oddities:
             if kind.of == "first" and not is_first:
                 continue
             place = kind.find(line)
-            if place is not None and self._latest.get(kind) != self._n_begun:
-                self._latest[kind] = self._n_begun
-                self._counts[kind] += 1
-                self._first.setdefault(kind, f"{self._unit} {self._n_begun:,}: '{_excerpt(line, *place)}'")
+            if place is None or self._latest.get(kind) == self._n_begun:
+                continue
+            self._latest[kind] = self._n_begun
+            self._counts[kind] += 1
+            if kind not in self._first:
+                self._first[kind] = f"{self._unit} {self._n_begun:,}: '{_excerpt(line, *place)}'"
 
     def _search_held(self) -> None:
         if self._held:
@@ -172,9 +177,11 @@ class Oddities:
     def notices(self) -> Iterator[Notice]:
         """One notice on all that was found; at the end of the text."""
         self._search_held()
-        counts = {kind: n for kind, n in self._counts.items() if n >= kind.least_share * self._n_begun}
-        if counts:
-            parts = [f"{n:,} with {kind.name} ({self._first[kind]}; {kind.remedy})" for kind, n in counts.items()]
+        parts = []
+        for kind, count in self._counts.items():
+            if count >= kind.least_share * self._n_begun:
+                parts.append(f"{count:,} with {kind.name} ({self._first[kind]}; {kind.remedy})")
+        if parts:
             yield Notice(f"{self._unit}s that need a look: {'; '.join(parts)}", "warning")
 
 

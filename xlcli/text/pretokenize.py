@@ -28,11 +28,11 @@ class Splitter:
 
     def split(self, data: bytes) -> list[bytes]:
         """The parts of a text that starts where a part does; joined they are the text."""
-        found = _WORD.findall(data)
-        found.pop()  # the pattern always matches the empty end
-        if found and max(map(len, found)) > LONGEST:
-            return [part for word in found for part in _parts(word)]
-        return found
+        words = _WORD.findall(data)
+        words.pop()  # the pattern always matches the empty end
+        if words and max(map(len, words)) > LONGEST:
+            return [part for word in words for part in _parts(word)]
+        return words
 
     def stable_prefix_len(self, data: bytes) -> int:
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
@@ -112,10 +112,14 @@ def whole_words(
         waiting.append(portion)
         size += len(portion)
         if is_end or size >= at_least:
-            if whole := pretokenizer.feed(b"".join(waiting)) + (pretokenizer.finish() if is_end else b""):
+            whole = pretokenizer.feed(b"".join(waiting))
+            if is_end:
+                whole += pretokenizer.finish()
+            if whole:
                 yield whole
             waiting, size = [], 0
-    if last := pretokenizer.feed(b"".join(waiting)) + pretokenizer.finish():
+    last = pretokenizer.feed(b"".join(waiting)) + pretokenizer.finish()
+    if last:
         yield last
 
 

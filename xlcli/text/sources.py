@@ -10,6 +10,7 @@ import select
 import stat
 import tempfile
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +86,10 @@ class Source:
             DataError: The file cannot be read, has become shorter, is damaged, or is not text.
         """
         with self._opened() as file:
-            is_stored = self.reading.binary or (seek and self.seekable)
-            yield from self._stored(file, first) if is_stored else self._converted(file, first, notice)
+            if self.reading.binary or (seek and self.seekable):
+                yield from self._stored(file, first)
+            else:
+                yield from self._converted(file, first, notice)
 
     def rows(self, start: int, size: int) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
         """Where rows of this file begin, whose text of `size` bytes begins at `start`, and their fields.
@@ -96,23 +99,23 @@ class Source:
         if self.seekable:
             yield start, {}
             return
-        place, begun = start, False
+        place = start
+        has_begun = False
         with self._opened() as file:
             for text, document, _, _ in self._portions(file):
                 if document is not None:
                     yield place, plain(document.fields) if document else None
-                elif text and not begun:
+                elif text and not has_begun:  # text before the first row, or without rows
                     yield place, {}
-                begun = begun or document is not None or text != b""
+                has_begun = has_begun or document is not None or text != b""
                 place += len(text)
         if place != start + size:
             raise self.changed()
 
     def changed(self) -> DataError:
         """The error for a file that has changed."""
-        return DataError(
-            f"{self.name} changed while it was being read.", "Wait until nothing writes to it, or copy it."
-        )
+        problem = f"{self.name} changed while it was being read."
+        return DataError(problem, "Wait until nothing writes to it, or copy it.")
 
     def fault(self) -> str | None:
         """Reason why this is not a text file, from its first bytes; None for a text file."""
@@ -128,16 +131,21 @@ class Source:
         utf8.feed(head)
         if utf8.has_nul:
             return "binary data"
-        return None if self.reading.any_bytes or utf8.bad is None else "not UTF-8"
+        if utf8.bad is not None and not self.reading.any_bytes:
+            return "not UTF-8"
+        return None
 
     def _opened(self) -> BinaryIO:
-        return os.fdopen(_open(self.path) if self.spool is None else os.dup(self.spool), "rb", 0)
+        descriptor = _open(self.path) if self.spool is None else os.dup(self.spool)
+        return os.fdopen(descriptor, "rb", 0)
 
     def _portions(
         self, file: BinaryIO, notice: Callable[[str], None] = lambda text: None
     ) -> Iterator[tuple[bytes, Document | None, int, int]]:
         """Portions of text: bytes, the document that they begin, `stored` and `crlf` as in `Block`."""
-        reading, line_ends, place = self.reading, formats.LineEnds(), 0
+        reading = self.reading
+        line_ends = formats.LineEnds()
+        place = 0  # bytes that were read when a portion comes out of all steps
 
         def stored() -> Iterator[bytes]:
             nonlocal place
@@ -145,22 +153,31 @@ class Source:
                 place = block.stored
                 yield block.text
 
-        how: dict[str, Any] = {"any_bytes": reading.any_bytes, "token_ids": reading.token_ids}
-        for portion in formats.text_of(stored(), self.name, reading.text_fields, file.fileno(), notice=notice, **how):
+        texts = formats.text_of(
+            stored(),
+            self.name,
+            reading.text_fields,
+            file.fileno(),
+            any_bytes=reading.any_bytes,
+            token_ids=reading.token_ids,
+            notice=notice,
+        )
+        for portion in texts:
             document = portion if isinstance(portion, Document) else None
             yield line_ends.feed(portion or b""), document, place, line_ends.replaced
         yield line_ends.feed(b"", final=True), None, place, line_ends.replaced
 
     def _converted(self, file: BinaryIO, first: int, notice: Callable[[str], None]) -> Iterator[Block]:
-        held, documents = bytearray(), list[int]()
+        held = bytearray()
+        documents: list[int] = []  # offsets in what is held
         for text, document, done, crlf in self._portions(file, notice):
             if document:
                 documents.append(len(held))
             held += text
             while len(held) >= BLOCK:
-                inside = [start for start in documents if start < BLOCK]
-                block = Block(bytes(held[:BLOCK]), done, inside, crlf)
-                documents = [start - BLOCK for start in documents if start >= BLOCK]
+                n_inside = bisect_left(documents, BLOCK)
+                block = Block(bytes(held[:BLOCK]), done, documents[:n_inside], crlf)
+                documents = [start - BLOCK for start in documents[n_inside:]]
                 del held[:BLOCK]
                 if first > 0:
                     first -= 1
@@ -194,8 +211,9 @@ def open_source(path: Path, reading: InputFormat) -> Source:
     """
     descriptor = _open(path)
     try:
-        status, is_plain = os.fstat(descriptor), _is_plain(descriptor, str(path), reading)
-        return Source(str(path), path, identity(status), status.st_size, reading, is_plain)
+        status = os.fstat(descriptor)
+        seekable = _is_plain(descriptor, str(path), reading)
+        return Source(str(path), path, identity(status), status.st_size, reading, seekable)
     finally:
         os.close(descriptor)
 
@@ -209,9 +227,13 @@ def copy_pipe(path: Path, reading: InputFormat) -> Generator[Progress, None, Sou
         DataError: It cannot be read.
         ResourceError: The cache folder is full.
     """
-    folder, name = cache_folder(), STANDARD_INPUT if str(path) == "-" else str(path)
-    status = os.fstat(0) if str(path) == "-" else path.stat()
-    meter, n_bytes = ProgressMeter(f"reading {name}", None, "B"), 0
+    folder = cache_folder()
+    if str(path) == "-":
+        name, status = STANDARD_INPUT, os.fstat(0)
+    else:
+        name, status = str(path), path.stat()
+    meter = ProgressMeter(f"reading {name}", None, "B")
+    n_bytes = 0
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             for portion in _read_pipe(path, name):
@@ -241,11 +263,10 @@ def files_below(folder: Path) -> list[Path]:
     """
 
     def refuse(error: OSError) -> None:
-        raise DataError(
-            f"cannot read the folder {error.filename}: {error.strerror}.", "Check its permissions."
-        ) from None
+        problem = f"cannot read the folder {error.filename}: {error.strerror}."
+        raise DataError(problem, "Check its permissions.") from None
 
-    found: list[Path] = []
+    paths: list[Path] = []
     names_of: dict[tuple[int, int], Path] = {}
 
     def is_new(path: Path) -> bool:
@@ -256,8 +277,8 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(base) / name for name in names if not name.startswith(".")]
-    return [path for path in sorted(found) if path.is_file() and is_new(path)]
+        paths += [Path(base) / name for name in names if not name.startswith(".")]
+    return [path for path in sorted(paths) if path.is_file() and is_new(path)]
 
 
 def _is_plain(descriptor: int, name: str, reading: InputFormat) -> bool:
@@ -279,12 +300,19 @@ def _is_model(folder: Path) -> bool:
 
 def _read_pipe(path: Path, name: str) -> Iterator[bytes]:
     """The bytes of standard input or a pipe as they arrive; no bytes ten times a second while none arrive."""
-    with os.fdopen(os.dup(0) if str(path) == "-" else _open(path, stat.S_ISFIFO), "rb", 0) as pipe:
+    descriptor = os.dup(0) if str(path) == "-" else _open(path, stat.S_ISFIFO)
+    with os.fdopen(descriptor, "rb", 0) as pipe:
         waiting = select.poll()
         waiting.register(pipe, select.POLLIN)
         try:
-            while (portion := pipe.read(BLOCK) if waiting.poll(100) else None) != b"":
-                yield portion or b""
+            while True:
+                if not waiting.poll(100):
+                    yield b""
+                    continue
+                portion = pipe.read(BLOCK)
+                if portion == b"":
+                    return
+                yield portion or b""  # None if another process was faster
         except OSError as error:
             raise DataError(f"cannot read {name}: {error.strerror}.", "Give a file.") from None
 

@@ -43,17 +43,14 @@ class BytesTokenizer(Tokenizer):
     id_sizes = np.ones(256, np.int32)
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Byte values, each of one byte."""
         ids = np.frombuffer(data, np.uint8).astype(np.int32)
         return ids, np.ones_like(ids)
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """The bytes."""
         return np.asarray(ids, np.uint8).tobytes()
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """The byte tokenizer; nothing is read."""
         return cls()
 
 
@@ -86,8 +83,8 @@ class WordsTokenizer(Tokenizer):
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, unknown words as `<unk>`, and sizes; a word has the white space before it."""
-        found = [(self._ids.get(word, self.unknown_id), size) for word, size in _word_tokens(data)]
-        ids, sizes = np.array(found, np.int32).reshape(-1, 2).T
+        rows = [(self._ids.get(word, self.unknown_id), size) for word, size in _word_tokens(data)]
+        ids, sizes = np.array(rows, np.int32).reshape(-1, 2).T
         return ids, sizes
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
@@ -99,9 +96,8 @@ class WordsTokenizer(Tokenizer):
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
         """The most frequent words of a text, by frequency; `vocab_size` (None: 2^18) counts `<unk>` and `<eos>`."""
         if vocab_size is not None and vocab_size < 3:
-            raise ConfigError(
-                f"a vocabulary of {vocab_size} is too small for a word.", "Give --vocab-size 1000 or more."
-            )
+            problem = f"a vocabulary of {vocab_size} is too small for a word."
+            raise ConfigError(problem, "Give --vocab-size 1000 or more.")
         counts: Counter[bytes] = Counter()
         for portion in whole_words(chunks):
             counts.update(portion.split())
@@ -136,9 +132,11 @@ def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
 
 def unknown_notice(n_unknown: int, n_tokens: int) -> list[Notice]:
     """Warning that words of a scored text are not in the vocabulary, if there are any."""
+    if n_unknown == 0:
+        return []
     share = f"{100 * n_unknown / max(1, n_tokens):.1f} % of the words are not in the vocabulary and scored as <unk>"
     lower = "bits per byte and per character are lower than for a model that spells every word."
-    return [Notice(f"{share}: {lower}", "warning")] * (n_unknown > 0)
+    return [Notice(f"{share}: {lower}", "warning")]
 
 
 def n_unknown(ids: NDArray[Any], unknown_id: int | None) -> int:
@@ -187,9 +185,8 @@ class SentencePieceTokenizer(PieceTokenizer):
         self.vocab_size = len(pieces)
         self.fingerprint = sha256(b"sentencepiece" + data).hexdigest()
         if not self._set_texts([self._piece_text(i, piece) for i, piece in enumerate(pieces)]):
-            raise CheckpointError(
-                f"{name} has no byte pieces, so it cannot encode every text.", "Train it with byte fallback."
-            )
+            problem = f"{name} has no byte pieces, so it cannot encode every text."
+            raise CheckpointError(problem, "Train it with byte fallback.")
         self.start_id = int(self.encode(b"\n")[0])
 
     @classmethod
@@ -214,7 +211,9 @@ class SentencePieceTokenizer(PieceTokenizer):
     def _piece_text(self, i: int, piece: str) -> bytes:
         if self._model.IsByte(i) and _BYTE_PIECE.fullmatch(piece):
             return bytes([int(piece[3:5], 16)])
-        return b"" if self._model.IsUnknown(i) or self._model.IsControl(i) else piece.translate(FROM_PICTURES).encode()
+        if self._model.IsUnknown(i) or self._model.IsControl(i):
+            return b""
+        return piece.translate(FROM_PICTURES).encode()
 
     def _find(self, text: str) -> list[int]:
         try:
@@ -299,23 +298,18 @@ SAMPLE_BYTES = 8 * 2**20
 def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_bytes: int) -> tuple[str, int | None]:
     """Kind and vocabulary size for a text, where they are not given.
 
-    Args:
-        kind: `auto`, or a key of `TOKENIZERS`.
-        vocab_size: The given size, or None.
-        facts: Scan of the corpus.
-        train_bytes: Length of its training part.
+    `kind` is `auto`, or a key of `TOKENIZERS`; `train_bytes` the length of the training part of the text.
 
     Raises:
         ConfigError: A vocabulary size other than 256 is given for bytes.
     """
     if kind == "auto":
         is_text = facts.n_chars is not None and not facts.has_nul
-        kind = "sentencepiece" if is_text and train_bytes >= SENTENCEPIECE_FROM else "bytes"
+        is_long = train_bytes >= SENTENCEPIECE_FROM
+        kind = "sentencepiece" if is_text and is_long else "bytes"
     if kind == "bytes" and vocab_size not in (None, 256):
-        raise ConfigError(
-            f"the bytes tokenizer has 256 tokens, not {vocab_size}.",
-            "Drop --vocab-size, or add --tokenizer sentencepiece.",
-        )
+        problem = f"the bytes tokenizer has 256 tokens, not {vocab_size}."
+        raise ConfigError(problem, "Drop --vocab-size, or add --tokenizer sentencepiece.")
     if kind == "sentencepiece" and vocab_size is None:
         # 512 up to 2 MB, 1024 at 4 MB, 4096 at 40 MB (benchmarks/log); four times as many for text of mostly multi-byte
         # characters.
@@ -333,27 +327,23 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     about = read_json(folder / FILE)
     if about.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}.", "Update xlcli."
-        )
+        problem = f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}."
+        raise CheckpointError(problem, "Update xlcli.")
     if str(about.get("kind")) not in TOKENIZERS:
-        raise CheckpointError(
-            f"{folder / FILE} names an unknown tokenizer, {about.get('kind')!r}.",
-            f"Known: {', '.join(TOKENIZERS)}.",
-        )
+        problem = f"{folder / FILE} names an unknown tokenizer, {about.get('kind')!r}."
+        raise CheckpointError(problem, f"Known: {', '.join(TOKENIZERS)}.")
     kind = TOKENIZERS[about["kind"]]
     described: dict[str, Any] = {key: about.get(key) for key in kind.described}
-    if bad := next((key for key, value in described.items() if type(value) is not int or value > MOST_IDS), None):
-        raise CheckpointError(f"{folder / FILE} has no valid {bad}.", REMEDY)
+    for key, value in described.items():
+        if type(value) is not int or value > MOST_IDS:
+            raise CheckpointError(f"{folder / FILE} has no valid {key}.", REMEDY)
     vocabulary: tuple[Any, ...] = ()
     if kind.file is not None:
         path = folder / kind.file
         vocabulary = read_bounded(path, VOCABULARY_LIMIT), str(path)
     tokenizer = kind(*vocabulary, **described)
-    for key, found in (("vocab_size", tokenizer.vocab_size), ("fingerprint", tokenizer.fingerprint)):
-        if about.get(key) != found:
-            raise CheckpointError(
-                f"the tokenizer in {folder} differs from the one that {FILE} describes ({key}).",
-                REMEDY,
-            )
+    for key in ("vocab_size", "fingerprint"):
+        if about.get(key) != getattr(tokenizer, key):
+            problem = f"the tokenizer in {folder} differs from the one that {FILE} describes ({key})."
+            raise CheckpointError(problem, REMEDY)
     return tokenizer

@@ -90,7 +90,6 @@ class TokenFile:
         return len(self.ids)
 
     def first(self, n: int) -> TokenFile:
-        """The first `n` tokens."""
         return replace(
             self,
             ids=self.ids[:n],
@@ -110,10 +109,7 @@ class TokenFile:
 def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -> Generator[Progress, None, TokenFile]:
     """Tokens of `part`, from the cache or tokenized now. Yields progress, returns the tokens.
 
-    Args:
-        part: The text.
-        tokenizer: Its tokenizer.
-        by_document: Separate the documents: no token is in two of them.
+    `by_document`: the documents are separated, so that no token is in two of them.
 
     Raises:
         DataError: The text cannot be read, or has changed since it was opened.
@@ -124,8 +120,9 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
     text = part.fingerprint(by_document=by_document)
     name = hashlib.sha256(f"{_FORMAT}:{text}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
     path = folder / f"{name}.tokens"
-    if (known := _open(path, path.name, part.n_bytes, tokenizer, len(documents))) is not None:
-        return known
+    cached = _open(path, path.name, part.n_bytes, tokenizer, len(documents))
+    if cached is not None:
+        return cached
     temporary = temporary_path(folder).with_suffix(".tokens")
     try:
         with temporary.open("xb") as file:
@@ -181,7 +178,8 @@ def _build(
         tokens["id"] = ids
         if tokenizer.id_sizes is None:
             tokens["size"] = sizes
-        if begun := documents[bisect_left(documents, n_bytes) : bisect_left(documents, n_bytes + len(text))]:
+        begun = documents[bisect_left(documents, n_bytes) : bisect_left(documents, n_bytes + len(text))]
+        if begun:
             places = np.searchsorted(np.cumsum(sizes), np.array(begun, np.int64) - n_bytes, side="right")
             first_tokens.extend((n_tokens + places).tolist())
         write(tokens.tobytes())

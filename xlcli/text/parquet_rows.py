@@ -1,0 +1,46 @@
+"""Rows of Parquet files, which are read from their end. They need pyarrow, the extra `parquet`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from xlcli.errors import DataError
+from xlcli.text.documents import Rows
+from xlcli.text.table_rows import require_columns
+
+PARQUET = b"PAR1"
+"""First bytes of Parquet files."""
+PARQUET_ROWS = 256
+"""Rows per batch."""
+_TEXT_KIND = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
+"""Types of Arrow that are texts."""
+
+
+def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows:
+    """Rows of an open file, without columns of bytes.
+
+    Raises:
+        DataError: pyarrow is missing, the file is damaged, or a column is missing.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        problem = f"{name} is a Parquet file, which needs pyarrow."
+        raise DataError(problem, "Install it: pip install 'xlcli[parquet]'") from None
+    number = 0
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        try:
+            parts = parquet.ParquetFile(file)
+            kinds = {field.name: str(field.type) for field in parts.schema_arrow}
+            texts = [column for column, kind in kinds.items() if _TEXT_KIND.match(kind)]
+            require_columns(text_fields, texts, parts.schema_arrow.names, name)
+            columns = [column for column, kind in kinds.items() if "binary" not in kind]
+            for batch in parts.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number:,}", row
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{name} is a damaged Parquet file: {error}.", "Copy or download it again.") from None

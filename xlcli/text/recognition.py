@@ -1,0 +1,154 @@
+"""What data is, JSON, a table or plain text: by its name, else by its beginning; and the texts in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+from xlcli.errors import DataError
+from xlcli.text.documents import DEFAULT_FIELD, Notice, Portions, Read, key_hint
+from xlcli.text.json_rows import json_rows
+from xlcli.text.table_rows import table_rows
+
+KINDS = {"jsonl": "json", "ndjson": "json", "json": "json", "csv": "table", "tsv": "table", "parquet": "parquet"}
+"""What a file has whose name ends so, also below the suffix of a compression."""
+BLANKS = 2**9
+"""Number of bytes of blanks and comments after which a text is no longer looked at for rows."""
+LOOK = 2**20
+"""Number of first bytes in which the key `DEFAULT_FIELD` is looked for."""
+_NAME = re.compile(rf"\.({'|'.join(KINDS)})(\.(gz|bz2|xz|zst|zstd))?$", re.IGNORECASE)
+_BEFORE_JSON = re.compile(rb"(?:[\s\x1e]|(?:#|//)[^\n]*+)*+")
+_JSON = re.compile(rb'\{|\[\s*+[{"\[]')
+"""Beginning of an object, or of an array of objects, texts or arrays."""
+_KEY = re.compile(rf'"{DEFAULT_FIELD}"\s*+:')
+_SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')
+"""Any line, and the beginning of an object in the next one."""
+
+
+class Recognized(NamedTuple):
+    """What data is: `json`, `table`, `parquet` or `plain` text, None if more bytes will tell; a remark on plain text.
+
+    The remark is on a name or a beginning as of rows.
+    """
+
+    kind: str | None
+    remark: str | None = None
+
+
+def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
+    """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
+
+    Calls `notice` with remarks on rows that are read as plain text, or as one row, and those of `read`.
+
+    Raises:
+        DataError: The data is named as Parquet but is not, or as `table_rows` and `read`.
+    """
+
+    def is_unknown(head: bytes | bytearray) -> bool:
+        return len(head) < LOOK and recognized(head, name, text_fields).kind is None
+
+    head = yield from read_while(portions, is_unknown)
+    data = itertools.chain([head], portions)
+    kind, remark = recognized(head, name, text_fields, is_all=True)
+    fields = text_fields or [DEFAULT_FIELD]
+    if kind == "parquet":
+        raise DataError(f"{name} is not a Parquet file.", "Copy or download it again, or rename it.")
+    if remark:
+        notice(remark)
+    if kind == "json":
+        yield from read(json_rows(data), name, fields, notice)
+    elif kind == "table":
+        yield from read(table_rows(data, name, fields, notice), name, fields, notice)
+    else:
+        yield from data
+
+
+def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *, is_all: bool = False) -> Recognized:
+    """What data with these first bytes is; its name decides, else its beginning. `is_all`: no more are looked at.
+
+    Without `text_fields` a table is plain text, and so is JSON without the key `DEFAULT_FIELD` in its first object, or
+    in all the bytes of a file that is named as JSON.
+    """
+    suffix = _NAME.search(name)
+    if suffix:
+        kind: str | None = KINDS[suffix[1].lower()]
+    else:
+        kind = _kind_of_beginning(head, LOOK if text_fields else BLANKS)
+    if is_all and kind is None:
+        kind = "table"
+
+    # Programs print a line of another kind before their rows when they start, unless it names the columns of a table.
+    has_rows_below = not suffix and _SECOND_LINE.match(head) is not None
+    if text_fields:
+        first_line = head.partition(b"\n")[0]
+        if has_rows_below and text_fields[0].encode(errors="replace") not in first_line:
+            kind = "json"
+        return Recognized(kind)
+
+    if kind is None or kind == "parquet":
+        return Recognized(kind)
+    remark = None
+    if has_rows_below:
+        remark = f"{name} is read as plain text, because line 1 is not JSON, as line 2 seems to be"
+    if kind == "json":
+        return _json_or_plain(head, name, remark, is_named=suffix is not None, is_all=is_all)
+    if suffix:
+        remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
+    return Recognized("plain", remark)
+
+
+def _kind_of_beginning(head: bytes | bytearray, limit: int) -> str | None:
+    """`json` if a text begins so behind less than `limit` bytes of blanks and comments, else `table`; None: perhaps."""
+    rest = _BEFORE_JSON.sub(b"", head[:limit], count=1)
+    if _JSON.match(rest):
+        return "json"
+    may_begin = rest == b"/" or not rest.strip(b" \t\r\n[")
+    return None if may_begin and len(head) < limit else "table"
+
+
+def _json_or_plain(
+    head: bytes | bytearray, name: str, remark: str | None, *, is_named: bool, is_all: bool
+) -> Recognized:
+    """`json` if an object has the key `DEFAULT_FIELD`; `remark` is on text whose beginning is not JSON after all."""
+    without_key = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
+    first: Any = None  # that is not empty
+    for item in json_rows(iter([bytes(head), None])):
+        if item is None and not is_all:
+            return Recognized(None)
+        if not isinstance(item, tuple):
+            continue
+        value = item[1]
+        if isinstance(value, dict) and DEFAULT_FIELD in value:
+            return Recognized("json")
+        if isinstance(value, json.JSONDecodeError):
+            # An object that is broken or cut may have the key before that place, in a file that is named so anywhere.
+            if _KEY.search(value.doc if is_named else value.doc[: value.pos]):
+                return Recognized("json")
+            return Recognized("plain", without_key if is_named or len(head) >= LOOK else remark)
+        first = first or value or None
+        # Without a name, the first object or array tells.
+        if value and not is_named and not isinstance(value, str):
+            break
+    if is_named or isinstance(first, dict | str):
+        return Recognized("plain", without_key + key_hint(first))
+    return Recognized("plain")
+
+
+def read_while(portions: Portions, is_short: Callable[[bytes | bytearray], bool]) -> Generator[None, None, bytes]:
+    """First bytes, to which portions are added while `is_short` is true of them."""
+    head = bytearray()
+    wanted = 0
+    for portion in portions:
+        if portion is None:
+            yield None
+            continue
+        head += portion
+        if len(head) < wanted:  # looking anew at each portion would take long
+            continue
+        if not is_short(head):
+            return portion if len(portion) == len(head) else bytes(head)
+        wanted = len(head) * 9 // 8
+    return bytes(head)

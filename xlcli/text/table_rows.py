@@ -1,0 +1,158 @@
+"""Rows of CSV and TSV tables, whose first row names the columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from xlcli.errors import DataError, named
+from xlcli.text import documents
+from xlcli.text.documents import Notice, Portions, Rows
+
+_ANY_QUOTE = re.compile(rb'(?:^|[\t,;])"')
+"""Beginning of a quoted cell as long as it is not known what divides the cells."""
+_QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+"""Rest of a quoted cell."""
+_SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')
+"""First line with which spreadsheets say what divides the cells."""
+
+
+def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice) -> Rows:
+    """Rows of a table. Calls `notice` at the first quotation that joins rows.
+
+    Raises:
+        DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
+    """
+    csv.field_size_limit(documents.LONGEST_LINE)
+    table = _Table(name, text_fields)
+    row, begin = bytearray(), 1
+    is_open = has_joined = False
+    for number, line in _numbered_lines(portions, name):
+        if line is None:
+            yield None
+            continue
+        # A row has several lines if a cell in quotes has.
+        if not is_open:
+            row, begin = bytearray(), number
+        row += line + b"\n"
+        is_open = table.is_open_after(line, is_open=is_open)
+        if is_open and len(row) <= documents.LONGEST_LINE:
+            continue
+
+        if not row.strip(b" \r\n"):
+            yield b""
+            continue
+        values = table.take(row, f"line {begin}")
+        if values is None:
+            continue
+        yield f"line {begin}", values
+        if number > begin and not has_joined and table.joins_rows(row):
+            has_joined = True
+            remark = f"the quote in line {begin} of {name} joins it with line {number}"
+            notice(f'{remark}; write each quote in a text as ""')
+    if is_open:
+        raise _broken(f"line {begin} of {name}", "a quote is not closed")
+
+
+class _Table:
+    """What divides the cells of a table, and its columns, once they are read."""
+
+    def __init__(self, name: str, text_fields: Sequence[str]) -> None:
+        self._name, self._text_fields = name, text_fields
+        self._delimiter = ""
+        self._columns: list[str] = []
+        self._quote = _ANY_QUOTE
+
+    def is_open_after(self, line: bytes, *, is_open: bool) -> bool:
+        """True if a quoted cell goes on behind this line; `is_open`: one goes on in it."""
+        at = 0
+        while True:
+            quote = _QUOTE_END.match(line, at) if is_open else self._quote.search(line, at)
+            if quote is None:
+                return is_open
+            at = quote.end()
+            is_open = not is_open
+
+    def take(self, row: bytearray, place: str) -> dict[str, str] | None:
+        """The cells of a row by column; None if it names the columns or what divides them, which is kept."""
+        separator = _SEPARATOR.fullmatch(row)
+        if separator and not self._columns:
+            self._delimiter = separator[1].decode(errors="replace")
+            return None
+        if not self._delimiter:
+            self._delimiter = _delimiter(row, self._text_fields)
+        where = f"{place} of {self._name}"
+        cells = self._cells(row, where)
+        if not self._columns:
+            require_columns(self._text_fields, cells, cells, where)
+            self._columns = [cell or f"column {i}" for i, cell in enumerate(cells, start=1)]
+            self._quote = re.compile(rb'(?:^|%b)"' % re.escape(self._delimiter.encode()))
+            return None
+        if len(cells) != len(self._columns):
+            raise _broken(where, f"it has {len(cells):,} cells, but the header has {len(self._columns):,}")
+        return dict(zip(self._columns, cells, strict=True))
+
+    def _cells(self, row: bytearray, where: str) -> list[str]:
+        try:
+            return next(csv.reader([row.decode()], delimiter=self._delimiter, strict=True))
+        except UnicodeDecodeError:
+            raise DataError(f"{where} is not UTF-8.", "Save it as CSV UTF-8, or convert it with iconv.") from None
+        except csv.Error:
+            raise _broken(where, "a quote is not doubled or not closed, or a line ends in CR alone") from None
+
+    def joins_rows(self, row: bytearray) -> bool:
+        """True if lines of a row would be rows without quotes. A comma before a blank or line end is punctuation."""
+        n_columns, delimiter = len(self._columns), self._delimiter.encode()
+        is_prose = b"\n" if delimiter == b"\t" else delimiter + b" "
+        lines = (line.replace(b'"', b"").rstrip(b"\r\n") + b" " for line in io.BytesIO(row))
+        return n_columns > 1 and all(line.count(delimiter) == n_columns - 1 and is_prose not in line for line in lines)
+
+
+def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers from 1, or None for a portion that is None; `DataError` if a line is too long."""
+    held, number = bytearray(), 1
+    for portion in portions:
+        if portion is None:
+            yield number, None
+            continue
+        for line in io.BytesIO(portion):
+            held += line
+            if len(held) > documents.LONGEST_LINE + 1:
+                problem = f"line {number} of {name} has more than {documents.LONGEST_LINE >> 20} MiB."
+                raise DataError(problem, "Divide it into documents, or use --binary to read its raw bytes.")
+            if line.endswith(b"\n"):
+                yield number, bytes(held[:-1])
+                number += 1
+                held.clear()
+    yield number, bytes(held)
+
+
+def _delimiter(row: bytearray, text_fields: Sequence[str]) -> str:
+    """Tab, comma or semicolon: what divides the first row into cells with these names, else into most cells."""
+    line = re.sub("[\r\n]", " ", row[: documents.LONGEST_LINE].decode(errors="replace").rstrip("\r\n"))
+    cells = {delimiter: next(csv.reader([line], delimiter=delimiter), []) for delimiter in "\t,;"}
+    return max(cells, key=lambda delimiter: ({*text_fields} <= {*cells[delimiter]}, len(cells[delimiter])))
+
+
+def require_columns(text_fields: Sequence[str], texts: Sequence[str], columns: Sequence[str], place: str) -> None:
+    """`DataError` if a column that is asked for is not among those with `texts`, or a name is there twice."""
+    missing = [field for field in text_fields if field not in texts]
+    if missing and columns and columns[0].startswith("#"):
+        remedy = "Remove the comments; if no line has the names of the columns, write one."
+        raise DataError(f"{place} is a comment, not the names of the columns.", remedy)
+    if missing:
+        remedy = f"Name one of its columns: {named(texts) or 'none'}."
+        raise DataError(f"{place} has no text column '{missing[0]}'.", remedy)
+    column, times = Counter(filter(None, columns)).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
+
+
+def _broken(place: str, reason: str) -> DataError:
+    return DataError(
+        f"{place} is not a row of the table: {reason}.",
+        'Write a cell with quotes as "a ""quoted"" cell"; in R: row.names = FALSE, qmethod = "double".',
+    )

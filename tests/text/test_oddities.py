@@ -39,7 +39,7 @@ def said(text, unit="line", of="line", n_before=0):
         ("\u200ecaf\u00e9", "direction marks", "<U+200E>caf\u00e9"),
         ("a \u2067b\u2069", "direction marks", "a <U+2067>b"),
         ("the \ufeffcaf\u00e9", "byte-order marks", "the <U+FEFF>caf\u00e9"),
-        ("caf\ufffd", "lost characters", "caf<U+FFFD>"),
+        ("caf\ufffd", "lost or private characters", "caf<U+FFFD>"),
         ("the \ufb01rst", "ligatures", "the <U+FB01>rst"),
         ("\U0001d41bold", "mathematical letters", "<U+1D41B>old"),
         ("a \uff44og", "full-width letters", "a <U+FF44>og"),
@@ -87,7 +87,7 @@ def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
         "\u0401\u043b\u043a\u0430 \u0438 \u0439\u043e\u0434, \ud55c\uad6d\uc5b4, \u0395\u03bb\u03bb\u03ac\u03b4\u03b1",
         "x\u00b2 + \u00bd \u2026 \u2122 5\u00b5m \u2018a\u2019 \u201cb\u201d \u2014",
         "s.replace('&', '&amp;'); x = &sum; a && b; '<td>&nbsp;</td>'; R&D; AT&T;",
-        "<unk> was a <s> dog\ta cat\r\n<p>in the middle</p>",
+        "<unk> was a <s> dog\ta cat\n<p>in the middle</p>",
         "  indented,  doubled ,  at the end ",
         "*one* and [two](three) and _four_\nNA",
     ],
@@ -118,7 +118,17 @@ def test_letters_that_nfc_joins_are_decomposed_in_full_and_in_part(letter):
         ("The dog. ", "blanks", "dog.<U+0020>"),
         ("The dog.\t", "blanks", "dog.<U+0009>"),
         ("The dog.\u00a0", "blanks at an end", "dog.<U+00A0>"),
-        ("NA", "the text NA", "NA"),
+        ("NA", "the text of a missing value", "NA"),
+        ("nan", "the text of a missing value", "nan"),
+        ("#N/A", "the text of a missing value", "#N/A"),
+        (r"\N", "the text of a missing value", r"\N"),
+        ("The\tdog", "tabs", "The<U+0009>dog"),
+        ("a well\u2011known dog", "hyphens", "well<U+2011>known"),
+        ("wasn<U+2019>t", "escapes", "<U+2019>"),
+        ("was_x000D_ here", "escapes", "_x000D_"),
+        ("caf\\u00e9", "escapes", "\\u00e9"),
+        ("the <b>dog</b>", "HTML tags", "<b>"),
+        ("The **dog** was", "double asterisks", "**dog**"),
         ("The dog *was* here.", "asterisks", "*was*"),
         ("The dog |was here|", "bars", "|was here|"),
         ("_was_ it?", "underscores", "_was_"),
@@ -126,7 +136,7 @@ def test_letters_that_nfc_joins_are_decomposed_in_full_and_in_part(letter):
     ],
 )
 def test_rows_are_looked_at_more_closely(text, kind, shown):
-    notice = said(text + "\r\n", "row", "row")
+    notice = said(text + "\n", "row", "row")
     assert kind in notice
     assert shown in notice
     assert said(text.replace("\u00a0", " ")) is None
@@ -198,3 +208,10 @@ def test_the_page_on_words_names_each_kind_and_its_remedy():
     for kind in KINDS:
         if kind.of != "prompt":
             assert remedies[kind.name.split(" (")[0]] == kind.remedy
+
+
+def test_a_line_end_of_windows_is_odd_only_where_it_was_read_already():
+    oddities = Oddities("line", "line")
+    assert b"".join(oddities.watched(iter([b"The dog.\r", b"\nA cat.\r\n"]))) == b"The dog.\r\nA cat.\r\n"
+    assert list(oddities.notices()) == []
+    assert "control characters" in said("The dog.\r\n")

@@ -184,7 +184,8 @@ def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
     corpus = text.part.corpus
     oddities = Oddities("line", "row" if options.each_line else "line")
     begins: Sequence[int] = [*itertools.accumulate(corpus.facts.sizes, initial=0)]
-    if options.text_fields:
+    has_rows = len(corpus.facts.documents) > len(corpus.sources)  # as JSON with the default key
+    if has_rows or options.text_fields:
         oddities = Oddities("row", "row")
         begins = corpus.facts.documents[:: 1 + bool(options.pairs)]
     oddities.begin()

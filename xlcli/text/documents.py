@@ -171,11 +171,14 @@ class _Skips:
 
 def _live_text(row: Any, text_fields: Sequence[str], key: str | None, *, has_begun: bool) -> Document:
     """The first text of a row; `ValueError` as of `texts_of_row`, or if there is none or the row lacks `key`."""
+    is_missing = isinstance(row, dict) and text_fields[0] not in row
     texts = texts_of_row(row, text_fields)
-    if not texts and has_begun:
-        raise ValueError("it is empty")
-    if not texts:  # perhaps no row has the key
+    if not texts and is_missing and not has_begun:  # perhaps no row has the key
         raise ValueError(f"it is missing{key_hint(row)}")
+    if not texts:
+        raise ValueError("it is missing" if is_missing else "it is empty")
+    if b"\0" in texts[0]:
+        raise ValueError("it has NUL characters")
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
     return texts[0]

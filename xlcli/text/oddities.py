@@ -71,7 +71,12 @@ _EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\x{3001}-\x{303f}"
 _DIRECTION = r"[\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
 _ZERO_WIDTH = r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{2064}\x{206a}-\x{206f}]"
 _FULL_WIDTH = r"[\x{ff10}-\x{ff19}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}]"
-_RARE_BLANK = r"[\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]"
+_FILLERS = r"\x{115f}\x{2800}\x{3164}\x{ffa0}"
+_RARE_BLANK = rf"[\x{{a0}}\x{{1680}}\x{{2000}}-\x{{200a}}\x{{2028}}\x{{2029}}\x{{202f}}\x{{205f}}\x{{3000}}{_FILLERS}]"
+_MIXED_SCRIPTS = r"\p{Latin}\p{Cyrillic}|\p{Cyrillic}\p{Latin}"
+_MISSING = r"(?i)^(?:NA|N/A|#N/A|<NA>|NaN|NaT|NULL|None|\\N|#(?:REF|VALUE|NAME|DIV/0)[!?]|-?999+)$"
+_FOREIGN_ESCAPE = r"_x[\dA-F]{4}_|<U\+[\dA-F]{4,6}>|\\u[\da-fA-F]{4}|\\['\"nrt]|(?:=[\dA-F]{2}){2}|%[\dA-F]{2}"
+_INLINE_TAG = r"(?i)</?(?:b|i|u|em|strong|br|p|div|span|sub|sup|font)(?:\s[^<>]*)?/?>"
 _INSIDE = r"[\x{80}-\x{bf}ŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™]"  # a byte inside a character, as Latin-1 or Windows-1252 read it
 _MISREAD = (
     rf"(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|[ÐÑ]{_INSIDE}[ÐÑ]{_INSIDE}|â[€„\x{{80}}]|ï[»¿¬]|ð[Ÿ\x{{9f}}]|[\x{{80}}-\x{{9f}}]"
@@ -88,16 +93,24 @@ KINDS = (
     Kind("soft hyphens", _REMOVE, r"(?:^|[^Ã])(\x{ad})"),
     Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)),
     Kind("byte-order marks", _REMOVE, r"\x{feff}"),
-    Kind("lost characters", _ENCODING, r"\x{fffd}"),
+    Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}"),
+    Kind("letters of two scripts in a word", "write it in one script", _MIXED_SCRIPTS),
     Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()"),  # shown as they are, since they can be seen
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
     Kind("full-width letters", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
     Kind("HTML entities", "decode them", rf"(?:^ ?|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
-    Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0e-\x1f\x7f]"),
+    Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0d-\x1f\x7f]"),
     Kind("no-break or other rare blanks", "write spaces", _BESIDE.format(rf"\d«—–;:!?»%€{_EAST_ASIAN}", _RARE_BLANK)),
     Kind("blanks at an end or two together", _REMOVE, r"^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,}", "row"),
-    Kind("the text NA", "leave them out if the value is missing", "^NA$", "row"),
+    Kind("tabs or form feeds", "write blanks", r"[\t\f]", "row"),
+    Kind("hyphens that are not -", "write -", r"[\x{2010}\x{2011}]", "row"),
+    Kind("escapes of another program", "decode them", _FOREIGN_ESCAPE, "row"),
+    Kind("HTML tags", "remove them", _INLINE_TAG, "row"),
+    Kind("the text of a missing value (NA)", "leave them out if the value is missing", _MISSING, "row"),
     Kind("asterisks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
+    Kind(
+        "double asterisks around words (**was**)", _COLUMN, r"^[^*]*(\*\*[^\s*][^*]*\*\*)[^*]*$", "row", least_share=0.2
+    ),
     Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
     Kind("brackets around words ([was])", _COLUMN, _REGION.format(r"\[\]"), "row", least_share=0.9),
@@ -117,6 +130,7 @@ class Oddities:
         self._unit = unit
         self._n_begun = n_before
         self._is_first = n_before == 0
+        self._has_crlf = False  # the text comes before CR LF is read as LF
         self._held = bytearray()
         self._kinds = [kind for kind in KINDS if kind.of in ("line", "first", of)]
         self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))  # most lines have nothing odd
@@ -142,7 +156,8 @@ class Oddities:
             self._search_held()
 
     def watched(self, portions: Iterable[bytes | None]) -> Iterator[bytes | None]:
-        """The portions, each after it was taken. A `Document` begins a row."""
+        """The portions of a text in which CR LF may end lines, each after it was taken. A `Document` begins a row."""
+        self._has_crlf = True
         for portion in portions:
             if isinstance(portion, Document):
                 self.begin()
@@ -153,7 +168,9 @@ class Oddities:
         """Looks for oddities in the next line, or in a whole prompt."""
         if self._unit == "line":
             self._n_begun += 1
-        line = text.removesuffix(b"\r").decode("utf-8", "ignore")
+        if self._has_crlf:
+            text = text.removesuffix(b"\r")
+        line = text.decode("utf-8", "ignore")
         is_first = self._is_first
         self._is_first = is_first and not line.strip()
         if not self._any.search(line):

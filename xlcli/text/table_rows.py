@@ -64,6 +64,7 @@ class _Table:
         self._name, self._text_fields = name, text_fields
         self._delimiter = ""
         self._columns: list[str] = []
+        self._header: list[str] = []
         self._quote = _ANY_QUOTE
 
     def is_open_after(self, line: bytes, *, is_open: bool) -> bool:
@@ -90,7 +91,10 @@ class _Table:
             require_columns(self._text_fields, cells, cells, where)
             self._columns = [cell or f"column {i}" for i, cell in enumerate(cells, start=1)]
             self._quote = re.compile(rb'(?:^|%b)"' % re.escape(self._delimiter.encode()))
+            self._header = cells
             return None
+        if [cells[0].removeprefix("\ufeff"), *cells[1:]] == self._header:  # of another table that was appended
+            return {}
         if len(cells) != len(self._columns):
             raise _broken(where, f"it has {len(cells):,} cells, but the header has {len(self._columns):,}")
         return dict(zip(self._columns, cells, strict=True))

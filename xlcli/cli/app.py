@@ -30,15 +30,12 @@ class Program(Group):
     """The program, which builds a command when it is used."""
 
     def summaries(self) -> dict[str, str]:
-        """What each command does."""
         return dict(COMMANDS)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None if there is none."""
         return load(cmd_name) if cmd_name in COMMANDS else None
 
 

@@ -46,7 +46,6 @@ def bench(
     ] = None,
     plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
 ) -> int:
-    """Measures speed."""
     if preset is not None and call.is_typed("model"):
         raise ConfigError("--preset and --model cannot be combined.", "Give one of them.")
     if task == "decode" and call.is_typed("segment_len"):

@@ -43,7 +43,6 @@ class Call(typer.Context):
 
     @property
     def name(self) -> str:
-        """The name of the command."""
         return str(self.info_name)
 
     @property

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from xlcli.cli import options
 from xlcli.cli.command import Call
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, write_output
@@ -30,7 +29,6 @@ Words = Annotated[
     str | None,
     option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines."),
 ]
-Html = options.Html
 Csv = Annotated[
     str | None,
     option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length."),
@@ -77,7 +75,6 @@ class Output:
         """`ConfigError` if it cannot be made of these models together."""
 
     def sink(self, run: Run) -> Sink:
-        """The sink that writes it."""
         raise NotImplementedError
 
 
@@ -144,7 +141,6 @@ class PageOutput(Output):
             raise call.conflict(self.name, "sweep_mem_len")
 
     def check_models(self, folders: Sequence[Path]) -> None:
-        """Refuses several models."""
         check_single("--html", folders)
 
     def sink(self, run: Run) -> Sink:
@@ -166,7 +162,6 @@ class ScorePage(Sink):
         self._is_whole = False
 
     def add(self, event: Event) -> None:
-        """Adds a token or a word, or keeps the score."""
         match event:
             case TokenScore():
                 self._page.add(event)
@@ -244,6 +239,19 @@ class ContextPlot(Output):
                 run.screen.say(f"plot written to {self.path}")
 
         return Kept(Score, draw)
+
+
+OUTPUTS: Sequence[type[Output]] = (TokenList, WordList, PageOutput, FigureTable, ContextPlot)
+
+
+def outputs_of(paths: Mapping[str, str | None]) -> list[Output]:
+    """The outputs of the options that were given, of their values by parameter."""
+    outputs = []
+    for kind in OUTPUTS:
+        path = paths[kind.name]
+        if path is not None:
+            outputs.append(kind(path))
+    return outputs
 
 
 def seed_statistics(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:

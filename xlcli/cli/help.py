@@ -59,11 +59,9 @@ class Page:
             )
 
     def params_of_help(self, ctx: Any) -> list[Any]:
-        """The parameters, with `--help`."""
         return self.get_params(ctx)  # type: ignore[attr-defined, no-any-return]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples."""
         with formatter.section("Examples"):
             formatter.write("".join(f"  {line}\n" for line in (self.epilog or "").splitlines()))
 
@@ -72,11 +70,9 @@ class Group(Page, TyperGroup):
     """Commands, whose help lists them before the options."""
 
     def summaries(self) -> dict[str, str]:
-        """What each command does."""
         return {name: command.help or "" for name, command in self.commands.items()}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes commands, then options."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, about.partition("\n\n")[0]) for name, about in self.summaries().items()])
         _write_panels(self.params_of_help(ctx), formatter, default="Options")

@@ -171,12 +171,10 @@ class Kept(Sink, Generic[E]):
         self._kind, self._finish = kind, finish
 
     def add(self, event: Any) -> None:
-        """Keeps the event."""
         if isinstance(event, self._kind):
             self.events.append(event)
 
     def close(self) -> None:
-        """Calls `finish`."""
         if self.events:
             self._finish(self.events)
 
@@ -198,7 +196,6 @@ class FileSink(Sink):
         self.is_saved = True
 
     def discard(self) -> None:
-        """Removes what was written."""
         self._file.__exit__(*sys.exc_info())
 
 

@@ -19,7 +19,6 @@ GRACE_SECONDS = 0.5
 
 
 def label(name: str) -> str:
-    """A text in messages."""
     return "standard input" if name == "-" else name
 
 
@@ -97,7 +96,6 @@ class Output:
             self._descriptor = None
 
     def heed(self, stop: Stop | None) -> None:
-        """Sets `stop`."""
         self.stop = stop
 
     def shares_file(self, other: Output) -> bool:
@@ -106,7 +104,6 @@ class Output:
         return a is not None and b is not None and os.path.sameopenfile(a, b)
 
     def write(self, text: str) -> None:
-        """Writes text."""
         self.write_bytes(text.encode(self._stream.encoding or "utf-8", self._stream.errors or "strict"))
 
     def write_bytes(self, data: bytes) -> None:

@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from xlcli.cli.display import DisplayToken, group_by_word
 from xlcli.cli.objects import to_json
 from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import Output
@@ -219,7 +218,6 @@ class Screen:
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Context in which the current activity is shown."""
         self.wait(text)
         try:
             yield
@@ -227,14 +225,12 @@ class Screen:
             self.clear()
 
     def progress(self, event: Progress) -> None:
-        """Shows the progress of a stage."""
         self._types = self._types and event.stage == f"reading {STANDARD_INPUT}"
         self._show(progress_line(event), event.stage)
         if event.total is not None and event.done >= event.total:
             self.clear()
 
     def step(self, event: Step) -> None:
-        """Shows the progress of training."""
         self._pace.losses.append(event.bits_per_byte)
         self._show(step_line(event, tuple(self._pace.losses)), "training")
 
@@ -314,11 +310,21 @@ class Screen:
             self.clear()
             steps = range(0, COLOR_BITS * len(COLORS), COLOR_BITS)
             self._err.write(f"bits of a word {' '.join(_paint(f'{bits}', bits) for bits in steps)}+\n")
-        words = group_by_word(DisplayToken(self._visible.feed(text), len(text), bits) for text, bits in spans)
-        shown = (_paint(word.text, word.bits) if word.text.strip() else word.text for word in words)
-        self.write("".join([label, *shown]).encode())
+        line, word, word_bits = label, "", 0.0
+        for token, bits in spans:
+            text = self._visible.feed(token)
+            # A word begins with a token that begins with a blank, or ends the line.
+            if text[:1] in (" ", "\t", "\n") and word.strip():
+                line += _paint(word, word_bits)
+                word, word_bits = "", 0.0
+            word += text
+            word_bits += bits
+        self.write((line + _paint(word, word_bits)).encode())
 
 
 def _paint(text: str, bits: float) -> str:
-    """The word in the color of its bits."""
-    return f"\x1b[{COLORS[min(len(COLORS) - 1, max(0, int(bits / COLOR_BITS)))]}m{text}\x1b[m"
+    """A word in the color of its bits; blanks have none."""
+    if not text.strip():
+        return text
+    color = min(len(COLORS) - 1, max(0, int(bits / COLOR_BITS)))
+    return f"\x1b[{COLORS[color]}m{text}\x1b[m"

@@ -76,7 +76,6 @@ class EventFile(Sink):
             self._writer.close()
 
     def discard(self) -> None:
-        """Closes the file of a run that has failed, for whatever reason."""
         with suppress(OSError):
             self.close()
 

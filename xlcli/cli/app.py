@@ -36,7 +36,9 @@ class Program(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return load(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        return load(cmd_name)
 
 
 @cache
@@ -78,10 +80,9 @@ def program(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the program and returns its exit code. Its arguments are the `obj` of contexts.
+    """Runs the program and returns its exit code; `ConfigError` for a usage error.
 
-    Raises:
-        ConfigError: A usage error.
+    Its arguments are the `obj` of contexts.
     """
     if arguments and arguments[0] in ("help", "version"):
         arguments = [*arguments[1:], f"--{arguments[0]}"]

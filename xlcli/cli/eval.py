@@ -109,12 +109,7 @@ def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: 
 
 
 def score_all(
-    folders: Sequence[Path],
-    texts: Sequence[str],
-    config: Config,
-    screen: Screen,
-    stop: Stop,
-    outputs: Sequence[Output],
+    folders: Sequence[Path], texts: Sequence[str], config: Config, screen: Screen, stop: Stop, outputs: Sequence[Output]
 ) -> Iterator[Event]:
     """Events of the evaluation of each model, which leaves the RAM before the next one is loaded."""
     lists_tokens = any(output.lists_tokens for output in outputs)

@@ -22,8 +22,7 @@ from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER
 
 PerToken = Annotated[
-    str | None,
-    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table."),
+    str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table.")
 ]
 Words = Annotated[
     str | None,
@@ -57,11 +56,13 @@ class Output:
     Attributes:
         name: Its option, as a parameter.
         kind: What it is, by its suffix.
+        excludes: Settings with which it cannot be made, and other outputs.
         lists_tokens, lists_words: True if the evaluation has to yield tokens or words for it.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
+    excludes: ClassVar[Sequence[str]] = ()
     lists_tokens: ClassVar[bool] = False
     lists_words: ClassVar[bool] = False
 
@@ -69,7 +70,11 @@ class Output:
         self.path = path
 
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        """`ConfigError` if it cannot be made with these settings."""
+        """`ConfigError` if something was given that it excludes."""
+        for other in self.excludes:
+            value = getattr(settings, other) if hasattr(settings, other) else call.params[other]
+            if value:
+                raise call.conflict(self.name, other)
 
     def check_models(self, folders: Sequence[Path]) -> None:
         """`ConfigError` if it cannot be made of these models together."""
@@ -83,15 +88,8 @@ class TokenList(Output):
 
     name = "per_token"
     kind = LIST
+    excludes = ("words", "score_field", "sweep_mem_len")
     lists_tokens = True
-
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if call.params["words"] is not None:
-            raise call.conflict(self.name, "words")
-        if settings.score_field is not None:
-            raise call.conflict(self.name, "score_field")
-        if settings.sweep_mem_len:
-            raise call.conflict(self.name, "sweep_mem_len")
 
     def check_models(self, folders: Sequence[Path]) -> None:
         """Refuses models without common tokens."""
@@ -108,11 +106,8 @@ class WordList(Output):
 
     name = "words"
     kind = LIST
+    excludes = ("sweep_mem_len",)
     lists_words = True
-
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if settings.sweep_mem_len:
-            raise call.conflict(self.name, "sweep_mem_len")
 
     def sink(self, run: Run) -> Sink:
         kinds = (Row, WordScore, PairScore, ContinuationScore)
@@ -131,14 +126,9 @@ class PageOutput(Output):
 
     name = "html"
     kind = PAGE
+    excludes = ("score_field", "sweep_mem_len")
     lists_tokens = True
     lists_words = True
-
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if settings.score_field is not None:
-            raise call.conflict(self.name, "score_field")
-        if settings.sweep_mem_len:
-            raise call.conflict(self.name, "sweep_mem_len")
 
     def check_models(self, folders: Sequence[Path]) -> None:
         check_single("--html", folders)
@@ -217,14 +207,7 @@ class ContextPlot(Output):
 
     name = "plot"
     kind = PICTURE
-
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if settings.stride is not None:
-            raise call.conflict(self.name, "stride")
-        if settings.adapt:
-            raise call.conflict(self.name, "adapt")
-        if settings.context_cache is not None:
-            raise call.conflict(self.name, "context_cache")
+    excludes = ("stride", "adapt", "context_cache")
 
     def sink(self, run: Run) -> Sink:
 

@@ -84,8 +84,9 @@ def _write_panels(params: list[Any], formatter: Any, *, default: str) -> None:
     for param in params:
         if param.param_type_name == "option" and not param.hidden:
             names = ", ".join(sorted(param.opts, key=len))
-            value = "" if param.is_flag else param.metavar or "|".join(choices_of(param)) or "VALUE"
-            panels[param.rich_help_panel or default].append((f"{names} {value}".rstrip(), param.help or ""))
+            if not param.is_flag:
+                names += " " + (param.metavar or "|".join(choices_of(param)) or "VALUE")
+            panels[param.rich_help_panel or default].append((names, param.help or ""))
     for heading, rows in panels.items():
         if rows:
             with formatter.section(heading):

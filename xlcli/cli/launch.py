@@ -30,8 +30,7 @@ POLL_SECONDS = 0.02
 def is_to_launch(nproc: int) -> bool:
     """True if this process is to start `nproc` others; False if it is one of several itself.
 
-    Raises:
-        ConfigError: The machine is too small, or another number of processes has been started already.
+    `ConfigError` if the machine is too small, or another number of processes has been started already.
     """
     size = environment().size
     if size > 1 and nproc not in (1, size):
@@ -46,13 +45,8 @@ def is_to_launch(nproc: int) -> bool:
 def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command again.") -> int:
     """Runs `xlcli` in `nproc` processes and passes signals on; a second SIGINT kills. If one fails, it ends the others.
 
-    Ctrl-Z suspends them too.
-
-    Returns:
-        The exit code of the process that failed first, also that of SIGPIPE, else 0.
-
-    Raises:
-        RankError: It was killed, or has lost another one.
+    Ctrl-Z suspends them too. Returns the exit code of the process that failed first, also that of SIGPIPE, else 0;
+    `RankError` if it was killed, or has lost another one.
     """
     path = os.pathsep.join(filter(None, sys.path))  # with -P below, the working folder is not searched for modules
     shared = {**os.environ, "PYTHONPATH": path, "WORLD_SIZE": str(nproc), LAUNCHER: str(os.getpid())}
@@ -63,7 +57,9 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
 
     def receive(number: int, _: object) -> None:
         received.append(number)
-        send(signal.SIGKILL if received.count(signal.SIGINT) > 1 else number)
+        if received.count(signal.SIGINT) > 1:
+            number = signal.SIGKILL
+        send(number)
 
     def suspend(number: int, _: object) -> None:
         send(signal.SIGSTOP)

@@ -45,9 +45,7 @@ class StateFiles(NamedTuple):
 def state_files(call: Call, state: str | None, state_in: str | None, state_out: str | None) -> StateFiles:
     """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists and has content.
 
-    Raises:
-        ConfigError: `--state` is given beside another one.
-        StateError: There is no state to continue.
+    `ConfigError` if `--state` is given beside another one, `StateError` if there is no state to continue.
     """
     if state is not None and state_in is not None:
         raise call.conflict("state", "state_in")
@@ -89,10 +87,7 @@ def find_models(
 ) -> list[Path]:
     """Folders of the models that `--model` names, else of the one that made the saved state, else of a chosen one.
 
-    A choice is reported.
-
-    Raises:
-        ConfigError: A setting does not apply to one of these models.
+    A choice is reported. `ConfigError` if a setting does not apply to one of these models.
     """
     folders = [choose(name)[0] for name in named_models(call, names)]
     if not folders and state.before is not None:
@@ -137,10 +132,8 @@ def print_plan(
 ) -> None:
     """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
 
-    `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory.
-
-    Raises:
-        ResourceError: The machine has too little RAM.
+    `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory. `ResourceError` if the machine
+    has too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)
@@ -260,11 +253,8 @@ def open_model(
 ) -> OpenedModel:
     """`load_model`, with the saved session. The file to save in is locked until the command ends.
 
-    `log` is the file that is followed.
-
-    Raises:
-        BusyError: Another process saves in that file.
-        StateError: The state belongs to another log, whose place in it would be lost.
+    `log` is the file that is followed. `BusyError` if another process saves in that file, `StateError` if the state
+    belongs to another log, whose place in it would be lost.
     """
     if state.after is not None:
         call.with_resource(lock_state(state.after.resolve()))

@@ -99,10 +99,7 @@ def presets(call: Call) -> None:
 
 
 @app.command(
-    "show",
-    "xlcli models show books",
-    "xlcli models show corpus --plot curve.png",
-    about="Show a model or preset.",
+    "show", "xlcli models show books", "xlcli models show corpus --plot curve.png", about="Show a model or preset."
 )
 def show(
     call: Call,

@@ -193,21 +193,17 @@ def _escaped(text: bytes) -> str:
 
 
 class _Blocks:
-    """HTML of the text in blocks of rows, in an unnamed temporary file: RAM is constant.
-
-    Attributes:
-        file: The file.
-        n_bytes: Size of the text shown.
-        last_line: Number of the last line shown.
-    """
+    """HTML of the text in blocks of rows, in an unnamed temporary file: RAM is constant."""
 
     def __init__(self, path: Path) -> None:
-        self.n_bytes = self.last_line = 0
+        self.n_bytes = self.last_line = 0  # of the text shown
         self._path = path
         self._rows: list[str] = []
         self._block_bytes = self._n_colored = 0
         try:
-            folder = path.parent if not path.exists() or path.is_file() else None
+            folder = path.parent
+            if path.exists() and not path.is_file():
+                folder = None  # that of a device or pipe may be no place for files
             self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         except OSError as error:
             raise cannot_write(path, error) from None
@@ -215,8 +211,9 @@ class _Blocks:
     def add(self, row: _Row) -> None:
         is_colored = self._n_colored < COLORED_WORDS
         content = row.html() if is_colored else _escaped(row.text)
-        begins_line = row.line > self.last_line
-        anchor = f" id=L{row.line}" if begins_line else ""
+        anchor = ""
+        if row.line > self.last_line:  # else it continues a line
+            anchor = f" id=L{row.line}"
         self._rows.append(f"<b{anchor} data-b={row.bits_per_byte:.2f}>{content}</b>")
         self.n_bytes += len(row.text)
         self.last_line = row.line
@@ -237,7 +234,6 @@ class _Blocks:
             self._rows, self._block_bytes = [], 0
 
     def note(self, text: str) -> None:
-        """Writes a remark after the block."""
         self._write(f"<p class=note>{text}</p>\n")
 
     def _write(self, html: str) -> None:
@@ -248,14 +244,11 @@ class _Blocks:
 
 
 class _SurprisingLine(NamedTuple):
-    """A line of the table. Long lines are before others, each by bits per byte."""
+    """A line of the table. Its first two fields are its rank: long lines are before others."""
 
-    rank: tuple[bool, float]
+    is_long: bool
+    bits_per_byte: float
     html: str
-
-    @property
-    def is_long(self) -> bool:
-        return self.rank[0]
 
 
 class _MostSurprising:
@@ -265,22 +258,23 @@ class _MostSurprising:
         self._lines: list[_SurprisingLine] = []
 
     def add(self, row: _Row, *, is_linked: bool) -> None:
-        surprise = row.bits_per_byte if math.isfinite(row.bits) else math.inf
-        rank = (len(row.text) >= LONG_LINE, surprise)
-        if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1].rank:
+        rank = (len(row.text) >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf)
+        if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1][:2]:
             return
         number = f'<a href="#L{row.line}">{row.line:,}</a>' if is_linked else f"{row.line:,}"
         html = f"<tr><td>{row.bits_per_byte:.2f}<td>{number}<td dir=auto>{row.html(PREVIEW)}</tr>"
-        self._lines.append(_SurprisingLine(rank, html))
-        self._lines.sort(key=lambda line: line.rank, reverse=True)
+        self._lines.append(_SurprisingLine(*rank, html))
+        self._lines.sort(key=lambda line: line[:2], reverse=True)
         del self._lines[TABLE_ROWS:]
 
     def table(self) -> dict[str, str]:
         """What the page shows of them, by names of its template."""
-        lines = [line for line in self._lines if line.is_long] or self._lines
         about = "Lines by bits per byte."
-        if lines and lines[0].is_long:
+        lines = self._lines
+        long_lines = [line for line in lines if line.is_long]
+        if long_lines:
             about = f"Lines of at least {LONG_LINE} bytes by bits per byte."
+            lines = long_lines
         return {"about_lines": about, "line_rows": "".join(line.html for line in lines)}
 
 
@@ -324,6 +318,11 @@ class _Stretch:
         self.n_bytes += n_bytes
         self.bits += bits
 
+    @property
+    def bits_per_byte(self) -> float:
+        """What is drawn: 0 for scores that are no number."""
+        return self.bits / self.n_bytes if math.isfinite(self.bits) else 0.0
+
 
 class _Curve:
     """Bits per byte along the text, in at most `CURVE_POINTS` stretches of about equal size."""
@@ -335,22 +334,18 @@ class _Curve:
     def add(self, token: TokenScore, line: int) -> None:
         """Adds a token in this line."""
         if not self._points or self._points[-1].n_bytes >= self._width:
-            if len(self._points) == CURVE_POINTS:
-                self._halve()
+            if len(self._points) == CURVE_POINTS:  # joins each two; new ones are as wide
+                self._width *= 2
+                for one, other in zip(self._points[::2], self._points[1::2], strict=True):
+                    one.add(other.n_bytes, other.bits)
+                del self._points[1::2]
             self._points.append(_Stretch(line, token.byte))
         self._points[-1].add(len(token.text), token.bits)
-
-    def _halve(self) -> None:
-        """Joins each two stretches. New ones are twice as wide, too."""
-        self._width *= 2
-        for one, other in zip(self._points[::2], self._points[1::2], strict=True):
-            one.add(other.n_bytes, other.bits)
-        del self._points[1::2]
 
     def drawing(self, last_line: int) -> dict[str, str]:
         """What the page shows of it, by names of its template; a stretch links to its first line, up to `last_line`."""
         points = self._points
-        values = [point.bits / point.n_bytes if math.isfinite(point.bits) else 0.0 for point in points]
+        values = [point.bits_per_byte for point in points]
         total = sum(point.n_bytes for point in points)
         top = max(1, math.ceil(max(values, default=0.0)))
 

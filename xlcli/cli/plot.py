@@ -49,13 +49,7 @@ def draw_by_context(path: str, scores: Sequence[Score]) -> None:
 
 
 def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
-    """Draws bits per byte of training and validation over tokens; False if there are none.
-
-    Args:
-        name: File of the picture.
-        rows: Rows of `metrics.jsonl`.
-        title: Title of the plot.
-    """
+    """Draws bits per byte of training and validation, of rows of `metrics.jsonl`, over tokens; False without any."""
     steps, valid = _curve(rows, "bits_per_byte"), _curve(rows, "validation_bits_per_byte")
     if not steps and not valid:
         return False

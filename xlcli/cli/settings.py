@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 
 class UserSettings(NamedTuple):
-    """Settings that a user has given to a command.
+    """Settings that a user has given to a command: values by section, and how each dotted key was written.
 
-    Attributes:
-        tree: Their values, by section.
-        spelled: How the user wrote each dotted key: option, variable, key, or key of a file.
+    A key is written as an option, a variable, a key, or a key of a file.
     """
 
     tree: Tree
@@ -46,14 +44,8 @@ def read_settings(
 ) -> UserSettings:
     """Settings of file, environment, `--set` and options, merged in this order.
 
-    Args:
-        command: The command.
-        params: Values of its options.
-        typed: Names of the options on the command line.
-        spelled: Each option as the user has given it.
-
-    Raises:
-        ConfigError: A value is no setting of the command, or empty, or not UTF-8.
+    `params` are the values of the options of the command, `typed` those on the command line, and `spelled` how the user
+    has given each. `ConfigError` if a value is no setting of the command, or empty, or not UTF-8.
     """
     layers = [
         _of_file(params["config_file"]),

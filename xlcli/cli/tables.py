@@ -53,7 +53,7 @@ class Table:
         self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
         self._columns: list[str] = []
-        self._left_out: set[str] = set()
+        self._has_warned = False
 
     def line(self, event: Scored) -> str:
         """The line of an event, after the header if it is the first one; nothing for a row."""
@@ -76,16 +76,13 @@ class Table:
         header = ""
         if not self._columns:
             self._columns = list(values)
-            header = "" if self._continued else self._line(self._columns)
-        self._warn_of_left_out(values.keys() - self._columns)
+            if not self._continued:
+                header = self._line(self._columns)
+        left_out = sorted(values.keys() - self._columns)
+        if left_out and not self._has_warned:
+            self._has_warned = True
+            self._warn(f"columns missing in the first row are left out: {named(left_out)}; .jsonl output keeps them")
         return header + self._line([_cell(values.get(name)) for name in self._columns])
-
-    def _warn_of_left_out(self, names: set[str]) -> None:
-        """Warns once of columns that the first row does not have."""
-        if names and not self._left_out:
-            self._left_out = names
-            missing = named(sorted(names))
-            self._warn(f"columns missing in the first row are left out: {missing}; .jsonl output keeps them")
 
     def _line(self, cells: Sequence[str]) -> str:
         line = io.StringIO()
@@ -119,8 +116,7 @@ class Listing(FileSink):
 class JoinedListing(Listing):
     """The list of the scores of several models, in columns `bits_NAME`; those of each wait in a file for the last.
 
-    Raises:
-        DataError: The models have divided the text into other words.
+    `DataError` if the models have divided the text into other words.
     """
 
     def __init__(self, *listing: Any, names: Sequence[str]) -> None:
@@ -170,7 +166,6 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def event_columns(event: Scored) -> dict[str, Any]:
-    """The columns of an event."""
     if isinstance(event, TokenScore):
         return text_object(event)
     return fields(event, "columns") | getattr(event, "columns", {})

@@ -115,8 +115,8 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
         f"{first.task} of {first.model}, {compact_number(first.parameters)} parameters, {first.device} {first.dtype}"
         f"{rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
     )
-    columns = [_figures(speed) for speed in speeds]
-    names = [name for name in columns[0] if any(column[name] for column in columns)]
+    columns = list(map(_figures, speeds))
+    names = [name for name in columns[0] if any(column[name] for column in columns)]  # rows that say something
     n_in_table = max(1, (width - max(map(len, names))) // COLUMN)
     text = wrapped(about, width)
     for start in range(0, len(columns), n_in_table):

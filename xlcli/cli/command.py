@@ -45,8 +45,8 @@ class Call(typer.Context):
     def screen(self) -> Screen:
         """Standard output and error, with the options of this call. Only the first process of several prints."""
         if "screen" not in self.meta:
-            options = {name: self.params[name] for name in ("json", "quiet", "verbose", "color") if name in self.params}
-            self.meta["screen"] = Screen(**options, hidden=not environment().is_first)
+            options = {name: self.params.get(name) or False for name in ("json", "quiet", "verbose")}
+            self.meta["screen"] = Screen(**options, color=self.params.get("color"), hidden=not environment().is_first)
         screen: Screen = self.meta["screen"]
         return screen
 

@@ -80,6 +80,7 @@ def evaluate(
         run = run_of(folders, settings, screen, stop)
 
         def show(scores: list[Score]) -> None:
+            # A sweep that was stopped has one score of a part, which is shown only if there is no other one.
             whole = [score for score in scores if not score.partial]
             is_listed = any(output.path == "-" for output in outputs)
             show_scores(whole or scores[:1], run, to_stderr=is_listed)
@@ -121,7 +122,7 @@ def score_all(
         events = evaluation.evaluate(
             loaded, texts or None, config.eval, runtime, stop=stop, per_token=lists_tokens, words=lists_words
         )
-        del loaded
+        del loaded  # the events keep it only until the last one
         for event in events:
             if isinstance(event, Score) and len(folders) > 1:
                 event = replace(event, model=name)
@@ -180,7 +181,7 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
     comparisons = [compare(score, scores[0]) for score in scores[1:]]
     seeds = eval_outputs.seed_statistics(scores, run)
     if screen.json and not to_stderr:
-        objects = [score_object(score) for score in scores]
+        objects = list(map(score_object, scores))
         is_partial = scores[0].partial or len(scores) != run.n_rows
         sweep = {"sweep": objects, "partial": is_partial, "comparisons": comparisons, "seeds": seeds}
         screen.object(sweep if run.n_rows else objects[0])

@@ -94,7 +94,7 @@ class TokenList(Output):
     def check_models(self, folders: Sequence[Path]) -> None:
         """Refuses models without common tokens."""
         vocabularies = {read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}
-        if len(vocabularies) > 1:
+        if len(vocabularies) > 1:  # rows of tokens could not be joined
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
 
     def sink(self, run: Run) -> Sink:
@@ -190,8 +190,10 @@ class FigureTable(Output):
             if run.stop():
                 run.screen.not_written(self.path)
                 return
-            rows = [row for score in scores for row in score_rows(score)]
-            if not scores[0].pairs:
+            rows = []
+            for score in scores:
+                rows += score_rows(score)
+            if not scores[0].pairs:  # which have a row for each group
                 rows += seed_rows(seed_statistics(scores, run))
             text = csv_text(rows)
             if self.path == "-":

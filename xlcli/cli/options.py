@@ -168,4 +168,9 @@ def option_kinds(command: str) -> dict[str, Any]:
 
 def choices(kind: Any) -> tuple[str, ...]:
     """Values of a `Literal`, or of one that may be None; none of any other type."""
-    return tuple(choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str))
+    found: list[str] = []
+    for part in (kind, *get_args(kind)):
+        for choice in get_args(part):
+            if isinstance(choice, str):
+                found.append(choice)
+    return tuple(found)

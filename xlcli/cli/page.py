@@ -188,7 +188,7 @@ class _Row:
         return "".join(html) + _escaped(self.text[end:])
 
 
-def _escaped(text: bytes) -> str:
+def _escaped(text: bytes | bytearray) -> str:
     return escape(visible(text.decode("utf-8", "backslashreplace")), quote=False)
 
 
@@ -201,7 +201,7 @@ class _Blocks:
         self._rows: list[str] = []
         self._block_bytes = self._n_colored = 0
         try:
-            folder = path.parent
+            folder: Path | None = path.parent
             if path.exists() and not path.is_file():
                 folder = None  # that of a device or pipe may be no place for files
             self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115

@@ -61,8 +61,8 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
         tokens, smooth = (averaged(values, _SMOOTHED) for values in zip(*steps, strict=True))
         axes.plot(tokens, smooth, color="C0", label=f"training: {smooth[-1]:.4f}")
     if valid:
-        best = min(value for _, value in valid)
-        axes.plot(*zip(*valid, strict=True), color="C1", marker="o", label=f"validation: {best:.4f} at best")
+        places, losses = zip(*valid, strict=True)
+        axes.plot(places, losses, color="C1", marker="o", label=f"validation: {min(losses):.4f} at best")
     values = sorted(value for _, value in steps + valid)
     median = values[len(values) // 2]
     if values[-1] > 2 * median:  # the first steps would take most of the picture

@@ -245,10 +245,13 @@ def pairs_text(
         columns.append([f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(groups))
     for each in seeds:
         heading += ["mean", "SD"]
+        means, deviations = [], []
         of_seeds = [score for score in scores if score.model in each["models"] and score.mem_len == each["mem_len"]]
-        by_group = [[pair.share for pair in pairs] for pairs in zip(*(score.pairs for score in of_seeds), strict=True)]
-        columns.append([f"{fmean(shares):.3f}" for shares in by_group])
-        columns.append([f"{stdev(shares):.3f}" for shares in by_group])
+        for pairs in zip(*(score.pairs for score in of_seeds), strict=True):  # those of a group
+            shares = [pair.share for pair in pairs]
+            means.append(f"{fmean(shares):.3f}")
+            deviations.append(f"{stdev(shares):.3f}")
+        columns += [means, deviations]
     if len(scores) == 2 and comparisons and comparisons[0] is not None:
         heading += [f"only {names[0]}", f"only {names[1]}", "p"]
         compared = comparisons[0].pairs

@@ -74,7 +74,7 @@ def _of_file(file: str | None) -> _Layer:
     tree = Tree()
     if file is not None:
         tree = config.read_toml(Path(file))
-        tree.pop("about", None)
+        tree.pop("about", None)  # the description of a preset
     return _Layer(tree, lambda key: f"{file}: {key}")
 
 
@@ -144,9 +144,9 @@ def _toml_value(value: Any) -> str:
         items = (f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None)
         return "{" + ", ".join(items) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML forbids
     return json.dumps(value)
 
 

@@ -66,7 +66,7 @@ class Table:
         """The line of these columns of the input and of an event."""
         values: dict[str, Any] = {}
         for name, value in fields.items():
-            while name in columns or name in values:
+            while name in columns or name in values:  # no column of the input is lost
                 name = f"input_{name}"
             values[name] = value
         if self.json:
@@ -143,17 +143,21 @@ class JoinedListing(Listing):
             file.seek(0)
         for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}]"):
             row, first_columns = json.loads(lines[0])
-            place = {key: value for key, value in first_columns.items() if key in PLACES}
+            place = _place_of(first_columns)
             joined = dict(place)
             for name, line in zip(self._names, lines, strict=True):
                 _, columns = json.loads(line)
-                if {key: value for key, value in columns.items() if key in PLACES} != place:
+                if _place_of(columns) != place:
                     reason = f"the models have different words from byte {place.get('byte', 'the end')} on."
                     raise DataError(reason, "List each by itself: -m NAME.")
                 for key, value in columns.items():
                     if key not in PLACES:
                         joined[f"{key}_{name}"] = value
             self.write(self._table.row(row, joined).encode("utf-8", "surrogateescape"))
+
+
+def _place_of(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in columns.items() if key in PLACES}
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -45,7 +45,7 @@ def names(wheel: Path) -> set[str]:
 def test_wheel_holds_the_package_the_presets_and_nothing_else(wheel):
     found = names(wheel)
     modules = {path.relative_to(SOURCE).as_posix() for path in (SOURCE / "xlcli").rglob("*.py")}
-    modules |= {f"xlcli/cli/page.{kind}" for kind in ("html", "css", "js")}
+    modules |= {f"xlcli/cli/page.{kind}" for kind in ("html", "css")}
     presets = {f"xlcli/_models/{path.name}" for path in (SOURCE / "models").glob("*.toml")}
     assert len(modules) > 50
     assert len(presets) >= 4

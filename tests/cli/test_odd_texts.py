@@ -65,7 +65,7 @@ def test_texts_without_rows_have_lines(run, model, tmp_path):
         assert "line 2" in notices(run("eval", "-").err)[0]
     rows = "".join(json.dumps({"text": line}) + "\n" for line in text.decode().splitlines())
     (tmp_path / "rows.jsonl").write_text(rows)
-    assert "line 2" in notices(run("eval", tmp_path / "rows.jsonl").err)[0]
+    assert "row 2" in notices(run("eval", tmp_path / "rows.jsonl").err)[0]
 
 
 def test_a_notice_comes_once_for_several_models_and_not_for_raw_bytes(run, model, tmp_path):

@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import tempfile
+from collections import deque
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +20,8 @@ from programs import TEXT, command, environment
 from xlcli.cli import page as module
 from xlcli.cli.page import Page
 from xlcli.cli.terminal import Visible
-from xlcli.events import ContextBin, TokenScore
+from xlcli.events import ContextBin, TokenScore, WordScore
 
-DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 HOSTILE = (
     b"<script>alert(1)</script></pre></b></main></html><img src=x onerror=alert(1)> &lt;&#0;\" ' $title ${x} $$\n"
     b"</style><!-- text --><![CDATA[ ]]> \x1b[2J\x1b]0;owned\x07\x00\x7f\xc2\x9b31m \xff\xfe\xed\xa0\x80\r\n"
@@ -29,12 +30,19 @@ HOSTILE = (
 )
 
 
+class Word(NamedTuple):
+    byte: int
+    text: str
+    bits: float
+    name: str
+
+
 class Parsed(HTMLParser):
-    """What a browser finds in a page: tags with their attributes, text by element, rows, scores of tokens."""
+    """What a browser finds in a page: tags with their attributes, text by element, rows with their words."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
-        self.tags, self.stack, self.texts, self.rows, self.blocks = [], [], {}, [], []
+        self.tags, self.stack, self.texts, self.rows, self.n_bytes = [], [], {}, [], 0
         self.feed(html)
         self.close()
 
@@ -42,13 +50,11 @@ class Parsed(HTMLParser):
         attributes = dict(attributes)
         self.tags.append((tag, attributes))
         self.stack.append(tag)
-        if tag == "pre":
-            self.blocks.append((attributes, []))
         if tag == "b":
-            self.rows.append(attributes | {"text": "", "runs": []})
-            self.blocks[-1][1].append(self.rows[-1])
+            self.rows.append(attributes | {"text": "", "words": []})
         if tag == "i" and "pre" in self.stack:
-            self.rows[-1]["runs"].append([attributes["class"], ""])
+            bits = float(re.fullmatch(r"([\d.]+|inf|nan) bits", attributes["title"])[1])
+            self.rows[-1]["words"].append(Word(self.n_bytes, "", bits, attributes["class"]))
 
     def handle_endtag(self, tag):
         while self.stack and self.stack.pop() != tag:
@@ -59,40 +65,52 @@ class Parsed(HTMLParser):
         self.texts[tag] = self.texts.get(tag, "") + data
         if "b" in self.stack:
             self.rows[-1]["text"] += data
+            self.n_bytes += len(data.encode())
             if tag == "i":
-                self.rows[-1]["runs"][-1][1] += data
+                word = self.rows[-1]["words"].pop()
+                self.rows[-1]["words"].append(word._replace(text=word.text + data))
 
     @property
     def text(self):
         return "".join(row["text"] for row in self.rows)
 
     @property
-    def tokens(self):
-        """Byte offset, shown text, size in bytes and bits of each token, decoded as by the script."""
-        found = []
-        for attributes, rows in self.blocks:
-            byte, text = int(attributes["data-o"]), "".join(row["text"] for row in rows).encode("utf-16-le")
-            for short, length, size, high, low in re.findall(
-                r"(?:([\w-])|\((\d+):(\d+)\))([\w-])([\w-])", attributes["data-t"]
-            ):
-                end = 2 * (DIGITS.index(short) if short else int(length))
-                shown, text = text[:end].decode("utf-16-le"), text[end:]
-                n_bytes = len(shown.encode()) if short else int(size)
-                found.append((byte, shown, n_bytes, 0.05 * (64 * DIGITS.index(high) + DIGITS.index(low))))
-                byte += n_bytes
-            assert not text
-        return found
+    def words(self):
+        return [word for row in self.rows for word in row["words"]]
 
 
-def make(tokens, title="text", **options):
-    """The page of tokens given as (text, bits)."""
+def make(tokens, title="text", *, words=None, byte=0, facts=(), **options):
+    """The page of tokens given as (text, bits), and words as (byte, text, bits): else what is between blanks."""
+    tokens = list(tokens)
+    if words is None:
+        data = b"".join(text for text, _ in tokens)
+        words = [(byte + found.start(), found[0], 3.0) for found in re.finditer(rb"\S+", data)]
+    words = deque(words)
     with tempfile.TemporaryDirectory() as folder, Page(Path(folder) / "page.html") as page:
-        byte = options.pop("byte", 0)
         for text, bits in tokens:
             page.add(TokenScore(1, byte, text, bits))
             byte += len(text)
-        page.save(title, "m", "memory", options.pop("facts", []), **options)
+            while words and words[0][0] + len(words[0][1]) < byte:
+                add_word(page, *words.popleft())
+        for word in words:
+            add_word(page, *word)
+        page.save(title, "m", "memory", facts, **options)
         return page.path.read_text("utf-8")
+
+
+def add_word(page, byte, text, bits):
+    word = text.decode("utf-8", "replace")
+    page.add_word(WordScore(1, 1, 1, byte, word, bits, bits, 0.0, 1))
+
+
+def each_a_word(tokens, byte=0):
+    """Words for `make` with the bits of tokens that have one each."""
+    words = []
+    for text, bits in tokens:
+        if text.strip():
+            words.append((byte + len(text) - len(text.lstrip()), text.strip(), bits))
+        byte += len(text)
+    return words
 
 
 def by_bytes(data, bits=1.0):
@@ -119,8 +137,8 @@ def test_the_text_of_the_page_is_the_text_given(data, sizes, bits):
         at += size
     parsed = Parsed(make(tokens))
     assert parsed.text == Visible().feed(data, final=True)
-    assert sum(size for _, _, size, _ in parsed.tokens) == len(data)
-    assert "".join(shown for _, shown, _, _ in parsed.tokens) == parsed.text
+    for word, given_word in zip(parsed.words, re.findall(rb"\S+", data), strict=True):
+        assert word.text.startswith(Visible().feed(given_word, final=True))
 
 
 def test_hostile_text_is_shown_and_not_obeyed():
@@ -128,8 +146,7 @@ def test_hostile_text_is_shown_and_not_obeyed():
     parsed = Parsed(html)
     assert parsed.text == Visible().feed(HOSTILE, final=True)
     names = {tag for tag, _ in parsed.tags}
-    assert names.isdisjoint({"img", "iframe", "object", "embed", "link", "base", "form", "input"})
-    assert [tag for tag, _ in parsed.tags].count("script") == 1
+    assert names.isdisjoint({"script", "img", "iframe", "object", "embed", "link", "base", "form", "input"})
     assert parsed.texts["h1"] == "</title><script>alert(2)\\x1b"
     assert parsed.texts["title"].startswith(parsed.texts["h1"])
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ufffd]", html)
@@ -144,13 +161,10 @@ def test_the_page_refers_to_nothing_outside():
     assert all(re.fullmatch(r"#(L\d+|summary)", target) for target in targets)
     names = {attributes.get("id") for _, attributes in parsed.tags}
     assert all(target[1:] in names for target in targets)
-    assert not re.search(r"url\(|@import|https?:", parsed.texts["style"] + parsed.texts["script"])
+    assert not re.search(r"url\(|@import|https?:", parsed.texts["style"])
     (policy,) = (a["content"] for _, a in parsed.tags if a.get("http-equiv") == "Content-Security-Policy")
-    for kind in ("style", "script"):
-        digest = base64.b64encode(hashlib.sha256(parsed.texts[kind].encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
-    assert policy.startswith("default-src 'none'")
-    assert "unsafe" not in policy
+    digest = base64.b64encode(hashlib.sha256(parsed.texts["style"].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 def colors(html):
@@ -161,9 +175,9 @@ def colors(html):
 
 def test_words_are_colored_by_their_bits_from_quantiles_on():
     words = [(b" w%02d" % n, float(n)) for n in range(100)]
-    html = make([*words, (b"\n", 50.0)])
+    html = make([*words, (b"\n", 50.0)], words=each_a_word(words))
     parsed, by_class = Parsed(html), colors(html)
-    found = {text: by_class.get(name, 0) for name, text in parsed.rows[0]["runs"]}
+    found = {word.text: by_class.get(word.name, 0) for word in parsed.words}
     shares = [sum(color >= least for color in found.values()) / 100 for least in (1, 2, 3, 4, 5)]
     assert all(share <= most for share, most in zip(shares, (0.5, 0.25, 0.1, 0.05, 0.01), strict=True))
     assert [found[f"w{n:02}"] for n in (0, 40, 60, 80, 92, 99)] == [0, 0, 1, 2, 3, 4]
@@ -175,11 +189,12 @@ def test_words_are_colored_by_their_bits_from_quantiles_on():
 
 
 def test_a_color_in_use_has_a_share():
-    html = make([*((b" w%03d" % n, 1.0) for n in range(999)), (b" rare", 30.0), (b"\n", 1.0)])
+    tokens = [*((b" w%03d" % n, 1.0) for n in range(999)), (b" rare", 30.0), (b"\n", 1.0)]
+    html = make(tokens, words=each_a_word(tokens))
     assert "(0.1 %)</i>" in html
 
 
-def test_a_word_has_the_bits_of_its_tokens():
+def test_words_have_their_bits_and_rows_those_of_tokens():
     tokens = [
         (b" so", 1.0),
         (b"me", 2.5),
@@ -190,20 +205,27 @@ def test_a_word_has_the_bits_of_its_tokens():
         (b"  ", 3.0),
         (b"\n", 1.0),
     ]
-    parsed = Parsed(make(tokens, byte=7))
-    assert parsed.tokens == [(7, " some:", 6, 7.5), (13, " word\n", 6, 3.5), (19, "  \n", 3, 4.0)]
-    assert [text for row in parsed.rows for _, text in row["runs"]] == ["some:", "word\n"]
+    parsed = Parsed(make(tokens, byte=7, words=[(8, b"some:", 7.25), (14, b"word", 3.75)]))
+    assert [word[:3] for word in parsed.words] == [(1, "some:", 7.25), (7, "word", 3.75)]
     assert [row["data-b"] for row in parsed.rows] == [f"{11 / 12:.2f}", f"{4 / 3:.2f}"]
 
 
+def test_a_word_in_progress_has_no_bits():
+    parsed = Parsed(make(by_bytes(b"rest of a half wo"), byte=5, words=[(3, b"a rest", 1.0), (10, b"of", 2.0)]))
+    assert [word[:3] for word in parsed.words] == [(5, "of", 2.0)]
+
+
 def test_a_text_of_equal_words_has_no_color():
-    assert colors(make([(b" word", 3.0)] * 50)) == {}
-    assert colors(make([(b" word", 0.0)] * 50 + [(b" odd", float("nan"))])) == {"w61": 4}
+    tokens = [(b" word", 0.0)] * 50
+    assert colors(make(tokens)) == {}
+    words = [*each_a_word(tokens), (251, b"odd", float("nan"))]
+    assert colors(make([*tokens, (b" odd", 0.0)], words=words)) == {"w61": 4}
 
 
-def test_a_character_of_several_tokens_has_their_bits():
-    parsed = Parsed(make([*by_bytes(" x€ ".encode(), 2.0), (b"y\xf0", 1.0), (b"\x9f\x98\x80", 3.0)], byte=100))
-    assert parsed.tokens == [(100, " x€", 5, 10.0), (105, " y😀", 6, 6.0)]
+def test_words_and_lines_have_their_own_direction():
+    parsed = Parsed(make(by_bytes("a line\nשורה\n".encode())))
+    assert {attributes.get("dir") for tag, attributes in parsed.tags if tag == "pre"} == {"auto"}
+    assert [word.text for word in parsed.words] == ["a", "line", "שורה"]
 
 
 def luminance(color):
@@ -231,8 +253,10 @@ def test_curve_lines_and_context_are_shown():
     calm, wild = [(b"an ordinary line of text\n", 10.0)], [(b"something quite unexpected\n", 200.0)]
     html = make(calm * 40 + wild + calm * 9, by_context=[ContextBin(1, 2, 10, 4.0), ContextBin(2, 9, 90, 2.0, 0.1)])
     parsed = Parsed(html)
-    table = html[html.index("<table class=lines>") :]
-    assert re.search(r'<a href="#L41">41</a><td><i class=(w\d+)>something quite unexpected</i>', table[:200])
+    table = html[html.index('<table class="lines">') :]
+    assert re.search(
+        r'<a href="#L41">41</a><td dir=auto><i class=(w\d+) title="3.00 bits">something</i> <i', table[:200]
+    )
     hits = re.findall(r'<a href="#L(\d+)" tabindex="-1"><rect [^>]*><title>([\d.]+) bits per byte', html)
     assert max(hits, key=lambda hit: float(hit[1]))[0] == "41"
     assert "<td>2 to 8<td>90<td>2.0000<td>0.1000<td>" in html
@@ -243,14 +267,27 @@ def test_curve_lines_and_context_are_shown():
 def test_short_lines_are_listed_only_without_long_ones():
     assert "Lines by bits per byte" in make([(b"a\n", 9.0)])
     html = make([(b"a\n", 99.0), (b"a line of twenty bytes\n", 1.0)])
-    assert html[html.index("<table class=lines>") :].count("<tr><td>") == 1
+    assert html[html.index('<table class="lines">') :].count("<tr><td>") == 1
     assert "at least 20 bytes" in html
 
 
 def test_a_line_without_end_is_shown_in_rows():
-    parsed = Parsed(make([(b" abc", 1.0)] * 2500))
-    assert [len(row["text"]) for row in parsed.rows] == [4096, 4096, 10_000 - 8192]
+    parsed = Parsed(make([(b" a", 1.0), (b"bc", 1.0)] * 5000))
+    assert [len(row["text"]) for row in parsed.rows] == [8192, 8192, 20_000 - 2 * 8192]
     assert [row.get("id") for row in parsed.rows] == ["L1", None, None]
+    assert len(parsed.words) == 5000
+
+
+def test_a_word_on_two_rows_is_colored_on_the_first():
+    parsed = Parsed(make([(b" a", 1.0), (b"bcd", 1.0)] * 2000))
+    assert [len(row["text"]) for row in parsed.rows] == [8192, 1808]
+    assert [word.text for word in parsed.words] == ["abcd"] * 1638 + ["a"] + ["abcd"] * 361
+
+
+def test_the_preview_of_a_line_ends_between_words():
+    html = make([(b" word", 1.0)] * 500)
+    (text,) = re.findall("<tr><td>0.*<td dir=auto>(.*)</tr>|$", html)[:1]
+    assert re.sub("<[^>]*>", "", text) == " word" * 48 + " ..."
 
 
 def test_the_page_of_an_endless_text_is_bounded(monkeypatch):
@@ -261,6 +298,17 @@ def test_the_page_of_an_endless_text_is_bounded(monkeypatch):
     assert 5000 <= len(Parsed(html).text) < 5100
     assert all(int(line) <= 5100 / 30 for line in re.findall('href="#L([0-9]+)"', html))
     assert 256 <= html.count("<rect") <= 512
+
+
+def test_words_after_a_number_of_them_are_plain_and_the_page_says_so(monkeypatch):
+    html = make([(b"line of five words here\n", 1.0)] * 200)
+    assert len(Parsed(html).words) == 1000
+    assert "no colors" not in html
+    monkeypatch.setattr(module, "COLORED_WORDS", 100)
+    parsed = Parsed(html := make([(b"line of five words here\n", 1.0)] * 200))
+    assert len(parsed.words) == 100
+    assert len(parsed.text) == 200 * 24
+    assert html.index("id=L20 ") < html.index("no colors") < html.index("id=L21 ")
 
 
 def test_an_empty_text_and_no_finite_score():
@@ -282,7 +330,9 @@ def test_eval_writes_a_page(run, model, text):
     assert (done.code, "page.html" in done.err) == (0, True), done.err
     parsed, score = Parsed(Path("page.html").read_text()), json.loads(done.out)
     assert parsed.text.encode() == text.read_bytes()
-    assert sum(bits for *_, bits in parsed.tokens) == pytest.approx(score["nats"] / 0.6931, rel=0.01)
+    bits = sum(float(row["data-b"]) * len(row["text"].encode()) for row in parsed.rows)
+    assert bits == pytest.approx(score["nats"] / 0.6931, rel=0.01)
+    assert sum(word.bits for word in parsed.words) == pytest.approx(bits, rel=0.25)
     assert parsed.texts["dd"].startswith(f"{score['bits_per_byte']:.4f}")
     assert "Loss by context" in parsed.texts["h2"]
     assert run("eval", text, "--html", "page.html", "--per-token", "tokens.jsonl", "-q").err == ""
@@ -299,7 +349,7 @@ def test_stream_writes_the_page_of_eval(run, model, text, emit):
     run("eval", text, "--html", "other.html")
     pages = [Parsed(Path(name).read_text()) for name in ("page.html", "other.html")]
     assert pages[0].text == pages[1].text == text.read_text()
-    assert [token[:3] for token in pages[0].tokens] == [token[:3] for token in pages[1].tokens]
+    assert [word[:2] for word in pages[0].words] == [word[:2] for word in pages[1].words] != []
 
 
 @pytest.mark.parametrize("name", ["eval", "stream"])
@@ -311,14 +361,10 @@ def test_words_have_the_bits_of_the_table_of_words(run, model, tmp_path, name):
     assert run("eval", path, "--words", "words.jsonl").code == 0
     assert run(name, path, "--html", "page.html").code == 0
     listed = [json.loads(line) for line in Path("words.jsonl").read_text("utf-8").splitlines()]
-    parsed, shown = Parsed(Path("page.html").read_text("utf-8")), {}
-    for byte, word, _, bits in parsed.tokens:
-        if word.strip():
-            shown[byte + len(word.encode()) - len(word.lstrip().encode())] = (word.strip(), bits)
+    parsed = Parsed(Path("page.html").read_text("utf-8"))
     assert parsed.text == path.read_text("utf-8")
-    assert [*shown] == [word["byte"] for word in listed]
-    assert [word for word, _ in shown.values()] == [word["word"] for word in listed]
-    assert [bits for _, bits in shown.values()] == pytest.approx([word["bits"] for word in listed], abs=0.0255)
+    assert [word[:2] for word in parsed.words] == [(word["byte"], word["word"]) for word in listed]
+    assert [word.bits for word in parsed.words] == pytest.approx([word["bits"] for word in listed], abs=0.0051)
     assert any(abs(word["bits"] - word["naive_bits"]) > 0.1 for word in listed)
 
 

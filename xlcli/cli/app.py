@@ -30,16 +30,15 @@ class Program(Group):
     """The program, which builds a command when it is used."""
 
     def summaries(self) -> dict[str, str]:
-        """What each command does."""
         return dict(COMMANDS)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None if there is none."""
-        return load(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        return load(cmd_name)
 
 
 @cache
@@ -81,10 +80,9 @@ def program(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the program and returns its exit code. Its arguments are the `obj` of contexts.
+    """Runs the program and returns its exit code; `ConfigError` for a usage error.
 
-    Raises:
-        ConfigError: A usage error.
+    Its arguments are the `obj` of contexts.
     """
     if arguments and arguments[0] in ("help", "version"):
         arguments = [*arguments[1:], f"--{arguments[0]}"]

@@ -46,12 +46,12 @@ def bench(
     ] = None,
     plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
 ) -> int:
-    """Measures speed."""
     if preset is not None and call.is_typed("model"):
         raise ConfigError("--preset and --model cannot be combined.", "Give one of them.")
     if task == "decode" and call.is_typed("segment_len"):
         raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
-    screen, folder = call.screen, None
+    screen = call.screen
+    folder = None
     with call.naming_settings():
         given = call.settings.tree
         config = configure(task, preset, given)
@@ -77,12 +77,14 @@ def bench(
         from xlcli import bench as benchmark
         from xlcli.runtime import make_runtime
 
-        name, loaded = preset or str(folder and folder.resolve().name), None
+        name = preset or str(folder and folder.resolve().name)
+        loaded = None
         if folder is not None and task != "train":
             loaded, runtime = load_model(folder, config.bench, config.runtime, screen)
         else:
             runtime = make_runtime(config.runtime, training=task == "train")
-            loaded = benchmark.untrained(name, config, runtime) if task != "train" else None
+            if task != "train":
+                loaded = benchmark.untrained(name, config, runtime)
         screen.drive(benchmark.bench(task, name, loaded, config, runtime, stop=stop), Kept(Speed, show))
         return stop.exit_code
 
@@ -90,18 +92,17 @@ def bench(
 def configure(task: str, preset: str | None, given: Tree) -> Config:
     """The given settings over a preset, or without one.
 
-    Raises:
-        ConfigError: A setting is illegal, or is one of the shape of a model, which is given without a preset.
+    `ConfigError` if a setting is illegal, or is one of the shape of a trained model.
     """
     if preset is not None:
         made = settings.make(read_preset(preset), given)
         if made.model.vocab_size != settings.ModelConfig().vocab_size or made.text.tokenizer == "bytes":
             return made
         return settings.change(made, {"model": {"vocab_size": made.text.vocab_size or VOCAB_SIZE}})
-    fixed = [name for name in ("model", "train") if name in given and (name, task) != ("train", "train")]
-    if fixed:
-        key = f"{fixed[0]}.{next(iter(given[fixed[0]]))}"
-        raise ConfigError(f"{key} cannot be changed in a trained model.", "Use --preset NAME.")
+    for section in ("model", "train"):
+        if section in given and not (section == task == "train"):
+            key = f"{section}.{next(iter(given[section]))}"
+            raise ConfigError(f"{key} cannot be changed in a trained model.", "Use --preset NAME.")
     return settings.make(given)
 
 
@@ -114,34 +115,42 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
         f"{first.task} of {first.model}, {compact_number(first.parameters)} parameters, {first.device} {first.dtype}"
         f"{rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
     )
-    columns = [_figures(speed) for speed in speeds]
-    names = [name for name in columns[0] if any(column[name] for column in columns)]
-    n = max(1, (width - max(map(len, names))) // COLUMN)
-    parts = [columns[at : at + n] for at in range(0, len(columns), n)]
-    texts = [table([[name, *(column[name] for column in part)] for name in names]) for part in parts]
+    columns = list(map(_figures, speeds))
+    names = [name for name in columns[0] if any(column[name] for column in columns)]  # rows that say something
+    n_in_table = max(1, (width - max(map(len, names))) // COLUMN)
+    text = wrapped(about, width)
+    for start in range(0, len(columns), n_in_table):
+        shown = columns[start : start + n_in_table]
+        rows = [[name, *(column[name] for column in shown)] for name in names]
+        text += "\n" + table(rows)
     if with_meaning:
-        texts.append(wrapped(MEANING, width))
-    return "\n".join([wrapped(about, width), *texts])
+        text += "\n" + wrapped(MEANING, width)
+    return text
 
 
 def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
 
     def ms(value: float | None) -> str:
-        return number_or_blank(value, ",.0f" if value is not None and value >= 1000 else ".3g")
+        return number_or_blank(value, ".3g" if value is None or value < 1000 else ",.0f")
 
-    is_decoding = speed.task == "decode"
-    first = speed.first_token_seconds
+    segment = batch = first_token = ""
+    if speed.task != "decode":
+        segment = f"{speed.segment_len:,}"
+    if speed.task != "decode" or speed.batch_size != 1:
+        batch = f"{speed.batch_size:,}"
+    if speed.first_token_seconds is not None:
+        first_token = f"{1e3 * speed.first_token_seconds:,.0f} ms"
     return {
         "memory": f"{speed.mem_len:,}",
-        "segment": "" if is_decoding else f"{speed.segment_len:,}",
-        "batch": "" if is_decoding and speed.batch_size == 1 else f"{speed.batch_size:,}",
+        "segment": segment,
+        "batch": batch,
         "tokens/s, mean": compact_number(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
-        "first token": "" if first is None else f"{1e3 * first:,.0f} ms",
+        "first token": first_token,
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": number_or_blank(speed.recompute_ratio, ",.1f"),
         "peak RAM": format_bytes(speed.peak_rss_bytes),

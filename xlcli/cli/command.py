@@ -35,23 +35,18 @@ from xlcli.ranks import environment
 
 
 class Call(typer.Context):
-    """A call of a command. A function gets it as its parameter of this type.
-
-    Attributes:
-        screen: Standard output and error of the command.
-    """
+    """A call of a command. A function gets it as its parameter of this type."""
 
     @property
     def name(self) -> str:
-        """The name of the command."""
         return str(self.info_name)
 
     @property
     def screen(self) -> Screen:
-        """The screen with the options of this call. Only the first process of several prints."""
+        """Standard output and error, with the options of this call. Only the first process of several prints."""
         if "screen" not in self.meta:
-            options = {name: self.params[name] for name in ("json", "quiet", "verbose", "color") if name in self.params}
-            self.meta["screen"] = Screen(**options, hidden=not environment().is_first)
+            options = {name: self.params.get(name) or False for name in ("json", "quiet", "verbose")}
+            self.meta["screen"] = Screen(**options, color=self.params.get("color"), hidden=not environment().is_first)
         screen: Screen = self.meta["screen"]
         return screen
 
@@ -67,8 +62,7 @@ class Call(typer.Context):
     def config(self) -> Config:
         """The configuration. With `--print-config` it is printed, and the command ends.
 
-        Raises:
-            ConfigError: A setting is illegal; the error names it as the user wrote it.
+        A `ConfigError` of an illegal setting names it as the user wrote it.
         """
         with self.naming_settings():
             config = make(self.settings.tree)
@@ -77,10 +71,13 @@ class Call(typer.Context):
 
     def show_config(self, config: Config, note: str = "") -> None:
         """With `--print-config`, prints the configuration after a note, and ends the command."""
-        if self.params["print_config"]:
-            text = config_text(config, SECTIONS[self.name], as_json=self.screen.json)
-            self.screen.print(text if self.screen.json else note + text)
-            raise typer.Exit
+        if not self.params["print_config"]:
+            return
+        text = config_text(config, SECTIONS[self.name], as_json=self.screen.json)
+        if not self.screen.json:
+            text = note + text
+        self.screen.print(text)
+        raise typer.Exit
 
     @contextmanager
     def naming_settings(self) -> Iterator[None]:
@@ -88,8 +85,9 @@ class Call(typer.Context):
         try:
             yield
         except InvalidSettingError as error:
-            is_item_of_list = error.key.rpartition(".")[2].isdigit()
-            key = error.key.rpartition(".")[0] if is_item_of_list else error.key
+            key, _, last = error.key.rpartition(".")
+            if not last.isdigit():  # else it is an item of a list, and the list was written
+                key = error.key
             spelled = self.settings.spelled.get(key, error.key)
             remedy = error.remedy
             if not remedy and spelled.startswith(("-", "XLCLI_")):
@@ -127,8 +125,9 @@ class Call(typer.Context):
         for name, (path, kind) in outputs.items():
             if path is not None:
                 given.append((f"--{name.replace('_', '-')}", path, kind))
-        config_file = self.params.get("config_file")
-        read = [*inputs] if config_file is None else [*inputs, config_file]
+        read = list(inputs)
+        if self.params.get("config_file") is not None:
+            read.append(self.params["config_file"])
         check_outputs(given, map(Path, read))
 
 
@@ -139,7 +138,10 @@ class Command(Page, TyperCommand):
 
     def __init__(self, name: str | None, *, params: list[Any], **settings: Any) -> None:
         self.named_params = [param.name for param in params]
-        kinds = {**option_kinds(str(name)), **(SETTINGS_OPTIONS if name in SECTIONS else {}), **SHARED_OPTIONS}
+        kinds = option_kinds(str(name))
+        if name in SECTIONS:
+            kinds |= SETTINGS_OPTIONS
+        kinds |= SHARED_OPTIONS
         further = [_option(key, kind) for key, kind in kinds.items() if key not in self.named_params]
         super().__init__(name, params=[*params, *further], **settings)
 

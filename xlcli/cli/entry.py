@@ -70,11 +70,13 @@ def _prepare(*, debug: bool) -> None:
         warnings.simplefilter("ignore")
     from xlcli.machine import is_contended
 
-    contended = is_contended()
+    was_contended = is_contended()
     import xlcli.cli.app  # noqa: F401 - takes time, after which a moment of contention is over
 
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():  # read when torch is loaded
-        os.environ["GOMP_SPINCOUNT"] = SPINS_BESIDE_OTHERS if contended and is_contended() else SPINS
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+        if was_contended and is_contended():
+            os.environ["GOMP_SPINCOUNT"] = SPINS_BESIDE_OTHERS
 
 
 def _report(error: Exception) -> int:
@@ -88,8 +90,9 @@ def _report(error: Exception) -> int:
     code, message, remedy = _explain(error)
     _silence_stdout()
     if not getattr(error, "is_of_first_rank", False):
-        rank = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
-        _print_error(message if rank == "0" else f"rank {rank}: {message}", remedy)
+        if "WORLD_SIZE" in os.environ and os.environ.get("RANK", "0") != "0":
+            message = f"rank {os.environ['RANK']}: {message}"
+        _print_error(message, remedy)
     if isinstance(error, RankError):
         os._exit(code)  # threads that wait for the lost process may abort the interpreter at its end
     return code
@@ -106,12 +109,13 @@ def _explain(error: Exception) -> tuple[int, str, str]:
     on_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, which is not imported for this
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     if on_gpu or on_cpu or isinstance(error, MemoryError):
-        message = f"out of {'GPU memory' if on_gpu else 'RAM'}: {detail}."
-        return 4, message, "Use a smaller model, --mem-len, --batch-size or --segment-len (not every command has all)."
+        memory = "GPU memory" if on_gpu else "RAM"
+        remedy = "Use a smaller model, --mem-len, --batch-size or --segment-len (not every command has all)."
+        return 4, f"out of {memory}: {detail}.", remedy
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return 4, "no more threads can be started.", "Close other programs, or raise the limit: ulimit -u."
     if isinstance(error, OSError) and error.errno is not None:
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = "" if error.filename is None else f"{error.filename}: "
         if error.errno in TOO_MANY_FILES:
             return 4, f"{where}{error.strerror}.", CLOSE_FILES
         if error.errno in (*DISK_REMEDIES, errno.EROFS):
@@ -137,9 +141,10 @@ def discard_stdout() -> None:
 def _print_error(message: str, remedy: str) -> None:
     from xlcli.cli.terminal import columns, visible, wrapped
 
+    text = visible("xlcli: " + message.replace("\n", "\\n")) + "\n"
+    if remedy:
+        text += visible("       " + remedy.replace("\n", "\\n")) + "\n"
     with contextlib.suppress(OSError, ValueError):
-        lines = (f"xlcli: {message}", f"       {remedy}" if remedy else "")
-        text = "".join(visible(line.replace("\n", "\\n")) + "\n" for line in lines if line)
         sys.stderr.write(wrapped(text, columns(sys.stderr)))
         sys.stderr.flush()
 

@@ -12,24 +12,9 @@ from typing import Annotated
 
 import typer
 
-from xlcli.cli import loading, options
+from xlcli.cli import eval_outputs, loading, options
 from xlcli.cli.command import App, Call
-from xlcli.cli.eval_outputs import (
-    ContextPlot,
-    Csv,
-    FigureTable,
-    Html,
-    Output,
-    PageOutput,
-    PerToken,
-    Plot,
-    Run,
-    TokenList,
-    WordList,
-    Words,
-    check_single,
-    seed_statistics,
-)
+from xlcli.cli.eval_outputs import Output, Run
 from xlcli.cli.loading import check_texts, find_models, named_models, note_unread_pipe, print_plan
 from xlcli.cli.objects import score_object
 from xlcli.cli.options import option
@@ -59,38 +44,31 @@ def evaluate(
         ),
     ] = None,
     dry_run: options.DryRun = False,
-    per_token: PerToken = None,
-    words: Words = None,
-    html: Html = None,
-    csv: Csv = None,
-    plot: Plot = None,
+    per_token: eval_outputs.PerToken = None,
+    words: eval_outputs.Words = None,
+    html: options.Html = None,
+    csv: eval_outputs.Csv = None,
+    plot: eval_outputs.Plot = None,
 ) -> int:
-    """Scores a text."""
     config, screen = call.config(), call.screen
     settings, texts = config.eval, files or []
-    outputs: list[Output] = []
-    for kind, path in (
-        (TokenList, per_token),
-        (WordList, words),
-        (PageOutput, html),
-        (FigureTable, csv),
-        (ContextPlot, plot),
-    ):
-        if path is not None:
-            outputs.append(kind(path))
+    outputs = eval_outputs.outputs_of({"per_token": per_token, "words": words, "html": html, "csv": csv, "plot": plot})
     check_needs(call, settings, lists=per_token is not None or words is not None, lists_words=words is not None)
     for output in outputs:
         output.check_settings(call, settings)
+
+    # What needs the models: their number, and what they have in common.
     check_texts(texts, "xlcli eval -m {}")
     folders = find_models(call, model, settings)
-    if any(is_pipe(text) for text in texts):
-        check_single("standard input or a pipe", folders)
+    if any(map(is_pipe, texts)):
+        eval_outputs.check_single("standard input or a pipe", folders)
     if not texts:
         note_unread_pipe(screen, "FILE")
         check_held_out(named_models(call, model), folders, settings.split)
     for output in outputs:
         output.check_models(folders)
     call.check_files([*folders, *texts], {output.name: (output.path, output.kind) for output in outputs})
+
     if dry_run:
         for folder in folders:
             show_plan(folder, texts, settings, screen)
@@ -102,6 +80,7 @@ def evaluate(
         run = run_of(folders, settings, screen, stop)
 
         def show(scores: list[Score]) -> None:
+            # A sweep that was stopped has one score of a part, which is shown only if there is no other one.
             whole = [score for score in scores if not score.partial]
             is_listed = any(output.path == "-" for output in outputs)
             show_scores(whole or scores[:1], run, to_stderr=is_listed)
@@ -123,19 +102,15 @@ def check_needs(call: Call, settings: EvalConfig, *, lists: bool, lists_words: b
 
 def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop) -> Run:
     """What outputs know of the evaluation of these models."""
-    is_table = len(folders) > 1 or bool(settings.sweep_mem_len)
-    n_rows = len(folders) * len(settings.sweep) if is_table else 0
+    n_rows = 0
+    if len(folders) > 1 or settings.sweep_mem_len:
+        n_rows = len(folders) * len(settings.sweep)
     shape = settings.shape(read_config(folders[0]).model)
     return Run(names_of(folders), seeds_of(folders), shape, n_rows, screen, stop)
 
 
 def score_all(
-    folders: Sequence[Path],
-    texts: Sequence[str],
-    config: Config,
-    screen: Screen,
-    stop: Stop,
-    outputs: Sequence[Output],
+    folders: Sequence[Path], texts: Sequence[str], config: Config, screen: Screen, stop: Stop, outputs: Sequence[Output]
 ) -> Iterator[Event]:
     """Events of the evaluation of each model, which leaves the RAM before the next one is loaded; each notice once."""
     said: set[Event] = set()
@@ -148,7 +123,7 @@ def score_all(
         events = evaluation.evaluate(
             loaded, texts or None, config.eval, runtime, stop=stop, per_token=lists_tokens, words=lists_words
         )
-        del loaded
+        del loaded  # the events keep it only until the last one
         for event in events:
             if isinstance(event, Score) and len(folders) > 1:
                 event = replace(event, model=name)
@@ -169,8 +144,10 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) -> None:
     """`DataError` if several models keep different held-out texts of this split."""
-    texts = [folder / HELD_OUT[split] for folder in folders]
-    if len(texts) > 1 and not all(text.is_file() and filecmp.cmp(texts[0], text, shallow=False) for text in texts):
+    first, *others = [folder / HELD_OUT[split] for folder in folders]
+    for text in others:
+        if first.is_file() and text.is_file() and filecmp.cmp(first, text, shallow=False):
+            continue
         models = " ".join(f"-m {shlex.quote(name)}" for name in names)
         raise DataError(
             f"the models do not have the same held-out text ({HELD_OUT[split]}).",
@@ -180,7 +157,8 @@ def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) ->
 
 def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: Screen) -> None:
     """Prints what the evaluation of this model would do, with the longest memory of a sweep."""
-    settings, trained = max(settings.sweep, key=lambda each: each.mem_len or 0), read_config(folder)
+    settings = max(settings.sweep, key=lambda each: each.mem_len or 0)
+    trained = read_config(folder)
     text = ", ".join(texts) or f"the text {HELD_OUT[settings.split]} of the model"
     batch_size = settings.batch_size or 8
     if trained.model.effective_mem_len(1) is None or settings.online_option:
@@ -192,10 +170,11 @@ def seeds_of(folders: Sequence[Path]) -> list[list[str]]:
     """Names of models that were trained with the same settings on the same text, but with different seeds."""
     groups = defaultdict[str, dict[int, str]](dict)
     for folder, name in zip(folders, names_of(folders), strict=True):
-        match record := read_record(folder):
+        record = read_record(folder)
+        match record:
             case {"runtime": {"seed": int(seed)}}:
-                about = read_config(folder), *map(record.get, ("corpus_sha256", "train", "init"))
-                groups[repr(about)].setdefault(seed, name)
+                training = (record.get("corpus_sha256"), record.get("train"), record.get("init"))
+                groups[repr((read_config(folder), *training))].setdefault(seed, name)
     return [list(group.values()) for group in groups.values() if len(group) > 1]
 
 
@@ -205,18 +184,21 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
 
     screen = run.screen
     comparisons = [compare(score, scores[0]) for score in scores[1:]]
-    seeds = seed_statistics(scores, run)
+    seeds = eval_outputs.seed_statistics(scores, run)
     if screen.json and not to_stderr:
-        objects = [score_object(score) for score in scores]
+        objects = list(map(score_object, scores))
         is_partial = scores[0].partial or len(scores) != run.n_rows
-        tree = {"sweep": objects, "partial": is_partial, "comparisons": comparisons, "seeds": seeds}
-        screen.object(tree if run.n_rows else objects[0])
+        sweep = {"sweep": objects, "partial": is_partial, "comparisons": comparisons, "seeds": seeds}
+        screen.object(sweep if run.n_rows else objects[0])
+        return
+    if any(score.pairs for score in scores):
+        text = pairs_text(scores, run.shape, screen.columns, comparisons, seeds)
+    elif run.n_rows and not scores[0].partial:
+        text = sweep_text(scores, run.n_rows, screen.columns, seeds)
     else:
-        if any(score.pairs for score in scores):
-            text = pairs_text(scores, run.shape, screen.columns, comparisons, seeds)
-        elif run.n_rows and not scores[0].partial:
-            text = sweep_text(scores, run.n_rows, screen.columns, seeds)
-        else:
-            text = score_table(scores[0], run.shape)
-        text += spread_text(scores, comparisons, screen.columns)
-        (screen.say if to_stderr else screen.report)(text)
+        text = score_table(scores[0], run.shape)
+    text += spread_text(scores, comparisons, screen.columns)
+    if to_stderr:
+        screen.say(text)
+    else:
+        screen.report(text)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from xlcli.cli import options
 from xlcli.cli.command import Call
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, write_output
@@ -23,14 +22,12 @@ from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER
 
 PerToken = Annotated[
-    str | None,
-    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table."),
+    str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table.")
 ]
 Words = Annotated[
     str | None,
     option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines."),
 ]
-Html = options.Html
 Csv = Annotated[
     str | None,
     option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length."),
@@ -59,11 +56,13 @@ class Output:
     Attributes:
         name: Its option, as a parameter.
         kind: What it is, by its suffix.
+        excludes: Settings with which it cannot be made, and other outputs.
         lists_tokens, lists_words: True if the evaluation has to yield tokens or words for it.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
+    excludes: ClassVar[Sequence[str]] = ()
     lists_tokens: ClassVar[bool] = False
     lists_words: ClassVar[bool] = False
 
@@ -71,13 +70,16 @@ class Output:
         self.path = path
 
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        """`ConfigError` if it cannot be made with these settings."""
+        """`ConfigError` if something was given that it excludes."""
+        for other in self.excludes:
+            value = getattr(settings, other) if hasattr(settings, other) else call.params[other]
+            if value:
+                raise call.conflict(self.name, other)
 
     def check_models(self, folders: Sequence[Path]) -> None:
         """`ConfigError` if it cannot be made of these models together."""
 
     def sink(self, run: Run) -> Sink:
-        """The sink that writes it."""
         raise NotImplementedError
 
 
@@ -86,20 +88,13 @@ class TokenList(Output):
 
     name = "per_token"
     kind = LIST
+    excludes = ("words", "score_field", "sweep_mem_len")
     lists_tokens = True
-
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if call.params["words"] is not None:
-            raise call.conflict(self.name, "words")
-        if settings.score_field is not None:
-            raise call.conflict(self.name, "score_field")
-        if settings.sweep_mem_len:
-            raise call.conflict(self.name, "sweep_mem_len")
 
     def check_models(self, folders: Sequence[Path]) -> None:
         """Refuses models without common tokens."""
         vocabularies = {read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}
-        if len(vocabularies) > 1:
+        if len(vocabularies) > 1:  # rows of tokens could not be joined
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
 
     def sink(self, run: Run) -> Sink:
@@ -111,11 +106,8 @@ class WordList(Output):
 
     name = "words"
     kind = LIST
+    excludes = ("sweep_mem_len",)
     lists_words = True
-
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if settings.sweep_mem_len:
-            raise call.conflict(self.name, "sweep_mem_len")
 
     def sink(self, run: Run) -> Sink:
         kinds = (Row, WordScore, PairScore, ContinuationScore)
@@ -134,17 +126,11 @@ class PageOutput(Output):
 
     name = "html"
     kind = PAGE
+    excludes = ("score_field", "sweep_mem_len")
     lists_tokens = True
     lists_words = True
 
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if settings.score_field is not None:
-            raise call.conflict(self.name, "score_field")
-        if settings.sweep_mem_len:
-            raise call.conflict(self.name, "sweep_mem_len")
-
     def check_models(self, folders: Sequence[Path]) -> None:
-        """Refuses several models."""
         check_single("--html", folders)
 
     def sink(self, run: Run) -> Sink:
@@ -166,7 +152,6 @@ class ScorePage(Sink):
         self._is_whole = False
 
     def add(self, event: Event) -> None:
-        """Adds a token or a word, or keeps the score."""
         match event:
             case TokenScore():
                 self._page.add(event)
@@ -205,8 +190,10 @@ class FigureTable(Output):
             if run.stop():
                 run.screen.not_written(self.path)
                 return
-            rows = [row for score in scores for row in score_rows(score)]
-            if not scores[0].pairs:
+            rows = []
+            for score in scores:
+                rows += score_rows(score)
+            if not scores[0].pairs:  # which have a row for each group
                 rows += seed_rows(seed_statistics(scores, run))
             text = csv_text(rows)
             if self.path == "-":
@@ -222,14 +209,7 @@ class ContextPlot(Output):
 
     name = "plot"
     kind = PICTURE
-
-    def check_settings(self, call: Call, settings: EvalConfig) -> None:
-        if settings.stride is not None:
-            raise call.conflict(self.name, "stride")
-        if settings.adapt:
-            raise call.conflict(self.name, "adapt")
-        if settings.context_cache is not None:
-            raise call.conflict(self.name, "context_cache")
+    excludes = ("stride", "adapt", "context_cache")
 
     def sink(self, run: Run) -> Sink:
 
@@ -244,6 +224,19 @@ class ContextPlot(Output):
                 run.screen.say(f"plot written to {self.path}")
 
         return Kept(Score, draw)
+
+
+OUTPUTS: Sequence[type[Output]] = (TokenList, WordList, PageOutput, FigureTable, ContextPlot)
+
+
+def outputs_of(paths: Mapping[str, str | None]) -> list[Output]:
+    """The outputs of the options that were given, of their values by parameter."""
+    outputs = []
+    for kind in OUTPUTS:
+        path = paths[kind.name]
+        if path is not None:
+            outputs.append(kind(path))
+    return outputs
 
 
 def seed_statistics(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:

@@ -36,23 +36,26 @@ def import_(
     model_format: options.Format = None,
     encoding: options.Weights = None,
 ) -> None:
-    """Makes a model folder from a model of another program."""
     from xlcli.interchange import import_model
 
     screen, path = call.screen, Path(source)
-    name = Path(os.path.realpath(path))
-    found = path.stem if path.suffix == ".gguf" else name.name if name.is_dir() else name.parent.name
-    target = Path(out) if out else Path(LOCAL) / found
+    place = Path(os.path.realpath(path))
+    name = place.name if place.is_dir() else place.parent.name
+    if path.suffix == ".gguf":
+        name = path.stem
+    target = Path(out or Path(LOCAL) / name)
     with screen.waiting("importing"):
         about = import_model(path, target, name=model_format, encoding=encoding)
     for notice in about["notices"]:
         screen.say(notice, "warning")
+
     made, config = summarize(target), read_config(target)
     if screen.json:
         screen.object({**fields(made), "imported": about, "config": config.model_dump(mode="json")})
         return
     model, train = config.model, config.train
-    size, is_ids = model.vocab_size or 0, about["tokenizer"] == "ids"
+    size = model.vocab_size or 0
+    tokenizer = "token ids, without a tokenizer" if about["tokenizer"] == "ids" else about["tokenizer"]
     heads = f"{model.attention.n_heads} heads of {model.head_dim}"
     weights = f"{compact_number(made.parameters or 0)} parameters, {format_bytes(made.bytes)} in {made.encoding}"
     rows = [
@@ -61,9 +64,10 @@ def import_(
         ("network", f"{approximate_count(model.n_layers, 'layer')} of width {model.dim:,}, {heads}"),
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
         ("memory", model.describe_memory(train.mem_len, train.segment_len)),
-        ("text", f"{'token ids, without a tokenizer' if is_ids else about['tokenizer']}, vocabulary of {size:,}"),
+        ("text", f"{tokenizer}, vocabulary of {size:,}"),
     ]
-    if (bits := about["check_bits"]) is not None:
+    bits = about["check_bits"]
+    if bits is not None:
         rows.append(("check", f"{bits:.2f} bits per token of a short text ({math.log2(size):.2f} by chance)"))
     screen.print(table(rows, screen.columns, left=(0, 1)))
     word = shlex.quote(str(target))
@@ -85,7 +89,6 @@ def export(
         option("Model", "--format", "Write this format. Default: by the kind of model.", allow_from_autoenv=False),
     ] = None,
 ) -> None:
-    """Writes a model in the format of another program."""
     from xlcli.interchange import export_model
 
     if out is None:

@@ -59,11 +59,9 @@ class Page:
             )
 
     def params_of_help(self, ctx: Any) -> list[Any]:
-        """The parameters, with `--help`."""
         return self.get_params(ctx)  # type: ignore[attr-defined, no-any-return]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples."""
         with formatter.section("Examples"):
             formatter.write("".join(f"  {line}\n" for line in (self.epilog or "").splitlines()))
 
@@ -72,11 +70,9 @@ class Group(Page, TyperGroup):
     """Commands, whose help lists them before the options."""
 
     def summaries(self) -> dict[str, str]:
-        """What each command does."""
         return {name: command.help or "" for name, command in self.commands.items()}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes commands, then options."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, about.partition("\n\n")[0]) for name, about in self.summaries().items()])
         _write_panels(self.params_of_help(ctx), formatter, default="Options")
@@ -88,8 +84,9 @@ def _write_panels(params: list[Any], formatter: Any, *, default: str) -> None:
     for param in params:
         if param.param_type_name == "option" and not param.hidden:
             names = ", ".join(sorted(param.opts, key=len))
-            value = "" if param.is_flag else param.metavar or "|".join(choices_of(param)) or "VALUE"
-            panels[param.rich_help_panel or default].append((f"{names} {value}".rstrip(), param.help or ""))
+            if not param.is_flag:
+                names += " " + (param.metavar or "|".join(choices_of(param)) or "VALUE")
+            panels[param.rich_help_panel or default].append((names, param.help or ""))
     for heading, rows in panels.items():
         if rows:
             with formatter.section(heading):

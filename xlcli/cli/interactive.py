@@ -75,8 +75,7 @@ class Conversation:
     def answer(self, line: bytes) -> None:
         """Continues a line. One that is no continuation of the text begins a new line of it; an empty one goes on.
 
-        Raises:
-            Stopped: A signal ends the conversation.
+        Raises `Stopped` if a signal ends the conversation.
         """
         from xlcli.generation import generate
 

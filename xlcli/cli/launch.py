@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xlcli.cli.signals import LAUNCHER, handling
@@ -30,8 +30,7 @@ POLL_SECONDS = 0.02
 def is_to_launch(nproc: int) -> bool:
     """True if this process is to start `nproc` others; False if it is one of several itself.
 
-    Raises:
-        ConfigError: The machine is too small, or another number of processes has been started already.
+    `ConfigError` if the machine is too small, or another number of processes has been started already.
     """
     size = environment().size
     if size > 1 and nproc not in (1, size):
@@ -46,23 +45,21 @@ def is_to_launch(nproc: int) -> bool:
 def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command again.") -> int:
     """Runs `xlcli` in `nproc` processes and passes signals on; a second SIGINT kills. If one fails, it ends the others.
 
-    Ctrl-Z suspends them too.
-
-    Returns:
-        The exit code of the process that failed first, also that of SIGPIPE, else 0.
-
-    Raises:
-        RankError: It was killed, or has lost another one.
+    Ctrl-Z suspends them too. Returns the exit code of the process that failed first, also that of SIGPIPE, else 0;
+    `RankError` if it was killed, or has lost another one.
     """
     path = os.pathsep.join(filter(None, sys.path))  # with -P below, the working folder is not searched for modules
     shared = {**os.environ, "PYTHONPATH": path, "WORLD_SIZE": str(nproc), LAUNCHER: str(os.getpid())}
     shared.setdefault("OMP_NUM_THREADS", str(max(1, cpu_limit() // nproc)))
+    command = [sys.executable, "-P", "-m", "xlcli", *arguments]
     processes: list[subprocess.Popen[bytes]] = []
     received: list[int] = []
 
     def receive(number: int, _: object) -> None:
         received.append(number)
-        send(signal.SIGKILL if received.count(signal.SIGINT) > 1 else number)
+        if received.count(signal.SIGINT) > 1:
+            number = signal.SIGKILL
+        send(number)
 
     def suspend(number: int, _: object) -> None:
         send(signal.SIGSTOP)
@@ -76,26 +73,15 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
 
     with handling(receive), handling(suspend, [signal.SIGTSTP]), tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
         shared[STORE] = str(Path(folder, "store"))
-        command = [sys.executable, "-P", "-m", "xlcli", *arguments]
-        for n in map(str, range(nproc)):
-            own = {"RANK": n, "LOCAL_RANK": n}
+        for rank in range(nproc):
+            variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             # A text may be a pipe of the shell, such as /dev/fd/63.
-            process = subprocess.Popen(command, env=shared | own, start_new_session=True, close_fds=False)  # noqa: S603
+            process = subprocess.Popen(command, env=variables, start_new_session=True, close_fds=False)  # noqa: S603
             processes.append(process)
         if received:
             send(signal.SIGTERM)  # also those that were not there yet
-        codes: dict[int, int] = {}  # by rank, in the order of their ends
-        deadline = None
-        while len(codes) < nproc:
-            time.sleep(POLL_SECONDS)
-            ended = {rank: code for rank, process in enumerate(processes) if (code := process.poll()) is not None}
-            codes |= {rank: ended[rank] for rank in sorted(ended.keys() - codes, key=lambda rank: ended[rank])}
-            if deadline is None and (received or any(codes.values())):
-                deadline = time.monotonic() + SECONDS_TO_SAVE
-                if not received:
-                    send(signal.SIGTERM)
-            elif deadline is not None and time.monotonic() > deadline:
-                send(signal.SIGKILL)
+        codes = _wait_for(processes, received, send)
+
     failures = [(rank, code) for rank, code in codes.items() if code]
     followed = (LOST, -signal.SIGTERM)  # from the failure of another process
     rank, code = min(failures, key=lambda failure: failure[1] in followed, default=(0, 0))
@@ -105,5 +91,34 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
         return 128 + signal.SIGPIPE
     if received:
         return 128 + received[0]
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "has lost the connection to another one"
-    raise RankError(f"rank {rank} of {nproc} {how}.", remedy)
+    end = "has lost the connection to another one"
+    if code < 0:
+        end = f"was ended by {signal.Signals(-code).name}"
+    raise RankError(f"rank {rank} of {nproc} {end}.", remedy)
+
+
+def _wait_for(
+    processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int], send: Callable[[int], None]
+) -> dict[int, int]:
+    """Exit codes of processes by rank, in the order of their ends. If one fails, the others are told to end.
+
+    `received` are the signals so far, also during the wait; they were passed on already.
+    """
+    codes: dict[int, int] = {}
+    deadline = None
+    while len(codes) < len(processes):
+        time.sleep(POLL_SECONDS)
+        ended = []
+        for rank, process in enumerate(processes):
+            code = process.poll()
+            if code is not None and rank not in codes:
+                ended.append((code, rank))
+        for code, rank in sorted(ended):  # a signal, which is negative, may have caused the other ends
+            codes[rank] = code
+        if deadline is None and (received or any(codes.values())):
+            deadline = time.monotonic() + SECONDS_TO_SAVE
+            if not received:
+                send(signal.SIGTERM)
+        elif deadline is not None and time.monotonic() > deadline:
+            send(signal.SIGKILL)
+    return codes

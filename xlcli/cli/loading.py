@@ -45,20 +45,21 @@ class StateFiles(NamedTuple):
 def state_files(call: Call, state: str | None, state_in: str | None, state_out: str | None) -> StateFiles:
     """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists and has content.
 
-    Raises:
-        ConfigError: `--state` is given beside another one.
-        StateError: There is no state to continue.
+    `ConfigError` if `--state` is given beside another one, `StateError` if there is no state to continue.
     """
     if state is not None and state_in is not None:
         raise call.conflict("state", "state_in")
     if state is not None and state_out is not None:
         raise call.conflict("state", "state_out")
-    before = None if state_in is None else Path(state_in)
-    after = None if state_out is None else Path(state_out)
+    before = after = None
+    if state_in is not None:
+        before = Path(state_in)
+    if state_out is not None:
+        after = Path(state_out)
     if state is not None:
         after = Path(state)
-        has_content = after.exists() and after.stat().st_size > 0
-        before = after if has_content else None
+        if after.exists() and after.stat().st_size > 0:
+            before = after
     if before is not None and not is_state_file(before):
         problem = "is damaged or not a state file" if before.exists() else "does not exist"
         raise StateError(f"state {before} {problem}.", "Make one with --state FILE, or start without it.")
@@ -86,10 +87,7 @@ def find_models(
 ) -> list[Path]:
     """Folders of the models that `--model` names, else of the one that made the saved state, else of a chosen one.
 
-    A choice is reported.
-
-    Raises:
-        ConfigError: A setting does not apply to one of these models.
+    A choice is reported. `ConfigError` if a setting does not apply to one of these models.
     """
     folders = [choose(name)[0] for name in named_models(call, names)]
     if not folders and state.before is not None:
@@ -110,14 +108,19 @@ def find_models(
 
 def named_models(call: Call, names: Sequence[str] | None) -> Sequence[str]:
     """Names that `--model` gives; not the one of the environment variable, which `choose` reads."""
-    return (names or ()) if call.is_typed("model") else ()
+    if names is None or not call.is_typed("model"):
+        return ()
+    return names
 
 
 def check_settings(section: str, settings: InferenceConfig, config: Config | SavedConfig, name: str) -> None:
     """`InvalidSettingError` if a setting of this section does not apply to the model."""
+    variants: Sequence[InferenceConfig] = [settings]
+    if isinstance(settings, EvalConfig | BenchConfig):
+        variants = settings.sweep
     try:
         settings.check_model(config.model)
-        for each in settings.sweep if isinstance(settings, EvalConfig | BenchConfig) else (settings,):
+        for each in variants:
             each.reading(config.model, config.train.reading)
     except InvalidSettingError as error:
         reason = f"does not apply to {name}; it {error.reason}"
@@ -129,10 +132,8 @@ def print_plan(
 ) -> None:
     """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
 
-    `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory.
-
-    Raises:
-        ResourceError: The machine has too little RAM.
+    `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory. `ResourceError` if the machine
+    has too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)
@@ -143,31 +144,22 @@ def print_plan(
     needed = _PROGRAM_BYTES + weights + 2 * state
     available = available_bytes()
     if screen.json:
-        screen.object(
-            {
-                "model": str(folder),
-                "does": action,
-                "parameters": parameters,
-                "mem_len": reading.mem_len,
-                "batch_size": batch_size,
-                "weights_bytes": weights,
-                "state_bytes": state,
-                "needed_bytes": needed,
-                "available_bytes": available,
-            }
-        )
+        plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}
+        plan |= {"batch_size": batch_size, "weights_bytes": weights, "state_bytes": state}
+        screen.object(plan | {"needed_bytes": needed, "available_bytes": available})
     else:
         texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
         memory = model.describe_memory(reading.mem_len, reading.segment_len)
-        rows = [
-            ("model", f"{folder} ({compact_number(parameters)} parameters, {format_bytes(weights)})"),
-            ("does", action),
-            ("memory", f"{memory}, {texts}: {format_bytes(state)}"),
-            ("needs", f"about {format_bytes(needed)} of RAM; {format_bytes(available)} available"),
-        ]
-        screen.report("".join(f"{name:8} {text}\n" for name, text in rows))
+        screen.report(
+            f"model    {folder} ({compact_number(parameters)} parameters, {format_bytes(weights)})\n"
+            f"does     {action}\n"
+            f"memory   {memory}, {texts}: {format_bytes(state)}\n"
+            f"needs    about {format_bytes(needed)} of RAM; {format_bytes(available)} available\n"
+        )
     # A finite text may be shorter than the memory.
-    least = needed if is_endless else _PROGRAM_BYTES + weights
+    least = _PROGRAM_BYTES + weights
+    if is_endless:
+        least = needed
     require_memory(f"model {folder.name}", least, "Use a smaller --mem-len or model.")
 
 
@@ -187,10 +179,13 @@ def check_texts(names: Iterable[str], command: str) -> list[str]:
 
 def _is_model(name: str) -> bool:
     """True if a text is the folder of a model, or there is no such file but a model of this name."""
+    if os.path.lexists(name):
+        return is_model(Path(name))
     try:
-        return is_model(Path(name)) if os.path.lexists(name) else bool(find(name))
+        find(name)
     except CheckpointError:
         return False
+    return True
 
 
 def _similar_file(path: Path) -> str:
@@ -258,11 +253,8 @@ def open_model(
 ) -> OpenedModel:
     """`load_model`, with the saved session. The file to save in is locked until the command ends.
 
-    `log` is the file that is followed.
-
-    Raises:
-        BusyError: Another process saves in that file.
-        StateError: The state belongs to another log, whose place in it would be lost.
+    `log` is the file that is followed. `BusyError` if another process saves in that file, `StateError` if the state
+    belongs to another log, whose place in it would be lost.
     """
     if state.after is not None:
         call.with_resource(lock_state(state.after.resolve()))
@@ -275,8 +267,12 @@ def open_model(
         _check_log(state, resume, log)
         read = f"{approximate_count(resume.model_state.seen, 'token')} read"
         read += rounding("float32", resume.model_state.memory_dtype)
-        call.screen.say(f"state {state.before}: {read}", "info" if state.before == state.after else "detail")
-    save: Any = None if state.after is None else partial(save_state, state.after, model=model)
+        # Only with `--state` it depends on an earlier command whether a state is continued.
+        level = "info" if state.before == state.after else "detail"
+        call.screen.say(f"state {state.before}: {read}", level)
+    save: Any = None
+    if state.after is not None:
+        save = partial(save_state, state.after, model=model)
     return OpenedModel(model, runtime, resume, save)
 
 

@@ -37,11 +37,13 @@ class _Models(Group):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Moves the action to the front and parses."""
-        action = next((word for word in args if word in self.commands), None)
-        if action is not None:
-            args.remove(action)
-            args.insert(0, action)
-        elif not (ctx.resilient_parsing or {"-h", "--help"} & {*args}) and all(a.startswith("-") for a in args[:1]):
+        for word in args:
+            if word in self.commands:
+                args.remove(word)
+                return super().parse_args(ctx, [word, *args])
+        asks_for_help = "-h" in args or "--help" in args
+        has_wrong_action = bool(args) and not args[0].startswith("-")
+        if not (ctx.resilient_parsing or asks_for_help or has_wrong_action):
             args.insert(0, "list")
         return super().parse_args(ctx, args)
 
@@ -57,52 +59,47 @@ app = App(
 
 @app.command("list", "xlcli models list", "xlcli models list --json", about="List your models and the bundled ones.")
 def list_models(call: Call) -> None:
-    """Lists models."""
-    screen, local, bundled = call.screen, local_models(), bundled_models()
+    screen = call.screen
+    local, bundled = local_models(), bundled_models()
     if screen.json:
         screen.object({"local": local, "bundled": bundled, "presets": list_presets()})
         return
     if not local:
         screen.print("No models in ./models yet; make one: xlcli train FILE\n\n")
-    for title, models in (("Models in ./models", local), ("Bundled models", bundled)):
-        if models:
-            rows = table([_HEADING, *map(_row, models)], screen.columns, left=(0, 1, 2, 6), clip=True)
+    for title, group in (("Models in ./models", local), ("Bundled models", bundled)):
+        if group:
+            rows = table([_HEADING, *map(_row, group)], screen.columns, left=(0, 1, 2, 6), clip=True)
             screen.print(f"{title}:\n{rows}\n")
-    if any(model.scored for model in (*local, *bundled)):
+    models = [*local, *bundled]
+    if any(model.scored for model in models):
         screen.print("bits/byte of the validation text, memory as in training\n")
-    if any(map(_is_partial, (*local, *bundled))):
+    if any(map(_is_partial, models)):
         screen.print("* of its beginning: xlcli models show NAME\n")
     screen.print("Presets for training: xlcli models presets\n")
 
 
 @app.command("presets", "xlcli models presets", "xlcli models presets --json", about="List presets.")
 def presets(call: Call) -> None:
-    """Lists presets."""
-    screen, every = call.screen, list_presets()
+    screen = call.screen
     if screen.json:
-        screen.object({"presets": every})
+        screen.object({"presets": list_presets()})
         return
-    # Only presets of published architectures set `train.max_steps`.
-    published = [preset for preset in every if "max_steps" in read_preset(preset.name).get("train", {})]
-    variants = [preset for preset in every if preset.name.startswith("small-")]
-    others = [preset for preset in every if preset not in published and preset not in variants]
-    lists = (
-        ("Presets, for xlcli train --preset NAME", others),
-        ("Variants of small, to be compared with it", variants),
-        ("Published architectures", published),
-    )
-    tables = [
-        f"{title}:\n" + table([(preset.name, preset.about) for preset in group], screen.columns, left=(0, 1))
-        for title, group in lists
-    ]
-    screen.print("\n".join(tables))
+    others, variants, published = [], [], []
+    for preset in list_presets():
+        row = (preset.name, preset.about)
+        if "max_steps" in read_preset(preset.name).get("train", {}):  # of published architectures only
+            published.append(row)
+        elif preset.name.startswith("small-"):
+            variants.append(row)
+        else:
+            others.append(row)
+    screen.print("Presets, for xlcli train --preset NAME:\n" + table(others, screen.columns, left=(0, 1)))
+    screen.print("\nVariants of small, to be compared with it:\n" + table(variants, screen.columns, left=(0, 1)))
+    screen.print("\nPublished architectures:\n" + table(published, screen.columns, left=(0, 1)))
 
 
 @app.command(
-    "show",
-    "xlcli models show books",
-    "xlcli models show corpus --plot curve.png",
-    about="Show a model or preset.",
+    "show", "xlcli models show books", "xlcli models show corpus --plot curve.png", about="Show a model or preset."
 )
 def show(
     call: Call,
@@ -111,7 +108,6 @@ def show(
         str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False)
     ] = None,
 ) -> None:
-    """Shows a model or preset."""
     screen = call.screen
     if plot is not None:
         call.check_files([], {"plot": (plot, PICTURE)})
@@ -122,16 +118,7 @@ def show(
     try:
         folder = find(name)
     except CheckpointError as error:
-        presets = {preset.name: preset for preset in list_presets()}
-        preset = presets.get(name)
-        if preset is None:
-            near = nearest(name, presets)
-            remedy = near and f"Did you mean the preset {near}?"
-            raise CheckpointError(error.message, remedy or error.remedy) from None
-        if screen.json:
-            screen.object({**fields(preset), "config": read_preset(name)})
-        else:
-            screen.print(preset.path.read_text("utf-8"))
+        show_preset(name, screen, error)
         return
     summary, record = summarize(folder), read_record(folder)
     config = read_config(folder)
@@ -151,12 +138,28 @@ def show(
             ("score", f"{summary.bits_per_byte:.4f} bits per byte of the {describe_scored_text(summary.scored)}")
         )
     screen.print(table([row for row in rows if row[1] != "-"], screen.columns, left=(0, 1)) + "\n")
+
+    # How it was made: by its card, else by its record.
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
         screen.markdown(card.read_text("utf-8", "replace"))
     elif record:
         screen.print(to_toml({"record": record}).lstrip("\n"))
     screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
+
+
+def show_preset(name: str, screen: Screen, error: CheckpointError) -> None:
+    """Prints a preset; if there is none, raises the error, that there is no such model, with a better remedy."""
+    presets = {preset.name: preset for preset in list_presets()}
+    preset = presets.get(name)
+    if preset is None:
+        near = nearest(name, presets)
+        remedy = f"Did you mean the preset {near}?" if near else error.remedy
+        raise CheckpointError(error.message, remedy) from None
+    if screen.json:
+        screen.object({**fields(preset), "config": read_preset(name)})
+    else:
+        screen.print(preset.path.read_text("utf-8"))
 
 
 @app.command(
@@ -172,7 +175,6 @@ def copy(
     target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
     encoding: options.Weights = None,
 ) -> None:
-    """Copies a preset or a model."""
     screen = call.screen
     if not (target == "-" or target.endswith(".toml")):
         _copy_model(name, target, encoding, screen)
@@ -193,8 +195,9 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
     try:
         folder = find(name)
     except CheckpointError as error:
-        is_preset = any(preset.name == name for preset in list_presets())
-        remedy = f"Copy the preset into a file: xlcli models copy {name} FILE.toml." if is_preset else error.remedy
+        remedy = error.remedy
+        if any(preset.name == name for preset in list_presets()):
+            remedy = f"Copy the preset into a file: xlcli models copy {name} FILE.toml."
         raise CheckpointError(error.message, remedy) from None
     with screen.waiting("copying"):
         from xlcli.store.folder import copy_model
@@ -205,7 +208,8 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         screen.object(made)
     command = f"xlcli eval -m {shlex.quote(target)}"
     screen.say(f"{target} written, {format_bytes(made.bytes)} in {made.encoding}; score it: {command}")
-    if texts := [text for text in HELD_OUT.values() if Path(target, text).is_file()]:
+    texts = [text for text in HELD_OUT.values() if Path(target, text).is_file()]
+    if texts:
         screen.say(f"it contains text from the corpus: remove {' and '.join(texts)} before you publish it")
 
 
@@ -215,13 +219,12 @@ def _is_partial(model: ModelSummary) -> bool:
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
-    score = number_or_blank(model.bits_per_byte, ".3f") + "*" * _is_partial(model)
-    return (
-        model.name,
-        model.position or "?",
-        model.attention or "?",
-        compact_number(model.parameters) if model.parameters is not None else "?",
-        score or {True: "-"}.get(model.finished, "unfinished"),
-        "-" if model.bundled else format_age(time.time() - model.modified),
-        model.problem or model.corpus or "-",
-    )
+    score = number_or_blank(model.bits_per_byte, ".3f")
+    if _is_partial(model):
+        score += "*"
+    if not score:
+        score = "-" if model.finished else "unfinished"
+    parameters = "?" if model.parameters is None else compact_number(model.parameters)
+    age = "-" if model.bundled else format_age(time.time() - model.modified)
+    kind = (model.position or "?", model.attention or "?", parameters)
+    return (model.name, *kind, score, age, model.problem or model.corpus or "-")

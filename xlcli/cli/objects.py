@@ -29,7 +29,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_plain(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return list(map(_plain, value))
     if isinstance(value, str | Path):
         return as_utf8(str(value))
     if isinstance(value, bytes):

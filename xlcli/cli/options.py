@@ -38,13 +38,9 @@ and variables."""
 
 
 def option(panel: str, names: str, about: str, **settings: Any) -> Any:
-    """An option for `Annotated`.
+    """An option for `Annotated`, under a heading of the help; `settings` are further arguments of `typer.Option`.
 
-    Args:
-        panel: Heading in the help.
-        names: Names and value as the help shows them: `-m, --model NAME|FOLDER`.
-        about: Its help.
-        settings: Further arguments of `typer.Option`.
+    `names` are those of the option, and its value, as the help shows them: `-m, --model NAME|FOLDER`.
     """
     spelled, _, value = names.replace(", ", ",").partition(" ")
     return typer.Option(*spelled.split(","), metavar=value or None, help=about, rich_help_panel=panel, **settings)
@@ -130,7 +126,7 @@ class Setting(NamedTuple):
 
 def settings_of(command: str | None) -> dict[str, Setting]:
     """Settings of a command that are options or environment variables, by name; of two the one of the first section."""
-    from xlcli.config import Config, table
+    from xlcli.config import Config, Option, table
 
     found: dict[str, Setting] = {}
     if command is None or command not in SECTIONS:
@@ -141,18 +137,10 @@ def settings_of(command: str | None) -> dict[str, Setting]:
         assert kind is not None
         for name, field in kind.model_fields.items():
             if name not in found:
-                found[name] = Setting(section, field, _option_of(field, command))
+                options = [part for part in field.metadata if isinstance(part, Option)]
+                is_option = options and (not options[0].commands or command in options[0].commands)
+                found[name] = Setting(section, field, options[0] if is_option else None)
     return found
-
-
-def _option_of(field: FieldInfo, command: str) -> Option | None:
-    """The option of a setting in a command, if it is one there."""
-    from xlcli.config import Option
-
-    for part in field.metadata:
-        if isinstance(part, Option):
-            return part if not part.commands or command in part.commands else None
-    return None
 
 
 def option_kinds(command: str) -> dict[str, Any]:
@@ -160,24 +148,29 @@ def option_kinds(command: str) -> dict[str, Any]:
 
     An option is a text, which the unit of its setting reads later, unless it is a switch, a choice or a list.
     """
-    return {name: _option_kind(each) for name, each in settings_of(command).items() if each.option is not None}
-
-
-def _option_kind(setting: Setting) -> Any:
-    assert setting.option is not None
-    kind = setting.field.annotation
-    about = setting.field.description or ""
-    details = option(setting.option.panel, setting.option.names, about, allow_from_autoenv=False)
-    is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
-    if is_switch:
-        return Annotated[bool, details]
-    if kind == tuple[str, ...]:
-        return Annotated[list[str] | None, details]
-    if choices(kind):
-        return Annotated[Optional[kind], details]  # noqa: UP045
-    return Annotated[str | None, details]
+    kinds: dict[str, Any] = {}
+    for name, (_, field, declared) in settings_of(command).items():
+        if declared is None:
+            continue
+        kind = field.annotation
+        details = option(declared.panel, declared.names, field.description or "", allow_from_autoenv=False)
+        is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
+        if is_switch:
+            kinds[name] = Annotated[bool, details]
+        elif kind == tuple[str, ...]:
+            kinds[name] = Annotated[list[str] | None, details]
+        elif choices(kind):
+            kinds[name] = Annotated[Optional[kind], details]  # noqa: UP045
+        else:
+            kinds[name] = Annotated[str | None, details]
+    return kinds
 
 
 def choices(kind: Any) -> tuple[str, ...]:
     """Values of a `Literal`, or of one that may be None; none of any other type."""
-    return tuple(choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str))
+    found: list[str] = []
+    for part in (kind, *get_args(kind)):
+        for choice in get_args(part):
+            if isinstance(choice, str):
+                found.append(choice)
+    return tuple(found)

@@ -61,7 +61,8 @@ def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Pat
         if kind is PAGE and name == "-":
             raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
         is_stream = name == "-"
-        path, status = Path(name), None if is_stream else _status(option, name)
+        path = Path(name)
+        status = None if is_stream else _status(option, name)
         is_file = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
         if not is_file and kind is not STATE:  # a device or a pipe
             continue
@@ -95,8 +96,9 @@ def _check_suffix(option: str, path: Path, kind: Kind) -> None:
     """`ConfigError` if the suffix names no format of this kind."""
     if not kind.suffixes or path.suffix.lower() in kind.suffixes:
         return
-    *others, last = kind.suffixes
-    known = f"{', '.join(others)} or {last}" if others else last
+    *others, known = kind.suffixes
+    if others:
+        known = f"{', '.join(others)} or {known}"
     raise ConfigError(f"{option} {path} does not end in {known}.", f"Name it {path.stem}{kind.suffixes[0]}.")
 
 
@@ -116,8 +118,7 @@ def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result)
 def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     """Function that writes pieces of an output of a command; a regular file is replaced at the end, or not at all.
 
-    Raises:
-        ResourceError: It is a pipe that nobody reads.
+    `ResourceError` if it is a pipe that nobody reads.
     """
     if path.exists() and not path.is_file():  # a device or a pipe
         with os.fdopen(_open_pipe(path), "wb") as out:
@@ -171,12 +172,10 @@ class Kept(Sink, Generic[E]):
         self._kind, self._finish = kind, finish
 
     def add(self, event: Any) -> None:
-        """Keeps the event."""
         if isinstance(event, self._kind):
             self.events.append(event)
 
     def close(self) -> None:
-        """Calls `finish`."""
         if self.events:
             self._finish(self.events)
 
@@ -190,21 +189,22 @@ class FileSink(Sink):
     def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
         self.name, self.is_saved = name, name == "-"
         self._file = ExitStack()
-        self.write = write if name == "-" else self._file.enter_context(output_file(Path(name)))
+        self.write = write
+        if name != "-":
+            self.write = self._file.enter_context(output_file(Path(name)))
 
     def save(self) -> None:
-        """Puts the file in its place."""
         self._file.close()
         self.is_saved = True
 
     def discard(self) -> None:
-        """Removes what was written."""
         self._file.__exit__(*sys.exc_info())
 
 
 def check_standard_output(name: str) -> None:
     """`ConfigError` if standard output is the regular file that is read (`-`: standard input), which would grow."""
-    if (_identities((), 0) if name == "-" else _identities([Path(name)])) & _identities((), 1):
+    text = _identities((), 0) if name == "-" else _identities([Path(name)])
+    if text & _identities((), 1):
         raise ConfigError("standard output is the file that is read.", "Redirect it to another file.")
 
 
@@ -212,12 +212,11 @@ def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]
     """Device and inode of regular files: the paths, files in folders among them, and open descriptors."""
     found: list[os.stat_result] = []
     for path in paths:
-        try:
-            files = [path, *(path.iterdir() if path.is_dir() else ())]
-        except OSError:
-            files = [path]
+        files = [path]
+        with suppress(OSError):  # it is no folder, or reading it reports the reason
+            files += path.iterdir()
         for file in files:
-            with suppress(OSError):  # reading it reports the reason
+            with suppress(OSError):
                 found.append(file.stat())
     for descriptor in descriptors:
         with suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,13 @@ from xlcli.errors import DataError
 
 PORTION = 2**16
 """Maximum number of bytes per read."""
+LONGEST_WAIT_MS = 2**31 - 1
+"""The most that `poll` takes."""
 GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
 
 def label(name: str) -> str:
-    """A text in messages."""
     return "standard input" if name == "-" else name
 
 
@@ -41,13 +43,15 @@ def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | 
     None after `flush_ms` ms without input, and then every `save_every` seconds without it.
     """
     waiting = poll({source: select.POLLIN, stop.fd: select.POLLIN})
-    save_ms = None if save_every is None else 1000 * save_every
-    idle = True
+    save_ms = math.inf if save_every is None else 1000 * save_every
+    has_unflushed = False
     while not stop():
-        times = [each for each in (None if idle else flush_ms, save_ms) if each is not None]
-        ready = dict(waiting.poll(min(*times, 2**31 - 1) if times else None))
+        wait_ms = save_ms
+        if has_unflushed and flush_ms is not None:
+            wait_ms = min(flush_ms, save_ms)
+        ready = dict(waiting.poll(None if wait_ms == math.inf else min(wait_ms, LONGEST_WAIT_MS)))
         if not ready:
-            idle = True
+            has_unflushed = False
             yield None
         elif stop.fd not in ready:
             try:
@@ -58,7 +62,7 @@ def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | 
                 raise DataError(f"cannot read the text: {error.strerror}.", "Check where it comes from.") from None
             if not data:
                 return
-            idle = False
+            has_unflushed = True
             yield data
     yield None  # the reader stops here, and does not take the text for complete
 
@@ -97,7 +101,6 @@ class Output:
             self._descriptor = None
 
     def heed(self, stop: Stop | None) -> None:
-        """Sets `stop`."""
         self.stop = stop
 
     def shares_file(self, other: Output) -> bool:
@@ -106,15 +109,10 @@ class Output:
         return a is not None and b is not None and os.path.sameopenfile(a, b)
 
     def write(self, text: str) -> None:
-        """Writes text."""
         self.write_bytes(text.encode(self._stream.encoding or "utf-8", self._stream.errors or "strict"))
 
     def write_bytes(self, data: bytes) -> None:
-        """Writes bytes.
-
-        Raises:
-            BrokenPipeError: The reader has closed the output.
-        """
+        """Writes bytes. `BrokenPipeError` if the reader has closed the output."""
         if data:
             self.at_line_start = data.endswith(b"\n")
         self._stream.flush()

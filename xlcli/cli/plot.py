@@ -49,13 +49,7 @@ def draw_by_context(path: str, scores: Sequence[Score]) -> None:
 
 
 def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
-    """Draws bits per byte of training and validation over tokens; False if there are none.
-
-    Args:
-        name: File of the picture.
-        rows: Rows of `metrics.jsonl`.
-        title: Title of the plot.
-    """
+    """Draws bits per byte of training and validation, of rows of `metrics.jsonl`, over tokens; False without any."""
     steps, valid = _curve(rows, "bits_per_byte"), _curve(rows, "validation_bits_per_byte")
     if not steps and not valid:
         return False
@@ -67,8 +61,8 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
         tokens, smooth = (averaged(values, _SMOOTHED) for values in zip(*steps, strict=True))
         axes.plot(tokens, smooth, color="C0", label=f"training: {smooth[-1]:.4f}")
     if valid:
-        best = min(value for _, value in valid)
-        axes.plot(*zip(*valid, strict=True), color="C1", marker="o", label=f"validation: {best:.4f} at best")
+        places, losses = zip(*valid, strict=True)
+        axes.plot(places, losses, color="C1", marker="o", label=f"validation: {min(losses):.4f} at best")
     values = sorted(value for _, value in steps + valid)
     median = values[len(values) // 2]
     if values[-1] > 2 * median:  # the first steps would take most of the picture

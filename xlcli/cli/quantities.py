@@ -12,10 +12,14 @@ def compact_number(value: float) -> str:
     """A number with three significant digits: `1.2k`, `34M`, `6.61B`."""
     for scale, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
-            scaled = value / scale
-            digits = f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.3g}"
-            return digits + suffix
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+            return _three_digits(value / scale) + suffix
+    return _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    if value >= 100:  # where `g` may write a power of ten
+        return f"{value:.0f}"
+    return f"{value:.3g}"
 
 
 def number_or_blank(value: float | None, style: str) -> str:
@@ -32,7 +36,9 @@ def decimals_or_blank(value: float | None, digits: int) -> str:
 
 def difference_or_blank(value: float | None) -> str:
     """A difference with four decimals and its sign: `+0.0012`; zero is never negative. Nothing for None."""
-    return "" if value is None else f"{round(value, 4) + 0.0:+.4f}"
+    if value is None:
+        return ""
+    return f"{round(value, 4) + 0.0:+.4f}"
 
 
 def approximate_count(number: int, noun: str) -> str:
@@ -62,7 +68,9 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{minutes}:{seconds:02}"
 
 
 def format_age(seconds: float) -> str:

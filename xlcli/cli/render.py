@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from xlcli.cli.display import DisplayToken, group_by_word
 from xlcli.cli.objects import to_json
 from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import Output
@@ -30,6 +29,8 @@ REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
 PLAIN_SECONDS = 10.0
 """Time between two plain lines; the first line comes after a tenth of it."""
+MOST_LOSSES = 4096
+"""Number of the latest losses that are drawn."""
 FAREWELL_SECONDS = 0.2
 """Maximum wait of a process that ends at once for the output of another thread."""
 COLOR_BITS = 4
@@ -46,24 +47,21 @@ _ERASE = "\r\x1b[J"
 
 
 class _Pace:
-    """Decides when a line of progress is due: on a live line often, else a plain line now and then.
-
-    Attributes:
-        live: There is a live line.
-        losses: Losses to draw on it.
-    """
+    """Decides when a line of progress is due: on a live line often, else a plain line now and then."""
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        self.losses: deque[float] = deque(maxlen=4096 * live)
-        self._next, self._stage = time.monotonic() + PLAIN_SECONDS / 10, ""
+        self.losses: deque[float] = deque(maxlen=MOST_LOSSES if live else 0)  # drawn on the live line
+        self._stage = ""
+        self._next = time.monotonic() + PLAIN_SECONDS / 10
 
     def is_due(self, stage: str) -> bool:
         """True if the line of this stage is to be shown now; the first one of a stage at once where it is live."""
         now = time.monotonic()
         if now < self._next and (stage == self._stage or not self.live):
             return False
-        self._next, self._stage = now + (REFRESH_SECONDS if self.live else PLAIN_SECONDS), stage
+        self._stage = stage
+        self._next = now + (REFRESH_SECONDS if self.live else PLAIN_SECONDS)
         return True
 
 
@@ -82,14 +80,18 @@ class Screen:
         color: str | None = None,
         hidden: bool = False,
     ) -> None:
-        without = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-        plain = color == "never" or (color != "always" and without)
-        shown = {"warning": True, "info": not quiet, "hint": not quiet, "detail": verbose}
+        wants_no_color = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        plain = color == "never" or (color != "always" and wants_no_color)
+        levels = {"warning"}
+        if not quiet:
+            levels |= {"info", "hint"}
+        if verbose:
+            levels.add("detail")
         self.json = json
         self.verbose = verbose
         self.on_terminal = sys.stdout.isatty() or color == "always"
         self.colored = self.on_terminal and not plain
-        self._levels = {level for level, is_shown in shown.items() if is_shown and not hidden}
+        self._levels = set() if hidden else levels
         self._out, self._err = Output(sys.stdout), Output(sys.stderr)
         self._styles = {} if plain or not sys.stderr.isatty() else STYLES
         self._pace = _Pace(live=sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"))
@@ -114,8 +116,9 @@ class Screen:
                 yield stop
             finally:
                 self.clear()
-                if lost := self._out.discarded:
-                    self.say(f"standard output was not read; its last {lost:,} bytes are lost", "warning")
+                if self._out.discarded:
+                    lost = f"its last {self._out.discarded:,} bytes are lost"
+                    self.say(f"standard output was not read; {lost}", "warning")
         self._out.heed(None)
         self._err.heed(None)
 
@@ -219,7 +222,6 @@ class Screen:
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Context in which the current activity is shown."""
         self.wait(text)
         try:
             yield
@@ -227,14 +229,12 @@ class Screen:
             self.clear()
 
     def progress(self, event: Progress) -> None:
-        """Shows the progress of a stage."""
         self._types = self._types and event.stage == f"reading {STANDARD_INPUT}"
         self._show(progress_line(event), event.stage)
         if event.total is not None and event.done >= event.total:
             self.clear()
 
     def step(self, event: Step) -> None:
-        """Shows the progress of training."""
         self._pace.losses.append(event.bits_per_byte)
         self._show(step_line(event, tuple(self._pace.losses)), "training")
 
@@ -273,7 +273,8 @@ class Screen:
     def print(self, text: str, *, json: bool = False) -> None:
         """Prints text or lines of JSON to stdout, with control characters escaped on a terminal."""
         if self.on_terminal:
-            text = (visible_json if json else visible)(text)
+            escape = visible_json if json else visible
+            text = escape(text)
         self.write(text.encode("utf-8", "surrogateescape"))
 
     def report(self, text: str) -> None:
@@ -298,8 +299,8 @@ class Screen:
             return
         text = self._visible.feed(data, final=final)
         with self._lock:
-            at_line_start = text.endswith("\n") if text else self._out.at_line_start
-            if final and not at_line_start:
+            ends_line = text.endswith("\n") or (not text and self._out.at_line_start)
+            if final and not ends_line:
                 text += "\n"
             self.write(text.encode())
 
@@ -314,11 +315,21 @@ class Screen:
             self.clear()
             steps = range(0, COLOR_BITS * len(COLORS), COLOR_BITS)
             self._err.write(f"bits of a word {' '.join(_paint(f'{bits}', bits) for bits in steps)}+\n")
-        words = group_by_word(DisplayToken(self._visible.feed(text), len(text), bits) for text, bits in spans)
-        shown = (_paint(word.text, word.bits) if word.text.strip() else word.text for word in words)
-        self.write("".join([label, *shown]).encode())
+        line, word, word_bits = label, "", 0.0
+        for token, bits in spans:
+            text = self._visible.feed(token)
+            # A word begins with a token that begins with a blank, or ends the line.
+            if text[:1] in (" ", "\t", "\n") and word.strip():
+                line += _paint(word, word_bits)
+                word, word_bits = "", 0.0
+            word += text
+            word_bits += bits
+        self.write((line + _paint(word, word_bits)).encode())
 
 
 def _paint(text: str, bits: float) -> str:
-    """The word in the color of its bits."""
-    return f"\x1b[{COLORS[min(len(COLORS) - 1, max(0, int(bits / COLOR_BITS)))]}m{text}\x1b[m"
+    """A word in the color of its bits; blanks have none."""
+    if not text.strip():
+        return text
+    color = min(len(COLORS) - 1, max(0, int(bits / COLOR_BITS)))
+    return f"\x1b[{COLORS[color]}m{text}\x1b[m"

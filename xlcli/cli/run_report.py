@@ -15,7 +15,9 @@ def progress_line(progress: events.Progress) -> str:
     """Fraction done, rate and time left."""
 
     def quantity(number: float) -> str:
-        return format_bytes(number) if progress.unit == "B" else f"{compact_number(number)} {progress.unit}"
+        if progress.unit == "B":
+            return format_bytes(number)
+        return f"{compact_number(number)} {progress.unit}"
 
     parts = [progress.stage]
     if progress.total:
@@ -50,8 +52,9 @@ def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
 
 
 def plan_text(plan: events.Plan) -> str:
-    """The plan of a training run."""
-    source = f"preset {plan.preset}" if plan.init is None else f"from {plan.init}"
+    source = f"preset {plan.preset}"
+    if plan.init is not None:
+        source = f"from {plan.init}"
     rows = [
         ("model", f"{plan.folder} ({source}, {compact_number(plan.parameters)} parameters)"),
         ("weights", f"{format_bytes(plan.weights_bytes)} on disk in {plan.weights}"),
@@ -59,74 +62,67 @@ def plan_text(plan: events.Plan) -> str:
     ]
     if plan.left_out:
         rows.append(("left out", f"{named(plan.left_out, most=3)} (named by --valid or --test)"))
+
+    # Sizes of training, validation and test text.
+    sizes = f"train {format_bytes(plan.train_bytes)}"
+    if plan.train_tokens:
+        sizes += f" = {approximate_count(plan.train_tokens, 'token')}"
+    sizes += "; "
+    if plan.valid_from_end:
+        sizes += "from its end: "
+    sizes += f"valid {format_bytes(plan.valid_bytes)}, test {format_bytes(plan.test_bytes)}"
+    if plan.estimated:
+        sizes += " (estimated from a sample)"
+    rows += [("text", sizes), ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}")]
+
+    memory = "RAM" if plan.device == "cpu" else "GPU memory"
+    machine = f"{plan.device} {plan.dtype}, {approximate_count(plan.threads, 'thread')}; "
+    machine += f"needs about {format_bytes(plan.needed_bytes)} of {memory}"
+    if plan.available_bytes is not None:
+        machine += f"; {format_bytes(plan.available_bytes)} available"
     budget = plan.budget
     if plan.resumed_at > 0:
         budget += f", resuming at step {plan.resumed_at}"
-    rows += [
-        ("text", _parts_of_text(plan)),
-        ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
-        ("machine", _machine(plan)),
-        ("budget", budget),
-    ]
+    rows += [("machine", machine), ("budget", budget)]
     if plan.n_ranks > 1:
-        here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
-        rows.append(
-            ("ranks", f"{plan.n_ranks:,} processes {here}, {approximate_count(plan.rows or 0, 'sequence')} each")
-        )
+        here = "on this machine"
+        if plan.n_local_ranks < plan.n_ranks:
+            here = f"({plan.n_local_ranks} {here})"
+        sequences = approximate_count(plan.rows or 0, "sequence")
+        rows.append(("ranks", f"{plan.n_ranks:,} processes {here}, {sequences} each"))
     return "".join(f"{name:8} {text}\n" for name, text in rows)
-
-
-def _parts_of_text(plan: events.Plan) -> str:
-    """Sizes of training, validation and test text."""
-    text = f"train {format_bytes(plan.train_bytes)}"
-    if plan.train_tokens:
-        text += f" = {approximate_count(plan.train_tokens, 'token')}"
-    text += "; from its end: " if plan.valid_from_end else "; "
-    text += f"valid {format_bytes(plan.valid_bytes)}, test {format_bytes(plan.test_bytes)}"
-    return f"{text} (estimated from a sample)" if plan.estimated else text
-
-
-def _machine(plan: events.Plan) -> str:
-    """Device, number type, threads and memory."""
-    memory = "RAM" if plan.device == "cpu" else "GPU memory"
-    text = f"{plan.device} {plan.dtype}, {approximate_count(plan.threads, 'thread')}; "
-    text += f"needs about {format_bytes(plan.needed_bytes)} of {memory}"
-    if plan.available_bytes is not None:
-        text += f"; {format_bytes(plan.available_bytes)} available"
-    return text
 
 
 def describe_scored_text(text: events.ScoredText) -> str:
     """Text and memory length of a score in words."""
-    part = f"first {compact_number(text.bytes)} of " if text.bytes < text.of_bytes else ""
-    return f"{part}{approximate_count(text.of_bytes, 'byte')} of validation text, memory {text.mem_len}"
+    whole = f"{approximate_count(text.of_bytes, 'byte')} of validation text, memory {text.mem_len}"
+    if text.bytes < text.of_bytes:
+        return f"first {compact_number(text.bytes)} of {whole}"
+    return whole
 
 
 def trained_text(event: events.Trained) -> str:
     """The end of a run: score, sample, and the two commands to run next."""
-    lines = [f"model     {event.folder}"]
+    text = f"model     {event.folder}\n"
     if event.bits_per_byte is not None:
-        lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{_best_step(event.best_step)}")
+        text += f"valid     {event.bits_per_byte:.4f} bits per byte"
+        if event.best_step == 0:
+            text += " (the weights that the run started from: no step was better)"
+        elif event.best_step is not None:
+            text += f" (step {event.best_step})"
+        text += "\n"
         if event.scored:
-            lines.append(f"          of the {describe_scored_text(event.scored)}")
-            lines.append("          (the values during training are quick estimates)")
+            text += f"          of the {describe_scored_text(event.scored)}\n"
+            text += "          (the values during training are quick estimates)\n"
     steps, tokens = approximate_count(event.step, "step"), approximate_count(event.tokens, "token")
-    lines.append(f"training  {steps}, {tokens}, {format_duration(event.seconds)}")
+    text += f"training  {steps}, {tokens}, {format_duration(event.seconds)}\n"
     if event.sample.strip():
-        lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]
-    return "\n".join(lines) + "\n\n" + _next_commands(event)
-
-
-def _best_step(step: int | None) -> str:
-    if step is None:
-        return ""
-    if step == 0:
-        return " (the weights that the run started from: no step was better)"
-    return f" (step {step})"
+        sample = event.sample.strip("\n").replace("\n", "\n  ")
+        text += f"sample\n  {sample}\n"
+    return text + "\n" + _next_commands(event)
 
 
 def _next_commands(event: events.Trained) -> str:
-    """What to type after a run."""
     folder = shlex.quote(str(event.folder))
     generate = f"xlcli generate -m {folder}\n"
     if not event.stopped:
@@ -137,4 +133,6 @@ def _next_commands(event: events.Trained) -> str:
     if place_of_run(event.folder) != event.folder:
         earlier = f"The earlier model stays in {folder} until the first validation.\n"
         return f"{stopped}Give it in place of --overwrite. {earlier}"
-    return stopped if event.best_step is None else f"{stopped}To try it as it is: {generate}"
+    if event.best_step is None:
+        return stopped
+    return f"{stopped}To try it as it is: {generate}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
@@ -49,23 +50,18 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         title += ", PARTIAL: stopped before the end"
     size = f"{approximate_count(score.bytes, 'byte')}, {approximate_count(score.tokens, 'token')}"
     if score.documents > 1:
-        size += f" in {score.documents:,} {'lines' if score.each_line else 'documents'}, each scored alone"
+        size += f" in {score.documents:,} {_unit(score)}, each scored alone"
     speed = f"{compact_number(score.tokens_per_second)} tokens/s, {format_duration(score.seconds)}"
     machine = f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}"
-    lines = [
-        title,
-        f"{size}; {recurrence}",
-        "",
-        *(f"  {name:22}{value:>10}" for name, value in rows.items() if value),
-        "",
-        f"{speed}, peak RAM {format_bytes(score.peak_rss_bytes)}, {machine}",
-    ]
+    text = f"{title}\n{size}; {recurrence}\n\n"
+    for name, value in rows.items():
+        if value:
+            text += f"  {name:22}{value:>10}\n"
+    text += f"\n{speed}, peak RAM {format_bytes(score.peak_rss_bytes)}, {machine}\n"
     if score.rounding_cost is not None:
         tokens = f"{min(events.ROUNDING_TOKENS, score.tokens):,} tokens"
-        lines.append(
-            f"Cost of rounding: {difference_or_blank(score.rounding_cost)} bits per byte over the first {tokens}"
-        )
-    text = "\n".join(lines) + "\n"
+        cost = f"{difference_or_blank(score.rounding_cost)} bits per byte over the first {tokens}"
+        text += f"Cost of rounding: {cost}\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
         text += "\n" + table([heading, *map(context_cells, score.by_context)])
@@ -90,23 +86,26 @@ def describe_context(model: ModelConfig, mem_len: int, segment_len: int, stride:
         segments = f"independent segments of {approximate_count(segment_len, 'token')}"
         return f"no memory: {segments}, and the result depends on that length"
     effective = model.effective_mem_len(mem_len)
-    return "memory of all tokens read" if effective is None else f"memory of {approximate_count(effective, 'token')}"
+    if effective is None:
+        return "memory of all tokens read"
+    return f"memory of {approximate_count(effective, 'token')}"
 
 
 def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
     """Tokens of context, as `1` or `2 to 3`, number of tokens, bits per byte and margin of a bin."""
-    last = context.stop - 1
-    seen = str(last) if last == context.start else f"{context.start} to {last}"
+    seen = str(context.start)
+    if context.stop > context.start + 1:
+        seen += f" to {context.stop - 1}"
     return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", number_or_blank(context.margin, ".4f") or "-"
 
 
 FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "bits/byte": ("bits_per_byte", lambda value: decimals_or_blank(value, 4)),
-    "perplexity": ("perplexity", lambda value: decimals_or_blank(value, 3)),
+    "bits/byte": ("bits_per_byte", partial(decimals_or_blank, digits=4)),
+    "perplexity": ("perplexity", partial(decimals_or_blank, digits=3)),
     "tokens/s": ("tokens_per_second", compact_number),
-    "correct": ("correct", lambda value: decimals_or_blank(value, 3)),
+    "correct": ("correct", partial(decimals_or_blank, digits=3)),
     "rounding": ("rounding_cost", difference_or_blank),
-    "mean steps": ("mean_steps", lambda value: decimals_or_blank(value, 2)),
+    "mean steps": ("mean_steps", partial(decimals_or_blank, digits=2)),
 }
 """Figures of a table of evaluations: heading, field of `Score`, style."""
 COMMON = "position", "attention", "parameters", "mem_len"
@@ -125,10 +124,11 @@ SPREAD = {
 def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
     """Mean and standard deviation (n - 1) of the figures of models whose training differs in its seed only."""
     means, deviations = {}, {}
-    for key, _ in FIGURES.values():
+    for key, _style in FIGURES.values():
         values = [getattr(score, key) for score in scores]
         if None not in values and max(values) < math.inf:
-            means[key], deviations[key] = fmean(values), stdev(values)
+            means[key] = fmean(values)
+            deviations[key] = stdev(values)
     common = {key: getattr(scores[0], key) for key in COMMON}
     return {"models": [score.model for score in scores], **common, "mean": means, "sd": deviations}
 
@@ -136,8 +136,9 @@ def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
 def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of a table, named in place of models, for results of `over_seeds`."""
     for each in seeds:
-        for name, key in ((f"mean of {len(each['models'])} seeds", "mean"), ("standard deviation", "sd")):
-            yield {"model": name, **{common: each[common] for common in COMMON}, **each[key]}
+        common = {key: each[key] for key in COMMON}
+        yield {"model": f"mean of {len(each['models'])} seeds", **common, **each["mean"]}
+        yield {"model": "standard deviation", **common, **each["sd"]}
 
 
 def sweep_text(
@@ -148,20 +149,25 @@ def sweep_text(
     `seeds` are results of `over_seeds`.
     """
     first = scores[0]
-    rows = []
-    for score in scores:
-        name = score.model if score.finished else f"{score.model} (unfinished)"
-        rows.append(_sweep_row(name, fields(score)))
-    rows += [_sweep_row(row["model"], row) for row in seed_rows(seeds)]
-    heading = ["model", "position", "attention", "params", "memory", *FIGURES]
-    # One model has its name above the table, and its figures are compared by memory length.
     n_models = len({score.model for score in scores})
-    left_out = {"perplexity"} if n_models > 1 else {"model", "position", "attention", "params"}
-    columns = [i for i, name in enumerate(heading) if name not in left_out and any(row[i] for row in rows)]
-    title = f"{n_models} models" if n_models > 1 else first.model
+    title = first.model
+    # One model has its name above the table, and its figures are compared by memory length.
+    left_out = {"model", "position", "attention", "params"}
+    if n_models > 1:
+        title = f"{n_models} models"
+        left_out = {"perplexity"}
     title += f" on {first.file}, span {first.span}{rounding(first.weight_dtype, first.memory_dtype)}"
     if len(scores) < n_scores:
         title += f", PARTIAL: {len(scores)} of {n_scores} evaluations"
+
+    heading = ["model", "position", "attention", "params", "memory", *FIGURES]
+    rows = []
+    for score in scores:
+        unfinished = "" if score.finished else " (unfinished)"
+        rows.append(_sweep_row(score.model + unfinished, fields(score)))
+    for row in seed_rows(seeds):
+        rows.append(_sweep_row(row["model"], row))
+    columns = [i for i, name in enumerate(heading) if name not in left_out and any(row[i] for row in rows)]
     cells = [[row[i] for i in columns] for row in (heading, *rows)]
     n_names = columns.index(heading.index("memory"))
     return f"{title}\n\n{table(cells, width, left=range(n_names or 1))}"
@@ -181,7 +187,10 @@ def spread_text(
 
     Empty for a single document. Too few documents have a dash for each interval.
     """
-    names, first = _labels(scores), scores[0].spread
+    first = scores[0].spread
+    if first is None:
+        return ""
+    names = _labels(scores)
     rows = []
     for name, score in zip(names, scores, strict=True):
         if score.spread is not None:
@@ -189,13 +198,15 @@ def spread_text(
     for name, comparison in zip(names[1:], comparisons, strict=True):
         if comparison is not None and comparison.spread is not None:
             rows.append(_spread_row(f"{name} - {names[0]}", comparison.spread, "+.4f"))
-    if first is None:
-        return ""
-    unit = "lines" if scores[0].each_line else "documents"
+    unit = _unit(scores[0])
     about = f"95 % intervals over {first.documents:,} {unit}"
     if first.bits_per_byte_low is None:
         about = f"{first.documents} {unit} are too few for 95 % intervals"
     return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *rows], width)}"
+
+
+def _unit(score: events.Score) -> str:
+    return "lines" if score.each_line else "documents"
 
 
 def _spread_row(name: str, spread: events.Spread, style: str) -> list[str]:
@@ -204,8 +215,10 @@ def _spread_row(name: str, spread: events.Spread, style: str) -> list[str]:
 
 def _labels(scores: Sequence[events.Score]) -> list[str]:
     """Names of evaluations: their models, and memory lengths if there are several of a model."""
-    is_sweep = len({score.model for score in scores}) < len(scores)
-    return [f"{score.model} {score.mem_len}" if is_sweep else score.model for score in scores]
+    names = [score.model for score in scores]
+    if len(set(names)) < len(names):
+        names = [f"{score.model} {score.mem_len}" for score in scores]
+    return names
 
 
 def pairs_text(
@@ -219,56 +232,61 @@ def pairs_text(
 
     Of two, also the pairs that one of them alone gets right. `seeds` are results of `over_seeds`.
     """
-    first = scores[0]
-    groups = [["all" if pair.group is None else pair.group, str(pair.pairs)] for pair in first.pairs]
-    meaning = f"Share of pairs whose first text is more probable, in {first.file}\n"
     if len(scores) == 1:
-        context = describe_context(shape, first.mem_len, first.segment_len, first.stride)
-        heading = ["group", "pairs", "share", "95 %", "per token"]
-        rows = []
-        for group, pair in zip(groups, first.pairs, strict=True):
-            interval = f"{pair.low:.3f} to {pair.high:.3f}"
-            rows.append([*group, f"{pair.share:.3f}", interval, f"{pair.share_per_token:.3f}"])
-        return f"{first.model}; {context}\n{meaning}\n{table([heading, *rows], width)}"
+        return _pairs_of_one(scores[0], shape, width)
+    groups = _groups(scores[0])
+    meaning = f"Share of pairs whose first text is more probable, in {scores[0].file}\n"
+
+    # A column for each model, then those over seeds, then the comparison of two.
     names = _labels(scores)
-    heading, cells = [*names], []
+    heading = ["group", "pairs", *names]
+    columns = []
     for score in scores:
-        cells.append([f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(groups))
+        columns.append([f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(groups))
     for each in seeds:
         heading += ["mean", "SD"]
-        cells += _shares_over_seeds([score for score in scores if _is_of(score, each)])
-    comparison = comparisons[0] if len(scores) == 2 and comparisons else None
-    if comparison is not None:
-        heading += [*(f"only {name}" for name in names), "p"]
-        cells.append([str(pair.only_other) for pair in comparison.pairs])
-        cells.append([str(pair.only_model) for pair in comparison.pairs])
-        cells.append([f"{pair.p:.2g}" for pair in comparison.pairs])
+        means, deviations = [], []
+        of_seeds = [score for score in scores if score.model in each["models"] and score.mem_len == each["mem_len"]]
+        for pairs in zip(*(score.pairs for score in of_seeds), strict=True):  # those of a group
+            shares = [pair.share for pair in pairs]
+            means.append(f"{fmean(shares):.3f}")
+            deviations.append(f"{stdev(shares):.3f}")
+        columns += [means, deviations]
+    if len(scores) == 2 and comparisons and comparisons[0] is not None:
+        heading += [f"only {names[0]}", f"only {names[1]}", "p"]
+        compared = comparisons[0].pairs
+        columns.append([str(pair.only_other) for pair in compared])
+        columns.append([str(pair.only_model) for pair in compared])
+        columns.append([f"{pair.p:.2g}" for pair in compared])
         meaning += "only: pairs in which one of them alone prefers the first text; p: exact McNemar test\n"
-    rows = [[*group, *row] for group, row in zip(groups, zip(*cells, strict=True), strict=True)]
-    return f"{meaning}\n{table([['group', 'pairs', *heading], *rows], width)}"
+    rows = [[*group, *shares] for group, *shares in zip(groups, *columns, strict=True)]
+    return f"{meaning}\n{table([heading, *rows], width)}"
 
 
-def _is_of(score: events.Score, seeds: Mapping[str, Any]) -> bool:
-    """True if a result of `over_seeds` is also over this score."""
-    return score.model in seeds["models"] and score.mem_len == seeds["mem_len"]
+def _pairs_of_one(score: events.Score, shape: ModelConfig, width: int | None) -> str:
+    context = describe_context(shape, score.mem_len, score.segment_len, score.stride)
+    rows = [["group", "pairs", "share", "95 %", "per token"]]
+    for group, pair in zip(_groups(score), score.pairs, strict=True):
+        interval = f"{pair.low:.3f} to {pair.high:.3f}"
+        rows.append([*group, f"{pair.share:.3f}", interval, f"{pair.share_per_token:.3f}"])
+    title = f"{score.model}; {context}\nShare of pairs whose first text is more probable, in {score.file}"
+    return f"{title}\n\n{table(rows, width)}"
 
 
-def _shares_over_seeds(scores: Sequence[events.Score]) -> list[list[str]]:
-    """Columns of mean and standard deviation of the shares of each group."""
-    means, deviations = [], []
-    for pairs in zip(*(score.pairs for score in scores), strict=True):
-        shares = [pair.share for pair in pairs]
-        means.append(f"{fmean(shares):.3f}")
-        deviations.append(f"{stdev(shares):.3f}")
-    return [means, deviations]
+def _groups(score: events.Score) -> list[tuple[str, str]]:
+    """Name and number of pairs of each group."""
+    return [("all" if pair.group is None else pair.group, str(pair.pairs)) for pair in score.pairs]
 
 
 def score_rows(score: events.Score) -> list[dict[str, Any]]:
     """Rows of a table of all figures: one, or one for each group of pairs."""
     if score.pairs:
         return [{"model": score.model, "mem_len": score.mem_len, **fields(pair)} for pair in score.pairs]
-    spread = {key: getattr(score.spread, key, None) for key in SPREAD if key != "bits_per_byte"}
-    return [fields(score, "by_context", "pairs", "spread") | spread]
+    row = fields(score, "by_context", "pairs", "spread")
+    for key in SPREAD:
+        if key != "bits_per_byte":
+            row[key] = getattr(score.spread, key, None)
+    return [row]
 
 
 def stats_line(stats: events.StreamStats) -> str:

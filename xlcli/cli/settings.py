@@ -7,7 +7,7 @@ import os
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlcli import config
 from xlcli.cli.options import SECTIONS, choices, settings_of
@@ -18,13 +18,14 @@ from xlcli.config.tree import UNIONS
 from xlcli.errors import ConfigError
 from xlcli.files import as_utf8
 
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
 
 class UserSettings(NamedTuple):
-    """Settings that a user has given to a command.
+    """Settings that a user has given to a command: values by section, and how each dotted key was written.
 
-    Attributes:
-        tree: Their values, by section.
-        spelled: How the user wrote each dotted key: option, variable, key, or key of a file.
+    A key is written as an option, a variable, a key, or a key of a file.
     """
 
     tree: Tree
@@ -43,14 +44,8 @@ def read_settings(
 ) -> UserSettings:
     """Settings of file, environment, `--set` and options, merged in this order.
 
-    Args:
-        command: The command.
-        params: Values of its options.
-        typed: Names of the options on the command line.
-        spelled: Each option as the user has given it.
-
-    Raises:
-        ConfigError: A value is no setting of the command, or empty, or not UTF-8.
+    `params` are the values of the options of the command, `typed` those on the command line, and `spelled` how the user
+    has given each. `ConfigError` if a value is no setting of the command, or empty, or not UTF-8.
     """
     layers = [
         _of_file(params["config_file"]),
@@ -76,8 +71,10 @@ def read_settings(
 
 def _of_file(file: str | None) -> _Layer:
     """Settings of a TOML file, or none."""
-    tree = Tree() if file is None else config.read_toml(Path(file))
-    tree.pop("about", None)
+    tree = Tree()
+    if file is not None:
+        tree = config.read_toml(Path(file))
+        tree.pop("about", None)  # the description of a preset
     return _Layer(tree, lambda key: f"{file}: {key}")
 
 
@@ -112,21 +109,34 @@ def config_text(resolved: Config, sections: Sequence[str], *, as_json: bool) -> 
 def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> str:
     """Tables as TOML. A key without a value becomes a comment, and so do meaning and choices of a key of a section."""
     reason = "is not set" if prefix.startswith("model.") else "is decided when the run starts"
-    lines, tables = [], []
+    lines = tables = ""
     for key, value in tree.items():
-        field = None if section is None else type(section).model_fields[key]
         if isinstance(value, Mapping):
-            name, below = f"{prefix}{key}", getattr(section, key, None)
-            body = to_toml(value, below, f"{name}.")
-            tables.append(f"\n[{name}]\n{body}" if not body.startswith("\n[") else body)
+            name = f"{prefix}{key}"
+            body = to_toml(value, getattr(section, key, None), f"{name}.")
+            if not body.startswith("\n["):  # it has keys of its own, and not only tables
+                tables += f"\n[{name}]\n"
+            tables += body
             continue
-        if field is not None:
-            kinds = UNIONS.get(prefix.rstrip(".").rpartition(".")[2], {}) if key == "kind" else {}
-            legal = ", ".join(kinds or choices(field.annotation))
-            about = f"{field.description or ''} {legal and f'Choices: {legal}.'}".strip()
-            lines.append(textwrap.fill(about, 79, initial_indent="# ", subsequent_indent="# ") + "\n")
-        lines.append(f"# {key} {reason}\n" if value is None else f"{key} = {_toml_value(value)}\n")
-    return "".join(lines) + "".join(tables)
+        if section is not None:
+            lines += _about(key, type(section).model_fields[key], prefix)
+        if value is None:
+            lines += f"# {key} {reason}\n"
+        else:
+            lines += f"{key} = {_toml_value(value)}\n"
+    return lines + tables
+
+
+def _about(key: str, field: FieldInfo, prefix: str) -> str:
+    """Meaning and choices of a key as comments."""
+    about = field.description or ""
+    legal: Collection[str] = choices(field.annotation)
+    if key == "kind":
+        table_name = prefix.rstrip(".").rpartition(".")[2]
+        legal = UNIONS.get(table_name) or legal
+    if legal:
+        about += f" Choices: {', '.join(legal)}."
+    return textwrap.fill(about.strip(), 79, initial_indent="# ", subsequent_indent="# ") + "\n"
 
 
 def _toml_value(value: Any) -> str:
@@ -134,9 +144,9 @@ def _toml_value(value: Any) -> str:
         items = (f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None)
         return "{" + ", ".join(items) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML forbids
     return json.dumps(value)
 
 
@@ -147,10 +157,8 @@ def _read_overrides(command: str, overrides: Sequence[str]) -> Tree:
         override = config.parse_override(text)
         section = next(iter(override))
         if section in Config.model_fields and section not in sections:
-            raise ConfigError(
-                f"'xlcli {command}' does not use {section}.*.",
-                f"It uses {', '.join(f'{name}.*' for name in sections)}.",
-            )
+            used = ", ".join(f"{name}.*" for name in sections)
+            raise ConfigError(f"'xlcli {command}' does not use {section}.*.", f"It uses {used}.")
         tree = config.merge(tree, override)
     return tree
 
@@ -169,12 +177,13 @@ def _typed_settings(
 def _in_sections(command: str, values: Mapping[str, Any], spelled: Mapping[str, str]) -> Tree:
     """The tree of these values of settings."""
     tree: Tree = {}
+    settings = settings_of(command)
     for name, value in values.items():
-        for text in value if isinstance(value, list) else [value]:
+        texts = value if isinstance(value, list) else [value]
+        for text in texts:
             if isinstance(text, str) and as_utf8(text) != text:
                 raise ConfigError(f"{spelled[name]} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
-        section = settings_of(command)[name].section
-        tree.setdefault(section, {})[name] = value
+        tree.setdefault(settings[name].section, {})[name] = value
     return tree
 
 

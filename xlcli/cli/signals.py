@@ -120,7 +120,8 @@ class Stop:
             now = time.monotonic()
             beat, gap = now, max(gap, now - beat)
             if signal.SIGCONT in numbers:  # the end of a pause, which may have been noticed some beats ago
-                self.paused += gap if gap > SHORTEST_PAUSE else 0.0
+                if gap > SHORTEST_PAUSE:
+                    self.paused += gap
                 gap = 0.0
             for number in numbers:
                 if number == 0:

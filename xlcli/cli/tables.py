@@ -53,7 +53,7 @@ class Table:
         self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
         self._columns: list[str] = []
-        self._left_out: set[str] = set()
+        self._has_warned = False
 
     def line(self, event: Scored) -> str:
         """The line of an event, after the header if it is the first one; nothing for a row."""
@@ -66,7 +66,7 @@ class Table:
         """The line of these columns of the input and of an event."""
         values: dict[str, Any] = {}
         for name, value in fields.items():
-            while name in columns or name in values:
+            while name in columns or name in values:  # no column of the input is lost
                 name = f"input_{name}"
             values[name] = value
         if self.json:
@@ -76,16 +76,13 @@ class Table:
         header = ""
         if not self._columns:
             self._columns = list(values)
-            header = "" if self._continued else self._line(self._columns)
-        self._warn_of_left_out(values.keys() - self._columns)
+            if not self._continued:
+                header = self._line(self._columns)
+        left_out = sorted(values.keys() - self._columns)
+        if left_out and not self._has_warned:
+            self._has_warned = True
+            self._warn(f"columns missing in the first row are left out: {named(left_out)}; .jsonl output keeps them")
         return header + self._line([_cell(values.get(name)) for name in self._columns])
-
-    def _warn_of_left_out(self, names: set[str]) -> None:
-        """Warns once of columns that the first row does not have."""
-        if names and not self._left_out:
-            self._left_out = names
-            missing = named(sorted(names))
-            self._warn(f"columns missing in the first row are left out: {missing}; .jsonl output keeps them")
 
     def _line(self, cells: Sequence[str]) -> str:
         line = io.StringIO()
@@ -119,8 +116,7 @@ class Listing(FileSink):
 class JoinedListing(Listing):
     """The list of the scores of several models, in columns `bits_NAME`; those of each wait in a file for the last.
 
-    Raises:
-        DataError: The models have divided the text into other words.
+    `DataError` if the models have divided the text into other words.
     """
 
     def __init__(self, *listing: Any, names: Sequence[str]) -> None:
@@ -147,17 +143,21 @@ class JoinedListing(Listing):
             file.seek(0)
         for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}]"):
             row, first_columns = json.loads(lines[0])
-            place = {key: value for key, value in first_columns.items() if key in PLACES}
+            place = _place_of(first_columns)
             joined = dict(place)
             for name, line in zip(self._names, lines, strict=True):
                 _, columns = json.loads(line)
-                if {key: value for key, value in columns.items() if key in PLACES} != place:
+                if _place_of(columns) != place:
                     reason = f"the models have different words from byte {place.get('byte', 'the end')} on."
                     raise DataError(reason, "List each by itself: -m NAME.")
                 for key, value in columns.items():
                     if key not in PLACES:
                         joined[f"{key}_{name}"] = value
             self.write(self._table.row(row, joined).encode("utf-8", "surrogateescape"))
+
+
+def _place_of(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in columns.items() if key in PLACES}
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -170,7 +170,6 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def event_columns(event: Scored) -> dict[str, Any]:
-    """The columns of an event."""
     if isinstance(event, TokenScore):
         return text_object(event)
     return fields(event, "columns") | getattr(event, "columns", {})

@@ -37,11 +37,7 @@ TAGS = {
 
 
 class EventFile(Sink):
-    """Writes the metrics of a run into its model folder, from the first event on.
-
-    Args:
-        model: Model folder.
-    """
+    """Writes the metrics of a run into its model folder, from the first event on."""
 
     def __init__(self, model: Path) -> None:
         self.model = model
@@ -50,11 +46,7 @@ class EventFile(Sink):
         """Step of the latest event."""
 
     def add(self, event: Event) -> None:
-        """Writes the metrics of a step or validation; ignores other events.
-
-        Raises:
-            ResourceError: The file cannot be written, or its folder is a link.
-        """
+        """Writes the metrics of a step or validation. `ResourceError` if it cannot, or the folder is a link."""
         if not isinstance(event, Step | Validation):
             return
         is_step = isinstance(event, Step)
@@ -76,7 +68,6 @@ class EventFile(Sink):
             self._writer.close()
 
     def discard(self) -> None:
-        """Closes the file of a run that has failed, for whatever reason."""
         with suppress(OSError):
             self.close()
 

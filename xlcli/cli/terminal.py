@@ -17,14 +17,15 @@ from typing import TextIO
 
 QUOTATION = 200
 """Maximum length of a quotation in characters."""
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SEPARATORS = (0x2028, 0x2029)
-_ESCAPES = {
-    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t\r"},
-    **{code: f"\\u{code:04x}" for code in (*_BIDI_CONTROLS, *_SEPARATORS)},
-    **{code: f"\\x{code - 0xDC00:02x}" for code in range(0xDC80, 0xDD00)},
-    ord("\r"): "\\r",
-}
+_INVALID_BYTES = range(0xDC80, 0xDD00)
+"""Surrogates with which Python stands for bytes that are not UTF-8."""
+_ESCAPES = {code: f"\\x{code:02x}" for code in _CONTROLS}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in (*_BIDI_CONTROLS, *_SEPARATORS)}
+_ESCAPES |= {code: f"\\x{code - 0xDC00:02x}" for code in _INVALID_BYTES}
+_ESCAPES |= {ord("\r"): "\\r", ord("\n"): "\n", ord("\t"): "\t"}
 _JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_BIDI_CONTROLS, *_SEPARATORS)}
 
 
@@ -49,8 +50,10 @@ def columns(stream: TextIO) -> int | None:
     """Width of a terminal in cells, `COLUMNS` if it is set; None if the stream is no terminal."""
     if not stream.isatty():
         return None
-    given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdigit() else os.get_terminal_size(stream.fileno()).columns
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isdigit():
+        return int(wanted)
+    return os.get_terminal_size(stream.fileno()).columns
 
 
 def clipped(text: str, width: int) -> str:
@@ -74,13 +77,18 @@ def table(
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
-    is_name = clip and max(len(row[0]) for row in rows) <= (width or 0) // 3  # which is not shortened
+    has_short_names = clip and max(len(row[0]) for row in rows) <= (width or 0) // 3
     for i in range(len(rows[0])):
-        is_whole = i not in left or (is_name and i == 0)
-        grid.add_column(justify="left" if i in left else "right", no_wrap=is_whole, overflow="fold")
+        if i not in left:
+            grid.add_column(justify="right", no_wrap=True, overflow="fold")
+        else:
+            grid.add_column(no_wrap=has_short_names and i == 0, overflow="fold")
     for row in rows:
-        cells = (visible(cell).replace("\n", " ") for cell in row)
-        grid.add_row(*(Text(cell, no_wrap=clip, overflow="ellipsis" if clip else "fold") for cell in cells))
+        cells = []
+        for cell in row:
+            text = visible(cell).replace("\n", " ")
+            cells.append(Text(text, no_wrap=clip, overflow="ellipsis" if clip else "fold"))
+        grid.add_row(*cells)
     file = io.StringIO()
     Console(file=file, width=width or 10**6, color_system=None).print(grid)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
@@ -107,14 +115,18 @@ def wrapped(text: str, width: int | None) -> str:
     A line continues under its beginning, or under its value if it begins with a label and two blanks. Commands are not
     broken, so that they can be copied.
     """
-    return text if width is None else "\n".join(_wrap(line, width) for line in text.split("\n"))
+    if width is None:
+        return text
+    return "\n".join(_wrap(line, width) for line in text.split("\n"))
 
 
 def _wrap(line: str, width: int) -> str:
     if len(line) <= width or line.lstrip().startswith("xlcli "):
         return line
     label = re.match(r" *(?:\S+ {2,}(?=\S)|xlcli: )?", line)
-    indent = len(label[0]) if label and len(label[0]) <= width // 2 else 0
+    indent = len(label[0]) if label else 0
+    if indent > width // 2:
+        indent = 0
     lines = textwrap.wrap(line[indent:], max(width - indent, 20), break_long_words=False, break_on_hyphens=False)
     return line[:indent] + ("\n" + " " * indent).join(lines)
 

@@ -59,9 +59,7 @@ Tensorboard = Annotated[
 
 
 @app.command(
-    "train",
-    "xlcli train corpus.txt",
-    "xlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine",
+    "train", "xlcli train corpus.txt", "xlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine"
 )
 def train(
     call: Call,
@@ -77,7 +75,6 @@ def train(
     plot: Annotated[str | None, plot_option("Output", "Plot the training curve at the end or when stopped")] = None,
     dry_run: options.DryRun = False,
 ) -> int:
-    """Trains a model."""
     with call.naming_settings():
         settings = call.settings.tree
         # Text and runtime are needed at once; the rest depends on preset and model.
@@ -85,7 +82,8 @@ def train(
         model = None
         configs: Mapping[str, Config] = {}
         if call.params["print_config"] or not resume:
-            model = None if init in (None, NEW) else find(init)
+            if init is not None and init != NEW:
+                model = find(init)
             configs = configurations(settings, preset, model, or_bundled=init is None)
         show_config(call, configs, is_decided=preset is not None or model is not None)
         if resume and overwrite:
@@ -112,9 +110,12 @@ def train(
             else:
                 events = training.train(paths or (), folder, configs, init=model, overwrite=overwrite, **how)
             screen.wait("reading the text")
-            sinks: list[Sink] = [EventFile(folder)] if tensorboard else []
-            sinks.append(_Report(screen, folder, plot, dry_run=dry_run))
-            screen.drive(agreed(events, ranks, stop), *(sinks if ranks.is_first else ()))
+            sinks: list[Sink] = []
+            if tensorboard and ranks.is_first:
+                sinks.append(EventFile(folder))
+            if ranks.is_first:
+                sinks.append(_Report(screen, folder, plot, dry_run=dry_run))
+            screen.drive(agreed(events, ranks, stop), *sinks)
             return stop.exit_code
 
 
@@ -124,8 +125,10 @@ def show_config(call: Call, configs: Mapping[str, Config], *, is_decided: bool) 
     `is_decided`: the user has named a preset or a model.
     """
     for name, config in configs.items():
-        note = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
-        call.show_config(config, "" if is_decided else note)
+        note = ""
+        if not is_decided:
+            note = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
+        call.show_config(config, note)
         return
 
 

@@ -23,12 +23,13 @@ def explain(error: typer.TyperException, context: Any) -> ConfigError:
     text = error.format_message().replace("Value error, ", "")
     text = one_line(text.partition(" (Possible options")[0]).rstrip(".")
     text = text.replace("Input should be a valid boolean, unable to interpret input", "it should be true or false")
-    remedy = None if context is None else _remedy(error, context)
-    return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy or "See xlcli --help.")
+    remedy = "See xlcli --help."
+    if context is not None:
+        remedy = _remedy(error, context)
+    return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy)
 
 
 def _remedy(error: Any, context: Any) -> str:
-    """What to type instead."""
     command, path = context.command, context.command_path
     see = f"See {path} --help."
     option = getattr(error, "option_name", None)
@@ -39,7 +40,9 @@ def _remedy(error: Any, context: Any) -> str:
         return _legal(error.message, context, param) or see
     if isinstance(command, TyperGroup):
         near = nearest(_quoted(error.message), command.list_commands(context))
-        return f"Did you mean {path} {near}?" if near else see
+        if near:
+            return f"Did you mean {path} {near}?"
+        return see
     return f"Type {' '.join([path, *_argument_names(command)])}."
 
 

@@ -177,7 +177,7 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, *, has_beg
         raise ValueError(f"it is missing{key_hint(row)}")
     if not texts:
         raise ValueError("it is missing" if is_missing else "it is empty")
-    if b"\0" in texts[0]:
+    if texts[0].count(b"\0"):
         raise ValueError("it has NUL characters")
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")

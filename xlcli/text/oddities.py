@@ -85,6 +85,7 @@ _ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
 _DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
 _TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
 _REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[\s.,;:!?)\"'”][^{0}]*)?$"  # the only one
+_DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)[^*]*$"
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
 _ENCODING = "read the source in its own encoding"
 KINDS = (

@@ -92,6 +92,7 @@ def evaluate(
         CheckpointError, DivergedError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
+    # Words, and columns of tokens, need more of a prediction than the surprisal.
     reads_out = (words and not options.by_row) or (per_token and bool(options.columns))
     layers = options.asked.layers_of(model.config.model, options)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
@@ -139,8 +140,9 @@ def score_texts(
             raise not_finite(model.name, options)
         for data, start, end in zip(texts, starts.tolist(), ends.tolist(), strict=True):
             words = Words(readout.boundaries, WordPosition())
-            parts: list[Scored] = [*scores.tokens(iter([data]), tokens, range(start, end))]
-            for token in parts[:]:
+            scored_tokens = [*scores.tokens(iter([data]), tokens, range(start, end))]
+            parts: list[Scored] = [*scored_tokens]
+            for token in scored_tokens:
                 parts += words.feed(token)
             parts += words.end(len(data), scores.prediction(end, after=True))
             yield parts
@@ -250,7 +252,9 @@ class _Evaluation(NamedTuple):
         for part in chain.from_iterable(parts):
             if self.stop():
                 return
-            yield part if self.frequencies is None else self.frequencies.added_to(part)
+            if self.frequencies is not None:
+                part = self.frequencies.added_to(part)
+            yield part
         if (self.per_token or self.words) and is_whole:
             yield Done()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,35 +128,29 @@ def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:
     return {}
 
 
-class _Signs(NamedTuple):
-    """Of each pair of a group: 1 if the first text is more probable, -1 if the second one is, else 0."""
-
-    whole: list[int]
-    per_token: list[int]
-
-
 def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[PairShare, ...]:
     """Results of all pairs and, if rows are grouped by a key, of each group."""
-    signs = defaultdict[str | None, _Signs](lambda: _Signs([], []))
-    groups: list[str | None] = [None]  # of all pairs, and of the present row
+    groups = defaultdict[str | None, list[PairScore]](list)
+    group = ""  # of the present row
     for row_or_score in scores:
         if isinstance(row_or_score, PairScore):
-            first, second = row_or_score.first_bits, row_or_score.second_bits
-            per_token = second / row_or_score.second_tokens - first / row_or_score.first_tokens
-            for group in groups:
-                signs[group].whole.append(int(np.sign(second - first)))
-                signs[group].per_token.append(int(np.sign(per_token)))
+            groups[None].append(row_or_score)
+            if by is not None:
+                groups[group].append(row_or_score)
         elif by is not None:
-            groups = [None, str(row_or_score.fields[by])]
-    return tuple(_pair_share(group, signs_of_group) for group, signs_of_group in signs.items())
+            group = str(row_or_score.fields[by])
+    return tuple(_pair_share(name, pairs) for name, pairs in groups.items())
 
 
-def _pair_share(group: str | None, signs: _Signs) -> PairShare:
-    n = len(signs.whole)
-    share = (n + sum(signs.whole)) / 2 / n
-    share_per_token = (n + sum(signs.per_token)) / 2 / n
+def _pair_share(group: str | None, pairs: Sequence[PairScore]) -> PairShare:
+    n, signs, signs_per_token = len(pairs), list[int](), list[int]()
+    for pair in pairs:
+        per_token = pair.second_bits / pair.second_tokens - pair.first_bits / pair.first_tokens
+        signs.append(int(np.sign(pair.second_bits - pair.first_bits)))
+        signs_per_token.append(int(np.sign(per_token)))
+    share, share_per_token = (n + sum(signs)) / 2 / n, (n + sum(signs_per_token)) / 2 / n
     low, high = share_interval(share, n)
-    return PairShare(group, n, share, low, high, share_per_token, tuple(signs.whole))
+    return PairShare(group, n, share, low, high, share_per_token, tuple(signs))
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:

@@ -71,12 +71,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Batches:
-    """The sequences of a pass.
+    """The sequences of a pass, in batches.
 
-    Attributes:
-        loaders: Those of each batch.
-        longest: Longest context whose loss is measured.
-        n_by_context: Number of sequences of a batch whose loss by context is measured, the first ones.
+    `longest` is the longest context whose loss is measured, in the first `n_by_context` sequences of a batch.
     """
 
     loaders: Sequence[EvalLoader]
@@ -155,6 +152,7 @@ def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:
     else:
         loaders = [text_loader(ids, size, segment_len, lengths.warmup_len, start_id)]
     loaders = [replace(loader, reads_end=reads_end) for loader in loaders]
+    # The largest batch decides whether the memory fits.
     largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
     segment_len = max(1, min(segment_len, largest.sequence_len))
     check_memory(
@@ -211,6 +209,7 @@ class ContextSums:
         contexts = np.arange(first + 1, min(first + nats.shape[1], self.edges[-1] - 1) + 1)
         if not len(contexts):
             return
+        # Columns (t) are in order of context, so those of a bin are neighbors; `columns` are the first of each bin.
         bins, columns = np.unique(np.searchsorted(self.edges, contexts, "right") - 1, return_index=True)
         for total, part in zip(self._open, (nats, n_bytes, n_tokens), strict=True):
             total[:, bins] += np.add.reduceat(part[:, : len(contexts)], columns, axis=1, dtype=np.float64)

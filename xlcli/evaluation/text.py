@@ -163,6 +163,7 @@ class TokenScores:
         assert self._features is not None
         rows, columns = scored.nonzero()
         self._features[positions[rows] + columns] = features[rows, columns]
+        # The prediction after the last token of a sequence says what may follow its end.
         is_end_here = (positions <= ends) & (ends < positions + features.shape[1])
         for row in np.flatnonzero(is_end_here).tolist():
             self._after[int(ends[row])] = features[row, ends[row] - positions[row]].copy()
@@ -249,7 +250,7 @@ def tokenize(
     yield from corpus.notices()
     stop = corpus.n_bytes
     if limit is not None and limit < stop:
-        tail = b"".join(corpus.read(max(limit - 4, 0), limit))
+        tail = b"".join(corpus.read(max(limit - 4, 0), limit))  # a character has at most 4 bytes
         stop = limit - len(tail) + whole_characters(tail) or limit
     part = Part(corpus, 0, stop, starts)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
@@ -378,7 +379,7 @@ def _exact_segment_len(
     """The segment length where it changes the speed only: as asked for, else the fastest one for so many tokens."""
     if options.segment_len is not None:
         return min(reading.segment_len, n_tokens, MAX_SEGMENT_LEN)
-    power_of_two = 2 ** (reading.longest - 1).bit_length()  # not shorter than the memory
+    power_of_two: int = 2 ** (reading.longest - 1).bit_length()  # not shorter than the memory
     segment_len = min(DEFAULT_SEGMENT_LEN, max(LEAST_SEGMENT_LEN, power_of_two))
     # Attention that reads visible keys only (`ops/attend_blocks.py`) makes longer segments cost no more.
     is_banded = all(layer.is_banded for layer in model.config.model.attentions)

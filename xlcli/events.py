@@ -36,7 +36,7 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Event):
-    """Progress of a long stage, in `unit`s. `total` is None if unknown; `rate` is units per second."""
+    """Progress of a long stage in `unit`s, and `rate` of them per second. `total` is None if unknown."""
 
     stage: str
     done: int
@@ -69,11 +69,7 @@ class StoppedEarlyError(Exception):
 
 
 def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E, None, T]:
-    """Events and result of `work`, which is closed once `stop` is true.
-
-    Raises:
-        StoppedEarlyError: It was.
-    """
+    """Events and result of `work`, which is closed once `stop` is true: `StoppedEarlyError`."""
     while not stop():
         try:
             event = next(work)
@@ -134,7 +130,6 @@ class Step(Event):
     """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
 
     `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process.
-
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
     """
 
@@ -252,12 +247,9 @@ class WordScore(Event):
         document: Number of its document, from 1: a row, a text of JSON lines, a file.
         line: Number of its line, from 1.
         number: Number of the word in its line, from 1.
-        byte: Offset in bytes.
         word: Its text; bytes that are not UTF-8 are U+FFFD.
-        bits: Surprisal of the word.
         naive_bits: Sum of the surprisals of its tokens.
         entropy: Entropy in bits of the prediction of its first token.
-        tokens: Number of its tokens.
         columns: Further columns that were asked for, by their names.
     """
 
@@ -388,7 +380,6 @@ VALIDATION_TOKENS = 2**15
 class Score(Event):
     """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
 
-    `position` and `attention` are kinds of the model, `parameters` counts its weights.
     `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
     `weight_dtype` and `memory_dtype` are the number types that weights and memory were rounded to. `rounding_cost` is
@@ -461,9 +452,7 @@ class Speed(Event):
     Fields that do not apply to a task are None.
 
     Attributes:
-        calls: Number of timed calls.
-        tokens: Number of tokens in the timed calls.
-        tokens_per_second: Mean over these calls.
+        calls: Number of timed calls, to which `tokens`, `seconds` and `tokens_per_second` belong.
         ms_per_token: Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles, the latter
             from 100 calls on.
         first_token_seconds: Time from a prompt of `prompt_tokens` tokens to the next token.
@@ -471,7 +460,6 @@ class Speed(Event):
             empty memory. None if it does not fit the machine.
         recompute_ratio: That time over `ms_per_token`.
         peak_rss_bytes: Peak RAM of the process up to the last timed call, without the comparison.
-        seconds: Duration of the timed calls.
         kernels: Whether compiled kernels decode.
     """
 

@@ -71,17 +71,19 @@ def generate(
     yield from _odd_prompts([prompt], model.tokenizer)
     yield from compile_cache(options, stop, resume)
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
-    session, several = text.session, options.num_samples > 1
+    session, is_one = text.session, options.num_samples == 1
     yield from window_notice(session.state.span, session.options, text.n_tokens)
     yield from session.compile(options.max_new_tokens, stop)
-    # Once, in a batch of one sequence: rounding may depend on the batch, and each sample can be repeated alone.
-    logits = session.predict() if several and options.max_new_tokens and not stop() else None
+    logits = None
+    if not is_one and options.max_new_tokens and not stop():
+        # Once, in a batch of one sequence: rounding may depend on the batch, and each sample can be repeated alone.
+        logits = session.predict()
     batch_size = session.max_rows(text.n_tokens)
     for first in range(0, options.num_samples, batch_size):
         if first and stop():
             break
         samples = text.samples(range(first, min(first + batch_size, options.num_samples)), options, logits)
-        branch = session.select([0] * len(samples)) if several else session
+        branch = session if is_one else session.select([0] * len(samples))
         yield from _sample_batch(branch, samples, options, stop)
     if save:
         rng = text.rng
@@ -112,14 +114,17 @@ def generate_prompts(
         if stop():
             break
         texts.append(text)
-        start = resume and resume.fork()
+        start = None if resume is None else resume.fork()
         prompt = read_prompt(model, text, options, runtime, seed=seed, resume=start, stop=stop)
         yield from prompt.session.compile(options.max_new_tokens, stop)
-        limit = min(prompt.session.max_rows(each.n_tokens) for each in (prompt, *(row.prompt for row in waiting)))
-        if waiting and len(waiting) + options.num_samples > limit:
+        # Samples wait until a batch is full: its longest text decides how many texts fit.
+        longest = max([prompt.n_tokens, *(sample.prompt.n_tokens for sample in waiting)])
+        if waiting and len(waiting) + options.num_samples > prompt.session.max_rows(longest):
             yield from _generated(waiting, options, stop)
             waiting = []
-        logits = prompt.session.predict() if options.max_new_tokens and not stop() else None
+        logits = None
+        if options.max_new_tokens and not stop():
+            logits = prompt.session.predict()
         waiting += prompt.samples(range(options.num_samples), options, logits)
     yield from _generated(waiting, options, stop)
     yield from _odd_prompts(texts, model.tokenizer)
@@ -127,9 +132,13 @@ def generate_prompts(
 
 def _odd_prompts(prompts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[Notice]:
     """A notice on prompts that are not what they look like, or end in a blank where tokens begin with one."""
-    texts = (tokenizer.decode([i]) for i in range(tokenizer.vocab_size))  # most vocabularies have one among the first
-    has_blanks = any(len(text) > 1 and text.startswith(b" ") for text in texts)
-    oddities = Oddities("prompt", "prompt" if has_blanks else "line")
+    kinds = "line"
+    for i in range(tokenizer.vocab_size):
+        text = tokenizer.decode([i])
+        if len(text) > 1 and text.startswith(b" "):  # most vocabularies have one among the first
+            kinds = "prompt"
+            break
+    oddities = Oddities("prompt", kinds)
     for prompt in prompts:
         oddities.begin()
         oddities.search(prompt)
@@ -139,11 +148,14 @@ def _odd_prompts(prompts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[Not
 def _generated(
     samples: list[Sample], options: GenerateConfig, stop: Callable[[], bool]
 ) -> Iterator[tuple[Generated, ...]]:
-    """Results of the prompts of all samples."""
+    """Generates all samples, in batches; yields the results of each prompt."""
+    # Only states with equal keys can be the sequences of one batch.
     groups: dict[Hashable, list[Sample]] = {}
     for sample in samples:
-        key = sample.logits is not None and sample.prompt.session.state.join_keys[0]
-        groups.setdefault(key or id(sample), []).append(sample)
+        key: Hashable = None
+        if sample.logits is not None:
+            key = sample.prompt.session.state.join_keys[0]
+        groups.setdefault(key or id(sample), []).append(sample)  # without a key, a sample is a group
     for group in groups.values():
         limit = min(sample.prompt.session.max_rows(sample.prompt.n_tokens) for sample in group)
         for first in range(0, len(group), limit):
@@ -161,7 +173,6 @@ class Prompt:
     """A prompt that has been read, unless it was interrupted.
 
     Attributes:
-        text: The prompt.
         session: Session after the tokens that have been read.
         rng: Generator of the first sample.
         recent: Latest tokens of the prompt, for the repetition penalty.
@@ -178,8 +189,11 @@ class Prompt:
 
     def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
         """Samples with these numbers, which are added to the seed of the first one."""
-        rngs = {i: SampleRNG(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
-        return [Sample(self, i, rng, options, logits) for i, rng in rngs.items()]
+        samples = []
+        for number in numbers:
+            rng = SampleRNG(self.rng.seed + number, self.recent) if number else self.rng
+            samples.append(Sample(self, number, rng, options, logits))
+        return samples
 
 
 def read_prompt(
@@ -193,21 +207,25 @@ def read_prompt(
     stop: Callable[[], bool],
 ) -> Prompt:
     """Reads a prompt in large calls; arguments as for `generate`."""
-    pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
-    is_cleared = bool(pending.documents)
+    pending, n_seen = PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32)), 0
+    if resume is not None:
+        pending, n_seen = resume.pending, resume.model_state.seen
+    is_cleared = bool(pending.documents)  # a document begins in the unread text, before which nothing counts
     if is_cleared:
-        pending = _last_document(pending)
+        start = pending.documents[-1]
+        is_last = np.cumsum(pending.sizes) > start
+        pending = PendingText(pending.data[start:], pending.ids[is_last], pending.sizes[is_last])
     text = pending.data + prompt
-    new = text[pending.n_tokenized :]
-    ids, sizes = model.tokenizer.tokens(new)
-    ids, sizes = np.concatenate((pending.ids, ids)), np.concatenate((pending.sizes, sizes))
-    n_tokens = (resume.model_state.seen if resume else 0) + len(ids) + options.max_new_tokens
+    new_ids, new_sizes = model.tokenizer.tokens(text[pending.n_tokenized :])
+    ids, sizes = np.concatenate((pending.ids, new_ids)), np.concatenate((pending.sizes, new_sizes))
+    n_tokens = n_seen + len(ids) + options.max_new_tokens
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
     if options.num_samples > 1 and session.options.learning.context_cache is not None:
         raise ConfigError("a context cache continues one text, not several samples.", "Use num_samples 1.")
     if is_cleared:
         session.reset()
     rng = _make_rng(seed, resume)
+    # What is not read before an interruption is saved as text.
     n_read = session.read(ids, stop)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     unread = PendingText(text[int(sizes[:n_read].sum()) :], ids[n_read:], sizes[n_read:])
@@ -216,20 +234,14 @@ def read_prompt(
 
 def _make_rng(seed: int | None, resume: SessionState | None) -> SampleRNG:
     """Generator with this seed, else the saved one, else with a random seed; it has the latest tokens of the saved."""
-    if resume is None or (saved := resume.sampler) is None:
+    if resume is None or resume.sampler is None:
         return SampleRNG(secrets.randbits(31) if seed is None else seed)
+    saved = resume.sampler
     if seed is not None:
         return SampleRNG(seed, saved.recent)
     rng = SampleRNG(saved.seed, saved.recent)
     rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
     return rng
-
-
-def _last_document(pending: PendingText) -> PendingText:
-    """Unread text from the beginning of its last document, before which the memory is to be cleared."""
-    start = pending.documents[-1]
-    is_last = np.cumsum(pending.sizes) > start
-    return PendingText(pending.data[start:], pending.ids[is_last], pending.sizes[is_last])
 
 
 class Sample:
@@ -240,8 +252,9 @@ class Sample:
     ) -> None:
         self.prompt, self.number, self.rng, self.options, self.logits = prompt, number, rng, options, logits
         self.stop_reason: StopReason | None = None
-        self._detokenizer, self._text, self._n_shown = StreamingDetokenizer(options.stop), bytearray(), 0
-        self._n_tokens, self._logprobs, self._is_complete, self._seconds = 0, list[TokenLogprob](), False, 0.0
+        self._detokenizer, self._is_complete = StreamingDetokenizer(options.stop), False
+        self._text, self._n_shown = bytearray(), 0
+        self._n_tokens, self._logprobs, self._seconds = 0, list[TokenLogprob](), 0.0
         model = prompt.session.model
         self._end_ids = () if model.tokenizer.kind == "words" else model.end_ids  # <eos> of words is a line end
 
@@ -251,8 +264,8 @@ class Sample:
         text = tokenizer.text_after(last, token)
         if n_best is not None:
             logprob, best = log_probabilities(logits, token, n_best)
-            others = tuple(TokenLogprob(other, tokenizer.text_after(last, other), value) for other, value in best)
-            self._logprobs.append(TokenLogprob(token, text, logprob, others))
+            best_tokens = tuple(TokenLogprob(i, tokenizer.text_after(last, i), value) for i, value in best)
+            self._logprobs.append(TokenLogprob(token, text, logprob, best_tokens))
         self._n_tokens += 1
         if token in self._end_ids or (not text and token in tokenizer.separate_ids):  # a special token
             self._is_complete = True
@@ -273,14 +286,13 @@ class Sample:
             self._seconds = seconds
 
     def new_text(self) -> Iterator[GeneratedText]:
-        """The text that was not output yet, if there is any."""
-        if new := bytes(self._text[self._n_shown :]):
+        new = bytes(self._text[self._n_shown :])
+        if new:
             self._n_shown = len(self._text)
             yield GeneratedText(self.number, new)
 
     @property
     def result(self) -> Generated:
-        """The result, once it has ended."""
         assert self.stop_reason is not None
         return Generated(
             sample=self.number,
@@ -297,15 +309,16 @@ class Sample:
 def _sample_batch(
     session: InferenceSession, samples: list[Sample], options: GenerateConfig, stop: Callable[[], bool]
 ) -> Iterator[GeneratedText | Generated]:
-    """Generates a batch of samples; `session` has one row per sample."""
-    known = [sample.logits for sample in samples if sample.logits is not None]
-    logits = torch.cat(known) if known else None
+    """Generates a batch of samples; `session` has one row per sample. Text of a sample waits for those before it."""
+    first_logits = [sample.logits for sample in samples if sample.logits is not None]
+    logits = torch.cat(first_logits) if first_logits else None
     started, sampling = time.perf_counter(), options.sampling(session.model.tokenizer.kind)
-    running, unfinished = samples, deque(samples)
+    running, unfinished = samples, deque(samples)  # those that still grow, and those that are not output yet
     while True:
         interrupted = stop()
         for sample in running:
             sample.end(time.perf_counter() - started, interrupted=interrupted)
+        # Samples that have ended leave the batch.
         rows = [row for row, sample in enumerate(running) if sample.stop_reason is None]
         if 0 < len(rows) < len(running):
             session = session.select(rows)

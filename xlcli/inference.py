@@ -102,6 +102,7 @@ class InferenceSession:
             options = continued(model.network, options, state, runtime.dtype)
             check_settings(model, options, runtime)
             longest = longest_memory(model, state.span, n_tokens)
+            # A state keeps its lengths, so there is none that the user may lower.
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
             reader = make_reader(model.network, model.tokenizer, options)
             return cls(model, runtime, options, reader, state, [resume.last_token], is_first=False)
@@ -127,7 +128,8 @@ class InferenceSession:
         surprisal: NDArray[np.float64] = out.nll[0].double().cpu().numpy()
         if not np.isfinite(surprisal).all():
             raise not_finite(self.model.name, self.options)
-        return surprisal, None if out.readout is None else out.readout[0].double().cpu().numpy()
+        features = None if out.readout is None else out.readout[0].double().cpu().numpy()
+        return surprisal, features
 
     def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
         """Reads `ids` (t, may be empty), until `stop`; returns the number read. One row only."""
@@ -150,12 +152,15 @@ class InferenceSession:
 
     @property
     def decoder(self) -> Decoder | None:
-        """Kernels of the next prediction, if it uses them."""
         return None if self.is_first else find_decoder(self.model, self.runtime)
 
     def compile(self, n: int, stop: Callable[[], bool]) -> Iterator[Notice]:
         """Compiles the kernels of the next `n` predictions, which takes seconds the first time, until `stop`."""
-        if stop() or n <= int(self.is_first) or (decoder := find_decoder(self.model, self.runtime)) is None:
+        n_by_kernels = n - int(self.is_first)
+        if stop() or n_by_kernels <= 0:
+            return
+        decoder = find_decoder(self.model, self.runtime)
+        if decoder is None:
             return
         weights, weight_type = self.model.encoding, decoder.weight_type
         if self.state.adaptation is not None:  # weights that change are not rounded
@@ -173,11 +178,14 @@ class InferenceSession:
             DivergedError: Adapted weights give no finite logits.
         """
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
-        if self.decoding_reader is None and (decoder := self.decoder) is not None:
-            self.decoding_reader = make_reader(self.model.network, self.model.tokenizer, self.options, decoder)
+        if self.decoding_reader is None:
+            decoder = self.decoder
+            if decoder is not None:
+                self.decoding_reader = make_reader(self.model.network, self.model.tokenizer, self.options, decoder)
         self.is_first = False
+        reader = self.reader if self.decoding_reader is None else self.decoding_reader
         with torch.inference_mode(), self.runtime.autocast():
-            logits, self.state = (self.decoding_reader or self.reader).logits(tokens, self.state)
+            logits, self.state = reader.logits(tokens, self.state)
         if self.state.adaptation is not None and not logits.isfinite().all():
             raise not_finite(self.model.name, self.options)
         return logits
@@ -187,7 +195,6 @@ class InferenceSession:
         self.last_tokens = tokens
 
     def reset(self) -> None:
-        """Returns to the start of a text."""
         with torch.inference_mode(), self.runtime.autocast():
             self.state = self.reader.reset(self.state)
         self.last_tokens = [self.model.tokenizer.start_id] * len(self.last_tokens)
@@ -203,7 +210,7 @@ class InferenceSession:
         """Copies of the rows of all sessions, whose states can be joined, as the rows of one session."""
         last_tokens = [token for session in sessions for token in session.last_tokens]
         with torch.inference_mode():
-            state = State.join([each.state for each in sessions])
+            state = State.join([session.state for session in sessions])
         return replace(sessions[0], state=state, last_tokens=last_tokens)
 
     def max_rows(self, n_tokens: int | None) -> int:
@@ -248,12 +255,16 @@ def check_memory(
     """
     given = {"batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
     sizes = {name: size for name, size in given.items() if size is not None}
+    defaults = {"batch_size": 1, "segment_len": TOKENS_PER_CALL}
+    has_kernels = predicts and runtime.dtype == torch.float32
 
     def need(changes: Mapping[str, int]) -> int:
-        chosen = {"batch_size": 1, "segment_len": TOKENS_PER_CALL} | sizes | dict(changes)
-        lengths = chosen["batch_size"], chosen["segment_len"], chosen["mem_len"]
-        kernels = model.decoder_bytes(chosen["mem_len"]) if predicts and runtime.dtype == torch.float32 else 0
-        return model.config.model.inference_bytes(*lengths, memory_dtype) + kernels
+        chosen = {**defaults, **sizes, **changes}
+        mem_len = chosen["mem_len"]
+        n_bytes = model.config.model.inference_bytes(chosen["batch_size"], chosen["segment_len"], mem_len, memory_dtype)
+        if has_kernels:
+            n_bytes += model.decoder_bytes(mem_len)
+        return n_bytes
 
     device = str(runtime.device)
     available = available_bytes(device)

@@ -85,34 +85,32 @@ class XlcliLM(LM):
         fields = InferenceConfig.model_fields.keys()
         self.options = validate(InferenceConfig, {key: value for key, value in settings.items() if key in fields})
         if not isinstance(model, Model):
-            device = "auto" if device is None or not torch.cuda.is_available() else device
+            if device is None or not torch.cuda.is_available():
+                device = "auto"
             load_settings = {key: value for key, value in settings.items() if key not in fields - LOAD_SETTINGS}
             model = load(model, device=device, **load_settings)
         self.model, self.runtime = model.loaded, model.runtime
         self.seed = seed
-        self.batch_size = DEFAULT_BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)
+        if batch_size is None or batch_size == "auto":
+            batch_size = DEFAULT_BATCH_SIZE
+        self.batch_size = int(batch_size)
         self._device = self.runtime.device
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-likelihood of each continuation after its context, and whether greedy decoding generates it."""
         results = self._score_all(requests, disable_tqdm)
-        for request, result in zip(requests, results, strict=True):
-            self.cache_hook.add_partial("loglikelihood", request.args, result)
+        self._cache("loglikelihood", requests, results)
         return results
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of each text, as `xlcli eval` scores it."""
         results = [total for total, _ in self._score_all(requests, disable_tqdm)]
-        for request, result in zip(requests, results, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, result)
+        self._cache("loglikelihood_rolling", requests, results)
         return results
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continuation of each context up to the first of its stop texts, which is not part of it."""
         texts = []
         for index, request in enumerate(tqdm(requests, desc="continuations", disable=disable_tqdm)):
-            context, given = request.args
-            settings = normalize_gen_kwargs(given)
+            context, harness_settings = request.args
+            settings = normalize_gen_kwargs(harness_settings)
             is_sampled = settings.pop("do_sample")
             settings.setdefault("temperature", 1.0 if is_sampled else 0.0)
             lengths = {"max_new_tokens": settings.pop("max_gen_toks"), "stop": settings.pop("until")}
@@ -122,27 +120,34 @@ class XlcliLM(LM):
             self.cache_hook.add_partial("generate_until", request.args, texts[-1])
         return texts
 
+    def _cache(self, method: str, requests: Sequence[Any], results: Sequence[Any]) -> None:
+        for request, result in zip(requests, results, strict=True):
+            self.cache_hook.add_partial(method, request.args, result)
+
     def _score_all(self, requests: Sequence[Any], disable_tqdm: bool) -> list[tuple[float, bool]]:
         """Log-likelihood of the last text of each request after its context, if any, and whether it is greedy.
 
         A context that several requests share is read once. All other texts are scored in batches, by length.
         """
-        tokenizer, alike = self.model.tokenizer, defaultdict[bytes, list[_Row]](list)
+        by_context = defaultdict[bytes, list[_Row]](list)
         for index, request in enumerate(requests):
             *context, continuation = (text.encode() for text in request.args)
             text = b"".join((*context, continuation))
-            ids, sizes = tokenizer.tokens(text)
-            ends = np.cumsum(sizes)
-            first = int(np.searchsorted(ends, len(text) - len(continuation), side="right"))
-            alike[ids[:first].tobytes()].append(_Row(index, ids, first))
-        groups = [(rows, rows[0].n_context) for context, rows in alike.items() if context and len(rows) > 1]
-        singles = [row for context, rows in alike.items() if not context or len(rows) == 1 for row in rows]
+            ids, sizes = self.model.tokenizer.tokens(text)
+            n_context = int(np.searchsorted(np.cumsum(sizes), len(text) - len(continuation), side="right"))
+            by_context[ids[:n_context].tobytes()].append(_Row(index, ids, n_context))
+        singles, groups = list[_Row](), list[tuple[list[_Row], int]]()
+        for context_ids, rows in by_context.items():
+            if context_ids and len(rows) > 1:
+                groups.append((rows, rows[0].n_context))
+            else:
+                singles += rows
         results: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm) as progress:
             for rows, n_shared in ((singles, 0), *groups):
                 rows.sort(key=lambda row: len(row.ids), reverse=True)
                 for start in range(0, len(rows), self.batch_size):
-                    if not start:
+                    if not start:  # one session has read the shared context, and every batch continues it
                         session = self._open(max(1, len(rows[0].ids)), min(len(rows), self.batch_size))
                         session.read(rows[0].ids[:n_shared], lambda: False)
                     batch = rows[start : start + self.batch_size]
@@ -179,25 +184,27 @@ class XlcliLM(LM):
         network, device = self.model.network, self.runtime.device
         call_len = self._call_len(len(rows))
         nats, greedy = np.zeros(len(rows)), np.ones(len(rows), bool)
-        active = np.arange(len(rows))
+        active = np.arange(len(rows))  # the texts that have not ended, which are the rows of the session
         lengths, firsts = np.array([len(row.ids) for row in rows]), np.array([row.n_context for row in rows])
         for start in range(n_read, int(lengths.max()), call_len):
-            if (running := np.flatnonzero(lengths[active] > start)).size < active.size:
+            running = np.flatnonzero(lengths[active] > start)
+            if running.size < active.size:
                 session, active = session.select(running.tolist()), active[running]
             positions = np.arange(start, min(start + call_len, int(lengths.max())))
             targets = np.zeros((len(active), len(positions)), np.int64)
             for index, target in zip(active.tolist(), targets, strict=True):
                 ids = rows[index].ids[start : start + call_len]
-                target[: len(ids)] = ids
-            counted = (positions >= firsts[active, None]) & (positions < lengths[active, None])
+                target[: len(ids)] = ids  # the others are padded
+            is_scored = (positions >= firsts[active, None]) & (positions < lengths[active, None])
             inputs = np.column_stack((session.last_tokens, targets[:, :-1]))
             x, y = (torch.from_numpy(array).to(device) for array in (inputs, targets))
             with torch.inference_mode(), self.runtime.autocast():
                 hidden, state = network(x, session.state)
                 nll = network.head.nll(hidden, y).double().cpu().numpy()
-                best = network.head.logits(hidden[torch.from_numpy(counted).to(device)]).argmax(-1).cpu().numpy()
-            nats[active] += np.where(counted, nll, 0.0).sum(1)
-            np.logical_and.at(greedy, active[np.nonzero(counted)[0]], best == targets[counted])
+                # Logits of scored tokens only: those of all would take much memory.
+                best = network.head.logits(hidden[torch.from_numpy(is_scored).to(device)]).argmax(-1).cpu().numpy()
+            nats[active] += np.where(is_scored, nll, 0.0).sum(1)
+            np.logical_and.at(greedy, active[np.nonzero(is_scored)[0]], best == targets[is_scored])
             session = replace(session, state=state, last_tokens=targets[:, -1].tolist())
         for row, total, is_greedy in zip(rows, nats, greedy, strict=True):
             results[row.index] = (-float(total), bool(is_greedy))

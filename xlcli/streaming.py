@@ -99,25 +99,13 @@ def stream(
         oddities = Oddities("row", "row")
     if not options.binary and model.tokenizer.kind != "ids":
         portions = oddities.watched(portions)
-    intake, output = running.intake, running.output
     if resume is None and saves_start:
         running.save()
     yield from compile_cache(running.session.options, stop)
-    if (at := output.position.words) and at.document:  # a row of a table in which the stream continues
-        yield Row(at.document, at.fields)
-    for portion in portions:
-        running.begin_document(portion)
-        is_flushed = intake.receive(portion)
-        yield from running.score()
-        if stop():
-            running.save()
-            break
-        if is_flushed:
-            yield from output.end_line_part()
-        if running.is_due():
-            running.save()
-    else:
-        yield from running.end()
+    words = running.output.position.words
+    if words is not None and words.document:  # a row of a table in which the stream continues
+        yield Row(words.document, words.fields)
+    yield from running.run(portions)
     yield from oddities.notices()
     yield from map(Notice, model.tokenizer.take_notices())
     yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
@@ -139,7 +127,7 @@ class _Stream:
         on_word: Callable[[WordScore], None] | None,
     ) -> None:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
-        position = (resume and resume.stream) or StreamPosition()
+        position = StreamPosition() if resume is None else resume.stream
         self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or bool(options.columns) or on_word is not None
         layers = options.asked.layers_of(model.config.model, self.session.options.learning)
@@ -149,28 +137,52 @@ class _Stream:
         self.meter = Meter(position.n_lines)
         self._options, self.story = options, position.story
         self._every, self._save, self._stop = options.save_every, save, stop
-        self._saved, self._saved_mark, self._said = time.monotonic(), (0, 0), set[str]()
+        self._saved, self._saved_mark = time.monotonic(), (0, 0)
+        self._said = set[str]()  # texts of notices
+
+    def run(self, portions: Iterable[bytes | None]) -> Iterator[StreamEvent]:
+        """Scores all portions, and the end of the text, until `stop`."""
+        for portion in portions:
+            self.begin_document(portion)
+            is_flushed = self.intake.receive(portion)
+            yield from self.score()
+            if self._stop():
+                self.save()
+                return
+            if is_flushed:
+                yield from self.output.end_line_part()
+            if self.is_due():
+                self.save()
+        yield from self.end()
 
     def begin_document(self, portion: bytes | None) -> None:
         """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
-        key, story = self._options.reset_on_change, self.story
+        key, words = self._options.reset_on_change, self.output.words
+        is_document = isinstance(portion, Document)
         fields = plain(portion.fields) if isinstance(portion, Document) else {}
-        if portion and key is not None and (isinstance(portion, Document) or story is None):
+        story = self.story
+        if portion and key is not None and (is_document or story is None):
             if key not in fields:
                 raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
-            self.story = str(fields[key])
-        if isinstance(portion, Document) and (self.intake.resets_at_documents or self._options.emit == "words"):
-            start = self.intake.begin_document(is_reset=key is None or self.story != story)
-            if self.output.words:
-                self.output.words.at.begin(start, fields)
-        elif portion and self.output.words and not self.output.words.at.n_begun:
-            self.output.words.at.begin(0, {})
+            story = str(fields[key])
+        is_reset = key is None or story != self.story
+        self.story = story
+        if is_document and (self.intake.resets_at_documents or self._options.emit == "words"):
+            start = self.intake.begin_document(is_reset=is_reset)
+            if words is not None:
+                words.at.begin(start, fields)
+        elif portion and words is not None and not words.at.n_begun:  # the text before the first row
+            words.at.begin(0, {})
 
     def score(self) -> Iterator[StreamEvent]:
-        """Scores the text that is ready, until `stop`."""
         session, output, meter = self.session, self.output, self.meter
-        while not self._stop() and (tokens := self.intake.take(to_line_end=(due := self.is_due()))):
+        while not self._stop():
+            is_due = self.is_due()
+            tokens = self.intake.take(to_line_end=is_due)  # a session is saved at the end of a line
+            if tokens is None:
+                return
             if tokens.is_reset:
+                # The last word of the document ends as the document does, with the memory of the document.
                 yield from output.end_word(session)
                 session.reset()
                 if output.words:
@@ -185,7 +197,7 @@ class _Stream:
             yield from self._once(window_notice(session.state.span, session.options, session.state.seen))
             if meter.is_due():
                 yield self.stats(final=False)
-            if due:
+            if is_due:
                 self.save()
 
     def end(self) -> Iterator[StreamEvent]:
@@ -205,7 +217,6 @@ class _Stream:
         yield from self.output.end(self.session)
 
     def _once(self, notices: Iterable[Notice]) -> Iterator[Notice]:
-        """Those of the notices that were not given before."""
         for notice in notices:
             if notice.text not in self._said:
                 self._said.add(notice.text)
@@ -218,19 +229,17 @@ class _Stream:
 
     def is_due(self) -> bool:
         """True if it is time to save, and text has arrived or was scored since."""
-        is_time = self._every is not None and time.monotonic() - self._saved >= self._every
-        return self._save is not None and is_time and self._mark != self._saved_mark
+        if self._save is None or self._every is None:
+            return False
+        return time.monotonic() - self._saved >= self._every and self._mark != self._saved_mark
 
     def save(self) -> None:
-        """Saves the session, if asked for."""
         if self._save is not None:
             self._saved, self._saved_mark = time.monotonic(), self._mark
-            session, pending, position = self.session, self.intake.pending, self.output.position
-            position = replace(position, story=self.story)
-            self._save(SessionState(session.state, session.last_tokens[0], pending, None, position))
+            session, position = self.session, replace(self.output.position, story=self.story)
+            self._save(SessionState(session.state, session.last_tokens[0], self.intake.pending, None, position))
 
     def stats(self, *, final: bool) -> StreamStats:
-        """Totals so far."""
         output, span = self.output, self.session.state.span
         return StreamStats(
             lines=output.n_lines,
@@ -256,13 +265,12 @@ class Meter:
         self._seconds, self.n_tokens, self.n_unknown = 0.0, 0, 0
 
     def add(self, seconds: float, n_tokens: int, n_unknown: int) -> None:
-        """Counts a call of the model."""
         self._seconds += seconds
         self.n_tokens += n_tokens
         self.n_unknown += n_unknown
 
     def is_due(self) -> bool:
-        """True once every `STATS_SECONDS`."""
+        """True if `STATS_SECONDS` have passed since it was."""
         if time.monotonic() - self._told < STATS_SECONDS:
             return False
         self._told = time.monotonic()
@@ -285,21 +293,18 @@ class Tokens(NamedTuple):
     is_reset: bool = False
 
     def __add__(self, other: Tokens) -> Tokens:  # type: ignore[override]
-        ids, sizes = (np.concatenate(pair) for pair in zip(self[:2], other[:2], strict=True))
+        ids, sizes = np.concatenate((self.ids, other.ids)), np.concatenate((self.sizes, other.sizes))
         return Tokens(ids, sizes, self.text + other.text)
 
     def divide(self, n: int) -> tuple[Tokens, Tokens]:
-        """The first n tokens, and the others."""
         n_bytes = int(self.sizes[:n].sum())
         first = Tokens(self.ids[:n], self.sizes[:n], self.text[:n_bytes])
         return first, Tokens(self.ids[n:], self.sizes[n:], self.text[n_bytes:])
 
     def n_within(self, n_bytes: int) -> int:
-        """Number of tokens that lie within the first `n_bytes` bytes."""
         return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
     def n_begun(self, n_bytes: int) -> int:
-        """Number of tokens that begin within the first `n_bytes` bytes."""
         return int(np.searchsorted(np.cumsum(self.sizes) - self.sizes, n_bytes))
 
 
@@ -318,12 +323,18 @@ class Intake:
         self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
     ) -> None:
         self._tokenizer, self._options = model.tokenizer, options
-        reset_on = "" if options.each_line else options.reset_on  # which matches every line
-        self._reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
+        self._reset_pattern = None
+        if options.each_line:
+            self._reset_pattern = compile_pattern("", "stream.reset_on")  # which matches every line
+        elif options.reset_on is not None:
+            self._reset_pattern = compile_pattern(options.reset_on, "stream.reset_on")
         self.resets_at_documents = options.reading(model.config.model, model.config.train.reading).reset_on_document
-        pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
+        pending = PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
+        if resume is not None:
+            pending = resume.pending
         rest = pending.data[pending.n_tokenized :]
-        self._arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided
+        # A CR at the end waits for what follows it; those before it have been decided.
+        self._arrived = rest if options.binary else rest.removesuffix(b"\r")
         self.line_ends = LineEnds(rest[len(self._arrived) :])
         self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
         self._queue = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized])
@@ -335,7 +346,6 @@ class Intake:
 
     @property
     def pending(self) -> PendingText:
-        """All text that waits."""
         ids, sizes, text, _ = self._queue
         data = text + self._pretokenizer.pending + self._arrived + self.line_ends.held
         return PendingText(data, ids, sizes, tuple(self._documents))
@@ -349,8 +359,8 @@ class Intake:
         """Begins a document, before which the memory may be cleared; returns its offset in the whole text."""
         self._arrived += self.line_ends.feed(b"", final=True)
         start = self._n_tokenized + len(self._arrived)
-        is_first = not self._documents or self._documents[-1] < start
-        if self.resets_at_documents and is_reset and is_first:  # no other begins here
+        is_first_here = not self._documents or self._documents[-1] < start
+        if self.resets_at_documents and is_reset and is_first_here:
             self._documents.append(start)
         self.n_received += 1
         return self._offset + start
@@ -361,8 +371,10 @@ class Intake:
             self._last_arrival = time.monotonic()
             self._arrived += portion if self._options.binary else self.line_ends.feed(portion)
             self.n_received += len(portion)
-        wait = self._options.flush_ms
-        if portion is not None or wait is None or time.monotonic() - self._last_arrival < wait / 1000 - 1e-3:
+        if portion is not None or self._options.flush_ms is None:
+            return False
+        wait = self._options.flush_ms / 1000 - 1e-3  # a wait may end that much early
+        if time.monotonic() - self._last_arrival < wait:
             return False
         self._enqueue(self._pretokenizer.flush())
         self._n_ready = len(self._queue.ids)
@@ -373,7 +385,6 @@ class Intake:
         self._n_ready = max(self._n_ready, self._queue.n_begun(self._queue.text.rfind(b"\n") + 1))
 
     def end(self) -> None:
-        """No more text comes, so all of it is ready."""
         self._is_ended = True
         self._arrived += self.line_ends.feed(b"", final=True)
 
@@ -392,8 +403,11 @@ class Intake:
             if not self._n_ready:
                 return None
         n, is_reset = self._n_before_reset(min(self._n_ready, TOKENS_PER_CALL))
-        line_end = self._queue.divide(n)[0].text.rfind(b"\n") + 1 if to_line_end else 0
-        tokens, self._queue = self._queue.divide(self._queue.n_begun(line_end) or n)
+        if to_line_end:
+            line_end = self._queue.divide(n)[0].text.rfind(b"\n") + 1
+            n = self._queue.n_begun(line_end) or n
+        tokens, self._queue = self._queue.divide(n)
+        # All that is counted from the beginning of the queue moves with it.
         self._n_ready -= len(tokens.ids)
         self._offset += len(tokens.text)
         self._at_line_start = tokens.text.endswith(b"\n")
@@ -402,7 +416,6 @@ class Intake:
 
     @property
     def _n_tokenized(self) -> int:
-        """Number of waiting bytes that the pre-tokenizer has taken."""
         return len(self._queue.text) + len(self._pretokenizer.pending)
 
     def _feed(self) -> None:
@@ -410,16 +423,17 @@ class Intake:
         start = self._n_tokenized
         if start in self._documents:
             self._enqueue(self._pretokenizer.finish())
-        stop = min((at - start for at in self._documents if at > start), default=BLOCK_BYTES)
-        stop = min(stop, BLOCK_BYTES)
+        stop = min([BLOCK_BYTES, *(at - start for at in self._documents if at > start)])
         self._enqueue(self._pretokenizer.feed(self._arrived[:stop]))
         self._arrived = self._arrived[stop:]
         self._n_ready = self._n_complete()
 
     def _enqueue(self, words: bytes) -> None:
         """Tokenizes whole words and appends them to the queue; before a line that may be a reset, a token ends."""
+        if not words:
+            return
         by_line = self._reset_pattern is not None and not self._tokenizer.splitter.ends_at_lines
-        for part in _LINE.findall(words) if by_line else filter(None, [words]):
+        for part in _LINE.findall(words) if by_line else [words]:
             byte = self._offset + len(self._queue.text)
             ids, sizes = self._tokenizer.tokens(part, byte)
             if not len(ids) and not self._is_ended:
@@ -430,11 +444,13 @@ class Intake:
         """Number of queued tokens whose scores can be output."""
         n, line_end = len(self._queue.ids), self._queue.text.rfind(b"\n") + 1
         n_in_lines = self._queue.n_begun(line_end)
-        if self._reset_pattern is not None:
-            return n if len(self._queue.text) - line_end >= LINE_LIMIT else n_in_lines
+        if self._reset_pattern is not None:  # an unfinished line may be a reset, until it is too long for one
+            if len(self._queue.text) - line_end < LINE_LIMIT:
+                return n_in_lines
+            return n
         if self._options.emit in ("tokens", "words"):
             return n
-        if self._options.emit == "none":
+        if self._options.emit == "none":  # no line is awaited, so calls are full
             n_in_lines = 0
         return n_in_lines + (n - n_in_lines) // TOKENS_PER_CALL * TOKENS_PER_CALL
 
@@ -451,13 +467,16 @@ class Intake:
         if self._reset_pattern is None:
             return n, is_reset
         text, n_bytes = self._queue.text, int(self._queue.sizes[:n].sum())
-        start = 0 if self._at_line_start else text.find(b"\n") + 1 or n_bytes
+        start = 0  # of the next line
+        if not self._at_line_start:
+            start = text.find(b"\n") + 1 or n_bytes
         while start < n_bytes:
             end = text.find(b"\n", start) + 1 or len(text)
-            if self._reset_pattern.search(text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")):
-                if start:
-                    return max(1, self._queue.n_within(start)), is_reset
-                is_reset = True
+            line = text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")
+            is_match = self._reset_pattern.search(line) is not None
+            if is_match and start:
+                return max(1, self._queue.n_within(start)), is_reset
+            is_reset = is_reset or is_match
             start = end
         return n, is_reset
 
@@ -486,8 +505,10 @@ class Output:
         self.bits, self._line_start = position.bits, position.line_start
         self.words = None
         if predictions and (options.emit == "words" or on_word):
-            at = (options.emit == "words" and position.words) or WordPosition(last=before, starts=deque())
-            self.words = Words(predictions.boundaries, at.copy(), by_line=options.each_line)
+            at = WordPosition(last=before, starts=deque())
+            if options.emit == "words" and position.words is not None:
+                at = position.words.copy()
+            self.words = Words(predictions.boundaries, at, by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self._line, self._line_tokens = list(position.scored), position.line_tokens
         self._line_bytes = sum(len(text) for text, _ in self._line)
@@ -495,7 +516,9 @@ class Output:
     @property
     def position(self) -> StreamPosition:
         """The place from which another stream continues."""
-        latest = tuple(self.selection.recent)
+        emit, recent, words = str(self.options.emit), tuple(self.selection.recent), None
+        if emit == "words" and self.words is not None:
+            words = self.words.at.copy()
         return StreamPosition(
             n_lines=self.n_lines,
             n_bytes=self.n_bytes,
@@ -504,8 +527,8 @@ class Output:
             line_start=self._line_start,
             scored=tuple(self._line),
             n_shown=self.selection.n_shown,
-            recent={str(self.options.emit): latest} if latest else {},
-            words=self.words.at.copy() if self.words and self.options.emit == "words" else None,
+            recent={emit: recent} if recent else {},
+            words=words,
             line_tokens=self._line_tokens,
         )
 
@@ -516,10 +539,12 @@ class Output:
         self.n_tokens += len(bits)
         self.bits += float(bits.sum())
         emit, start, predictions = self.options.emit, 0, self._values(features)
+        # Not strict: without features there is None for any number of tokens.
         for size, token_bits, prediction in zip(tokens.sizes.tolist(), bits.tolist(), predictions, strict=False):
             token = tokens.text[start : start + size]
             start += size
-            self._line_tokens += emit == "lines"
+            if emit == "lines":
+                self._line_tokens += 1
             score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits, prediction)
             if self._on_token:
                 self._on_token(score)
@@ -547,7 +572,6 @@ class Output:
             )
 
     def end(self, session: InferenceSession) -> Iterator[StreamEvent]:
-        """Outputs the unfinished line and the last word."""
         if self.n_bytes > self._line_start:
             yield from self.end_line_part()
             self.n_lines += 1
@@ -561,21 +585,25 @@ class Output:
 
     def _add_to_line(self, token: bytes, bits: float) -> Iterator[LineScore]:
         """Adds a token to the line; one with two line ends counts for the line that it begins in."""
-        shows_lines = self.options.emit == "lines"
         for piece in _LINE.findall(token) or [token]:
-            if shows_lines and (piece or not self._line):
-                self._line.append((piece, bits))
-            elif shows_lines:
-                self._line[-1] = self._line[-1][0], self._line[-1][1] + bits
-            self._line_bytes += len(piece) * shows_lines
+            if self.options.emit == "lines":
+                self._add_span(piece, bits)
             bits = 0.0
             self.n_bytes += len(piece)
-            if piece.endswith(b"\n"):
+            ends_line = piece.endswith(b"\n")
+            if ends_line or self._line_bytes >= LINE_LIMIT:
                 yield from self.end_line_part()
+            if ends_line:
                 self.n_lines += 1
                 self._line_start = self.n_bytes
-            elif self._line_bytes >= LINE_LIMIT:
-                yield from self.end_line_part()
+
+    def _add_span(self, text: bytes, bits: float) -> None:
+        """Adds text to the line being assembled; a token without text counts with the one before it."""
+        self._line_bytes += len(text)
+        if self._line and not text:
+            text, bits_before = self._line.pop()
+            bits += bits_before
+        self._line.append((text, bits))
 
     def _values(self, features: NDArray[np.float64] | None) -> Iterator[Prediction | None]:
         """The predictions that features (t f) stand for; None for any number of tokens without."""
@@ -607,16 +635,16 @@ class Selection:
         self._sorted = sorted(self.recent)
 
     def shows(self, score: float) -> bool:
-        """True if the next score is selected."""
+        """True if the next score is selected; counts it, and remembers it for `top`."""
         is_shown = self.min_bits is None or score >= self.min_bits
         if self.top is not None:
             score = round(score, 3)  # equal lines may differ by rounding errors
-            share = self.top * len(self._sorted)
-            n_higher = len(self._sorted) - bisect_left(self._sorted, score)
-            is_shown = is_shown and share >= 1 and n_higher < share
+            n_top = self.top * len(self._sorted)
+            n_as_high = len(self._sorted) - bisect_left(self._sorted, score)
+            is_shown = is_shown and n_top >= 1 and n_as_high < n_top
             if len(self._sorted) == RECENT:
                 del self._sorted[bisect_left(self._sorted, self.recent[0])]
-            self.recent.append(score)
+            self.recent.append(score)  # drops the oldest one
             insort(self._sorted, score)
         self.n_shown += is_shown
         return is_shown

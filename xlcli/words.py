@@ -53,17 +53,23 @@ class Boundaries:
 
     def first(self, text: bytes) -> int:
         """Kind of the first character of a token; LETTER if the token begins within a character."""
-        if text[:1] < b"\x80":
-            return self._ascii[text[0]] if text else LETTER
+        if not text:
+            return LETTER
+        if text[0] < len(self._ascii):
+            return self._ascii[text[0]]
         return self._kind(text[:4].decode("utf-8", "surrogateescape")[0])
 
     def last(self, text: bytes) -> int:
         """Kind of the last character of a word so far; LINE_END if white space follows it already."""
-        if text[-1:] < b"\x80":
-            kind = self._ascii[text[-1]] if text else LINE_END
+        if not text:
+            return LINE_END
+        if text[-1] < len(self._ascii):
+            kind = self._ascii[text[-1]]
         else:
             kind = self._kind(text[-4:].decode("utf-8", "surrogateescape")[-1])
-        return LINE_END if kind == BLANK and text.decode("utf-8", "replace").strip() else kind
+        if kind == BLANK and text.decode("utf-8", "replace").strip():
+            return LINE_END
+        return kind
 
     def _kind(self, char: str) -> int:
         if char.isspace():
@@ -109,7 +115,6 @@ class Features(NamedTuple):
 
     @classmethod
     def unpack(cls, numbers: Sequence[float], n_ends: int, n_best: int) -> Features:
-        """The numbers (f) of one token."""
         rest = iter(numbers)
         return cls(
             word_ends=tuple(islice(rest, n_ends)),
@@ -184,7 +189,9 @@ class Predictions(Readout):
             return self._boundary_ids[0].cpu()
         if last == PUNCTUATION:
             return self._boundary_ids[1].cpu()
-        return torch.arange(self.tokenizer.vocab_size if is_ended(last) else 0)
+        if is_ended(last):
+            return torch.arange(self.tokenizer.vocab_size)
+        return torch.arange(0)
 
 
 class Words:
@@ -201,7 +208,6 @@ class Words:
         self._columns: dict[str, Any] = {}
 
     def reset(self) -> None:
-        """The next word begins a text."""
         self.at = replace(self.at, last=b"\n", number=0)
 
     def feed(
@@ -273,7 +279,6 @@ class Words:
     def _score(
         self, document: int, line: int, number: int, start: int, word: str, prediction: Prediction | None
     ) -> WordScore:
-        """The score of the unfinished word."""
         at, columns = self.at, dict(self._columns)
         after = 0.0
         if prediction is not None:

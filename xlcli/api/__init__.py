@@ -47,13 +47,11 @@ def shows(section: type[BaseConfig], without: Iterable[str] = LOAD_SETTINGS) -> 
 
     def decorate(function: Any) -> Any:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        settings = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-            for name, field in section.model_fields.items()
-            if name not in without
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *settings])
+        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        for name, field in section.model_fields.items():
+            if name not in without:
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default))
+        function.__signature__ = signature.replace(parameters=parameters)
         return function
 
     return decorate
@@ -95,33 +93,35 @@ class Model:
             return self._score(text, state, settings)
         chosen = validate(OnlineConfig, settings)
         if state is not None or chosen.online_option is not None:
-            return [self._score(each, state, settings) for each in text]
+            return [self._score(one, state, settings) for one in text]
         options = validate(EvalConfig, chosen.model_dump(exclude_unset=True))
-        found = evaluation.score_texts(self.loaded, [*map(encoded, text)], options, self.runtime)
-        return [_text_score(each) for each in found]
+        scored_texts = evaluation.score_texts(self.loaded, [*map(encoded, text)], options, self.runtime)
+        return [_text_score(parts) for parts in scored_texts]
 
     def _score(self, text: Text, state: TextState | None, settings: dict[str, Any]) -> TextScore:
         lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
-        scored: list[TokenScore] = []
-        events = self._stream([encoded(text)], state, _by_token(settings, emit="words"), on_token=scored.append)
-        words = [word for word in events if isinstance(word, WordScore) and word.byte + len(word.word.encode()) > start]
-        tokens = [token for token in scored if token.byte + len(token.text) > start]
-        return _text_score([*tokens, *words], lines, start)
+        tokens: list[TokenScore] = []
+        events = self._stream([encoded(text)], state, _by_token(settings, emit="words"), on_token=tokens.append)
+        words = [event for event in events if isinstance(event, WordScore)]
+        # What ends in the unread end of the state is not of this text.
+        new_tokens = [token for token in tokens if token.byte + len(token.text) > start]
+        new_words = [word for word in words if word.byte + len(word.word.encode()) > start]
+        return _text_score([*new_tokens, *new_words], lines, start)
 
     @shows(OnlineConfig)
     def read(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextState:
         """State after `state` (default: nothing) and `text`; settings as for `score`."""
-        found: list[TextState] = []
-        ended = False
+        saved: list[TextState] = []
+        is_read = False
 
         def portions() -> Iterator[bytes]:
-            nonlocal ended
+            nonlocal is_read
             yield encoded(text)
-            ended = True
+            is_read = True  # so that the stream stops, and saves the unfinished end unread
 
-        for _ in self._stream(portions(), state, _by_token(settings), save=found.append, stop=lambda: ended):
+        for _ in self._stream(portions(), state, _by_token(settings), save=saved.append, stop=lambda: is_read):
             pass
-        return found[-1]
+        return saved[-1]
 
     @shows(GenerateConfig, LOAD_SETTINGS | {"num_samples", "logprobs"})
     def generate(
@@ -155,10 +155,7 @@ class Model:
     def save_state(self, state: TextState, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes a state file, as `--state-out` does.
 
-        Args:
-            state: State to save.
-            path: File; replaced if it is a state file or empty.
-            force: Replace a file of any kind.
+        It replaces a state file or an empty file, with `force` one of any kind.
 
         Raises:
             ConfigError: `path` is another kind of file, such as a text or the weights of a model.
@@ -181,10 +178,10 @@ class Model:
         options: StreamConfig,
         *,
         save: Callable[[TextState], None] | None = None,
-        **given: Any,
+        **arguments: Any,
     ) -> Iterator[streaming.StreamEvent]:
         resume, saves = resumed(state, self.loaded), saving(save, self.loaded)
-        return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, **given)
+        return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, **arguments)
 
 
 @shows(InferenceConfig, InferenceConfig.model_fields.keys() - LOAD_SETTINGS)
@@ -209,12 +206,13 @@ def load(
         CheckpointError: There is no such model, or it is damaged.
         ConfigError: The device does not exist, or the model has no such setting.
     """
-    if others := settings.keys() & (InferenceConfig.model_fields.keys() - LOAD_SETTINGS):
+    others = settings.keys() & (InferenceConfig.model_fields.keys() - LOAD_SETTINGS)
+    if others:
         raise ConfigError(f"{min(others)} is no setting of load.", "Give it to the call that reads or generates.")
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
     chosen = validate(InferenceConfig, settings)
     folder = find(None if model is None else os.fspath(model))
-    chosen.check_model(read_config(folder).model)
+    chosen.check_model(read_config(folder).model)  # before the weights, which take time
     loaded = store.load(folder, chosen, device=runtime.device)
     for warning in loaded.warnings:
         warnings.warn(warning, stacklevel=2)
@@ -224,12 +222,9 @@ def load(
 def copy_model(
     model: str | os.PathLike[str], folder: str | os.PathLike[str], *, weights: WeightEncoding | None = None
 ) -> None:
-    """Copies a model without its checkpoints; see `xlcli.store.folder.copy_model`.
+    """Copies a model, by name or folder, without its checkpoints to `folder`, which must not exist.
 
-    Args:
-        model: Name or folder.
-        folder: Path of the copy; must not exist.
-        weights: Encoding of the weights of the copy; None keeps the present one.
+    `weights` is the encoding of the weights of the copy; None keeps the present one.
     """
     store.copy_model(find(os.fspath(model)), Path(folder), weights)
 
@@ -238,14 +233,11 @@ def copy_model(
 def evaluate(
     model: Model, text: Source | None = None, *, per_token: bool = False, words: bool = False, **settings: Any
 ) -> Iterator[Event]:
-    """Scores files, once per memory length; see `xlcli.evaluation.evaluate`.
+    """Scores files or folders, once per memory length; see `xlcli.evaluation.evaluate`.
 
-    Args:
-        model: Model under test.
-        text: Files or folders; None is the validation text of the model.
-        per_token: Also yield the score of every token.
-        words: Also yield the score of every word, or of every pair if pairs are compared, and the rows they are in.
-        settings: Those of `EvalConfig`.
+    Without `text`, the validation text of the model is scored. `per_token` also yields the score of every token,
+    `words` that of every word, or of every pair if pairs are compared, and the rows they are in. Settings are those of
+    `EvalConfig`.
     """
     files = None if text is None else paths(text)
     chosen, runtime = validate(EvalConfig, settings), model.runtime
@@ -287,15 +279,10 @@ def generate_prompts(
     seed: int | None = None,
     **settings: Any,
 ) -> Iterator[tuple[Generated, ...] | Notice]:
-    """Continues many prompts in batches; see `xlcli.generation.generate_prompts`.
+    """Continues many prompts in batches, each as `generate` does; see `xlcli.generation.generate_prompts`.
 
-    Args:
-        model: Model.
-        prompts: Texts to continue; may be empty.
-        state: State that every prompt continues (default: nothing read).
-        seed: Seed of the first sample of every prompt, as of `generate`. None continues the generator of `state`
-            for every prompt, if it has one, else takes a random seed for each.
-        settings: Those of `GenerateConfig`.
+    Every prompt continues the same `state` with the same `seed`. Without a seed each continues the generator of the
+    state, if it has one, else takes a random seed.
 
     Yields:
         The samples of each prompt, in the order of the prompts, and notices.
@@ -336,16 +323,18 @@ def _by_token(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
 
 def _text_score(parts: Iterable[Event], lines: int = 0, start: int = 0) -> TextScore:
     """Score of a text that begins after `lines` lines, at byte `start`, with these tokens and words."""
-    own = [each for each in parts if isinstance(each, TokenScore | WordScore)]
-    moved = [replace(each, line=each.line - lines, byte=each.byte - start) for each in own]
-    return TextScore(
-        tuple(replace(each, prediction=None) for each in moved if isinstance(each, TokenScore)),
-        tuple(each for each in moved if isinstance(each, WordScore)),
-    )
+    tokens, words = list[TokenScore](), list[WordScore]()
+    for part in parts:
+        if isinstance(part, TokenScore):
+            tokens.append(replace(part, line=part.line - lines, byte=part.byte - start, prediction=None))
+        elif isinstance(part, WordScore):
+            words.append(replace(part, line=part.line - lines, byte=part.byte - start))
+    return TextScore(tuple(tokens), tuple(words))
 
 
 def encoded(text: Text) -> bytes:
-    """The text as bytes: UTF-8."""
-    if not isinstance(text, str | bytes):
-        raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", "Convert it to str.")
-    return text if isinstance(text, bytes) else text.encode()
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, bytes):
+        return text
+    raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", "Convert it to str.")

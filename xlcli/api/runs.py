@@ -47,8 +47,8 @@ def train(
     model = None if init in (None, NEW) else find(os.fspath(init))
     changes = dict(settings or {})
     configs = configurations(changes, preset, model, or_bundled=init is None)
-    how: dict[str, Any] = {"init": model, "overwrite": overwrite, "dry_run": dry_run, "stop": stop}
-    return _on_ranks(changes, partial(training.train, paths(text), Path(folder), configs, **how))
+    run = partial(training.train, paths(text), Path(folder), configs, init=model, overwrite=overwrite, dry_run=dry_run)
+    return _on_ranks(changes, partial(run, stop=stop))
 
 
 def resume(
@@ -82,6 +82,6 @@ def _on_ranks(settings: Mapping[str, Any], run: Callable[..., Iterator[Event]]) 
 
 
 def paths(text: Source) -> list[str]:
-    """The paths of a text."""
-    given = [text] if isinstance(text, str | os.PathLike) else text
-    return [os.fspath(path) for path in given]
+    if isinstance(text, str | os.PathLike):
+        return [os.fspath(text)]
+    return [os.fspath(path) for path in text]

@@ -25,17 +25,14 @@ class TextScore:
 
     @property
     def bytes(self) -> int:
-        """Size of the tokens in bytes."""
         return sum(len(token.text) for token in self.tokens)
 
     @property
     def bits(self) -> float:
-        """Sum of the surprisal of all tokens in bits."""
         return math.fsum(token.bits for token in self.tokens)
 
     @property
     def nats(self) -> float:
-        """Sum of the surprisal of all tokens in nats."""
         return self.bits * LN2
 
     @property
@@ -64,7 +61,6 @@ class TextState:
 
     @property
     def mem_len(self) -> int:
-        """Memory length in tokens."""
         return self.session.model_state.span.mem_len
 
     @property

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,6 +92,7 @@ def evaluate(
         CheckpointError, DivergedError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
+    # Words, and columns of tokens, need more of a prediction than the surprisal.
     reads_out = (words and not options.by_row) or (per_token and bool(options.columns))
     layers = options.asked.layers_of(model.config.model, options)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
@@ -99,10 +100,11 @@ def evaluate(
         raise ConfigError("alternatives and frequency are columns of words.", "Use --words FILE.tsv.")
     check_settings(model, options, runtime)
     check_memory(model, runtime, 1, segment_len=1)  # of any text
+    frequencies = None
     try:
-        path = options.asked.frequency
-        counting = Frequencies.read(path, punctuation=options.split_punctuation) if path else None
-        frequencies = (yield from until(stop, counting)) if counting else None
+        if options.asked.frequency:
+            counting = Frequencies.read(options.asked.frequency, punctuation=options.split_punctuation)
+            frequencies = yield from until(stop, counting)
         text = yield from until(stop, _read(model, source, options))
     except StoppedEarlyError:
         yield _NOT_BEGUN
@@ -113,15 +115,17 @@ def evaluate(
 def score_texts(
     model: LoadedModel, texts: Sequence[bytes], options: EvalConfig, runtime: Runtime
 ) -> Iterator[list[Scored]]:
-    """Tokens and words of each text, scored in batches, each as if it were alone; errors as of `evaluate`."""
+    """Tokens and words of each text, scored in batches, each independently. Raises the same errors as `evaluate`."""
     check_settings(model, options, runtime)
-    found = [model.tokenizer.tokens(text) for text in texts]
-    ends = np.cumsum([len(ids) for ids, _ in found], dtype=np.int64)
+    tokenized = [model.tokenizer.tokens(text) for text in texts]
+    ends = np.cumsum([len(ids) for ids, _ in tokenized], dtype=np.int64)
     starts = np.append(0, ends)[:-1]
     if not ends.any():
         yield from ([] for _ in texts)
         return
-    ids, sizes = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    ids = np.concatenate([ids for ids, _ in tokenized])
+    sizes = np.concatenate([sizes for _, sizes in tokenized])
+    # The texts are the documents of one text; a document cannot be empty.
     tokens = TokenFile(ids, int(sizes.sum()), text_sizes=sizes, documents=starts[ends > starts])
     text = TokenizedText(Part(Corpus(()), 0, tokens.n_bytes), tokens, TextCounts(tokens.n_bytes))
     reader = make_reader(model.network, model.tokenizer, options)
@@ -136,9 +140,12 @@ def score_texts(
             raise not_finite(model.name, options)
         for data, start, end in zip(texts, starts.tolist(), ends.tolist(), strict=True):
             words = Words(readout.boundaries, WordPosition())
-            own = [*scores.tokens(iter([data]), tokens, range(start, end))]
-            last = words.end(len(data), scores.prediction(end, after=True))
-            yield [*own, *chain.from_iterable(map(words.feed, own)), *last]
+            scored_tokens = [*scores.tokens(iter([data]), tokens, range(start, end))]
+            parts: list[Scored] = [*scored_tokens]
+            for token in scored_tokens:
+                parts += words.feed(token)
+            parts += words.end(len(data), scores.prediction(end, after=True))
+            yield parts
 
 
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
@@ -158,26 +165,27 @@ class _Evaluation(NamedTuple):
     stop: Callable[[], bool]
 
     def run(self) -> Iterator[Event]:
-        """Events of all memory lengths."""
-        model, text, options, unknown = self.model, self.text, self.options, None
+        model, text, options = self.model, self.text, self.options
+        unknown = None
         yield from map(Notice, model.tokenizer.take_notices())
         if model.tokenizer.unknown_id is not None:
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown, len(text.tokens))
         unrounded = model.unrounded()
         reader = make_reader(model.network, model.tokenizer, options)
-        exact = make_reader(unrounded.network, model.tokenizer, options)
-        sweep = [choose_lengths(model, self.runtime, each, text) for each in options.sweep]
+        exact_reader = make_reader(unrounded.network, model.tokenizer, options)
+        sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
         for index, lengths in enumerate(sweep):
-            run, without = Pass(model, reader, self.runtime, text, lengths, self.stop), None
+            run = Pass(model, reader, self.runtime, text, lengths, self.stop)
+            exact_run = None
             if unrounded is not model or lengths.memory_dtype != "float32":
                 beginning = replace(text, tokens=text.tokens.first(min(ROUNDING_TOKENS, len(text.tokens))))
-                same = replace(lengths, memory_dtype="float32")
-                without = replace(run, model=unrounded, reader=exact, text=beginning, lengths=same)
+                exact_lengths = replace(lengths, memory_dtype="float32")
+                exact_run = replace(run, model=unrounded, reader=exact_reader, text=beginning, lengths=exact_lengths)
             batches = text_batches(run, reads_end=self.words and not options.by_row)
-            yield from self._score(run, batches, without, f"evaluation {index + 1} of {len(sweep)}", unknown)
+            yield from self._score(run, batches, exact_run, f"evaluation {index + 1} of {len(sweep)}", unknown)
             if self.stop():
                 return
 
@@ -190,8 +198,9 @@ class _Evaluation(NamedTuple):
         scored as `<unk>`.
         """
         options, text, started = self.options, self.text, time.perf_counter()
+        by_document = run.lengths.by_document
+        is_kept = self.per_token or self.words or exact is not None or by_document or options.by_row
         with ExitStack() as files:
-            is_kept = self.per_token or self.words or exact is not None or run.lengths.by_document or options.by_row
             scores = TokenScores(len(text.tokens), self.predictions, files) if is_kept else None
             sums, meter = ContextSums(batches.longest), ProgressMeter(stage, len(text.tokens), "tokens")
             totals = yield from score_text(run, batches, sums, meter, scores)
@@ -204,42 +213,48 @@ class _Evaluation(NamedTuple):
             is_whole = totals.tokens == text.n_scored
             if not is_whole:
                 yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
-            if remark := misfit(self.model.name, bits_per(totals.nats, totals.bytes)):
+            remark = misfit(self.model.name, bits_per(totals.nats, totals.bytes))
+            if remark:
                 yield Notice(remark)
+
+            # What is measured of documents, rows and beginning needs all of their tokens.
             fields: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
-                rows = [*figures.row_scores(text, scores.nats, options)] if options.by_row and is_whole else []
+                rows: list[Scored] = []
+                if options.by_row and is_whole:
+                    rows += figures.row_scores(text, scores.nats, options)
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
-                if run.lengths.by_document and is_whole and not (options.pairs or options.by):
-                    documents = figures.document_sums(text, scores.nats)[:, :2]
-                    if options.each_line and (documents[:, 1] > 1).sum() > 1:  # blank lines are no documents
-                        documents = documents[documents[:, 1] > 1]
-                    fields |= {"spread": spread_of(documents), "sums": tuple(map(tuple, documents.tolist()))}
+                if by_document and is_whole and not (options.pairs or options.by):
+                    fields |= _spread_fields(text, scores, options)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
             if scores is not None and exact is not None and is_whole:
                 fields["rounding_cost"] = yield from figures.rounding_cost(exact, scores)
             if is_whole:
                 fields["unknown_words"] = unknown
-        yield Score(**_facts(run, options, totals, batches.size, seconds), **fields)
+        yield Score(**_score_fields(run, options, totals, batches.size, seconds), **fields)
 
     def _parts(
         self, run: Pass, scores: TokenScores, rows: Sequence[Scored], *, is_whole: bool
     ) -> Iterator[Scored | Done]:
         """Tokens, words or `rows` that are compared, if they are asked for, until stopped."""
         options, text = self.options, self.text
-        found: list[Iterable[Scored]] = [rows] if self.words else []
+        parts: list[Iterable[Scored]] = []
+        if self.words and options.by_row:
+            parts.append(rows)
         if self.words and not options.by_row:
             search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
             by_line, with_tokens = options.each_line, self.per_token
-            found.append(text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search))
+            parts.append(text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search))
         elif self.per_token and not options.score_field:
-            found.append(text.rows_and_tokens(scores))
-        for each in chain.from_iterable(found):
+            parts.append(text.rows_and_tokens(scores))
+        for part in chain.from_iterable(parts):
             if self.stop():
                 return
-            yield each if self.frequencies is None else self.frequencies.added_to(each)
+            if self.frequencies is not None:
+                part = self.frequencies.added_to(part)
+            yield part
         if (self.per_token or self.words) and is_whole:
             yield Done()
 
@@ -248,30 +263,23 @@ def _read(
     model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig
 ) -> Generator[Notice | Progress, None, TokenizedText]:
     """The text of `evaluate`, tokenized."""
-    if source is not None:
+    if source is None:
+        corpus = _held_out_text(model, options)
+    else:
         kind, fields = model.tokenizer.kind, options.text_fields
         if options.score_field:
             fields = Joined(fields, options.joiner)
         reading = InputFormat(options.binary, fields, kind == "bytes", options.each_line, token_ids=kind == "ids")
         corpus = yield from gather(source, reading=reading)
-    else:
-        path = model.held_out(options.split)
-        if options.by_row:
-            raise DataError("--pairs and --score-field need a file of rows.", "Give a file: xlcli eval FILE ...")
-        if path is None:
-            raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
-        documents = None if options.each_line else model.held_out_documents(options.split)
-        reading = InputFormat(binary=True, each_line=options.each_line)
-        corpus = Corpus([open_source(path, reading)], documents=documents)
-    by_document = options.reading(model.config.model, model.config.train.reading).reset_on_document
     for key in filter(None, (options.by, options.reset_on_change)):
-        if bad := next((row.document for _, row in corpus.rows() if key not in row.fields), None):
-            number = (bad + 1) // 2 if options.pairs else bad
-            raise DataError(f"row {number} has no '{key}'.", "Name a column or key that all rows have.")
+        for _, row in corpus.rows():
+            if key not in row.fields:
+                number = (row.document + 1) // 2 if options.pairs else row.document
+                raise DataError(f"row {number} has no '{key}'.", "Name a column or key that all rows have.")
     starts = None
     if options.reset_on_change is not None:
-        stories = groupby(corpus.rows(), lambda row: str(row[1].fields.get(options.reset_on_change or "")))
-        starts = [next(rows)[0] for _, rows in stories]
+        starts = _story_starts(corpus, options.reset_on_change)
+    by_document = options.reading(model.config.model, model.config.train.reading).reset_on_document
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document, starts=starts)
     if options.online_option and len(text.documents) > 1:
         raise ConfigError(
@@ -279,32 +287,71 @@ def _read(
             f"{options.online_option} learns from one to the next.",
             f"Add --set eval.reset_on_document=false, or use xlcli stream {options.online_option}.",
         )
-    is_one = len(text.documents) == 1
+    yield from _reading_notices(text, options, model.tokenizer.kind, is_held_out=source is None)
+    return text
+
+
+def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
+    path = model.held_out(options.split)
+    if options.by_row:
+        raise DataError("--pairs and --score-field need a file of rows.", "Give a file: xlcli eval FILE ...")
+    if path is None:
+        raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
+    documents = None if options.each_line else model.held_out_documents(options.split)
+    source = open_source(path, InputFormat(binary=True, each_line=options.each_line))
+    return Corpus([source], documents=documents)
+
+
+def _story_starts(corpus: Corpus, key: str) -> list[int]:
+    """Where the rows begin whose value of `key` differs from that of the row before."""
+    starts, story = [], None
+    for start, row in corpus.rows():
+        if str(row.fields[key]) != story:
+            story = str(row.fields[key])
+            starts.append(start)
+    return starts
+
+
+def _reading_notices(
+    text: TokenizedText, options: EvalConfig, tokenizer: str, *, is_held_out: bool
+) -> Iterator[Notice]:
+    """Notices on documents that are scored apart, or could be, and on odd rows or lines of a text of the user."""
+    corpus, n_documents, n_rows = text.part.corpus, len(text.documents), len(text.part.documents)
     is_asked = options.each_line or options.by_row or options.reset_on_change is not None
-    if options.reset_on_document is None and not (is_asked or is_one):
+    is_open = options.reset_on_document is None
+    if is_open and n_documents != 1 and not is_asked:
         yield Notice(
-            f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
+            f"{n_documents:,} documents, each scored as if it were alone, as in training; "
             "--set eval.reset_on_document=false scores them as one text."
         )
-    n_rows = len(text.part.documents)
-    if source is not None and is_one and options.reset_on_document is None and n_rows > len(corpus.sources):
+    if is_held_out:
+        return
+    if is_open and n_documents == 1 and n_rows > len(corpus.sources):
         yield Notice(
             f"{n_rows:,} rows are read as one text, in which earlier ones influence later ones; --reset-on-document "
             "scores each on its own"
         )
-    if source is not None and not options.binary and model.tokenizer.kind != "ids":
+    if tokenizer != "ids" and not options.binary:
         yield from odd_texts(text, options)
-    can_divide = source is not None and n_rows == 1 and options.online_option is None and not is_asked
+    can_divide = n_rows == 1 and options.online_option is None and not is_asked
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(
             f"{corpus.sources[0].name} looks like a list of sentences, which now influence each other; "
             "--each-line scores each on its own"
         )
-    return text
 
 
-def _facts(run: Pass, options: EvalConfig, totals: Totals, batch_size: int, seconds: float) -> dict[str, Any]:
-    """What a pass over the text says of its `Score`; characters and words of a part of the text were not counted."""
+def _spread_fields(text: TokenizedText, scores: TokenScores, options: EvalConfig) -> dict[str, Any]:
+    """Fields of `Score` that documents make: `spread`, `sums`."""
+    bits_and_bytes = figures.document_sums(text, scores.nats)[:, :2]
+    has_text = bits_and_bytes[:, 1] > 1  # more than a line end: blank lines are no documents
+    if options.each_line and has_text.sum() > 1:
+        bits_and_bytes = bits_and_bytes[has_text]
+    return {"spread": spread_of(bits_and_bytes), "sums": tuple(map(tuple, bits_and_bytes.tolist()))}
+
+
+def _score_fields(run: Pass, options: EvalConfig, totals: Totals, batch_size: int, seconds: float) -> dict[str, Any]:
+    """Fields of `Score` of any pass; characters and words of a part of the text were not counted."""
     model, runtime, text = run.model, run.runtime, run.text
     counts = text.counts if totals.tokens == text.n_scored else TextCounts(totals.bytes)
     return {

@@ -58,62 +58,63 @@ class NextWords:
         if last is not None:  # a word ended before this token, so only tokens that begin a word are possible
             begins = self._predictions.boundary_ids(last)
             p = torch.zeros_like(p).index_copy(0, begins, p[begins] / p[begins].sum())
-        found: dict[str, float] = defaultdict(float)
+        words: dict[str, float] = defaultdict(float)
         longer: list[_Beginning] = []
-        rest = self._lengthen(_Beginning(1.0, (), b""), p, LEAST, found, longer)
+        rest = self._lengthen(_Beginning(1.0, (), b""), p, LEAST, words, longer)
         while longer:
+            # The most probable ones first: the words that they spell raise the bar for the others.
             beginnings, longer = sorted(longer, reverse=True), []
-            for i in range(0, len(beginnings), ROWS):
-                batch, least = beginnings[i : i + ROWS], self._least(found)
-                kept = [each for each in batch if each.probability >= least]
-                rest += sum(each.probability for each in batch[len(kept) :])
-                for each, p in zip(kept, self._after(kept), strict=True):
-                    rest += self._end_or_lengthen(each, p, least, found, longer)
-        best = heapq.nlargest(self._predictions.asked.alternatives, found, key=found.__getitem__)
-        rest += sum(found[word] for word in found.keys() - best)
-        return {"alternatives": {word: found[word] for word in best}, "rest": rest}
+            for first in range(0, len(beginnings), ROWS):
+                batch, least = beginnings[first : first + ROWS], self._least(words)
+                probable = [beginning for beginning in batch if beginning.probability >= least]
+                rest += sum(beginning.probability for beginning in batch[len(probable) :])
+                for beginning, p in zip(probable, self._after(probable), strict=True):
+                    rest += self._end_or_lengthen(beginning, p, least, words, longer)
+        best = heapq.nlargest(self._predictions.asked.alternatives, words, key=words.__getitem__)
+        rest += sum(words[word] for word in words.keys() - best)
+        return {"alternatives": {word: words[word] for word in best}, "rest": rest}
 
     def _end_or_lengthen(
-        self, beginning: _Beginning, p: Tensor, least: float, found: dict[str, float], longer: list[_Beginning]
+        self, beginning: _Beginning, p: Tensor, least: float, words: dict[str, float], longer: list[_Beginning]
     ) -> float:
-        """Adds the probability that the word ends after its beginning to `found`; else as `_lengthen`."""
+        """Adds the probability that the word ends after its beginning to `words`; else as `_lengthen`."""
         ends_word = self._predictions.boundary_ids(self._predictions.boundaries.last(beginning.text))
         if len(ends_word):
-            found[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
-        return self._lengthen(beginning, p.index_fill(0, ends_word, 0.0), least, found, longer)
+            words[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
+        return self._lengthen(beginning, p.index_fill(0, ends_word, 0.0), least, words, longer)
 
     def _lengthen(
-        self, beginning: _Beginning, p: Tensor, least: float, found: dict[str, float], longer: list[_Beginning]
+        self, beginning: _Beginning, p: Tensor, least: float, words: dict[str, float], longer: list[_Beginning]
     ) -> float:
         """Probability of what is not continued of a beginning, by the probabilities (v) of the next token in the word.
 
-        What is at least as probable as `least` is added to `longer`, or to `found` if the word ends after that token,
+        What is at least as probable as `least` is added to `longer`, or to `words` if the word ends after that token,
         whatever comes next.
         """
         texts, last = self._predictions.tokenizer.texts, self._predictions.boundaries.last
         p = beginning.probability * p
-        is_kept = p >= least
-        is_kept[len(texts) :] = False
-        for i in is_kept.nonzero()[:, 0].tolist():
+        is_probable = p >= least
+        is_probable[len(texts) :] = False  # ids that no token has
+        for i in is_probable.nonzero()[:, 0].tolist():
             text = beginning.text + texts[i]
             if is_ended(last(text)):
-                found[_word(text)] += float(p[i])
+                words[_word(text)] += float(p[i])
             else:
                 longer.append(_Beginning(float(p[i]), (*beginning.ids, i), text))
-        return float(p[~is_kept].sum())
+        return float(p[~is_probable].sum())
 
-    def _least(self, found: dict[str, float]) -> float:
-        """Probability of sequences that are continued, at least."""
+    def _least(self, words: dict[str, float]) -> float:
+        """Probability of the last of the words asked for so far; what is less probable is not continued."""
         n = self._predictions.asked.alternatives
-        if len(found) < n:
+        if len(words) < n:
             return LEAST
-        return max(LEAST, heapq.nlargest(n, found.values())[-1])
+        return max(LEAST, heapq.nlargest(n, words.values())[-1])
 
     def _read(self, token: int) -> Tensor:
         """Probabilities (v) in the place of a token, after the tokens before it, which are read."""
         run, documents = self._run, self._run.text.documents
         start = int(documents[np.searchsorted(documents, token, "right") - 1])
-        if start and start >= self._n_read:
+        if start and start >= self._n_read:  # another document begins, from empty memory
             self._state, self._n_read = run.lengths.init_state(run.model.network, np.zeros(1, np.int64)), start
         positions = np.arange(self._n_read, token + 1)[None]
         inputs, _ = inputs_and_targets(run.text.tokens.ids, positions, run.model.tokenizer.start_id, start)
@@ -125,7 +126,8 @@ class NextWords:
         """Probabilities (b v) after beginnings of the same number of tokens."""
         if not beginnings:
             return torch.empty(0)
-        return self._predict([each.ids for each in beginnings], self._state.select([0] * len(beginnings)))[0]
+        tokens = [beginning.ids for beginning in beginnings]
+        return self._predict(tokens, self._state.select([0] * len(beginnings)))[0]
 
     def _predict(self, tokens: Any, state: State) -> tuple[Tensor, State]:
         """Probabilities (b v) after tokens (b t), and the new state."""

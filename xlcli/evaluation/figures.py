@@ -46,29 +46,27 @@ def loss_by_context(
 def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
     """Batches of windows, spread over the text; those at its beginning have been read with it."""
     lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
-    n, longest = len(ids), min(lengths.max_context, len(ids))
-    budget, short = int(min(n * share, WINDOW_LIMIT)), min(SHORT_WINDOW, longest)
-    n_long = budget // (2 * longest) if longest > short else 0
-    n_short = (budget - n_long * longest) // short
+    n, long = len(ids), min(lengths.max_context, len(ids))
+    short = min(SHORT_WINDOW, long)
+    budget = int(min(n * share, WINDOW_LIMIT))
+    n_long = budget // (2 * long) if long > short else 0  # half of the tokens are of long windows
+    n_short = (budget - n_long * long) // short
     loaders: list[EvalLoader] = []
-    for width, n_windows, n_read in ((short, n_short, 1), (longest, n_long, whole.n_by_context)):
+    for width, n_windows, n_read in ((short, n_short, 1), (long, n_long, whole.n_by_context)):
         starts = np.linspace(0, n - width, n_windows + 1)[n_read:].astype(np.int64)
-        rows = whole.size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
-        loaders += [
-            EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch)
-            for batch in np.split(starts, range(rows, len(starts), rows))
-            if len(batch)
-        ]
+        n_rows = whole.size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
+        for first in range(0, len(starts), n_rows):
+            batch = starts[first : first + n_rows]
+            loaders.append(EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch))
     return loaders
 
 
 def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None, float | None]:
     """Bits per byte by which scores exceed those of a pass without rounding over their beginning; None if stopped."""
-    n, batches = exact.text.n_scored, text_batches(exact)
-    totals = yield from score_text(
-        exact, batches, ContextSums(batches.longest), ProgressMeter("unrounded", n, "tokens")
-    )
-    if totals.tokens < n:
+    n_tokens, batches = exact.text.n_scored, text_batches(exact)
+    meter = ProgressMeter("unrounded", n_tokens, "tokens")
+    totals = yield from score_text(exact, batches, ContextSums(batches.longest), meter)
+    if totals.tokens < n_tokens:
         return None
     rounded = scores.nats[: len(exact.text.tokens)].sum(dtype=np.float64)
     return bits_per(float(rounded) - totals.nats, totals.bytes)
@@ -78,55 +76,81 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
     """Bits, bytes and number of the scored tokens of each document (d 3), given the surprisal of all tokens (n)."""
     scored = np.ones(len(nats), bool) if text.scored is None else text.scored
     columns = (nats, text.tokens.sizes(slice(None)) * scored, scored)
-    sums = [np.add.reduceat(column, text.documents, dtype=np.float64) for column in columns]
-    return np.column_stack((sums[0] / LN2, *sums[1:]))
+    sums = np.column_stack([np.add.reduceat(column, text.documents, dtype=np.float64) for column in columns])
+    sums[:, 0] /= LN2
+    return sums
 
 
 def row_scores(text: TokenizedText, nats: NDArray[Any], options: EvalConfig) -> Iterator[Scored]:
     """The row of each pair, or continuation, and its score, given the surprisal of each token (n)."""
-    rows, sums = [row for _, row in text.part.corpus.rows()], document_sums(text, nats)
-    bits, counts = sums[:, 0], sums[:, 1:].astype(np.int64)
+    rows = [row for _, row in text.part.corpus.rows()]
+    bits, n_bytes, n_tokens = document_sums(text, nats).T
     if options.pairs:
-        for i in range(1, len(rows), 2):
-            number = rows[i].document // 2
-            yield Row(number, rows[i].fields)
-            yield PairScore(number, *bits[i - 1 : i + 1].tolist(), *counts[i - 1 : i + 1, 1].tolist())
+        for second in range(1, len(rows), 2):  # the texts of a pair are successive documents
+            first, pair = second - 1, rows[second].document // 2
+            yield Row(pair, rows[second].fields)
+            yield PairScore(pair, float(bits[first]), float(bits[second]), int(n_tokens[first]), int(n_tokens[second]))
         return
-    values, lowest = np.column_stack((bits, bits / counts[:, 0])), np.full((len(rows), 2), np.inf)
-    _, groups = np.unique([str(row.fields.get(options.by or "")) for row in rows], return_inverse=True)
-    np.minimum.at(lowest, groups, values)
-    best = np.full((len(rows), 2), None) if options.by is None else values == lowest[groups]
+    bits_per_byte = bits / n_bytes
+    groups = None
+    if options.by is not None:
+        _, groups = np.unique([str(row.fields[options.by]) for row in rows], return_inverse=True)
+    best, best_per_byte = _are_lowest(bits, groups), _are_lowest(bits_per_byte, groups)
     for i, row in enumerate(rows):
         yield row
-        yield ContinuationScore(row.document, *values[i].tolist(), *counts[i].tolist(), *best[i].tolist())
+        yield ContinuationScore(
+            row=row.document,
+            bits=float(bits[i]),
+            bits_per_byte=float(bits_per_byte[i]),
+            bytes=int(n_bytes[i]),
+            tokens=int(n_tokens[i]),
+            best=best[i],
+            best_per_byte=best_per_byte[i],
+        )
+
+
+def _are_lowest(values: NDArray[np.float64], groups: NDArray[np.int64] | None) -> Sequence[bool | None]:
+    """Whether each value (n) is the lowest one of its group (n); None without groups."""
+    if groups is None:
+        return [None] * len(values)
+    lowest = np.full(len(values), np.inf)
+    np.minimum.at(lowest, groups, values)
+    are_lowest: list[bool] = (values == lowest[groups]).tolist()
+    return are_lowest
 
 
 def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:
     """Fields of `Score` that rows and their scores make: `pairs`, `correct`, `correct_per_byte`."""
     if options.pairs:
         return {"pairs": pair_shares(scores, options.by)}
-    return share_correct(scores, options.by) if options.by and scores else {}
+    if options.by and scores:
+        return share_correct(scores, options.by)
+    return {}
 
 
 def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[PairShare, ...]:
     """Results of all pairs and, if rows are grouped by a key, of each group."""
-    signs = defaultdict[str | None, list[tuple[int, int]]](list)
-    groups: list[str | None] = [None]
-    for each in scores:
-        if isinstance(each, Row):
-            groups[1:] = [] if by is None else [str(each.fields[by])]
-            continue
-        first, second = each.first_bits, each.second_bits
-        per_token = int(np.sign(second / each.second_tokens - first / each.first_tokens))
-        for group in groups:
-            signs[group].append((int(np.sign(second - first)), per_token))
-    return tuple(_pair_share(group, *zip(*found, strict=True)) for group, found in signs.items())
+    groups = defaultdict[str | None, list[PairScore]](list)
+    group = ""  # of the present row
+    for row_or_score in scores:
+        if isinstance(row_or_score, PairScore):
+            groups[None].append(row_or_score)
+            if by is not None:
+                groups[group].append(row_or_score)
+        elif by is not None:
+            group = str(row_or_score.fields[by])
+    return tuple(_pair_share(name, pairs) for name, pairs in groups.items())
 
 
-def _pair_share(group: str | None, signs: tuple[int, ...], per_token: tuple[int, ...]) -> PairShare:
-    n = len(signs)
-    share, share_per_token = ((n + sum(each)) / 2 / n for each in (signs, per_token))
-    return PairShare(group, n, share, *share_interval(share, n), share_per_token, signs)
+def _pair_share(group: str | None, pairs: Sequence[PairScore]) -> PairShare:
+    n, signs, signs_per_token = len(pairs), list[int](), list[int]()
+    for pair in pairs:
+        per_token = pair.second_bits / pair.second_tokens - pair.first_bits / pair.first_tokens
+        signs.append(int(np.sign(pair.second_bits - pair.first_bits)))
+        signs_per_token.append(int(np.sign(per_token)))
+    share, share_per_token = (n + sum(signs)) / 2 / n, (n + sum(signs_per_token)) / 2 / n
+    low, high = share_interval(share, n)
+    return PairShare(group, n, share, low, high, share_per_token, tuple(signs))
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
@@ -141,8 +165,11 @@ def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
     unmarked = [group for group, rows in groups.items() if not any(is_correct for is_correct, _ in rows)]
     if 0 < len(unmarked) < len(groups):
         raise DataError(f"{by} {unmarked[0]} has no row that is correct.", "Write 1 or true in its right row.")
-    shares = {
-        name: fmean(fmean(correct for correct, score in rows if getattr(score, best)) for rows in groups.values())
-        for name, best in (("correct", "best"), ("correct_per_byte", "best_per_byte"))
-    }
-    return {} if unmarked else shares
+    if unmarked:
+        return {}
+    # Rows that are equally probable share the point of their group.
+    points, points_per_byte = [], []
+    for rows in groups.values():
+        points.append(fmean(is_correct for is_correct, score in rows if score.best))
+        points_per_byte.append(fmean(is_correct for is_correct, score in rows if score.best_per_byte))
+    return {"correct": fmean(points), "correct_per_byte": fmean(points_per_byte)}

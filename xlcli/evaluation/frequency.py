@@ -24,10 +24,11 @@ class Frequencies:
     """Counts of the words of a text, which comes in portions; with `punctuation`, marks are words of their own."""
 
     def __init__(self, portions: Iterable[bytes], *, punctuation: bool) -> None:
-        self._counts, self._punctuation, rest = Counter[str](), punctuation, b""
+        self._counts, self._punctuation = Counter[str](), punctuation
+        rest = b""
         for portion in portions:
             data = rest + portion
-            end = max(data.rfind(b" "), data.rfind(b"\n")) + 1
+            end = max(data.rfind(b" "), data.rfind(b"\n")) + 1  # the last word may go on in the next portion
             self._add(data[:end])
             rest = data[end:]
         self._add(rest)

@@ -71,12 +71,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Batches:
-    """The sequences of a pass.
+    """The sequences of a pass, in batches.
 
-    Attributes:
-        loaders: Those of each batch.
-        longest: Longest context whose loss is measured.
-        n_by_context: Number of sequences of a batch whose loss by context is measured, the first ones.
+    `longest` is the longest context whose loss is measured, in the first `n_by_context` sequences of a batch.
     """
 
     loaders: Sequence[EvalLoader]
@@ -85,7 +82,6 @@ class Batches:
 
     @property
     def size(self) -> int:
-        """Number of sequences of the largest batch."""
         return max(loader.batch_size for loader in self.loaders)
 
 
@@ -93,31 +89,36 @@ def score_text(
     run: Pass, batches: Batches, by_context: ContextSums, meter: ProgressMeter, scores: TokenScores | None = None
 ) -> Generator[Progress, None, Totals]:
     """Sums over all sequences until stopped, also `by_context`; fills the `scores` of each token."""
-    text, lengths, runtime, n, totals = run.text, run.lengths, run.runtime, len(run.text.tokens), Totals()
-    ends, readout = np.append(text.documents[1:], n), None if scores is None else scores.predictions
-    n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in batches.loaders)
+    text, lengths, runtime, n_tokens = run.text, run.lengths, run.runtime, len(run.text.tokens)
+    readout = None if scores is None else scores.predictions
+    document_ends = np.append(text.documents[1:], n_tokens)
+    n_calls = sum(math.ceil(loader.sequence_len / loader.segment_len) for loader in batches.loaders)
+    n_called, totals = 0, Totals()
     for loader in batches.loaders:
         state = None
         by_context.start(loader.batch_size)
         for inputs, targets, scored, positions in loader:
             if run.stop():
                 return totals
-            if state is None:
+            if state is None:  # only now, when the memory of the batch before is freed
                 state = lengths.init_state(run.reader, loader.offsets)
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
                 surprisal, state, ponder, features = run.reader.score(x, y, state, readout=readout)
-            index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n - 1)
-            scored = scored if text.scored is None else scored & text.scored[index]
+            # Places after the end of a sequence are not scored, but an index of them must be legal.
+            index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n_tokens - 1)
+            if text.scored is not None:
+                scored = scored & text.scored[index]
             nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
             sizes = np.where(scored, text.tokens.sizes(index), 0)
             totals.add(nll, sizes, scored, ponder)
-            totals.add_documents(ends, index[scored] + 1)
+            totals.add_documents(document_ends, index[scored] + 1)
             if not lengths.has_memory:  # every segment starts with empty memory
                 by_context.start(len(nll))
-            if lengths.stride is None:
-                kept = scored & (np.arange(len(nll))[:, None] < batches.n_by_context)
-                by_context.add(inputs.shape[1], np.where(kept, nll, 0.0), np.where(kept, sizes, 0), kept)
+            if lengths.stride is None:  # tokens of overlapping windows have no one context
+                is_by_context = scored & (np.arange(len(nll))[:, None] < batches.n_by_context)
+                nll_by_context, sizes_by_context = np.where(is_by_context, nll, 0.0), np.where(is_by_context, sizes, 0)
+                by_context.add(inputs.shape[1], nll_by_context, sizes_by_context, is_by_context)
             if scores is not None:
                 scores.nats[index[scored]] = nll[scored]
                 if features is not None:
@@ -141,14 +142,17 @@ def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:
     size, segment_len = lengths.batch_size, lengths.segment_len
     if lengths.stride is not None:  # sequences start where a window does
         segment_len = segment_len // lengths.stride * lengths.stride
-    settings: dict[str, int] = {"batch_size": size, "start_id": start_id}
     if lengths.by_document:
-        n_tokens = lengths.tokens_per_call
-        found = [*document_loaders(ids, text.documents, segment_len=segment_len, n_tokens=n_tokens, **settings)]
-        loaders = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+        n_per_call = lengths.tokens_per_call
+        in_order = document_loaders(
+            ids, text.documents, batch_size=size, segment_len=segment_len, start_id=start_id, n_tokens=n_per_call
+        )
+        by_length = [*in_order]
+        loaders = [by_length[i] for i in np.random.default_rng(0).permutation(len(by_length))]
     else:
         loaders = [text_loader(ids, size, segment_len, lengths.warmup_len, start_id)]
     loaders = [replace(loader, reads_end=reads_end) for loader in loaders]
+    # The largest batch decides whether the memory fits.
     largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
     segment_len = max(1, min(segment_len, largest.sequence_len))
     check_memory(
@@ -162,8 +166,10 @@ def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:
     if not lengths.has_memory:
         return Batches(loaders, segment_len, n_by_context=len(ids))
     longest = min(lengths.max_context, text.longest_document)
-    is_first_long = bool(loaders[0].ends[0] >= longest)  # the other sequences warm up
-    return Batches(loaders, longest, n_by_context=len(ids) if lengths.by_document else int(is_first_long))
+    if lengths.by_document:
+        return Batches(loaders, longest, n_by_context=len(ids))
+    is_first_long = bool(loaders[0].ends[0] >= longest)
+    return Batches(loaders, longest, n_by_context=int(is_first_long))  # the other sequences warm up
 
 
 class ContextSums:
@@ -183,11 +189,14 @@ class ContextSums:
         """Nats, bytes and tokens of the sequences being read (b) in each bin, and how many tokens of each were read."""
 
     def start(self, batch_size: int) -> None:
-        """Begins a batch of sequences."""
-        x, y, n = self._open
-        totals = (self.nats, self.n_bytes, self.n_tokens, self.n_sequences, *self.products)
-        for total, part in zip(totals, (x, y, n, n > 0, x * x, x * y, y * y), strict=True):
-            total += part.sum(0)
+        """Begins a batch of sequences, and adds those of the batch before to the sums."""
+        nats, n_bytes, n_tokens = self._open
+        self.nats += nats.sum(0)
+        self.n_bytes += n_bytes.sum(0)
+        self.n_tokens += n_tokens.sum(0)
+        self.n_sequences += (n_tokens > 0).sum(0)
+        for total, products in zip(self.products, (nats * nats, nats * n_bytes, n_bytes * n_bytes), strict=True):
+            total += products.sum(0)
         self._open, self._n_read = np.zeros((3, batch_size, len(self.nats))), 0
 
     def add(self, n_read: int, nats: NDArray[np.float64], n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
@@ -195,16 +204,18 @@ class ContextSums:
 
         Tokens with a longer context than `longest` are left out.
         """
-        first, self._n_read = self._n_read, self._n_read + n_read
+        first = self._n_read
+        self._n_read += n_read
         contexts = np.arange(first + 1, min(first + nats.shape[1], self.edges[-1] - 1) + 1)
         if not len(contexts):
             return
+        # Columns (t) are in order of context, so those of a bin are neighbors; `columns` are the first of each bin.
         bins, columns = np.unique(np.searchsorted(self.edges, contexts, "right") - 1, return_index=True)
         for total, part in zip(self._open, (nats, n_bytes, n_tokens), strict=True):
             total[:, bins] += np.add.reduceat(part[:, : len(contexts)], columns, axis=1, dtype=np.float64)
 
     def bins(self) -> tuple[ContextBin, ...]:
-        """The loss in each context bin that has tokens."""
+        """The loss in each context bin that has tokens; no batch is open afterwards."""
         self.start(0)
         return tuple(
             ContextBin(
@@ -223,5 +234,6 @@ class ContextSums:
         if n < LEAST_SEQUENCES or not n_bytes:
             return None
         ratio = float(self.nats[i]) / n_bytes
+        # The sum of (nats - ratio * bytes)^2 over sequences; rounding can make it negative.
         squares = max(0.0, float(np.dot(self.products[:, i], (1.0, -2 * ratio, ratio * ratio))))
         return half_width(math.sqrt(squares * n / (n - 1)) / n_bytes / LN2, n - 1)

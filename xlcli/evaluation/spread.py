@@ -10,7 +10,6 @@ what makes a document hard for both cancels.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
     n, mean, sizes = len(sums), float(values.mean()), sums[:, 1]
     if n < LEAST_DOCUMENTS:
         return Spread(n, ratio, None, None, mean, None, None)
+    # The margin of the whole text is the jackknife's, that of the mean over documents the usual one.
     n_effective = float(sizes.sum() ** 2 / np.square(sizes).sum())
     error = math.sqrt((n - 1) / n * np.square(changes).sum())
     margin = half_width(error, max(LEAST_FREEDOM, n_effective - 1))
@@ -48,7 +48,8 @@ def _parts(sums: NDArray[Any]) -> tuple[float, NDArray[Any], NDArray[Any]]:
     """Bits per byte of a text, their change when each document is left out (d), and those of each document (d)."""
     bits, sizes = sums.T
     ratio = float(bits.sum() / sizes.sum())
-    return ratio, (ratio * sizes - bits) / (sizes.sum() - sizes), bits / sizes
+    changes = (ratio * sizes - bits) / (sizes.sum() - sizes)
+    return ratio, changes, bits / sizes
 
 
 def compare(score: Score, other: Score) -> Comparison | None:
@@ -62,11 +63,17 @@ def compare(score: Score, other: Score) -> Comparison | None:
 
 def discordance(pairs: PairShare, other: PairShare) -> Discordance:
     """The pairs that another model orders the other way round."""
-    reversed_by = Counter(sign for sign, its in zip(pairs.signs, other.signs, strict=True) if sign * its < 0)
-    return Discordance(pairs.group, reversed_by[1], reversed_by[-1], mcnemar(reversed_by[1], reversed_by[-1]))
+    only_model = only_other = 0
+    for sign, other_sign in zip(pairs.signs, other.signs, strict=True):
+        only_model += sign > 0 > other_sign
+        only_other += sign < 0 < other_sign
+    return Discordance(pairs.group, only_model, only_other, mcnemar(only_model, only_other))
 
 
 def mcnemar(n: int, m: int) -> float:
     """Two-sided p value of n and m discordant pairs: the exact test, of a binomial distribution (McNemar 1947)."""
-    terms = (math.lgamma(n + m + 1) - math.lgamma(i + 1) - math.lgamma(n + m - i + 1) for i in range(min(n, m) + 1))
-    return min(1.0, 2 * math.fsum(math.exp(term - (n + m) * LN2) for term in terms))
+    total, probabilities = n + m, []
+    for i in range(min(n, m) + 1):
+        log_ways = math.lgamma(total + 1) - math.lgamma(i + 1) - math.lgamma(total - i + 1)  # to choose i of the total
+        probabilities.append(math.exp(log_ways - total * LN2))
+    return min(1.0, 2 * math.fsum(probabilities))

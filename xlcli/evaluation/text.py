@@ -43,11 +43,14 @@ CPU_ACTIVATIONS = 2**19
 """Number of activations of a layer in a call above which a CPU is slower (measured for widths of 192 to 512)."""
 DEFAULT_SEGMENT_LEN = 512
 """Longest segment chosen by default where hidden scores are computed; a longer one would hide most of its scores."""
+LEAST_SEGMENT_LEN = 64
+"""Shortest segment chosen by default: shorter ones cost more calls than they hide scores."""
 MAX_SEGMENT_LEN = 2**12
 """Longest segment where the length does not change the result; bounds the size of the attention mask."""
 STATE_LIMIT = 2**28
 """Maximum bytes of memory tensors for the default batch size."""
-
+SCORED_PER_WARMUP = 10
+"""The default batch size warms up on at most one token for so many of the text."""
 
 _SENTENCE_BEGIN = re.compile(r"(?!.*\d:\d)[\"'“‘«(¿¡]*[^\W\d_a-z]")
 _SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
@@ -67,17 +70,19 @@ class TokenizedText:
 
     @property
     def n_scored(self) -> int:
-        """Number of tokens that are scored."""
-        return len(self.tokens) if self.scored is None else int(self.scored[: len(self.tokens)].sum())
+        if self.scored is None:
+            return len(self.tokens)
+        return int(self.scored[: len(self.tokens)].sum())
 
     @property
     def documents(self) -> NDArray[np.int64]:
         """First token of each document, ascending from 0; of one document if they are not separated."""
-        return np.zeros(1, np.int64) if self.tokens.documents is None else self.tokens.documents
+        if self.tokens.documents is None:
+            return np.zeros(1, np.int64)
+        return self.tokens.documents
 
     @property
     def longest_document(self) -> int:
-        """Number of tokens of the longest document."""
         return int(np.diff(self.documents, append=len(self.tokens)).max())
 
     def token_scores(self, scores: TokenScores) -> Iterator[TokenScore]:
@@ -86,13 +91,13 @@ class TokenizedText:
 
     def _with_rows(self, scores: TokenScores) -> Iterator[tuple[list[tuple[int, Row]], TokenScore]]:
         """Each of `token_scores`, after the rows that begin up to there, with their places."""
-        rows = self.part.corpus.rows()
-        row = next(rows, None)
+        places_and_rows = self.part.corpus.rows()
+        upcoming = next(places_and_rows, None)
         for token in self.token_scores(scores):
             begun = []
-            while row is not None and row[0] <= token.byte:
-                begun.append(row)
-                row = next(rows, None)
+            while upcoming is not None and upcoming[0] <= token.byte:
+                begun.append(upcoming)
+                upcoming = next(places_and_rows, None)
             yield begun, token
 
     def rows_and_tokens(self, scores: TokenScores) -> Iterator[Row | TokenScore]:
@@ -107,12 +112,13 @@ class TokenizedText:
         """Words and rows as soon as they are complete, and `token_scores` if asked for. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
-        documents = iter(self.documents[1:].tolist())
-        ends = next(documents, None)
-        for i, (begun, token) in enumerate(self._with_rows(scores)):
-            if i == ends:
-                ends = next(documents, None)
-                yield from words.end(token.byte, scores.prediction(i, after=True))
+        starts = iter(self.documents[1:].tolist())
+        next_start = next(starts, None)
+        further = None
+        for number, (begun, token) in enumerate(self._with_rows(scores)):
+            if number == next_start:
+                next_start = next(starts, None)
+                yield from words.end(token.byte, scores.prediction(number, after=True))
                 words.reset()
             for place, row in begun:
                 while words.at.n_begun < row.document - 1:  # rows without text
@@ -120,7 +126,9 @@ class TokenizedText:
                 words.at.begin(place, row.fields)
             if with_tokens:
                 yield token
-            yield from words.feed(token, None if search is None else partial(search, i, token.text))
+            if search is not None:
+                further = partial(search, number, token.text)
+            yield from words.feed(token, further)
         yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
 
 
@@ -140,7 +148,9 @@ class TokenScores:
     def __init__(self, n_tokens: int, predictions: Predictions | None, files: ExitStack) -> None:
         self.nats = mapped_scores((n_tokens,), files)
         self.predictions = predictions
-        self._features = None if predictions is None else mapped_scores((n_tokens, predictions.size), files)
+        self._features = None
+        if predictions is not None:
+            self._features = mapped_scores((n_tokens, predictions.size), files)
         self._after: dict[int, NDArray[Any]] = {}  # documents, by the number of the token that comes next
 
     def keep(
@@ -153,27 +163,35 @@ class TokenScores:
         assert self._features is not None
         rows, columns = scored.nonzero()
         self._features[positions[rows] + columns] = features[rows, columns]
-        for row in np.flatnonzero((positions <= ends) & (ends < positions + features.shape[1])).tolist():
+        # The prediction after the last token of a sequence says what may follow its end.
+        is_end_here = (positions <= ends) & (ends < positions + features.shape[1])
+        for row in np.flatnonzero(is_end_here).tolist():
             self._after[int(ends[row])] = features[row, ends[row] - positions[row]].copy()
 
     def prediction(self, token: int, *, after: bool = False) -> Prediction | None:
         """The prediction of a token, or `after` the document that ends before it, if it was kept."""
         if self.predictions is None or self._features is None:
             return None
-        if after and token not in self._after:
+        if not after:
+            return self.predictions.value(self._features[token].tolist())
+        if token not in self._after:
             return None
-        return self.predictions.value((self._after if after else self._features)[token].tolist())
+        return self.predictions.value(self._after[token].tolist())
 
     def tokens(self, portions: Iterator[bytes], tokens: TokenFile, numbers: range) -> Iterator[TokenScore]:
         """The tokens with these numbers, whose text are the portions, with their scores."""
-        line, byte, at, portion = 1, 0, 0, b""
+        line, byte = 1, 0
+        portion, start = b"", 0  # the token starts there in the portion
         for token in numbers:
-            size = int(tokens.sizes(token))
-            while len(portion) < at + size:
-                portion, at = portion[at:] + next(portions), 0
-            text = portion[at : at + size]
+            end = start + int(tokens.sizes(token))
+            while len(portion) < end:
+                portion = portion[start:] + next(portions)
+                start, end = 0, end - start
+            text = portion[start:end]
             yield TokenScore(line, byte, text, float(self.nats[token]) / LN2, self.prediction(token))
-            line, at, byte = line + text.count(b"\n"), at + size, byte + size
+            line += text.count(b"\n")
+            byte += len(text)
+            start = end
 
 
 def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
@@ -187,7 +205,9 @@ def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
     has_rows = len(corpus.facts.documents) > len(corpus.sources)  # as JSON with the default key
     if has_rows or options.text_fields:
         oddities = Oddities("row", "row")
-        begins = corpus.facts.documents[:: 1 + bool(options.pairs)]
+        begins = corpus.facts.documents
+    if options.pairs:
+        begins = begins[::2]
     oddities.begin()
     for portion, is_end in divided(text.part.read(), begins, at_lines=False):
         oddities.feed(portion)
@@ -199,12 +219,16 @@ def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
 def is_list_of_sentences(head: bytes) -> bool:
     """True if nearly every line of a text that begins so is one sentence; blank lines do not count."""
     lines = [*filter(str.strip, head.decode("utf-8", "replace").split("\n"))]
-    return len(lines) >= LEAST_SENTENCES and sum(map(_is_sentence, lines)) >= SENTENCES_SHARE * len(lines)
+    if len(lines) < LEAST_SENTENCES:
+        return False
+    return sum(map(_is_sentence, lines)) >= SENTENCES_SHARE * len(lines)
 
 
 def _is_sentence(line: str) -> bool:
     end = _SENTENCE_END.search(line)
-    return end is not None and not line[end.end() :].strip() and _SENTENCE_BEGIN.match(line) is not None
+    if end is None or line[end.end() :].strip():  # none ends, or the first one ends before the line does
+        return False
+    return _SENTENCE_BEGIN.match(line) is not None
 
 
 def tokenize(
@@ -227,37 +251,43 @@ def tokenize(
     yield from corpus.notices()
     stop = corpus.n_bytes
     if limit is not None and limit < stop:
-        tail = b"".join(corpus.read(max(limit - 4, 0), limit))
+        tail = b"".join(corpus.read(max(limit - 4, 0), limit))  # a character has at most 4 bytes
         stop = limit - len(tail) + whole_characters(tail) or limit
     part = Part(corpus, 0, stop, starts)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
-    if isinstance(fields := corpus.sources[0].reading.text_fields, Joined):
+    fields = corpus.sources[0].reading.text_fields
+    if isinstance(fields, Joined):
         return (yield from _continuations(part, tokens, fields))
+    if tokenizer.kind == "ids":  # of which neither characters nor words are known
+        return TokenizedText(part, tokens, TextCounts(part.n_bytes))
     counter = TextCounter()
     for portion, is_end in divided(part.read(), part.documents if by_document else ()):
         counter.feed(portion)
         if is_end:
             counter.end_word()
-    return TokenizedText(part, tokens, TextCounts(part.n_bytes) if tokenizer.kind == "ids" else counter.counts())
+    return TokenizedText(part, tokens, counter.counts())
 
 
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
     """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
-    sizes, counter, borders = tokens.sizes(slice(None)), TextCounter(), list[int]()
+    counter, borders = TextCounter(), list[int]()
     for start, row in part.corpus.rows():
         context, continuation = fields.divide(row.fields)
         borders.append(start + len(context))
         counter.feed(continuation)
         counter.end_word()
-    ends = np.cumsum(sizes, dtype=np.int64)
-    border = np.array(borders)[np.searchsorted(part.documents, ends - 1, side="right") - 1]
-    if n := int(((ends - sizes < border) & (border < ends)).sum()):
-        yield Notice(f"{n:,} tokens begin in a context and end in its continuation, with which they count")
-    return TokenizedText(part, tokens, counter.counts(), border < ends)
+    ends = np.cumsum(tokens.sizes(slice(None)), dtype=np.int64)
+    starts = ends - tokens.sizes(slice(None))
+    rows = np.searchsorted(part.documents, ends - 1, side="right") - 1
+    border = np.array(borders)[rows]  # of the row that each token ends in
+    is_scored = border < ends
+    n_across = int(((starts < border) & is_scored).sum())
+    if n_across:
+        yield Notice(f"{n_across:,} tokens begin in a context and end in its continuation, with which they count")
+    return TokenizedText(part, tokens, counter.counts(), is_scored)
 
 
 def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
-    """Array of float32 scores of this shape, for `TokenScores`."""
     try:
         file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))  # noqa: SIM115
         if not hasattr(os, "posix_fallocate"):
@@ -291,7 +321,6 @@ class Lengths(Reading):
 
 
 def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
-    """Default number of tokens per call of the model, over all sequences."""
     if runtime.device.type != "cpu":
         return TOKENS_PER_CALL["cuda"]
     return min(TOKENS_PER_CALL["cpu"], max(1, CPU_ACTIVATIONS // model.config.model.dim))
@@ -300,42 +329,65 @@ def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
 def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
     """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
     reading, shape = options.reading(model.config.model, model.config.train.reading), model.config.model
-    by_document, n_tokens = len(text.documents) > 1, text.longest_document
-    exact = reading.has_memory and reading.span == "uniform"
-    n_per_call = tokens_per_call(model, runtime)
+    n_tokens, n_per_call = text.longest_document, tokens_per_call(model, runtime)
+    by_document = len(text.documents) > 1
+    is_exact = reading.has_memory and reading.span == "uniform"  # the segment length does not change the result
     segment_len = reading.segment_len
-    if options.segment_len is not None and exact:
-        segment_len = min(segment_len, n_tokens, MAX_SEGMENT_LEN)
-    elif exact:
-        segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (reading.longest - 1).bit_length()))
-        # Attention that reads visible keys only (`ops/attend_blocks.py`) makes longer segments cost no more.
-        is_banded = all(layer.is_banded for layer in shape.attentions)
-        if is_banded and runtime.device.type == "cpu" and "bias" not in shape.position.needs:
-            segment_len = max(segment_len, min(n_tokens, n_per_call // (options.batch_size or 1)))
-        if options.adapt:  # whole blocks are read once
-            segment_len = max(1, segment_len // options.adapt_block) * options.adapt_block
+    if is_exact:
+        segment_len = _exact_segment_len(model, runtime, options, reading, n_tokens)
+    # Every sequence but the first starts with unscored tokens: all on which its first scored token depends.
     receptive_field: int | None = 0
     if reading.has_memory:
-        receptive_field = model.network.receptive_field(reading.longest + (not exact) * segment_len)
+        mem_len = reading.longest
+        if not is_exact:  # the last token of a segment attends to memory and segment
+            mem_len += segment_len
+        receptive_field = model.network.receptive_field(mem_len)
     warmup_len = n_tokens if receptive_field is None else receptive_field
+    if by_document:
+        warmup_len = 0
+    # So many sequences keep the machine busy, fit their memory into the limit, and warm up on a small share of tokens.
     state_bytes = shape.memory_bytes(reading.max_context + segment_len, reading.memory_dtype)
     if by_document:
         # The memory of a short document holds no more tokens than the document, unless its size is fixed.
         shortest = shape.memory_bytes(longest_memory(model, reading, 1), reading.memory_dtype)
-        largest, warmup_len = min(n_per_call, STATE_LIMIT // shortest), 0
+        most_sequences = min(n_per_call, STATE_LIMIT // shortest)
     else:
-        by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
-        largest = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
-    is_single = options.online_option is not None or (receptive_field is None and not by_document)
-    limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+        most_by_warmup = n_tokens
+        if warmup_len:
+            most_by_warmup = 1 + n_tokens // (SCORED_PER_WARMUP * warmup_len)
+        most_sequences = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, most_by_warmup)
+    batch_size = options.batch_size or max(1, most_sequences)
+    is_unbounded = receptive_field is None and not by_document
+    if is_unbounded or options.online_option is not None:
+        batch_size = 1
     stride = None
     if reading.stride is not None:
         stride = min(reading.stride, segment_len)
         warmup_len = segment_len - stride
+    limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         **vars(reading) | {"segment_len": segment_len, "stride": stride},
-        batch_size=1 if is_single else options.batch_size or max(1, largest),
+        batch_size=batch_size,
         warmup_len=warmup_len,
         by_document=by_document,
         tokens_per_call=None if options.batch_size else limit,
     )
+
+
+def _exact_segment_len(
+    model: LoadedModel, runtime: Runtime, options: EvalConfig, reading: Reading, n_tokens: int
+) -> int:
+    """The segment length where it changes the speed only: as asked for, else the fastest one for so many tokens."""
+    if options.segment_len is not None:
+        return min(reading.segment_len, n_tokens, MAX_SEGMENT_LEN)
+    power_of_two: int = 2 ** (reading.longest - 1).bit_length()  # not shorter than the memory
+    segment_len = min(DEFAULT_SEGMENT_LEN, max(LEAST_SEGMENT_LEN, power_of_two))
+    # Attention that reads visible keys only (`ops/attend_blocks.py`) makes longer segments cost no more.
+    is_banded = all(layer.is_banded for layer in model.config.model.attentions)
+    has_bias = "bias" in model.config.model.position.needs
+    if is_banded and not has_bias and runtime.device.type == "cpu":
+        n_per_sequence = tokens_per_call(model, runtime) // (options.batch_size or 1)
+        segment_len = max(segment_len, min(n_tokens, n_per_sequence))
+    if options.adapt:  # whole blocks are read once
+        segment_len = max(1, segment_len // options.adapt_block) * options.adapt_block
+    return segment_len

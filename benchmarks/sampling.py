@@ -47,7 +47,7 @@ import xlcli
 from xlcli.api import Model
 from xlcli.config import GenerateConfig
 from xlcli.inference import InferenceSession
-from xlcli.online import make_reader
+from xlcli.online import make_scorer
 from xlcli.sampling import SampleRNG, sample_tokens
 
 MARGIN = 4000
@@ -175,7 +175,7 @@ def generate_batch(model: Model, passages, n_tokens: int, options, seed: int) ->
     train, tokenizer = loaded.config.train, loaded.tokenizer
     state = loaded.network.init_state(len(passages), mem_len=train.mem_len, segment_len=train.segment_len)
     settings = options or GenerateConfig()
-    reader = make_reader(loaded.network, loaded.tokenizer, settings)
+    reader = make_scorer(loaded.network, loaded.tokenizer, settings)
     session = InferenceSession(loaded, runtime, settings, reader, state, [passage.prompt[-1] for passage in passages])
     tokens = torch.tensor([[tokenizer.start_id, *passage.prompt[:-1]] for passage in passages])
     with torch.inference_mode(), runtime.autocast():

@@ -14,4 +14,4 @@ def drain(work):
 
 def open_corpus(paths, *, reading=TEXT):
     """The text of files, folders and `-`."""
-    return drain(gather(paths, reading=reading))
+    return drain(gather(paths, input_format=reading))

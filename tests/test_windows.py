@@ -15,7 +15,7 @@ from xlcli.events import Notice, Score, TokenScore
 from xlcli.generation import generate
 from xlcli.inference import InferenceSession
 from xlcli.model.decoder import Decoder, make_decoder
-from xlcli.online import make_reader
+from xlcli.online import make_scorer
 
 WINDOW, STRIDE = 8, 3
 TEXT = PROSE.encode()[:61]
@@ -93,7 +93,7 @@ def test_evaluation_streams_and_learning_agree(tmp_path):
         assert nats(**stride) / 0.6931471805599453 == pytest.approx(streamed, abs=1e-9)
         assert nats(**stride, context_cache=1, batch_size=1) == pytest.approx(nats(**stride), rel=0.2)
     options = validate(EvalConfig, {"adapt": True, "adapt_block": 7, "adapt_lr": 1e-30, "adapt_decay": 0.0})
-    reader, text = make_reader(model.network, model.tokenizer, options), torch.tensor([[10, *TEXT]])
+    reader, text = make_scorer(model.network, model.tokenizer, options), torch.tensor([[10, *TEXT]])
     for sizes in ((61,), (5,), (1,)):
         with torch.inference_mode():
             state = reader.init_state(1, mem_len=0, segment_len=WINDOW, stride=4)

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xlcli.config import InferenceConfig, MemoryDtype
-from xlcli.config.inference import Reading
+from xlcli.config.inference import ContextSettings
 from xlcli.errors import ConfigError
 from xlcli.events import Notice
 from xlcli.machine import available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder, may_decode
 from xlcli.model.head import Readout
-from xlcli.online import Reader, continued, make_reader, not_finite
+from xlcli.online import Scorer, continued, make_scorer, not_finite
 from xlcli.ops.span import Span
 from xlcli.runtime import Runtime
 from xlcli.state import State
@@ -69,11 +69,11 @@ class InferenceSession:
     model: LoadedModel
     runtime: Runtime
     options: InferenceConfig
-    reader: Reader
+    reader: Scorer
     state: State
     last_tokens: list[int]
     is_first: bool = True
-    decoding_reader: Reader | None = None
+    decoding_reader: Scorer | None = None
 
     @classmethod
     def open(
@@ -104,12 +104,12 @@ class InferenceSession:
             longest = longest_memory(model, state.span, n_tokens)
             # A state keeps its lengths, so there is none that the user may lower.
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
-            reader = make_reader(model.network, model.tokenizer, options)
+            reader = make_scorer(model.network, model.tokenizer, options)
             return cls(model, runtime, options, reader, state, [resume.last_token], is_first=False)
         reading = options.reading(model.config.model, model.config.train.reading)
         longest = longest_memory(model, reading, n_tokens)
         check_memory(model, runtime, longest, memory_dtype=reading.memory_dtype, predicts=predicts)
-        reader = make_reader(model.network, model.tokenizer, options)
+        reader = make_scorer(model.network, model.tokenizer, options)
         state = reader.init_state(1, **reading.state)
         return cls(model, runtime, options, reader, state, [model.tokenizer.start_id])
 
@@ -181,7 +181,7 @@ class InferenceSession:
         if self.decoding_reader is None:
             decoder = self.decoder
             if decoder is not None:
-                self.decoding_reader = make_reader(self.model.network, self.model.tokenizer, self.options, decoder)
+                self.decoding_reader = make_scorer(self.model.network, self.model.tokenizer, self.options, decoder)
         self.is_first = False
         reader = self.reader if self.decoding_reader is None else self.decoding_reader
         with torch.inference_mode(), self.runtime.autocast():
@@ -275,7 +275,7 @@ def check_memory(
     require_memory(f"the memory of model {model.name}", need({}), remedy, device)
 
 
-def window_notice(span: Span | Reading, options: InferenceConfig, n_tokens: int) -> list[Notice]:
+def window_notice(span: Span | ContextSettings, options: InferenceConfig, n_tokens: int) -> list[Notice]:
     """Notice that a text of `n_tokens` is read in overlapping windows, if it is, and no option asks for them."""
     if span.stride is None or options.stride is not None or n_tokens <= span.segment_len:
         return []
@@ -298,7 +298,7 @@ def compile_cache(
             yield Notice(NOT_KEPT.format("the context cache", problem))
 
 
-def longest_memory(model: LoadedModel, span: Span | Reading, n_tokens: int | None) -> int:
+def longest_memory(model: LoadedModel, span: Span | ContextSettings, n_tokens: int | None) -> int:
     """Maximum number of tokens in memory with this span or reading after `n_tokens` tokens (None: any number)."""
     longest = span.mem_len or span.segment_len
     if n_tokens is None:

@@ -100,7 +100,7 @@ _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ContextSettings:
     """How a model reads a text, with nothing left open.
 
     Attributes:
@@ -143,13 +143,13 @@ class Reading:
 
 def as_trained(
     model: ModelConfig,
-    trained: Reading,
+    trained: ContextSettings,
     settings: "InferenceConfig",
     *,
     segment_len: int | None = None,
     span: SpanKind = "uniform",
     reset_on_document: bool | None = None,
-) -> Reading:
+) -> ContextSettings:
     """How a text is read from its beginning: as `trained` where a setting is None or `auto`.
 
     A state that is continued keeps its own values.
@@ -295,7 +295,7 @@ class InferenceConfig(BaseConfig):
             return "float32"
         return self.weight_dtype
 
-    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+    def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         """How a text is read with these settings, by a model that was `trained` so; see `as_trained`."""
         return as_trained(model, trained, self)
 
@@ -380,7 +380,7 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=" ", description="With score_field: text between context and continuation, unless there is white space."
     )
 
-    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+    def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         scores_parts = self.each_line or self.by_row or self.reset_on_change is not None
         reset = True if scores_parts else self.reset_on_document
         return as_trained(model, trained, self, segment_len=self.segment_len, span=self.span, reset_on_document=reset)
@@ -547,7 +547,7 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=None, description="Clear the memory before each line that matches this regular expression (RE2)."
     )
 
-    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+    def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         scores_parts = self.each_line or self.reset_on_change is not None
         return as_trained(model, trained, self, reset_on_document=True if scores_parts else self.reset_on_document)
 
@@ -585,7 +585,7 @@ class BenchConfig(InferenceConfig):
         default=3.0, description="Measure each figure for this long. Default: 3."
     )
 
-    def reading(self, model: ModelConfig, trained: Reading) -> Reading:
+    def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         return as_trained(model, trained, self, segment_len=self.segment_len)
 
     @property

@@ -21,9 +21,9 @@ from xlcli.config.base import (
 from xlcli.config.inference import (
     BenchConfig,
     Binary,
+    ContextSettings,
     EvalConfig,
     GenerateConfig,
-    Reading,
     StreamConfig,
     TextField,
 )
@@ -190,8 +190,8 @@ class TrainConfig(BaseConfig):
         return model.max_distance(self.mem_len, n_earlier)
 
     @property
-    def reading(self) -> Reading:
-        return Reading(self.mem_len, self.segment_len, "float32", self.reset_on_document, self.span)
+    def reading(self) -> ContextSettings:
+        return ContextSettings(self.mem_len, self.segment_len, "float32", self.reset_on_document, self.span)
 
     def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
         """`Span.clamp_len` and `Span.full_len` at inference; None is the largest distance of training.

@@ -47,7 +47,7 @@ from xlcli.evaluation.text import (
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
-from xlcli.online import make_reader, not_finite
+from xlcli.online import make_scorer, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
@@ -128,7 +128,7 @@ def score_texts(
     # The texts are the documents of one text; a document cannot be empty.
     tokens = TokenFile(ids, int(sizes.sum()), text_sizes=sizes, documents=starts[ends > starts])
     text = TokenizedText(Part(Corpus(()), 0, tokens.n_bytes), tokens, TextCounts(tokens.n_bytes))
-    reader = make_reader(model.network, model.tokenizer, options)
+    reader = make_scorer(model.network, model.tokenizer, options)
     readout = Predictions(model.tokenizer, options, runtime.device)
     with ExitStack() as files:
         scores = TokenScores(len(ids), readout, files)
@@ -172,8 +172,8 @@ class _Evaluation(NamedTuple):
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown, len(text.tokens))
         unrounded = model.unrounded()
-        reader = make_reader(model.network, model.tokenizer, options)
-        exact_reader = make_reader(unrounded.network, model.tokenizer, options)
+        reader = make_scorer(model.network, model.tokenizer, options)
+        exact_reader = make_scorer(unrounded.network, model.tokenizer, options)
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
@@ -269,8 +269,8 @@ def _read(
         kind, fields = model.tokenizer.kind, options.text_fields
         if options.score_field:
             fields = Joined(fields, options.joiner)
-        reading = InputFormat(options.binary, fields, kind == "bytes", options.each_line, token_ids=kind == "ids")
-        corpus = yield from gather(source, reading=reading)
+        input_format = InputFormat(options.binary, fields, kind == "bytes", options.each_line, token_ids=kind == "ids")
+        corpus = yield from gather(source, input_format=input_format)
     for key in filter(None, (options.by, options.reset_on_change)):
         for _, row in corpus.rows():
             if key not in row.fields:

@@ -19,7 +19,7 @@ from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.stack import Ponder
-from xlcli.online import Reader
+from xlcli.online import Scorer
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
@@ -33,7 +33,7 @@ class Pass:
     """A model that reads a text: what every pass over it needs."""
 
     model: LoadedModel
-    reader: Reader
+    reader: Scorer
     runtime: Runtime
     text: TokenizedText
     lengths: Lengths

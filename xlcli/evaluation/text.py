@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig
-from xlcli.config.inference import Reading
+from xlcli.config.inference import ContextSettings
 from xlcli.errors import ResourceError
 from xlcli.events import Notice, Prediction, Progress, Row, Scored, TokenScore
 from xlcli.files import cache_folder
 from xlcli.inference import longest_memory
 from xlcli.metrics import LN2, TextCounter, TextCounts
-from xlcli.online import Reader
+from xlcli.online import Scorer
 from xlcli.runtime import Runtime
 from xlcli.state import State
 from xlcli.store.folder import LoadedModel
@@ -255,7 +255,7 @@ def tokenize(
         stop = limit - len(tail) + whole_characters(tail) or limit
     part = Part(corpus, 0, stop, starts)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
-    fields = corpus.sources[0].reading.text_fields
+    fields = corpus.sources[0].input_format.text_fields
     if isinstance(fields, Joined):
         return (yield from _continuations(part, tokens, fields))
     if tokenizer.kind == "ids":  # of which neither characters nor words are known
@@ -303,7 +303,7 @@ def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Lengths(Reading):
+class Lengths(ContextSettings):
     """How an evaluation reads a text, and its maximum number of sequences.
 
     `tokens_per_call` limits batches of documents, and of windows for the loss by context; None if the batch size was
@@ -315,7 +315,7 @@ class Lengths(Reading):
     by_document: bool = False
     tokens_per_call: int | None = None
 
-    def init_state(self, reader: Reader, starts: NDArray[np.int64]) -> State:
+    def init_state(self, reader: Scorer, starts: NDArray[np.int64]) -> State:
         """Empty memory of sequences that start at these positions (b) of the text."""
         return reader.init_state(len(starts), offsets=starts.tolist(), **self.state)
 
@@ -375,7 +375,7 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
 
 
 def _exact_segment_len(
-    model: LoadedModel, runtime: Runtime, options: EvalConfig, reading: Reading, n_tokens: int
+    model: LoadedModel, runtime: Runtime, options: EvalConfig, reading: ContextSettings, n_tokens: int
 ) -> int:
     """The segment length where it changes the speed only: as asked for, else the fastest one for so many tokens."""
     if options.segment_len is not None:

@@ -1,4 +1,4 @@
-"""Models that learn while they read, behind the interface of everything that predicts a text: `Reader`."""
+"""Models that learn while they read, behind the interface of everything that predicts a text: `Scorer`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xlcli.state import State
 from xlcli.text.base import Tokenizer
 
 
-class Reader(Protocol):
+class Scorer(Protocol):
     """A function (tokens, state) -> (prediction, state'), as `LanguageModel`. Wrappers keep their values in `State`.
 
     A prediction depends on earlier tokens only, not on the division of the text into calls.
@@ -54,9 +54,9 @@ SETTINGS: Mapping[str, set[str]] = {
 _REMEDY = "Start without this state."
 
 
-def make_reader(
+def make_scorer(
     network: LanguageModel, tokenizer: Tokenizer, options: InferenceConfig, decoder: Decoder | None = None
-) -> Reader:
+) -> Scorer:
     """Reader of a text with these options: the network, if nothing is learned.
 
     `decoder` has faster `logits` of one token. With it nothing but such `logits` may be called.

@@ -23,7 +23,7 @@ from xlcli.state import State
 from xlcli.text.base import Tokenizer
 
 if TYPE_CHECKING:
-    from xlcli.online import Reader
+    from xlcli.online import Scorer
 
 MOST_LOGITS = 2**21
 """Number of log-probabilities in RAM at once, if a step of the reader does not have more."""
@@ -64,7 +64,7 @@ class CachedModel:
         spelling: Order of the vocabulary.
     """
 
-    inner: Reader
+    inner: Scorer
     settings: Mapping[str, Any]
     spelling: Spelling
     step: int = 1

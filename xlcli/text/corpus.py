@@ -150,7 +150,7 @@ class Corpus:
             for block, done, inside, crlf[-1] in source.blocks(notice=self._remarks.append):
                 if sizes[-1] == 0 and start > documents[-1]:
                     documents.append(start)
-                if source.reading.each_line:
+                if source.input_format.each_line:
                     inside = [match.end() for match in re.finditer(b"\n", block)]
                 documents.extend(at for at in (start + sizes[-1] + i for i in inside) if at > documents[-1])
                 digest.update(block)
@@ -228,7 +228,7 @@ class Corpus:
     def _require_text(self, text: Utf8, sizes: list[int]) -> None:
         """`DataError` if what was read of the files, the last one in part, is no text although it has to be."""
         source = self.sources[len(sizes) - 1]
-        if source.reading.binary or source.reading.any_bytes:
+        if source.input_format.binary or source.input_format.any_bytes:
             return
         if text.has_nul:
             raise not_text(source.name, "contains NUL bytes")
@@ -244,7 +244,7 @@ class Corpus:
         return self.sources[-1].name, sizes[-1]
 
 
-def gather(paths: Sequence[str | Path], *, reading: InputFormat = TEXT) -> Generator[Progress, None, Corpus]:
+def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of pipes.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
@@ -262,9 +262,9 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat = TEXT) -> Gener
         if str(given) == "-" and sys.stdin is None:
             raise DataError("standard input is closed.", "Give a file.")
         if is_pipe(given):
-            sources.append((yield from copy_pipe(path, reading)))
+            sources.append((yield from copy_pipe(path, input_format)))
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
-            inside = [open_source(file, reading) for file in files_below(path)]
+            inside = [open_source(file, input_format) for file in files_below(path)]
             texts = []
             for source in inside:
                 fault = source.fault()
@@ -276,7 +276,7 @@ def gather(paths: Sequence[str | Path], *, reading: InputFormat = TEXT) -> Gener
                 raise DataError(f"the folder {path} contains no text files.", "Give files, or a folder of text files.")
             sources += texts
         else:
-            sources.append(open_source(path, reading))
+            sources.append(open_source(path, input_format))
     if not sources:
         raise DataError("no text was given.", "Give a file, a folder, or - for standard input.")
     return Corpus(sources, skipped)
@@ -375,7 +375,7 @@ def split(
     texts: dict[str, Corpus] = {}
     for given in (test, valid):
         if isinstance(given, str):
-            text = yield from gather([given], reading=corpus.sources[0].reading)
+            text = yield from gather([given], input_format=corpus.sources[0].input_format)
             texts[given] = text.without(texts.values())
     corpus = corpus.without(texts.values())
     yield from corpus.scan()

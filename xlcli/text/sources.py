@@ -70,7 +70,7 @@ class Source:
     path: Path
     identity: tuple[int, int]
     stored_bytes: int
-    reading: InputFormat
+    input_format: InputFormat
     seekable: bool
     spool: int | None = None
 
@@ -86,7 +86,7 @@ class Source:
             DataError: The file cannot be read, has become shorter, is damaged, or is not text.
         """
         with self._opened() as file:
-            if self.reading.binary or (seek and self.seekable):
+            if self.input_format.binary or (seek and self.seekable):
                 yield from self._stored(file, first)
             else:
                 yield from self._converted(file, first, notice)
@@ -125,13 +125,13 @@ class Source:
             return "not text, or damaged"
         if not head:
             return "empty"
-        if self.reading.binary:
+        if self.input_format.binary:
             return None
         utf8 = formats.Utf8()
         utf8.feed(head)
         if utf8.has_nul:
             return "binary data"
-        if utf8.bad is not None and not self.reading.any_bytes:
+        if utf8.bad is not None and not self.input_format.any_bytes:
             return "not UTF-8"
         return None
 
@@ -143,7 +143,7 @@ class Source:
         self, file: BinaryIO, notice: Callable[[str], None] = lambda text: None
     ) -> Iterator[tuple[bytes, Document | None, int, int]]:
         """Portions of text: bytes, the document that they begin, `stored` and `crlf` as in `Block`."""
-        reading = self.reading
+        input_format = self.input_format
         line_ends = formats.LineEnds()
         place = 0  # bytes that were read when a portion comes out of all steps
 
@@ -156,10 +156,10 @@ class Source:
         texts = formats.text_of(
             stored(),
             self.name,
-            reading.text_fields,
+            input_format.text_fields,
             file.fileno(),
-            any_bytes=reading.any_bytes,
-            token_ids=reading.token_ids,
+            any_bytes=input_format.any_bytes,
+            token_ids=input_format.token_ids,
             notice=notice,
         )
         for portion in texts:
@@ -203,7 +203,7 @@ class Source:
             yield Block(block, place)
 
 
-def open_source(path: Path, reading: InputFormat) -> Source:
+def open_source(path: Path, input_format: InputFormat) -> Source:
     """The file at `path`.
 
     Raises:
@@ -212,13 +212,13 @@ def open_source(path: Path, reading: InputFormat) -> Source:
     descriptor = _open(path)
     try:
         status = os.fstat(descriptor)
-        seekable = _is_plain(descriptor, str(path), reading)
-        return Source(str(path), path, identity(status), status.st_size, reading, seekable)
+        seekable = _is_plain(descriptor, str(path), input_format)
+        return Source(str(path), path, identity(status), status.st_size, input_format, seekable)
     finally:
         os.close(descriptor)
 
 
-def copy_pipe(path: Path, reading: InputFormat) -> Generator[Progress, None, Source]:
+def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None, Source]:
     """Standard input (`-`) or a named pipe, copied to an unnamed file because a corpus is read more than once.
 
     Yields progress, also while nothing arrives.
@@ -248,7 +248,7 @@ def copy_pipe(path: Path, reading: InputFormat) -> Generator[Progress, None, Sou
             "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
     size = os.fstat(spool).st_size
-    source = Source(name, path, identity(status), size, reading, _is_plain(spool, name, reading), spool)
+    source = Source(name, path, identity(status), size, input_format, _is_plain(spool, name, input_format), spool)
     weakref.finalize(source, os.close, spool)
     return source
 
@@ -281,13 +281,13 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in sorted(paths) if path.is_file() and is_new(path)]
 
 
-def _is_plain(descriptor: int, name: str, reading: InputFormat) -> bool:
+def _is_plain(descriptor: int, name: str, input_format: InputFormat) -> bool:
     """True if the stored bytes are the text."""
     try:
         head = os.pread(descriptor, formats.HEAD, 0)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the disk.") from None
-    return reading.binary or formats.is_plain(head, name, reading.text_fields)
+    return input_format.binary or formats.is_plain(head, name, input_format.text_fields)
 
 
 def _is_model(folder: Path) -> bool:

@@ -263,8 +263,8 @@ def _read(
     held_out_files = [path for path in (text.valid, text.test) if isinstance(path, str)]  # others are shares
     ranks.require_files([*paths, *held_out_files])
     fields = () if text.text_field is None else (text.text_field,)
-    reading = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
-    corpus = yield from gather(paths, reading=reading)
+    input_format = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
+    corpus = yield from gather(paths, input_format=input_format)
     parts = yield from split(corpus, text.valid, text.test, by_document=by_document)
     corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))  # often one
     notices: list[Notice] = []

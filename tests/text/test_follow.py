@@ -14,7 +14,7 @@ from rotated_logs import scenario
 from variants import thinned
 
 from xlcli.text import follow
-from xlcli.text.follow import FollowedFile, LogPosition
+from xlcli.text.follow import FilePosition, FollowedFile, LogPosition
 from xlcli.text.json_rows import json_lines
 
 
@@ -311,6 +311,20 @@ def test_a_file_that_was_not_renamed_from_the_log_is_foreign(log, restarts, name
         log.restart()
     log.take()
     assert log.read == log.text
+
+
+@pytest.mark.parametrize("name", ["app.log.1.gz", "app.log.old", "app2.log", "app.log.3", "other.log"])
+def test_a_file_that_got_the_inode_of_one_that_was_seen_empty_is_foreign(log, name):
+    log.write(lines(0, 3))
+    log.rotate()
+    log.write(lines(3, 3))
+    foreign = log.path.with_name(name)
+    foreign.write_bytes(lines(1000, 20))
+    log.position = LogPosition(os.fsencode(log.path), (FilePosition(foreign.stat().st_ino),))
+    log.restart()
+    log.take()
+    assert log.read == lines(3, 3)
+    assert len(log.notices) == 1
 
 
 def test_another_log_of_the_same_kind_is_no_reason_for_a_warning(log):

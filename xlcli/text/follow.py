@@ -62,7 +62,7 @@ class _OpenFile:
     def __init__(self, path: Path, offset: int = 0, tail: bytes = b"") -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
-        os.pread(self.descriptor, 1, 0)  # fails in a folder or pipe
+        os.pread(self.descriptor, 1, 0)  # raises in a folder or pipe
         self.offset, self.tail = offset, tail
         self.last_read = time.monotonic()
 
@@ -93,10 +93,9 @@ class _OpenFile:
 
 
 class FollowedFile:
-    """Reads a log from a place on, then what is written to it and to the files that replace it.
+    """Reads a log, then what is written to it and to the files that replace it. Problems are reported to `warn`.
 
-    Begins at `position`; without it at the start of the file, or `from_end` at the end of one that is there. Calls
-    `warn` with a remark on text that may be lost, and on a log that cannot be opened.
+    It begins at `position`; without it at the start of the file, or `from_end` at the end of one that is there.
     """
 
     def __init__(self, path: Path, position: LogPosition | None, warn: Warn, *, from_end: bool = False) -> None:
@@ -134,13 +133,13 @@ class FollowedFile:
         has_name, inode = file is self._files[-1], os.fstat(file.descriptor).st_ino
         data = file.lines(find)
         if not data and time.monotonic() - file.last_read > (line_seconds if has_name else QUIET_SECONDS):
-            data = os.pread(file.descriptor, PORTION, file.offset)
+            data = os.pread(file.descriptor, PORTION, file.offset)  # the unfinished line
             may_grow = has_name or (file is self._files[-2] and os.fstat(file.descriptor).st_nlink > 0)
             if not data and not may_grow:
                 self._files.remove(file)
         if not data:
             return b""
-        is_cut = self._unfinished is not None and (self._unfinished != inode or file.offset == 0)
+        is_cut = self._unfinished is not None and (self._unfinished != inode or file.offset == 0)  # offset 0: truncated
         self._unfinished = None if data.endswith(b"\n") else inode
         file.advance(data)
         return b"\n" + data if is_cut else data
@@ -179,8 +178,8 @@ class FollowedFile:
     def _resume(self, position: LogPosition, listing: Listing) -> None:
         """Opens the files of a saved position; warns if one is gone."""
         self._saved = None
-        for place in position.files:
-            file = self._reopen(place, listing)
+        files = [self._reopen(place, listing) for place in position.files]  # before a warning makes all files known
+        for place, file in zip(position.files, files, strict=True):
             if file is not None:
                 self._files.append(file)
             else:
@@ -190,14 +189,15 @@ class FollowedFile:
         """The file of a saved place under its present name, or None."""
         log = Path(os.path.realpath(self.path))
         new = {path for path, status in listing.items() if path != log and self._is_new(path, status)}
-        for path in [path for path, status in listing.items() if status.st_ino == place.inode]:
+        for path, status in listing.items():
             # Of a file that was seen empty only the inode is known, and another file may have it by now.
-            is_renamed_log = SIGNS.fullmatch(path.name.removeprefix(log.name)) is not None and new <= {path}
-            is_certain = place.tail or path == log or is_renamed_log or version(listing[path]) in self._known
-            with suppress(OSError):
-                file = _OpenFile(path, place.offset, place.tail)
-                if is_certain and file.is_intact():
-                    return file
+            is_renamed_log = SIGNS.fullmatch(path.name.removeprefix(log.name)) is not None and path == min(new | {path})
+            is_certain = place.tail or path == log or is_renamed_log or version(status) in self._known
+            if status.st_ino == place.inode and is_certain:
+                with suppress(OSError):
+                    file = _OpenFile(path, place.offset, place.tail)
+                    if file.is_intact():
+                        return file
         return None
 
     def _continue_with(self, named: _OpenFile, listing: Listing) -> None:
@@ -253,7 +253,7 @@ class FollowedFile:
         for parent in {path.parent for path in logs}:
             for folder, subfolders, names in os.walk(parent):
                 if folder != str(parent):
-                    subfolders.clear()
+                    subfolders.clear()  # so that `os.walk` goes no deeper
                 for path in [Path(folder, name) for name in names if SIGNS.sub("", name).startswith(letters)]:
                     with suppress(OSError):
                         listing[path] = path.lstat()

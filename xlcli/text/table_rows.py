@@ -45,13 +45,14 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         if not row.strip(b" \r\n"):
             yield b""
             continue
-        values = table.take(row, f"line {begin}")
+        place = f"line {begin}"
+        values = table.take(row, place)
         if values is None:
             continue
-        yield f"line {begin}", values
+        yield place, values
         if number > begin and not has_joined and table.joins_rows(row):
             has_joined = True
-            remark = f"the quote in line {begin} of {name} joins it with line {number}"
+            remark = f"the quote in {place} of {name} joins it with line {number}"
             notice(f'{remark}; write each quote in a text as ""')
     if is_open:
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
@@ -85,10 +86,9 @@ class _Table:
             return None
         if not self._delimiter:
             self._delimiter = _delimiter(row, self._text_fields)
-        where = f"{place} of {self._name}"
-        cells = self._cells(row, where)
+        cells = self._cells(row, place)
         if not self._columns:
-            require_columns(self._text_fields, cells, cells, where)
+            require_columns(self._text_fields, cells, cells, f"{place} of {self._name}")
             self._columns = [cell or f"column {i}" for i, cell in enumerate(cells, start=1)]
             self._quote = re.compile(rb'(?:^|%b)"' % re.escape(self._delimiter.encode()))
             self._header = cells
@@ -96,16 +96,19 @@ class _Table:
         if [cells[0].removeprefix("\ufeff"), *cells[1:]] == self._header:  # of another table that was appended
             return {}
         if len(cells) != len(self._columns):
-            raise _broken(where, f"it has {len(cells):,} cells, but the header has {len(self._columns):,}")
+            reason = f"it has {len(cells):,} cells, but the header has {len(self._columns):,}"
+            raise _broken(f"{place} of {self._name}", reason)
         return dict(zip(self._columns, cells, strict=True))
 
-    def _cells(self, row: bytearray, where: str) -> list[str]:
+    def _cells(self, row: bytearray, place: str) -> list[str]:
         try:
             return next(csv.reader([row.decode()], delimiter=self._delimiter, strict=True))
         except UnicodeDecodeError:
-            raise DataError(f"{where} is not UTF-8.", "Save it as CSV UTF-8, or convert it with iconv.") from None
+            problem = f"{place} of {self._name} is not UTF-8."
+            raise DataError(problem, "Save it as CSV UTF-8, or convert it with iconv.") from None
         except csv.Error:
-            raise _broken(where, "a quote is not doubled or not closed, or a line ends in CR alone") from None
+            reason = "a quote is not doubled or not closed, or a line ends in CR alone"
+            raise _broken(f"{place} of {self._name}", reason) from None
 
     def joins_rows(self, row: bytearray) -> bool:
         """True if lines of a row would be rows without quotes. A comma before a blank or line end is punctuation."""

@@ -158,7 +158,7 @@ def token_at(index: Index, at: int) -> int:
     """Token at a position, -1 before the first."""
     if at < 0:
         return -1
-    return index.inputs[at]
+    return index.inputs[at]  # type: ignore[no-any-return]
 
 
 @inner()

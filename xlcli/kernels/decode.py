@@ -92,15 +92,16 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
         add_inputs(call, block, x, x0)
 
-        # The attention branch. With `parallel` the other branch reads the same input, before x changes.
-        normal = normalize_all(x, block.attention_residual.before)
-        other = normalize_all(x, block.feed_forward_residual.before) if block.parallel else normal
+        # With `parallel` the feed-forward branch reads the same x as attention, which changes x.
+        attention_input = normalize_all(x, block.attention_residual.before)
+        up_input = normalize_all(x, block.feed_forward_residual.before) if block.parallel else attention_input
+        # The attention branch: results of its steps one behind the other in `space`, then the steps.
         qkv = array(space, (batch, (h + 2 * g) * e))
         queries = array(space + qkv.nbytes, (batch, h, e + f))
         most_chunks = count_parts(attention, cache, cache.stop - cache.start)
         parts = array(space + qkv.nbytes + queries.nbytes, (batch, most_chunks, h, e + N_STATISTICS))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
-        linear(attention.qkv, normal, weight_type, qkv, team)
+        linear(attention.qkv, attention_input, weight_type, qkv, team)
         team = next_step(team)
         prepare(attention, cache, memory_type, qkv, queries, team)
         team = next_step(team)
@@ -114,12 +115,12 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         team = next_step(team)
         add_branch(x, y, block.attention_residual)
 
-        # The feed-forward branch.
+        # The feed-forward branch. A late thread may still read y, so `up` gets a place of its own.
         if not block.parallel:
-            other = normalize_all(x, block.feed_forward_residual.before)
+            up_input = normalize_all(x, block.feed_forward_residual.before)
         up = array(space + y.nbytes, (batch, block.width))
         space += y.nbytes + up.nbytes
-        linear(block.up, other, weight_type, up, team)
+        linear(block.up, up_input, weight_type, up, team)
         team = next_step(team)
         y = array(space, (batch, d))
         space += y.nbytes

@@ -31,9 +31,10 @@ def record(integers: str = "", floats: str = "", **parts: np.dtype[Any]) -> np.d
 
 def pack(kind: np.dtype[Any], /, **values: Any) -> tuple[Any, ...]:
     """A record as a tuple of its fields, in their order; `values` has each of them."""
-    assert kind.names is not None
-    assert values.keys() == set(kind.names)
-    return tuple(values[name] for name in kind.names)
+    names = kind.names
+    assert names is not None
+    assert len(values) == len(names)
+    return tuple(map(values.__getitem__, names))
 
 
 # Integers named after arrays are their addresses, 0: none. Arrays are float32 except for weights, keys and values.

@@ -38,6 +38,7 @@ class Band(NamedTuple):
     hidden: Tensor | None = None
 
     def first(self, query: int) -> int:
+        """First key that the query sees."""
         if self.max_distance is None:
             return 0
         return max(0, query + self.n_memory - self.max_distance)
@@ -56,6 +57,7 @@ class Band(NamedTuple):
 
 
 def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, and the keys that they see."""
     for start in range(0, n_new, BLOCK):
         stop = min(start + BLOCK, n_new)
         yield slice(start, stop), slice(band.first(start), stop + band.n_memory)

@@ -27,7 +27,9 @@ def plural_noun(n: float, noun: str) -> str:
 
 def shortened(text: str, length: int = 4000) -> str:
     """A message or name without its middle if it is longer."""
-    return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 2 :]}"
+    if len(text) <= length:
+        return text
+    return f"{text[: length // 2]} ... {text[-length // 2 :]}"
 
 
 _OPTION = re.compile(

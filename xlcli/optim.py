@@ -217,7 +217,10 @@ class Optimizers:
         """
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
-            quantities = ["momentum_buffer"] if isinstance(optimizer, Muon) else ["step", "exp_avg", "exp_avg_sq"]
+            if isinstance(optimizer, Muon):
+                quantities = ["momentum_buffer"]
+            else:
+                quantities = ["step", "exp_avg", "exp_avg_sq"]
             if self.average_share:
                 quantities.append(AVERAGE)
             for group in optimizer.param_groups:

@@ -72,7 +72,10 @@ class Output:
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
         """`ConfigError` if something was given that it excludes."""
         for other in self.excludes:
-            value = getattr(settings, other) if hasattr(settings, other) else call.params[other]
+            if hasattr(settings, other):
+                value = getattr(settings, other)
+            else:
+                value = call.params[other]
             if value:
                 raise call.conflict(self.name, other)
 

@@ -75,7 +75,10 @@ def generate(
         note_unread_pipe(screen, "PROMPT")
     with screen.stop() as stop:
         screen.expect_pipes([*(words or ()), prompts or ""])
-        given = read_prompts(prompts, stop, screen) if prompts else [(read_prompt(words, stop, screen), {})]
+        if prompts:
+            given = read_prompts(prompts, stop, screen)
+        else:
+            given = [(read_prompt(words, stop, screen), {})]
         if not given:
             screen.say(f"{label(str(prompts))} has no prompts", "warning")
             return 0

@@ -148,7 +148,10 @@ def print_plan(
         plan |= {"batch_size": batch_size, "weights_bytes": weights, "state_bytes": state}
         screen.object(plan | {"needed_bytes": needed, "available_bytes": available})
     else:
-        texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
+        if batch_size == 1:
+            texts = "one text at a time"
+        else:
+            texts = f"{batch_size} texts at a time"
         memory = model.describe_memory(reading.mem_len, reading.segment_len)
         screen.report(
             f"model    {folder} ({compact_number(parameters)} parameters, {format_bytes(weights)})\n"

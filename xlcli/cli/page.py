@@ -261,7 +261,10 @@ class _MostSurprising:
         rank = (len(row.text) >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf)
         if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1][:2]:
             return
-        number = f'<a href="#L{row.line}">{row.line:,}</a>' if is_linked else f"{row.line:,}"
+        if is_linked:
+            number = f'<a href="#L{row.line}">{row.line:,}</a>'
+        else:
+            number = f"{row.line:,}"
         html = f"<tr><td>{row.bits_per_byte:.2f}<td>{number}<td dir=auto>{row.html(PREVIEW)}</tr>"
         self._lines.append(_SurprisingLine(*rank, html))
         self._lines.sort(key=lambda line: line[:2], reverse=True)

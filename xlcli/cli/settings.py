@@ -108,7 +108,10 @@ def config_text(resolved: Config, sections: Sequence[str], *, as_json: bool) -> 
 
 def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> str:
     """Tables as TOML. A key without a value becomes a comment, and so do meaning and choices of a key of a section."""
-    reason = "is not set" if prefix.startswith("model.") else "is decided when the run starts"
+    if prefix.startswith("model."):
+        reason = "is not set"
+    else:
+        reason = "is decided when the run starts"
     lines = tables = ""
     for key, value in tree.items():
         if isinstance(value, Mapping):

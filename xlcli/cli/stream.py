@@ -202,12 +202,17 @@ def read_text(
     fields = tuple(filter(None, [settings.text_field]))
     warn = partial(screen.say, level="warning")
     if source is None:
-        text = json_lines(data, name, fields, warn, settings.reset_on_change) if fields else data
+        if fields:
+            text = json_lines(data, name, fields, warn, settings.reset_on_change)
+        else:
+            text = data
     else:
         formats = {"any_bytes": any_bytes, "token_ids": model.tokenizer.kind == "ids"}
         text = text_of(data, name, fields, source, notice=warn, read=live_texts, **formats)
     # Text that continues a stream may begin within a character.
-    return text if any_bytes or is_continued or source is None else checked(text, name)
+    if any_bytes or is_continued or source is None:
+        return text
+    return checked(text, name)
 
 
 class _StreamPage(Sink):
@@ -260,7 +265,10 @@ class _Scores(Sink):
             screen.say(remark)
         if stats.shown is not None:
             of_all = {"lines": f" of {stats.lines:,}", "tokens": f" of {stats.tokens:,}"}.get(emit, "")
-            start = f"; --top starts after {math.ceil(1 / self._top):,}" if self._top and not stats.shown else ""
+            if self._top and not stats.shown:
+                start = f"; --top starts after {math.ceil(1 / self._top):,}"
+            else:
+                start = ""
             screen.say(f"{stats.shown:,}{of_all} {emit} shown{start}")
         if emit != "stats" or screen.json:
             screen.say(stats_line(stats))

@@ -240,7 +240,9 @@ class ModelConfig(BaseConfig):
         """Root mean square of embeddings before training."""
         if self.embedding.norm:
             return 1.0
-        return self.init_std * self.dim**0.5 if self.embedding.scaled else self.init_std
+        if self.embedding.scaled:
+            return float(self.init_std * self.dim**0.5)
+        return self.init_std
 
     @property
     def stream_rms(self) -> float:

@@ -199,7 +199,10 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
         case "literal_error":
             return _no_choice(name, value, details["expected"])
         case "dict_type" | "model_type":
-            remedy = f"Type for example --set {name}.kind={value}." if path[-1] in UNIONS else "Set one of its keys."
+            if path[-1] in UNIONS:
+                remedy = f"Type for example --set {name}.kind={value}."
+            else:
+                remedy = "Set one of its keys."
             return InvalidSettingError(name, f"is {value!r}, but should be a table", remedy)
         case "tuple_type":
             return InvalidSettingError(name, f"is {value!r}, not a list", f"Type for example --set {name}=[{value}].")
@@ -245,7 +248,10 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], 
         return InvalidSettingError(name, reason, f"Set {table}.kind to {' or '.join(owners)}, or leave {name} out.")
     keys = _keys(kinds[str(loc[-2])], f"{table}.") if is_layer else _keys(kind)
     similar = _similar_key(name, [key for key, key_is_table in keys if key_is_table == is_table])
-    remedy = "xlcli train --print-config lists the keys." if similar is None else f"Did you mean '{similar}'?"
+    if similar is None:
+        remedy = "xlcli train --print-config lists the keys."
+    else:
+        remedy = f"Did you mean '{similar}'?"
     return InvalidSettingError(name, "is an unknown key", remedy)
 
 

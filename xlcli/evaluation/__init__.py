@@ -353,7 +353,10 @@ def _spread_fields(text: TokenizedText, scores: TokenScores, options: EvalConfig
 def _score_fields(run: Pass, options: EvalConfig, totals: Totals, batch_size: int, seconds: float) -> dict[str, Any]:
     """Fields of `Score` of any pass; characters and words of a part of the text were not counted."""
     model, runtime, text = run.model, run.runtime, run.text
-    counts = text.counts if totals.tokens == text.n_scored else TextCounts(totals.bytes)
+    if totals.tokens == text.n_scored:
+        counts = text.counts
+    else:
+        counts = TextCounts(totals.bytes)
     return {
         "model": model.name,
         "position": model.config.model.position.kind,

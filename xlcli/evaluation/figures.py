@@ -54,7 +54,10 @@ def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
     loaders: list[EvalLoader] = []
     for width, n_windows, n_read in ((short, n_short, 1), (long, n_long, whole.n_by_context)):
         starts = np.linspace(0, n - width, n_windows + 1)[n_read:].astype(np.int64)
-        n_rows = whole.size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
+        if lengths.tokens_per_call is None:
+            n_rows = whole.size
+        else:
+            n_rows = max(1, lengths.tokens_per_call // width)
         for first in range(0, len(starts), n_rows):
             batch = starts[first : first + n_rows]
             loaders.append(EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch))

@@ -198,9 +198,13 @@ class Format(ABC):
             write_atomic(folder / CONFIG, json.dumps(content, indent=2).encode() + b"\n")
             write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
         if TOKENIZER not in files:
-            return [f"the chat template is lost: the export has no {TOKENIZER}"] if templates else []
+            if templates:
+                return [f"the chat template is lost: the export has no {TOKENIZER}"]
+            return []
         kinds = differences(tokenizer)
-        return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"] if kinds else []
+        if kinds:
+            return [f"transformers gives other tokens to {'; '.join(kinds)} ({TOKENIZER})"]
+        return []
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""

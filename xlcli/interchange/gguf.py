@@ -275,7 +275,10 @@ class GGUF(Format):
         end_ids, notices = config[END], []
         if not end_ids:
             end_ids = [unused_id(tokenizer)]
-            shown = ascii(tokenizer.texts[end_ids[0]]) if tokenizer.texts[end_ids[0]] else "no text"
+            if tokenizer.texts[end_ids[0]]:
+                shown = ascii(tokenizer.texts[end_ids[0]])
+            else:
+                shown = "no text"
             problem = "the model names no token that ends a text, but llama.cpp needs one"
             notices.append(f"{problem}: the file names {end_ids[0]} ({shown})")
         metadata |= dict(zip(_ENDS, end_ids, strict=False))
@@ -327,7 +330,9 @@ def _reordered(name: str, tensor: Tensor, model: ModelConfig, order: str) -> Ten
     """A weight or bias of queries or keys with the two halves of each head in another order; others as they are."""
     query, key, _ = PARTS
     is_rotated = query in name or key in name
-    return rearrange(tensor, order, two=2, f=model.head_dim // 2) if is_rotated else tensor
+    if is_rotated:
+        return rearrange(tensor, order, two=2, f=model.head_dim // 2)
+    return tensor
 
 
 def _factors(model: ModelConfig) -> Tensor:

@@ -147,7 +147,10 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
                 tensor_class = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
                 tensors[name] = tensor_class.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
         except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
-            reason = f"{error}" if type(error) is ValueError else f"{type(error).__name__} {error}"
+            if type(error) is ValueError:
+                reason = f"{error}"
+            else:
+                reason = f"{type(error).__name__} {error}"
             problem = f"{path} is damaged or no GGUF file: {reason:.200}"
             raise CheckpointError(f"{problem}.", "Download it again.") from None
     return metadata, tensors

@@ -132,7 +132,10 @@ class StoredTensor:
         dtype = self.storage.torch_dtype
         n_bytes = _extent(self.info.shape, self.strides) * dtype.itemsize
         data = self.storage.read(self.offset * dtype.itemsize, n_bytes)
-        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        if data:
+            flat = torch.frombuffer(data, dtype=dtype)
+        else:
+            flat = torch.empty(0, dtype=dtype)
         return flat.as_strided(self.info.shape, self.strides).contiguous()
 
     @classmethod

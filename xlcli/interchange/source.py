@@ -131,7 +131,10 @@ def open_folder(path: Path) -> Source:
 def _shards(index: Path) -> list[str]:
     """Names of the files that an index lists; `CheckpointError` if one is not of its folder."""
     files_of_tensors = read_json(follow(index)).get("weight_map")
-    files = {*map(str, files_of_tensors.values())} if isinstance(files_of_tensors, dict) else set()
+    if isinstance(files_of_tensors, dict):
+        files = {*map(str, files_of_tensors.values())}
+    else:
+        files = set()
     if not files or not all(Path(file).name == file and Path(file).suffix and file.isprintable() for file in files):
         raise CheckpointError(f"{index} does not name files of its folder.", DOWNLOAD)
     return sorted(files)
@@ -202,5 +205,8 @@ class Settings:
                 raise CheckpointError(problem, UNQUANTIZED if key == "quantization_config" else remedy)
 
     def refuse(self, key: str, value: Any) -> NoReturn:
-        problem = "is missing" if value is None else f"is {ascii(value)[:80]}, which xlcli cannot import"
+        if value is None:
+            problem = "is missing"
+        else:
+            problem = f"is {ascii(value)[:80]}, which xlcli cannot import"
         raise CheckpointError(f"{self.source.path}: {self.source.names.get(key, key)} {problem}.", CAN)

@@ -131,7 +131,10 @@ class TransfoXL(Format):
         table = 0 if is_one_table else cluster
         if name.endswith(".up.weight"):
             return f"{self.prefix}word_emb.emb_projs.{table}", 0, 0
-        tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
+        if name.startswith("embedding."):
+            tables = f"{self.prefix}word_emb.emb_layers"
+        else:
+            tables = "crit.out_layers"
         if not is_one_table:
             return f"{tables}.{table}.{end}", 0, 0
         return f"{tables}.{table}.{end}", (0, *model.cutoffs)[cluster], model.vocab_size
@@ -142,7 +145,10 @@ class TransfoXL(Format):
         if not paths:
             return super().tokenizer(source, model)
         path, *_ = paths
-        data = read_bounded(follow(path), VOCABULARY_LIMIT) if path.name == WORDS else _words(follow(path))
+        if path.name == WORDS:
+            data = read_bounded(follow(path), VOCABULARY_LIMIT)
+        else:
+            data = _words(follow(path))
         words = data.split()
         if not {b"<unk>", b"<eos>"} <= {*words}:  # then texts are token ids
             return super().tokenizer(source, model)

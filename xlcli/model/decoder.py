@@ -215,7 +215,10 @@ class Decoder:
         packed = np.array(caches, records.CACHE)
         assert context.tokens is not None
         tokens, x, stack_input = (t[:, 0].contiguous() for t in (context.tokens.long(), x, stack_input))
-        reach = ABSENT if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
+        if context.mask.reach is None:
+            reach = ABSENT
+        else:
+            reach = context.mask.reach[:, 0].contiguous()
         call = {
             "head": NO_HEAD if part.head is None else part.head,
             "n_blocks": len(caches),

@@ -343,7 +343,10 @@ class BandAttention(torch.autograd.Function):
         d_q, d_k, d_v = (x.new_empty(x.shape) if once else x.new_zeros(x.shape) for x in (q, k, v))
         d_term = None if term_queries is None else term_queries.new_empty(term_queries.shape)
         for part in ctx.parts:
-            weights = part.scores(saved[part.place]) if len(saved) else inputs.weights(part, saved, ctx.band)
+            if len(saved):
+                weights = part.scores(saved[part.place])
+            else:
+                weights = inputs.weights(part, saved, ctx.band)
             keys, values = part.keys(k), part.keys(v)
             weights, d_out = share(weights, keys), share(part.queries(grad), keys)
             part.write_keys(d_v, torch.bmm(weights.mT, d_out), add=not once)

@@ -96,7 +96,10 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
             return folder, f"the newest in {LOCAL}/", damaged[:MAX_NAMED]
         unfinished.append(folder.name)
     if bundled:
-        why_no_other = f"{unfinished[0]} is unfinished" if unfinished else f"{LOCAL}/ here has no model"
+        if unfinished:
+            why_no_other = f"{unfinished[0]} is unfinished"
+        else:
+            why_no_other = f"{LOCAL}/ here has no model"
         return bundled[0], f"bundled; {why_no_other}", damaged[:MAX_NAMED]
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
@@ -212,7 +215,10 @@ def _no_folder(file: Path, wanted: str, source: str, known: Sequence[Path]) -> C
     with open_regular(file) as (opened, _):
         head = opened.read(4)
     kind = "a file"
-    remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(file.parent) else _choices(wanted, known)
+    if is_model(file.parent):
+        remedy = f"Give its folder: -m {Path(wanted).parent}."
+    else:
+        remedy = _choices(wanted, known)
     for mark, foreign_kind in _FOREIGN.items():
         if head.startswith(mark):
             kind = foreign_kind

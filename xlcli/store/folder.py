@@ -95,7 +95,9 @@ class LoadedModel:
     def chat_templates(self) -> dict[str, str]:
         """Chat templates by name, as the source of an imported model has them."""
         found = imported(self.record).get("chat_templates")
-        return {key: text for key, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+        if isinstance(found, dict):
+            return {key: text for key, text in found.items() if isinstance(text, str)}
+        return {}
 
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""

@@ -190,7 +190,10 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
         raise StateError(error.message, _REMEDY) from None
     is_state = "state.memory" in metadata
     if not is_state or metadata.get("schema") != str(SCHEMA):
-        kind = f"of format {metadata.get('schema', '?')[:9]}" if is_state else "no state file"
+        if is_state:
+            kind = f"of format {metadata.get('schema', '?')[:9]}"
+        else:
+            kind = "no state file"
         remedy = "Move it away, and begin a new state."
         raise StateError(f"{path} is {kind}; this version reads states of format {SCHEMA}.", remedy)
     _check_model(path, metadata, model)

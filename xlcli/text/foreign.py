@@ -132,7 +132,10 @@ class TokenizersTokenizer(PieceTokenizer):
             has_affix = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
             if kind not in ("BPE", "Unigram") or has_affix:
                 raise ValueError("it is neither BPE nor unigram")
-            ids = model["vocab"] if kind == "BPE" else {token: i for i, (token, _) in enumerate(model["vocab"])}
+            if kind == "BPE":
+                ids = model["vocab"]
+            else:
+                ids = {token: i for i, (token, _) in enumerate(model["vocab"])}
             contents = {token["id"]: token["content"] for token in content["added_tokens"]}
             texts = {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in contents.items()}
             texts |= {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}

@@ -211,5 +211,8 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
     for name in weights:
         weights[name] = of_optimizers.get(f"{name}:{AVERAGE}", weights[name])
     _write_model(run, data, folder, weights)
-    lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
+    if step is None:
+        lost = "the stored weights are"
+    else:
+        lost = f"the best weights, of step {step}, are"
     return [f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"]

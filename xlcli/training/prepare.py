@@ -308,7 +308,10 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
                 raise StoppedEarlyError
             yield portion
 
-    source = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
+    if n_bytes >= 1e6:
+        source = f"{n_bytes / 1e6:.1f} MB"
+    else:
+        source = f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
     # The pool waits at its end, because sentencepiece cannot be interrupted; without a text it ends early.
     with ThreadPoolExecutor(1, "vocabulary") as pool:

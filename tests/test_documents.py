@@ -211,13 +211,14 @@ def test_each_line_of_documents_and_of_held_out_text(tmp_path):
 
 def test_a_resumed_stream_of_lines_goes_on_within_a_line(tmp_path):
     model, text, options = toy("sentencepiece"), PROSE.encode(), StreamConfig(each_line=True)
-    *expected, _ = stream(model, [text], options, RUNTIME)
+    expected = [event for event in stream(model, [text], options, RUNTIME) if isinstance(event, LineScore)]
     for at in (1, 44, 45, 46, 60):
         saved = []
         list(stream(model, [text[:at]], options, RUNTIME, save=saved.append))
         save_state(tmp_path / "state", saved[-1], model=model)
         session = load_state(tmp_path / "state", model=model, device="cpu")
-        *rest, _ = stream(model, [text[at:]], options, RUNTIME, resume=session)
+        events = stream(model, [text[at:]], options, RUNTIME, resume=session)
+        rest = [event for event in events if isinstance(event, LineScore)]
         assert [line.bits for line in rest] == pytest.approx([line.bits for line in expected[-len(rest) :]], abs=1e-9)
 
 

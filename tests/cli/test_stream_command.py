@@ -198,7 +198,6 @@ REFUSED = {
     "binary": (b"a\0b\n", ["-m", "books"]),
     "not UTF-8": (b"caf\xe9\n", ["-m", "books"]),
     "no such column": (b"a,b\n1,2\n", ["--text-field", "text"]),
-    "no such key": (b'{"a": "b"}\n', ["--text-field", "text"]),
     "the second row without the key": (b'{"text": "a", "x": 1}\n{"text": "b"}\n', ["--reset-on-change", "x"]),
     "no such model": (b"a\n", ["-m", "none"]),
     "damaged model": (b"a\n", ["-m", "damaged"]),

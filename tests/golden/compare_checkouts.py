@@ -335,7 +335,6 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "stream READ -m position,xl --json --reset-on ^[A-Z]+: --threads 1",
         "stream DOCUMENTS -m documents --json --state-out OUT --threads 1",
         "stream DOCUMENTS -m attention,lsh --json --reset-on-document --threads 1",
-        "stream --inputs FILES -m position,xl --json --threads 1",
         "stream READ -m attention,lsh --json .n_hashes=8 --state-out OUT --threads 1",
         "stream TEXT -m attention,lsh --json --state-in LAST --state-out OUT --threads 1",
         "stream READ -m stack,act --json --state-out OUT --threads 1",
@@ -751,10 +750,7 @@ def write_texts(source: Path, folder: Path) -> dict[str, str | Path]:
     for name, (file, content) in files.items():
         (folder / file).write_bytes(content)
         names[name] = file
-    (folder / "files").mkdir()
-    for i in range(3):
-        (folder / "files" / f"{i}.txt").write_bytes(data[9000 + 500 * i :][: 300 + 100 * i])
-    return names | {"FILES": "files", "TEXT_AS_PROMPT": data[2000:2500].decode()}
+    return names | {"TEXT_AS_PROMPT": data[2000:2500].decode()}
 
 
 def training_flags() -> dict[str, str]:

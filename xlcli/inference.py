@@ -59,21 +59,21 @@ class InferenceSession:
     """A model, its state, and the last token of each row.
 
     Attributes:
-        reader: The model with these options.
-        state: State of the reader after all tokens before the last one.
+        scorer: The model with these options.
+        state: State of the scorer after all tokens before the last one.
         last_tokens: Token of each row that has been scored or sampled but not read.
         is_first: Nothing was predicted yet. The first prediction of a text does not wait until kernels load.
-        decoding_reader: The reader with the kernels of `decoder`, once they have predicted.
+        decoding_scorer: The scorer with the kernels of `decoder`, once they have predicted.
     """
 
     model: LoadedModel
     runtime: Runtime
     options: InferenceConfig
-    reader: Scorer
+    scorer: Scorer
     state: State
     last_tokens: list[int]
     is_first: bool = True
-    decoding_reader: Scorer | None = None
+    decoding_scorer: Scorer | None = None
 
     @classmethod
     def open(
@@ -104,14 +104,14 @@ class InferenceSession:
             longest = longest_memory(model, state.span, n_tokens)
             # A state keeps its lengths, so there is none that the user may lower.
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
-            reader = make_scorer(model.network, model.tokenizer, options)
-            return cls(model, runtime, options, reader, state, [resume.last_token], is_first=False)
+            scorer = make_scorer(model.network, model.tokenizer, options)
+            return cls(model, runtime, options, scorer, state, [resume.last_token], is_first=False)
         reading = options.reading(model.config.model, model.config.train.reading)
         longest = longest_memory(model, reading, n_tokens)
         check_memory(model, runtime, longest, memory_dtype=reading.memory_dtype, predicts=predicts)
-        reader = make_scorer(model.network, model.tokenizer, options)
-        state = reader.init_state(1, **reading.state)
-        return cls(model, runtime, options, reader, state, [model.tokenizer.start_id])
+        scorer = make_scorer(model.network, model.tokenizer, options)
+        state = scorer.init_state(1, **reading.state)
+        return cls(model, runtime, options, scorer, state, [model.tokenizer.start_id])
 
     def score(
         self, ids: NDArray[np.integer], readout: Readout | None = None
@@ -123,7 +123,7 @@ class InferenceSession:
         """
         tokens, targets = self._next(ids)
         with torch.inference_mode(), self.runtime.autocast():
-            out = self.reader.score(tokens, targets, self.state, readout=readout)
+            out = self.scorer.score(tokens, targets, self.state, readout=readout)
         self.state = out.state
         surprisal: NDArray[np.float64] = out.nll[0].double().cpu().numpy()
         if not np.isfinite(surprisal).all():
@@ -141,7 +141,7 @@ class InferenceSession:
                 self.score(part)
                 continue
             with torch.inference_mode(), self.runtime.autocast():
-                _, self.state = self.reader.logits(self._next(part)[0], self.state)
+                _, self.state = self.scorer.logits(self._next(part)[0], self.state)
         return len(ids)
 
     def _next(self, ids: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
@@ -178,14 +178,14 @@ class InferenceSession:
             DivergedError: Adapted weights give no finite logits.
         """
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
-        if self.decoding_reader is None:
+        if self.decoding_scorer is None:
             decoder = self.decoder
             if decoder is not None:
-                self.decoding_reader = make_scorer(self.model.network, self.model.tokenizer, self.options, decoder)
+                self.decoding_scorer = make_scorer(self.model.network, self.model.tokenizer, self.options, decoder)
         self.is_first = False
-        reader = self.reader if self.decoding_reader is None else self.decoding_reader
+        scorer = self.scorer if self.decoding_scorer is None else self.decoding_scorer
         with torch.inference_mode(), self.runtime.autocast():
-            logits, self.state = reader.logits(tokens, self.state)
+            logits, self.state = scorer.logits(tokens, self.state)
         if self.state.adaptation is not None and not logits.isfinite().all():
             raise not_finite(self.model.name, self.options)
         return logits
@@ -196,7 +196,7 @@ class InferenceSession:
 
     def reset(self) -> None:
         with torch.inference_mode(), self.runtime.autocast():
-            self.state = self.reader.reset(self.state)
+            self.state = self.scorer.reset(self.state)
         self.last_tokens = [self.model.tokenizer.start_id] * len(self.last_tokens)
 
     def select(self, rows: Sequence[int]) -> InferenceSession:

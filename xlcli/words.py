@@ -257,24 +257,32 @@ class Words:
 
         `prediction` is that of the next token; None if there is none, or the word ends whatever it is.
         """
-        at = self.at
-        word = at.text.decode("utf-8", "surrogateescape").lstrip()
+        word = self.at.text.decode("utf-8", "surrogateescape").lstrip()
         start = byte - len(word.encode("utf-8", "surrogateescape"))
-        document, fields, line, number = at.document, at.fields, at.line, at.number
-        while at.starts and at.starts[0][0] <= start:
-            begin, fields = at.starts.popleft()
-            document += 1
-            has_text = not at.starts or at.starts[0][0] > begin
-            if has_text:
-                yield Row(document, fields)
+        yield from self._begin_rows(start)
+        at = self.at
+        line, number = at.line, at.number
         if word:
+            # The first token of the word may begin in a line before.
             blanks = at.text[: len(at.text) - len(at.text.lstrip())]
-            if b"\n" in blanks:  # a token begins in the line before
-                line, number = line + blanks.count(b"\n"), 0
+            n_line_ends = blanks.count(b"\n")
+            if n_line_ends:
+                line += n_line_ends
+                number = 0
             number += 1
-            yield self._score(line if self.by_line else document, line, number, start, word, prediction)
-        unread = replace(at, text=b"", bits=0.0, tokens=0)
-        self.at = replace(unread, document=document, fields=fields, line=line, number=number)
+            document = line if self.by_line else at.document
+            yield self._score(document, line, number, start, word, prediction)
+        self.at = replace(at, text=b"", bits=0.0, tokens=0, line=line, number=number)
+
+    def _begin_rows(self, start: int) -> Iterator[Row]:
+        """The rows with text that begin up to this byte of the text. The last of them becomes the present one."""
+        starts = self.at.starts
+        while starts and starts[0][0] <= start:
+            begin, fields = starts.popleft()
+            self.at = replace(self.at, document=self.at.document + 1, fields=fields)
+            has_text = not starts or starts[0][0] > begin
+            if has_text:
+                yield Row(self.at.document, fields)
 
     def _score(
         self, document: int, line: int, number: int, start: int, word: str, prediction: Prediction | None

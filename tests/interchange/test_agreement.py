@@ -139,7 +139,7 @@ def test_distances_clamped_at_evaluation_are_those_of_the_source(tmp_path):
 def test_a_text_beyond_learned_positions_is_read_in_overlapping_windows(folder, name):
     model, numbers = load(folder(name)), expected(name)
     session = InferenceSession.open(model, RUNTIME, GenerateConfig(), None)
-    got = read(session.reader, numbers["long.tokens"], session.state, [1, 70, 128])
+    got = read(session.scorer, numbers["long.tokens"], session.state, [1, 70, 128])
     torch.testing.assert_close(got, numbers["long.log_probs.float32"], rtol=0, atol=1e-5)
     model.network.double()
     session = InferenceSession.open(model, RUNTIME, GenerateConfig(), None)

@@ -47,7 +47,7 @@ from xlcli.evaluation.text import (
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
-from xlcli.online import make_scorer, not_finite
+from xlcli.online import Scorer, make_scorer, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
@@ -128,11 +128,11 @@ def score_texts(
     # The texts are the documents of one text; a document cannot be empty.
     tokens = TokenFile(ids, int(sizes.sum()), text_sizes=sizes, documents=starts[ends > starts])
     text = TokenizedText(Part(Corpus(()), 0, tokens.n_bytes), tokens, TextCounts(tokens.n_bytes))
-    reader = make_scorer(model.network, model.tokenizer, options)
+    scorer = make_scorer(model.network, model.tokenizer, options)
     readout = Predictions(model.tokenizer, options, runtime.device)
     with ExitStack() as files:
         scores = TokenScores(len(ids), readout, files)
-        run = Pass(model, reader, runtime, text, choose_lengths(model, runtime, options, text), lambda: False)
+        run = Pass(model, scorer, runtime, text, choose_lengths(model, runtime, options, text), lambda: False)
         batches = text_batches(run, reads_end=True)
         for _ in score_text(run, batches, ContextSums(batches.longest), ProgressMeter("", None, "tokens"), scores):
             pass
@@ -165,6 +165,7 @@ class _Evaluation(NamedTuple):
     stop: Callable[[], bool]
 
     def run(self) -> Iterator[Event]:
+        """Scores the text once for each of the lengths of a sweep."""
         model, text, options = self.model, self.text, self.options
         unknown = None
         yield from map(Notice, model.tokenizer.take_notices())
@@ -172,22 +173,27 @@ class _Evaluation(NamedTuple):
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown, len(text.tokens))
         unrounded = model.unrounded()
-        reader = make_scorer(model.network, model.tokenizer, options)
-        exact_reader = make_scorer(unrounded.network, model.tokenizer, options)
+        scorer = make_scorer(model.network, model.tokenizer, options)
+        exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
         for index, lengths in enumerate(sweep):
-            run = Pass(model, reader, self.runtime, text, lengths, self.stop)
+            run = Pass(model, scorer, self.runtime, text, lengths, self.stop)
             exact_run = None
             if unrounded is not model or lengths.memory_dtype != "float32":
-                beginning = replace(text, tokens=text.tokens.first(min(ROUNDING_TOKENS, len(text.tokens))))
-                exact_lengths = replace(lengths, memory_dtype="float32")
-                exact_run = replace(run, model=unrounded, reader=exact_reader, text=beginning, lengths=exact_lengths)
+                exact_run = self._exact_beginning(run, unrounded, exact_scorer)
             batches = text_batches(run, reads_end=self.words and not options.by_row)
             yield from self._score(run, batches, exact_run, f"evaluation {index + 1} of {len(sweep)}", unknown)
             if self.stop():
                 return
+
+    def _exact_beginning(self, run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:
+        """The pass over the beginning of the text without rounded weights and memory: shows what rounding costs."""
+        n_tokens = min(ROUNDING_TOKENS, len(self.text.tokens))
+        beginning = replace(self.text, tokens=self.text.tokens.first(n_tokens))
+        exact_lengths = replace(run.lengths, memory_dtype="float32")
+        return replace(run, model=unrounded, scorer=exact_scorer, text=beginning, lengths=exact_lengths)
 
     def _score(
         self, run: Pass, batches: Batches, exact: Pass | None, stage: str, unknown: int | None

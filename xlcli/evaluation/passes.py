@@ -33,7 +33,7 @@ class Pass:
     """A model that reads a text: what every pass over it needs."""
 
     model: LoadedModel
-    reader: Scorer
+    scorer: Scorer
     runtime: Runtime
     text: TokenizedText
     lengths: Lengths
@@ -101,10 +101,10 @@ def score_text(
             if run.stop():
                 return totals
             if state is None:  # only now, when the memory of the batch before is freed
-                state = lengths.init_state(run.reader, loader.offsets)
+                state = lengths.init_state(run.scorer, loader.offsets)
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
-                surprisal, state, ponder, features = run.reader.score(x, y, state, readout=readout)
+                surprisal, state, ponder, features = run.scorer.score(x, y, state, readout=readout)
             # Places after the end of a sequence are not scored, but an index of them must be legal.
             index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n_tokens - 1)
             if text.scored is not None:

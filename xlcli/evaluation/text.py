@@ -315,9 +315,9 @@ class Lengths(ContextSettings):
     by_document: bool = False
     tokens_per_call: int | None = None
 
-    def init_state(self, reader: Scorer, starts: NDArray[np.int64]) -> State:
+    def init_state(self, scorer: Scorer, starts: NDArray[np.int64]) -> State:
         """Empty memory of sequences that start at these positions (b) of the text."""
-        return reader.init_state(len(starts), offsets=starts.tolist(), **self.state)
+        return scorer.init_state(len(starts), offsets=starts.tolist(), **self.state)
 
 
 def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:

@@ -21,7 +21,7 @@ UNKNOWN = -1
 class OnlineMemory(ABC):
     """Immutable value of one text, shared by all sequences that continue it.
 
-    Under inference mode a reader may write into its tensors, so the old value must not be used any more; copy it with
+    Under inference mode a scorer may write into its tensors, so the old value must not be used any more; copy it with
     `State.fork` to continue it twice.
 
     Attributes:

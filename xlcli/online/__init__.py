@@ -61,16 +61,16 @@ def make_scorer(
 
     `decoder` has faster `logits` of one token. With it nothing but such `logits` may be called.
     """
-    reader: Any = network if decoder is None else decoder
+    scorer: Any = network if decoder is None else decoder
     learning, step = options.learning, 1
     if learning.adapt:
         step, settings = learning.adapt_block, learning.model_dump(include=SETTINGS["adaptation"])
-        reader = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
+        scorer = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
     if learning.context_cache is not None:
         # The cache is outside: it mixes its own predictions with those of the adapted weights.
         spelling = Spelling(tokenizer, network.config.vocab_size)
-        reader = CachedModel(reader, learning.model_dump(include=SETTINGS["cache"]), spelling, step)
-    return reader  # type: ignore[no-any-return]
+        scorer = CachedModel(scorer, learning.model_dump(include=SETTINGS["cache"]), spelling, step)
+    return scorer  # type: ignore[no-any-return]
 
 
 def not_finite(model: str, options: InferenceConfig) -> XLError:

@@ -43,9 +43,9 @@ Tensors = Mapping[str, Tensor]
 
 
 class AdaptiveModel:
-    """Reader of one sequence whose weights follow the text.
+    """Scorer of one sequence whose weights follow the text.
 
-    The network of this reader has the weights of the state that it reads, which `score` changes in place: it consumes
+    The network of this scorer has the weights of the state that it reads, which `score` changes in place: it consumes
     the old state. The given network is never changed.
 
     Args:
@@ -128,20 +128,25 @@ class AdaptiveModel:
         self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None
     ) -> Iterator[ScoreOutput]:
         """`score` of tokens (1 t) block by block."""
-        state, at = self._drop_unlearned(state), 0
-        while at < tokens.shape[1]:
-            n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
-            part, part_targets = tokens[:, at : at + n], targets[:, at : at + n]
+        n_tokens = tokens.shape[1]
+        state = self._drop_unlearned(state)
+        start = 0
+        while start < n_tokens:
+            n_missing = self.block - len(_value(state).inputs)
+            end = min(start + n_missing, n_tokens)
+            part, part_targets = tokens[:, start:end], targets[:, start:end]
             self._load(state)
-            is_whole_block = n == self.block
+            is_whole_block = end - start == self.block
             if is_whole_block and _is_exact(state):
+                # One pass through the network gives the scores and the gradients.
                 out = self._score_and_learn(part, part_targets, state, readout)
             else:
                 begun = self._begin(state, part, part_targets)
                 out = self.network.score(part, part_targets, begun, readout=readout)
                 out = out._replace(state=self._learn_if_complete(out.state))
-            state, at = out.state, at + n
             yield out
+            state = out.state
+            start = end
 
     def _score_and_learn(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
         """`score` of a whole block, and the step that follows it, in one reading."""

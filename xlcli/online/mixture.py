@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xlcli.online import Scorer
 
 MOST_LOGITS = 2**21
-"""Number of log-probabilities in RAM at once, if a step of the reader does not have more."""
+"""Number of log-probabilities in RAM at once, if a step of the scorer does not have more."""
 NO_ID = -1
 
 
@@ -54,11 +54,11 @@ class Spelling:
 
 @dataclass(frozen=True)
 class CachedModel:
-    """Reader of one sequence with a cache over another reader.
+    """Scorer of one sequence with a cache over another scorer.
 
     Attributes:
         inner: Reader whose predictions are mixed with the cache's.
-        step: Number of tokens that the reader takes at once; it is called with multiples.
+        step: Number of tokens that the scorer takes at once; it is called with multiples.
         settings: Keys of the configuration by which a saved state must be continued, and their values;
             `context_cache` is the number of latest tokens that count.
         spelling: Order of the vocabulary.

@@ -130,19 +130,32 @@ class FollowedFile:
 
     def _read_next(self, file: _OpenFile, find: Find, line_seconds: float) -> bytes:
         """Reads the next text of a file, after a line end if the line of another file is unfinished."""
-        has_name, inode = file is self._files[-1], os.fstat(file.descriptor).st_ino
         data = file.lines(find)
-        if not data and time.monotonic() - file.last_read > (line_seconds if has_name else QUIET_SECONDS):
-            data = os.pread(file.descriptor, PORTION, file.offset)  # the unfinished line
-            may_grow = has_name or (file is self._files[-2] and os.fstat(file.descriptor).st_nlink > 0)
-            if not data and not may_grow:
-                self._files.remove(file)
+        if not data:
+            data = self._unfinished_line(file, line_seconds)
         if not data:
             return b""
-        is_cut = self._unfinished is not None and (self._unfinished != inode or file.offset == 0)  # offset 0: truncated
+        inode = os.fstat(file.descriptor).st_ino
+        is_other_file = self._unfinished != inode
+        is_truncated = file.offset == 0
+        is_cut = self._unfinished is not None and (is_other_file or is_truncated)
         self._unfinished = None if data.endswith(b"\n") else inode
         file.advance(data)
         return b"\n" + data if is_cut else data
+
+    def _unfinished_line(self, file: _OpenFile, line_seconds: float) -> bytes:
+        """Reads what has no line end, once nothing was added for a while. A file that can't grow any more is let go."""
+        has_name = file is self._files[-1]
+        patience = line_seconds if has_name else QUIET_SECONDS
+        if time.monotonic() - file.last_read <= patience:
+            return b""
+        data = os.pread(file.descriptor, PORTION, file.offset)
+        if not data and not has_name:
+            had_name_last = file is self._files[-2]
+            is_deleted = os.fstat(file.descriptor).st_nlink == 0
+            if is_deleted or not had_name_last:
+                self._files.remove(file)
+        return data
 
     def _look(self) -> None:
         """Goes on with the file that has the name now, and reports once if it cannot be opened for a while."""

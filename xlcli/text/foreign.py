@@ -12,11 +12,11 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -361,27 +361,35 @@ def pieces(data: bytes) -> tuple[list[str], list[float], list[int]]:
     return names, np.frombuffer(scores, "<f4").tolist(), kinds
 
 
+def _merges(ranks: Mapping[str, tuple[float, int]]) -> list[tuple[str, str]]:
+    """All pairs of pieces that are a piece together, by the rank of that piece: sentencepiece joins these neighbors."""
+    ranked: list[tuple[tuple[float, int], str, str]] = []
+    for name, rank in ranks.items():
+        for n in range(1, len(name)):
+            left, right = name[:n], name[n:]
+            if left in ranks and right in ranks:
+                ranked.append((rank, left, right))
+        if len(ranked) > _MOST_MERGES:
+            raise ValueError(f"its pieces consist of others in more than {_MOST_MERGES:,} ways")
+    return [(left, right) for _, left, right in sorted(ranked)]
+
+
 def of_pieces(
     names: list[str], scores: list[float], kinds: list[int], *, is_unigram: bool, changes: bool
 ) -> dict[str, Any]:
     """BPE or unigram of these pieces; `changes` says that a text is changed before it is divided."""
-    extra, ids, unknown = added(names, kinds), {name: i for i, name in enumerate(names)}, kinds.index(UNKNOWN)
+    ids = {name: i for i, name in enumerate(names)}
+    unknown = kinds.index(UNKNOWN)
     if len(ids) < len(names) or max(map(len, ids)) > 256:
         raise ValueError("it has a piece twice or of more than 256 characters")
     if is_unigram:
         model = {"type": "Unigram", "unk_id": unknown, "vocab": [*zip(names, scores, strict=True)]}
     else:
-        normal = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == NORMAL}
-        # Sentencepiece joins any two neighbors that are a piece together, the piece with the highest score first.
-        cuts = ((name, name[:n], name[n:]) for name in normal for n in range(1, len(name)))
-        pairs = ((*normal[name], a, b) for name, a, b in cuts if a in normal and b in normal)
-        merges = [row[2:] for row in sorted(islice(pairs, _MOST_MERGES + 1))]
-        if len(merges) > _MOST_MERGES:
-            raise ValueError(f"its pieces consist of others in more than {_MOST_MERGES:,} ways")
-        model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": names[unknown], "fuse_unk": True}
+        ranks = {name: (-scores[i], i) for name, i in ids.items() if kinds[i] == NORMAL}
+        model = {"type": "BPE", "vocab": ids, "merges": _merges(ranks), "unk_token": names[unknown], "fuse_unk": True}
     return {
         "model": model | {"byte_fallback": True},
-        "added_tokens": extra,
+        "added_tokens": added(names, kinds),
         "normalizer": {"type": "NFKC"} if changes else _WRITE_SPACE,
         "decoder": {"type": "Sequence", "decoders": [_READ_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     }

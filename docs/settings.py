@@ -1,8 +1,11 @@
 """Writes `settings.md`, beside this file, from the declarations of all settings: `python docs/settings.py`."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the package of this checkout, not an installed one
 
 from xlcli.config import BaseConfig, Config, Option, tree
 

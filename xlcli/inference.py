@@ -110,7 +110,7 @@ class InferenceSession:
         longest = longest_memory(model, reading, n_tokens)
         check_memory(model, runtime, longest, memory_dtype=reading.memory_dtype, predicts=predicts)
         scorer = make_scorer(model.network, model.tokenizer, options)
-        state = scorer.init_state(1, **reading.state)
+        state = scorer.init_state(1, **reading.init_arguments)
         return cls(model, runtime, options, scorer, state, [model.tokenizer.start_id])
 
     def score(

@@ -127,7 +127,7 @@ class Features(NamedTuple):
 
 
 class Predictions(Readout):
-    """What is kept of the prediction of each token: a readout for `Reader.score`, and its features as values.
+    """What is kept of the prediction of each token: a readout for `Scorer.score`, and its features as values.
 
     With the features of each layer, the last one at the end, they are `size` numbers.
     """

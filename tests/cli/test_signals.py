@@ -143,7 +143,7 @@ def test_an_interrupt_at_the_start_prints_no_traceback(start):
                 imported.append(child.stderr.readline().split(b"|")[-1].strip())
             while b"signal" not in imported[-1]:
                 imported.append(child.stderr.readline().split(b"|")[-1].strip())
-            time.sleep(0.001 + 0.02 * i)  # Python itself prints a traceback before it has imported the program
+            time.sleep(0.001 + 0.005 * i)  # Python itself prints a traceback before it has imported the program
             child.send_signal(signal.SIGINT)
             _, said = child.communicate(timeout=30)
         assert not {b"typing", b"re", b"xlcli.cli", b"xlcli.errors"} & set(imported)

@@ -193,7 +193,7 @@ def test_a_piece_or_line_of_a_shuffled_text_is_read_from_empty_memory(kind, line
         x, y, documents = run.next_batch()[0]
         begins = [i for i, position in enumerate(documents[0].tolist()) if position == 0]
     of_document = slice(begins[0], begins[1] if len(begins) > 1 else None)
-    empty = run.model.init_state(1, **run.config.train.reading.state)
+    empty = run.model.init_state(1, **run.config.train.reading.init_arguments)
     alone = run.model.score(x[:1, of_document], y[:1, of_document], empty).nll
     found = run.model.score(x, y, run.states[0], documents).nll
     assert torch.allclose(found[:1, of_document], alone, rtol=1e-9)

@@ -50,6 +50,7 @@ def evaluate(
     csv: eval_outputs.Csv = None,
     plot: eval_outputs.Plot = None,
 ) -> int:
+    # The other options are the fields of `EvalConfig` (see `cli/command.py`).
     config, screen = call.config(), call.screen
     settings, texts = config.eval, files or []
     outputs = eval_outputs.outputs_of({"per_token": per_token, "words": words, "html": html, "csv": csv, "plot": plot})

@@ -53,7 +53,7 @@ def read_settings(
         _Layer(_read_overrides(command, params["overrides"] or ()), str),
         _Layer(
             _in_sections(command, _typed_settings(command, params, typed, spelled), spelled),
-            lambda key: spelled.get(_last_part(key), key),
+            lambda key: spelled.get(_without_section(key), key),
         ),
     ]
     tree = Tree()
@@ -90,10 +90,10 @@ def _of_environment(command: str) -> _Layer:
         value = os.environ.get(name_of_variable)
         if value:
             values[name] = value
-    return _Layer(_in_sections(command, values, variables), lambda key: variables.get(_last_part(key), key))
+    return _Layer(_in_sections(command, values, variables), lambda key: variables.get(_without_section(key), key))
 
 
-def _last_part(key: str) -> str:
+def _without_section(key: str) -> str:
     """`mem_len` of `eval.mem_len`."""
     return key.partition(".")[2]
 

@@ -108,6 +108,7 @@ def stream(
             if opened.save is not None:
                 opened = opened._replace(save=partial(save_with_place, opened.save, file))
         is_continued = opened.resume is not None
+        # A generator: nothing is read before `screen.drive` asks for events.
         text = read_text(data, source, settings, opened.model, call.screen, name=label(name), is_continued=is_continued)
         saves_start = follow and settings.save_every is not None
         score(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)

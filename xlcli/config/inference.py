@@ -120,8 +120,8 @@ class ContextSettings:
     stride: int | None = None
 
     @property
-    def state(self) -> dict[str, Any]:
-        """Settings of `LanguageModel.init_state`."""
+    def init_arguments(self) -> dict[str, Any]:
+        """Arguments of `LanguageModel.init_state`."""
         lengths = {"mem_len": self.mem_len, "segment_len": self.segment_len, "stride": self.stride}
         return lengths | {"span": self.span, "memory_dtype": self.memory_dtype}
 
@@ -141,7 +141,7 @@ class ContextSettings:
         return 2 * self.mem_len
 
 
-def as_trained(
+def context_settings(
     model: ModelConfig,
     trained: ContextSettings,
     settings: "InferenceConfig",
@@ -296,8 +296,8 @@ class InferenceConfig(BaseConfig):
         return self.weight_dtype
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
-        """How a text is read with these settings, by a model that was `trained` so; see `as_trained`."""
-        return as_trained(model, trained, self)
+        """How a text is read with these settings, by a model that was `trained` so; see `context_settings`."""
+        return context_settings(model, trained, self)
 
 
 class OnlineConfig(LearningConfig, InferenceConfig):
@@ -383,7 +383,9 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         scores_parts = self.each_line or self.by_row or self.reset_on_change is not None
         reset = True if scores_parts else self.reset_on_document
-        return as_trained(model, trained, self, segment_len=self.segment_len, span=self.span, reset_on_document=reset)
+        return context_settings(
+            model, trained, self, segment_len=self.segment_len, span=self.span, reset_on_document=reset
+        )
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -549,7 +551,9 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         scores_parts = self.each_line or self.reset_on_change is not None
-        return as_trained(model, trained, self, reset_on_document=True if scores_parts else self.reset_on_document)
+        return context_settings(
+            model, trained, self, reset_on_document=True if scores_parts else self.reset_on_document
+        )
 
     @property
     def selects(self) -> bool:
@@ -586,7 +590,7 @@ class BenchConfig(InferenceConfig):
     )
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
-        return as_trained(model, trained, self, segment_len=self.segment_len)
+        return context_settings(model, trained, self, segment_len=self.segment_len)
 
     @property
     def sweep(self) -> list[Self]:

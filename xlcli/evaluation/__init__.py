@@ -385,7 +385,7 @@ def _score_fields(run: Pass, options: EvalConfig, totals: Totals, batch_size: in
         "adapt": options.adapt,
         "context_cache": options.context_cache,
         "batch_size": batch_size,
-        **run.lengths.state,
+        **run.lengths.init_arguments,
         "tokens_per_second": totals.tokens / seconds,
         "peak_rss_bytes": peak_rss_bytes(),
         "seconds": seconds,

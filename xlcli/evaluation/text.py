@@ -317,7 +317,7 @@ class Lengths(ContextSettings):
 
     def init_state(self, scorer: Scorer, starts: NDArray[np.int64]) -> State:
         """Empty memory of sequences that start at these positions (b) of the text."""
-        return scorer.init_state(len(starts), offsets=starts.tolist(), **self.state)
+        return scorer.init_state(len(starts), offsets=starts.tolist(), **self.init_arguments)
 
 
 def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:

@@ -24,7 +24,11 @@ FAR_BIAS = -2.0
 
 @dataclass(frozen=True)
 class Span:
-    """Attention span. With memory length 0 it is always `segment`, without zero inputs: the vanilla Transformer."""
+    """Attention span. With memory length 0 it is always `segment`, without zero inputs: the vanilla Transformer.
+
+    `mem_len` acts in three places: `max_distance` is the mask, `n_kept` the memory that is kept, and `n_until_reset`
+    says where a segment ends if nothing is kept.
+    """
 
     kind: Literal["uniform", "growing", "segment"]
     mem_len: Length

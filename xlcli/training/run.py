@@ -194,7 +194,9 @@ class TrainingRun:
         self.states: list[State] = []
         for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum):
             offsets = (starts + n_read).tolist()
-            state = self.model.init_state(len(starts), memory=train.memory, offsets=offsets, **train.reading.state)
+            state = self.model.init_state(
+                len(starts), memory=train.memory, offsets=offsets, **train.reading.init_arguments
+            )
             self.states.append(state)
 
     def _redraw_features(self) -> None:

@@ -66,7 +66,9 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
             is_idle = rows.start == rows.stop
             if is_idle:  # it scores a sequence that does not count, because all ranks must make the same calls
                 rows = slice(0, 1)
-            state = run.model.init_state(rows.stop - rows.start, offsets=loader.offsets[rows].tolist(), **reading.state)
+            state = run.model.init_state(
+                rows.stop - rows.start, offsets=loader.offsets[rows].tolist(), **reading.init_arguments
+            )
             for batch in loader:
                 if ranks.size == 1 and stop():
                     return None

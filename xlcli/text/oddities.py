@@ -109,9 +109,7 @@ KINDS = (
     Kind("HTML tags", "remove them", _INLINE_TAG, "row"),
     Kind("the text of a missing value (NA)", "leave them out if the value is missing", _MISSING, "row"),
     Kind("asterisks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
-    Kind(
-        "double asterisks around words (**was**)", _COLUMN, r"^[^*]*(\*\*[^\s*][^*]*\*\*)[^*]*$", "row", least_share=0.2
-    ),
+    Kind("double asterisks around words (**was**)", _COLUMN, _DOUBLE_REGION, "row", least_share=0.2),
     Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
     Kind("brackets around words ([was])", _COLUMN, _REGION.format(r"\[\]"), "row", least_share=0.9),

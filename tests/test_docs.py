@@ -179,6 +179,14 @@ def test_every_test_that_a_page_names_exists():
     assert [pair for pair in named if f"\ndef {pair[1]}(" not in (SOURCE / pair[0]).read_text()] == []
 
 
+def test_every_name_of_the_code_in_the_architecture_exists():
+    page = (SOURCE / "docs" / "developers" / "architecture.md").read_text()
+    named = re.findall(r"`(?:\w+\.)*([A-Za-z_]\w*)(?:\(\))?`", page)
+    code = "".join(path.read_text() for folder in ("xlcli", "tests") for path in (SOURCE / folder).rglob("*.py"))
+    assert len(named) > 100
+    assert sorted(set(named) - set(re.findall(r"\w+", code))) == []
+
+
 @pytest.mark.parametrize(("name", "n_tables"), [("positions", 1), ("recomputation", 1)])
 def test_tables_of_the_page_are_those_of_the_results(name, n_tables):
     script, results = f"benchmarks/{name}.py", f"benchmarks/results/{name}.json"

@@ -293,9 +293,22 @@ def test_the_schedule(fraction, step, lr_schedule, final, factor):
     )
 
 
-def test_every_schedule_has_a_name_and_a_class():
-    assert set(get_args(ScheduleName)) == set(SCHEDULES)
+AFTER_HALF = {
+    "cosine": 0.5,
+    "linear": 0.5,
+    "wsd": 1.0,  # then straight down within the last quarter
+    "constant": 1.0,
+    "inverse_sqrt": (5 / 20) ** 0.5,
+}
+"""Share of the learning rate of each schedule after half of the budget, 4 steps of warmup and 15 more."""
+
+
+def test_every_schedule_has_a_name_and_a_class_and_is_what_it_says():
+    assert set(get_args(ScheduleName)) == set(SCHEDULES) == set(AFTER_HALF)
     assert len(set(SCHEDULES.values())) == len(SCHEDULES)
+    for name, expected in AFTER_HALF.items():
+        train = TrainConfig(warmup_steps=4, lr_schedule=name, min_lr_ratio=0.0, decay_fraction=0.25)
+        assert lr_factor(train, 0.5, 19) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

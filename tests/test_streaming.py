@@ -309,8 +309,9 @@ def test_reset_on_starts_afresh_before_the_line():
 
 
 def test_long_lines_come_in_parts_and_reset_on_searches_their_start(monkeypatch):
-    monkeypatch.setattr(streaming, "LINE_LIMIT", 2048)
-    LINE_LIMIT = streaming.LINE_LIMIT
+    LINE_LIMIT = 2048
+    for module in (streaming.intake, streaming.output):
+        monkeypatch.setattr(module, "LINE_LIMIT", LINE_LIMIT)
     model = toy(mem_len=3)
     text = b"x" * (2 * LINE_LIMIT + 100) + b" MARK\n" + b"MARK" + b"y" * LINE_LIMIT + b"\nend\n"
     for portions in ([text], cut(text, [999])):
@@ -365,7 +366,7 @@ def surprising(scores, top, n_recent):
 @pytest.mark.parametrize("emit", ["lines", "tokens"])
 @pytest.mark.parametrize(("top", "n_recent"), [(0.1, 1000), (0.25, 13), (0.5, 4)])
 def test_only_what_surprises_is_output_also_after_a_state(emit, top, n_recent, monkeypatch, tmp_path):
-    monkeypatch.setattr(streaming, "RECENT", n_recent)
+    monkeypatch.setattr(streaming.output, "RECENT", n_recent)
     # Equal lines would have equal scores but for rounding, which depends on the division into calls.
     model, text, saved = toy("sentencepiece"), b"".join((TEXT, TEXT.upper(), TEXT[::-1], TEXT.upper()[::-1], b"\n")), []
 

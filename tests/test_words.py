@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+from dataclasses import asdict
 from statistics import NormalDist
 
 import numpy as np
@@ -48,7 +49,7 @@ def log_p(model, ids):
 
 
 def words_of(model, text):
-    """Words of a text of one line and their bits, computed without the package's words: string by string."""
+    """Words of a text of one line with all their columns, computed without the package's words: string by string."""
     ids = model.tokenizer.encode(text).tolist()
     vocabulary = [model.tokenizer.decode([i]) for i in range(model.tokenizer.vocab_size)]
     firsts = [piece.decode("utf-8", "replace")[:1] for piece in vocabulary]
@@ -60,19 +61,33 @@ def words_of(model, text):
             continue
         after = p[end, begins].sum().item()
         product = math.prod(p[i, ids[i]].item() for i in range(start, end))
-        found.append((b"".join(vocabulary[i] for i in ids[start:end]), -math.log2(product * after / before)))
+        word = b"".join(vocabulary[i] for i in ids[start:end])
+        if word.strip():
+            byte = sum(len(vocabulary[i]) for i in ids[:start])
+            first = p[start].double()
+            found.append(
+                {
+                    "document": 1,
+                    "line": 1,
+                    "number": len(found) + 1,
+                    "byte": byte + len(word) - len(word.lstrip()),
+                    "word": word.strip().decode(),
+                    "bits": pytest.approx(-math.log2(product * after / before), abs=1e-9),
+                    "naive_bits": pytest.approx(-math.log2(product), abs=1e-9),
+                    "entropy": pytest.approx(-(first * first.log2()).sum().item(), abs=1e-6),
+                    "tokens": end - start,
+                    "columns": {},
+                }
+            )
         before, start = after, end
-    return [(word.strip().decode(), bits) for word, bits in found if word.strip()]
+    return found
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
 def test_words_as_by_hand(kind):
     model = toy(kind, mem_len=200)
     text = b"The quick brown fox said: the dog,  being lazy"
-    words = streamed(model, [text])
-    assert [(word.word, pytest.approx(word.bits, abs=1e-9)) for word in words] == words_of(model, text)
-    assert [word.byte for word in words] == [text.index(b"".join([b" ", w.word.encode()]).strip()) for w in words]
-    assert [word.number for word in words] == list(range(1, len(words) + 1))
+    assert [asdict(word) for word in streamed(model, [text])] == words_of(model, text)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
@@ -429,7 +444,9 @@ def test_lists_are_read_as_they_were_written(path):
     warned = []
     table = Table(warned.append, form_of(path, json=False))
     rows = [{"word": 'a "b"\tc', "input_word": "x", "n": 1e-9}, {"n": "1\r2", "z": None}]
-    score = WordScore(1, 2, 3, 4, "NA,\n", 1.5, 1.25, 0.0, 1)
+    score = WordScore(
+        document=1, line=2, number=3, byte=4, word="NA,\n", bits=1.5, naive_bits=1.25, entropy=0.0, tokens=1
+    )
     text = "".join(table.line(event) for row in rows for event in (Row(1, row), score))
     if path == "o.jsonl":
         found = [json.loads(line) for line in text.splitlines()]

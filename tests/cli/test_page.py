@@ -100,7 +100,9 @@ def make(tokens, title="text", *, words=None, byte=0, facts=(), **options):
 
 def add_word(page, byte, text, bits):
     word = text.decode("utf-8", "replace")
-    page.add_word(WordScore(1, 1, 1, byte, word, bits, bits, 0.0, 1))
+    page.add_word(
+        WordScore(document=1, line=1, number=1, byte=byte, word=word, bits=bits, naive_bits=bits, entropy=0.0, tokens=1)
+    )
 
 
 def each_a_word(tokens, byte=0):

@@ -60,7 +60,36 @@ def said(text, unit="line", of="line", n_before=0):
         ("\n <!DOCTYPE html>", "XML or HTML", " <!DOCTYPE html>"),
         ('<TEI xmlns="http">', "XML or HTML", '<TEI xmlns="http">'),
         ('<doc id="1">', "XML or HTML", '<doc id="1">'),
-        ("<p>One</p>", "XML or HTML", "<p>One</p>"),
+        ("<body>One", "XML or HTML", "<body>One"),
+        ("the <b>dog</b>", "HTML tags", "<b>"),
+        ("in it.<br>And", "HTML tags", "<br>"),
+        ("a well\u2011known dog", "hyphens", "well<U+2011>known"),
+        ("a well\u2010known dog", "hyphens", "well<U+2010>known"),
+        ("wasn<U+2019>t", "written as codes", "<U+2019>"),
+        ("was_x000D_ here", "written as codes", "_x000D_"),
+        ("caf\\u00e9", "written as codes", "\\u00e9"),
+        ("don=E2=80=99t", "written as codes", "don=E2=80=99t"),
+        ("don\u00b4t", "apostrophes", "don<U+00B4>t"),
+        ("don`t", "apostrophes", "don`t"),
+        ("don\u2018t", "apostrophes", "don<U+2018>t"),
+        ("it`s", "apostrophes", "it`s"),
+        ("a well\u2212known dog", "hyphens", "well<U+2212>known"),
+        ("The dog\uff0c he said", "full-width", "dog<U+FF0C>"),
+        ("don<e2><80><99>t", "written as codes", "don<e2><80><99>t"),
+        ("don\\xe2\\x80\\x99t", "written as codes", "don\\xe2\\x80"),
+        ("don\u201a\u00c4\u00f4t", "wrong encoding", "don\u201a\u00c4"),
+        ("don\u00d5t", "wrong encoding", "don\u00d5t"),
+        ("don?t", "wrong encoding", "don?t"),
+        ("the do\u0332g\u0332", "lines under or through", "do<U+0332>g"),
+        ("the d\u0336o\u0336g", "lines under or through", "d<U+0336>o"),
+        ("was\U000e0041\U000e0042 here", "zero-width characters", "was<U+E0041>"),
+        ("the dog\ufe0f ran", "zero-width characters", "dog<U+FE0F>"),
+        ("the\u061cdog", "direction marks", "the<U+061C>dog"),
+        ("c\u0430f\u00e9", "look-alike letters", "c<U+0430>f\u00e9"),
+        ("\u0397ello", "look-alike letters", "<U+0397>ello"),
+        ("d\u0585g", "look-alike letters", "d<U+0585>g"),
+        ("The dog saw \u0430 cat", "look-alike letters", "saw <U+0430> cat"),
+        ("\u0410 cat and \u0430 dog", "look-alike letters", "<U+0410> cat"),
     ],
 )
 def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
@@ -87,7 +116,10 @@ def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
         "\u0401\u043b\u043a\u0430 \u0438 \u0439\u043e\u0434, \ud55c\uad6d\uc5b4, \u0395\u03bb\u03bb\u03ac\u03b4\u03b1",
         "x\u00b2 + \u00bd \u2026 \u2122 5\u00b5m \u2018a\u2019 \u201cb\u201d \u2014",
         "s.replace('&', '&amp;'); x = &sum; a && b; '<td>&nbsp;</td>'; R&D; AT&T;",
-        "<unk> was a <s> dog\ta cat\n<p>in the middle</p>",
+        "<unk> was a <s> dog\ta cat\n<p1>in the middle</p1> of C:\\new",
+        "\u2764\ufe0f \u203c\ufe0f \u2194\ufe0f \u2139\ufe0f \u845b\U000e0100",  # emoji, a form of a Chinese character
+        "\u0410 \u043e\u043d \u043f\u0438\u0448\u0435\u0442 \u0432 LaTeX \u0441 \u0394t, \u03bcm",  # Russian
+        "it\u2019s 5\u2032 long; `code`s, 100 %, a%b, http://x/a?b=C3&d=A9",
         "  indented,  doubled ,  at the end ",
         "*one* and [two](three) and _four_\nNA",
     ],
@@ -123,11 +155,26 @@ def test_letters_that_nfc_joins_are_decomposed_in_full_and_in_part(letter):
         ("#N/A", "the text of a missing value", "#N/A"),
         (r"\N", "the text of a missing value", r"\N"),
         ("The\tdog", "tabs", "The<U+0009>dog"),
-        ("a well\u2011known dog", "hyphens", "well<U+2011>known"),
-        ("wasn<U+2019>t", "escapes", "<U+2019>"),
-        ("was_x000D_ here", "escapes", "_x000D_"),
-        ("caf\\u00e9", "escapes", "\\u00e9"),
-        ("the <b>dog</b>", "HTML tags", "<b>"),
+        (".", "the text of a missing value", "."),
+        ("-99", "the text of a missing value", "-99"),
+        ("undefined", "the text of a missing value", "undefined"),
+        ("(null)", "the text of a missing value", "(null)"),
+        ("[object Object]", "the text of a missing value", "[object"),
+        ("don''t go", "escapes", "don''t"),
+        ("b'The dog.'", "escapes", "b'The"),
+        ('"The dog was."', "quotes around all", '"The dog'),
+        ("*The dog are.", "a mark of judgment", "*The"),
+        ("??The dog are.", "a mark of judgment", "??The"),
+        ("The dog / was / here", "divisions", "dog<U+0020>/<U+0020>was"),
+        ("The dog | was here", "divisions", "dog<U+0020>|<U+0020>was"),
+        ("dog.", "one word", "dog."),
+        ("one\\ntwo", "escapes", "\\ntwo"),
+        ("the%20dog", "escapes", "%20dog"),
+        ("\\u201ethe dog", "escapes", "\\u201e"),
+        ('{"content": "The dog."}', "JSON inside a text", '{"content": '),
+        ('[{"content": "The dog."}]', "JSON inside a text", '[{"content": '),
+        ("The dog {was} here.", "other marks", "{was}"),
+        ("The dog ~was here~.", "other marks", "~was here~"),
         ("The **dog** was", "double asterisks", "**dog**"),
         ("The dog *was* here.", "asterisks", "*was*"),
         ("The dog |was here|", "bars", "|was here|"),
@@ -187,10 +234,37 @@ def test_notices_do_not_depend_on_the_division(cuts, of):
     assert list(whole.notices()) == list(divided.notices())
 
 
-def test_bytes_that_are_not_utf8_are_no_oddity():
+def test_bytes_that_are_not_utf8_are_lost_characters():
     oddities = Oddities("line", "line")
-    oddities.feed(b"\x80first \xff\nlatin-1 caf\xe9\n")
-    assert not list(oddities.notices())
+    oddities.feed(b"caf\xc3")
+    oddities.feed(b"\xa9\nlatin-1 caf\xe9\n")
+    [notice] = oddities.notices()
+    assert "1 with lost or private characters (line 2: 'latin-1 caf<U+FFFD>'" in notice.text
+
+
+def test_a_row_of_several_lines_is_odd_only_among_rows_of_one():
+    for n, is_odd in ((5, True), (4, False), (1, False)):
+        oddities = Oddities("row", "row")
+        for row in [b"The dog\nwas here.\n", *[b"The dog was here.\n"] * (n - 1)]:
+            oddities.begin()
+            oddities.feed(row)
+        assert any("line breaks inside" in notice.text for notice in oddities.notices()) == is_odd
+
+
+def test_single_words_are_odd_only_if_most_rows_are_so():
+    for rows, is_odd in (
+        ("The\ndog\nwas here.\n", True),
+        ("The\nold dog\nwas here.\n", False),
+        ("\u72ac\n" * 3, False),
+    ):
+        assert ("one word" in (said(rows, of="row") or "")) == is_odd
+
+
+def test_rows_are_recognized_when_they_arrive():
+    oddities = Oddities("line", "line", n_before=10)
+    assert list(oddities.watched([Document(b"The  dog.\n"), Document(b"A dog.\n")]))
+    [notice] = oddities.notices()
+    assert "rows that need a look: 1 with blanks at an end or two together (row 1: " in notice.text
 
 
 def test_a_prompt_is_one_unit_whose_end_matters():

@@ -82,6 +82,28 @@ def test_a_file_that_is_named_as_rows_but_has_none_is_plain_text_with_a_remark(d
         assert "plain text" in remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("data", "is_table"),
+    [
+        ("sentence,condition\nThe dog, he said, was here.,a\n", True),
+        ('"id";"text"\r\n1;The dog.\r\n', True),
+        ("nummer\tsatz\n1\tDer Hund.\n", True),
+        ("tweet,label\nThe dog was here,1", True),
+        ("Item Number\tCondition (a/b)\tSatz\n1\tmatch\tDer Hund.\n", True),
+        ('Event Index,UTC Date,Display Text\n1,2026,"Hello, you."\n', True),
+        ("Yes,no\nThe dog was here.\n", False),
+        ("Once upon a time, there was a dog.\nA cat came, too.\n", False),
+        ("Text\nThe dog, he said.\n", False),
+        ("text, that is\nThe dog\n", False),
+        ("1,2\n3,4\n", False),
+    ],
+)
+def test_a_table_without_a_name_is_plain_text_with_a_remark(data: str, is_table: bool) -> None:
+    remarks: list[str] = []
+    assert b"".join(read(data, notice=remarks.append)).decode() == data
+    assert [remark.count("--text-field") for remark in remarks] == [1] * is_table
+
+
 PROSE = [
     "[Enter HAMLET, reading.]\nTo be, or not to be",
     '["Who is there?" within.]\nFRANCISCO: Nay, answer me.',

@@ -299,6 +299,31 @@ def test_a_quotation_that_joins_rows_is_reported_once(data: str, line: int) -> N
         assert not remarks or f"line {line} of x" in remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ("text,cond\na dog,x\nHe said, no\nShe said, yes\n", 3),
+        ("id;text;cond\n1;He said; no\n", 2),
+        ("cond,text\n no,He said\n", 0),
+        ('text,cond\n"He said, no",x\n', 0),
+        ("text, cond\na dog, x\n", 0),
+        ("text\tcond\na dog\t x\n", 0),
+    ],
+)
+def test_a_comma_that_divides_a_text_is_reported_once(data: str, line: int) -> None:
+    remarks: list[str] = []
+    assert list(text_of(iter([data.encode()]), "x", ["text"], notice=remarks.append))
+    assert len(remarks) == (line > 0)
+    assert not remarks or f"line {line} of x" in remarks[0]
+
+
+def test_rows_that_name_the_columns_again_are_refused() -> None:
+    names = 'id,Q1\n"Response ID","Write a sentence,\nplease"\n"{""ImportId"":""_id""}","{""ImportId"":""QID1""}"\n'
+    with pytest.raises(DataError, match="line 4 of x"):
+        read([names.encode(), b"1,The dog was here.\n"], "Q1")
+    assert read([b'id,Q1\n"ImportId","The dog was here."\n'], "Q1")
+
+
 def test_rows_that_changed_are_refused() -> None:
     Path("a.jsonl").write_text('{"text": "ab"}\n{"text": "cd"}\n')
     found = open_corpus(["a.jsonl"])

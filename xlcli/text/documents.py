@@ -20,7 +20,7 @@ from xlcli.files import as_utf8
 
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
-_USUAL = "message msg log short_message body content sentence question prompt instruction input response answer output"
+_USUAL = "text message msg log short_message body content sentence question prompt input response answer output"
 USUAL_FIELDS = {key: rank for rank, key in enumerate(_USUAL.split())}
 """Ranks of keys that usually have the text of a log or a data set, the likeliest first."""
 LONGEST_LINE = 2**24

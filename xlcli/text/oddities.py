@@ -19,6 +19,8 @@ import re2
 from xlcli.events import Notice
 from xlcli.text.documents import LONGEST_LINE, Document
 
+PATTERN_BYTES = 2**26
+"""Maximum size of the automaton of all patterns."""
 EXCERPT = 24
 """Number of characters that are shown on either side."""
 
@@ -32,22 +34,27 @@ def is_decomposed(letters: str) -> bool:
     return len(composed) <= len(letters) and sorted(composed) != sorted(letters)
 
 
+def has_latin(letters: str) -> bool:
+    return _LATIN.search(letters) is not None
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """What a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
 
     Attributes:
         of: Where it is odd: in any `line`, in a `row` that is scored on its own, in the `first` line of a file or row,
-            or in a `prompt`.
-        least_share: In a smaller share of all rows or lines it is usual.
+            in a `later` line of a row, or in a `prompt`.
+        least_share, most_share: In a smaller or larger share of all rows or lines it is usual.
         accepts: True for what the pattern has found, if it is odd.
     """
 
     name: str
     remedy: str
     pattern: str
-    of: Literal["line", "row", "first", "prompt"] = "line"
+    of: Literal["line", "row", "first", "later", "prompt"] = "line"
     least_share: float = 0.0
+    most_share: float = 1.0
     accepts: Callable[[str], bool] = bool  # of all that is not empty
 
     @cached_property
@@ -64,27 +71,54 @@ class Kind:
 
 
 _BESIDE = "(?:^|[^{0}])({1})(?:[^{0}]|$)"  # with neither neighbor among these
+_LATIN = re2.compile(r"\p{Latin}")
 _WITHOUT = "^[^{0}]*?({1})[^{0}]*$"  # in a line without these
-_JOINED = r"\p{Lo}\p{M}\p{So}\p{Sk}"  # letters without case, their signs, and emoji
+_TAGS = r"\x{e0020}-\x{e007f}"  # behind a flag, those of England, Scotland and Wales
+_EMOJI = r"\p{So}\p{Sk}\p{Sm}\x{203c}\x{2049}\x{2139}\x{3030}\x{303d}"
+_JOINED = rf"\p{{Lo}}\p{{M}}{_EMOJI}{_TAGS}"  # letters without case, their signs, and emoji
 _RIGHT_TO_LEFT = r"\p{Arabic}\p{Hebrew}\p{Syriac}\p{Thaana}\p{Nko}"
 _EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\x{3001}-\x{303f}"
-_DIRECTION = r"[\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
-_ZERO_WIDTH = r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{2064}\x{206a}-\x{206f}]"
-_FULL_WIDTH = r"[\x{ff10}-\x{ff19}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}]"
+_DIRECTION = r"[\x{61c}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+_ZERO_WIDTH = (
+    r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{2065}\x{206a}-\x{206f}"
+    r"\x{fe00}-\x{fe0f}\x{fff9}-\x{fffb}\x{e0000}-\x{e0fff}]+"
+)
+_LINES = r"[\x{305}\x{332}\x{333}\x{335}-\x{338}\x{20d0}-\x{20dc}\x{20e5}-\x{20ea}]"
+_FULL_WIDTH = r"[\x{ff01}-\x{ff06}\x{ff08}-\x{ff5e}]"
 _FILLERS = r"\x{115f}\x{2800}\x{3164}\x{ffa0}"
 _RARE_BLANK = rf"[\x{{a0}}\x{{1680}}\x{{2000}}-\x{{200a}}\x{{2028}}\x{{2029}}\x{{202f}}\x{{205f}}\x{{3000}}{_FILLERS}]"
-_MIXED_SCRIPTS = r"\p{Latin}\p{Cyrillic}|\p{Cyrillic}\p{Latin}"
-_MISSING = r"(?i)^(?:NA|N/A|#N/A|<NA>|NaN|NaT|NULL|None|\\N|#(?:REF|VALUE|NAME|DIV/0)[!?]|-?999+)$"
-_FOREIGN_ESCAPE = r"_x[\dA-F]{4}_|<U\+[\dA-F]{4,6}>|\\u[\da-fA-F]{4}|\\['\"nrt]|(?:=[\dA-F]{2}){2}|%[\dA-F]{2}"
+_OTHER_SCRIPTS = r"\p{Cyrillic}\p{Armenian}\p{Cherokee}ΑΒΕΖΗΙΚΜΝΟΡΤΥΧοϲϳ"  # of Greek only what looks so
+_LIKE_LATIN = "АВЕЅІЈКМНОРСТУХаеорсухіѕјһԁԛԝ"  # letters of Cyrillic
+_ONLY_LIKE_LATIN = rf"^\P{{Cyrillic}}*?([{_LIKE_LATIN}]+)(?:\P{{Cyrillic}}|[{_LIKE_LATIN}])*$"
+_LOOK_ALIKE = rf"\p{{Latin}}[{_OTHER_SCRIPTS}]|[{_OTHER_SCRIPTS}]\p{{Latin}}|{_ONLY_LIKE_LATIN}"
+_APOSTROPHE = (
+    r"\p{Latin}([\x{b4}\x{2032}\x{ff07}\x{2bc}\x{2018}\x{201b}])\p{Latin}"
+    r"|^[^`]*[a-z](`)(?:s|t|m|d|re|ve|ll)\b[^`]*$"
+)
+_HYPHEN = r"[\x{2010}\x{2011}]|\p{L}([\x{2012}\x{2212}])\p{L}"
+_MISSING = (
+    r"(?i)^(?:NA|N/A|#N/A|<NA>|NaN|NaT|[(\[]?NULL[)\]]?|None|undefined|\\N|#(?:REF|VALUE|NAME|NUM|DIV/0)[!?]"
+    r"|\.|-+|-[789]+|999+|\{\}|\[\]|\[object Object\])$"
+)
+_CODE = (
+    r"_x[\dA-F]{4}_|<U\+[\dA-F]{4,6}>|\p{L}\\u[\da-fA-F]{4}|=[C-F][\dA-F]=[89AB][\dA-F]|[a-z]=92[a-z]"
+    r"|\\x[c-f][\da-f]\\x[89ab][\da-f]|<[c-f][\da-f]><[89ab][\da-f]>"
+)
+_ESCAPE = r"(?:^|\PL)\\u[\da-fA-F]{4}|\\['\"nrt]|(?:=[0-7][\dA-F]){2}|%[\dA-F]{2}|\p{L}('')\p{L}|^(b['\"]).*['\"]$"
 _INLINE_TAG = r"(?i)</?(?:b|i|u|em|strong|br|p|div|span|sub|sup|font)(?:\s[^<>]*)?/?>"
 _INSIDE = r"[\x{80}-\x{bf}ŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™]"  # a byte inside a character, as Latin-1 or Windows-1252 read it
+_MISREAD_MAC = r"‚Ä|√[©®±≤≥§¶∂∫º]|\p{Ll}Õ\p{Ll}"  # as Mac Roman reads UTF-8, or as others read Mac Roman
 _MISREAD = (
-    rf"(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|[ÐÑ]{_INSIDE}[ÐÑ]{_INSIDE}|â[€„\x{{80}}]|ï[»¿¬]|ð[Ÿ\x{{9f}}]|[\x{{80}}-\x{{9f}}]"
+    rf"{_MISREAD_MAC}|n\?t\b|(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|[ÐÑ]{_INSIDE}[ÐÑ]{_INSIDE}|â[€„\x{{80}}]|ï[»¿¬]"
+    r"|ð[Ÿ\x{9f}]|[\x{80}-\x{9f}]"
 )
 _ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
 _DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
 _TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
-_REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[\s.,;:!?)\"'”][^{0}]*)?$"  # the only one
+# The only region of a line:
+_REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s\"{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[\s.,;:!?)\"'”][^{0}]*)?$"
+_JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
+_WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
 _DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)[^*]*$"
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
 _ENCODING = "read the source in its own encoding"
@@ -95,24 +129,34 @@ KINDS = (
     Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)),
     Kind("byte-order marks", _REMOVE, r"\x{feff}"),
     Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}"),
-    Kind("letters of two scripts in a word", "write it in one script", _MIXED_SCRIPTS),
+    Kind("look-alike letters of another script", "write it in one script", _LOOK_ALIKE, accepts=has_latin),
+    Kind("lines under or through letters", _REMOVE, _LINES),
+    Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
     Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()"),  # shown as they are, since they can be seen
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
-    Kind("full-width letters", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
+    Kind("full-width letters or marks", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
     Kind("HTML entities", "decode them", rf"(?:^ ?|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
+    Kind("HTML tags", _REMOVE, _INLINE_TAG),
+    Kind("characters written as codes", "decode them", _CODE),
+    Kind("hyphens that are not -", "write -", _HYPHEN),
     Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0d-\x1f\x7f]"),
     Kind("no-break or other rare blanks", "write spaces", _BESIDE.format(rf"\d«—–;:!?»%€{_EAST_ASIAN}", _RARE_BLANK)),
     Kind("blanks at an end or two together", _REMOVE, r"^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,}", "row"),
     Kind("tabs or form feeds", "write blanks", r"[\t\f]", "row"),
-    Kind("hyphens that are not -", "write -", r"[\x{2010}\x{2011}]", "row"),
-    Kind("escapes of another program", "decode them", _FOREIGN_ESCAPE, "row"),
-    Kind("HTML tags", "remove them", _INLINE_TAG, "row"),
+    Kind("escapes of another program", "decode them", _ESCAPE, "row"),
+    Kind("JSON inside a text", "extract the text from it", _JSON, "row"),
     Kind("the text of a missing value (NA)", "leave them out if the value is missing", _MISSING, "row"),
+    Kind("line breaks inside (\\n)", "write blanks", r"\S", "later", most_share=0.2),
+    Kind("one word", "join the words of a sentence in one row", _WORD, "row", least_share=0.5),
+    Kind("quotes around all", _REMOVE, r'^(").*"$', "row", least_share=0.5),
+    Kind("a mark of judgment (*The)", "remove it", r"^([*?%]+)\p{L}[^*]*$", "row"),
+    Kind("divisions of a text (A / B)", _COLUMN, r"\S( [/|] )\S", "row", least_share=0.2),
     Kind("asterisks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
     Kind("double asterisks around words (**was**)", _COLUMN, _DOUBLE_REGION, "row", least_share=0.2),
     Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
     Kind("brackets around words ([was])", _COLUMN, _REGION.format(r"\[\]"), "row", least_share=0.9),
+    Kind("other marks around words ({was}, ~was~)", _COLUMN, _REGION.format("{}~#^"), "row", least_share=0.2),
     Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),
 )
@@ -126,16 +170,27 @@ class Oddities:
     """
 
     def __init__(self, unit: str, of: str, n_before: int = 0) -> None:
-        self._unit = unit
         self._n_begun = n_before
         self._is_first = n_before == 0
         self._has_crlf = False  # the text comes before CR LF is read as LF
         self._held = bytearray()
-        self._kinds = [kind for kind in KINDS if kind.of in ("line", "first", of)]
-        self._any = re2.compile("|".join(f"(?:{kind.pattern})" for kind in self._kinds))  # most lines have nothing odd
+        self._look_for(unit, of)
         self._counts = Counter[Kind]()
         self._latest: dict[Kind, int] = {}  # numbers of the units that were counted last
         self._first: dict[Kind, str] = {}
+
+    def _look_for(self, unit: str, of: str) -> None:
+        self._unit = unit
+        places = {"line", "first", of}
+        if unit == "row":
+            places.add("later")
+        self._kinds = [kind for kind in KINDS if kind.of in places]
+        options = re2.Options()
+        options.max_mem = PATTERN_BYTES
+        self._patterns = re2.Set.SearchSet(options)  # finds in one pass which of them a line has
+        for kind in self._kinds:
+            self._patterns.Add(kind.pattern)
+        self._patterns.Compile()
 
     def begin(self) -> None:
         """Begins a row or prompt, or a file of lines."""
@@ -159,6 +214,9 @@ class Oddities:
         self._has_crlf = True
         for portion in portions:
             if isinstance(portion, Document):
+                if self._unit == "line":  # known only now
+                    self._look_for("row", "row")
+                    self._n_begun = 0
                 self.begin()
             self.feed(portion or b"")
             yield portion
@@ -169,13 +227,13 @@ class Oddities:
             self._n_begun += 1
         if self._has_crlf:
             text = text.removesuffix(b"\r")
-        line = text.decode("utf-8", "ignore")
+        line = text.decode("utf-8", "replace")
         is_first = self._is_first
         self._is_first = is_first and not line.strip()
-        if not self._any.search(line):
-            return
-        for kind in self._kinds:
-            if kind.of == "first" and not is_first:
+        for number in sorted(self._patterns.Match(line) or []):
+            kind = self._kinds[number]
+            is_elsewhere = (kind.of == "first" and not is_first) or (kind.of == "later" and is_first)
+            if is_elsewhere:
                 continue
             place = kind.find(line)
             if place is None or self._latest.get(kind) == self._n_begun:
@@ -195,7 +253,7 @@ class Oddities:
         self._search_held()
         parts = []
         for kind, count in self._counts.items():
-            if count >= kind.least_share * self._n_begun:
+            if kind.least_share <= count / self._n_begun <= kind.most_share:
                 parts.append(f"{count:,} with {kind.name} ({self._first[kind]}; {kind.remedy})")
         if parts:
             yield Notice(f"{self._unit}s that need a look: {'; '.join(parts)}", "warning")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from xlcli.errors import DataError
-from xlcli.text.documents import DEFAULT_FIELD, Notice, Portions, Read, key_hint
+from xlcli.text.documents import DEFAULT_FIELD, USUAL_FIELDS, Notice, Portions, Read, key_hint
 from xlcli.text.json_rows import json_rows
 from xlcli.text.table_rows import table_rows
 
@@ -24,6 +24,8 @@ _BEFORE_JSON = re.compile(rb"(?:[\s\x1e]|(?:#|//)[^\n]*+)*+")
 _JSON = re.compile(rb'\{|\[\s*+[{"\[]')
 """Beginning of an object, or of an array of objects, texts or arrays."""
 _KEY = re.compile(rf'"{DEFAULT_FIELD}"\s*+:')
+_COLUMN = re.compile(r'"?[^\W\d](?:[\w. /()-]*[\w.)])?"?')
+"""Usual name of a column: words without a blank before or behind them."""
 _SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')
 """Any line, and the beginning of an object in the next one."""
 
@@ -95,9 +97,20 @@ def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *
         remark = f"{name} is read as plain text, because line 1 is not JSON, as line 2 seems to be"
     if kind == "json":
         return _json_or_plain(head, name, remark, is_named=suffix is not None, is_all=is_all)
-    if suffix:
+    if suffix or _names_columns(head):
         remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
     return Recognized("plain", remark)
+
+
+def _names_columns(head: bytes | bytearray) -> bool:
+    """True if the first line seems to name columns: one has a usual name, or the next line has as many cells."""
+    first, second, *_ = [*head.decode(errors="replace").splitlines(), "", ""]
+    for delimiter in "\t,;":
+        names = first.split(delimiter)
+        if len(names) > 1 and all(map(_COLUMN.fullmatch, names)):
+            has_usual_name = any(name.strip('"').lower().split()[-1] in USUAL_FIELDS for name in names)
+            return has_usual_name or second.count(delimiter) == len(names) - 1
+    return False
 
 
 def _kind_of_beginning(head: bytes | bytearray, limit: int) -> str | None:

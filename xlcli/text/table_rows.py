@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,14 @@ _ANY_QUOTE = re.compile(rb'(?:^|[\t,;])"')
 """Beginning of a quoted cell as long as it is not known what divides the cells."""
 _QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 """Rest of a quoted cell."""
+_QUALTRICS = '{"ImportId":'
+"""Beginning of the cells of the third row, which names the columns once more, as the second one does."""
 _SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')
 """First line with which spreadsheets say what divides the cells."""
 
 
 def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice) -> Rows:
-    """Rows of a table. Calls `notice` at the first quotation that joins rows.
+    """Rows of a table. Calls `notice` at the first quotation that joins rows, and the first comma that divides a text.
 
     Raises:
         DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
@@ -29,7 +32,7 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
     csv.field_size_limit(documents.LONGEST_LINE)
     table = _Table(name, text_fields)
     row, begin = bytearray(), 1
-    is_open = has_joined = False
+    is_open = has_joined = has_divided = False
     for number, line in _numbered_lines(portions, name):
         if line is None:
             yield None
@@ -49,6 +52,10 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         values = table.take(row, place)
         if values is None:
             continue
+        if not has_divided and table.divides_text(values):
+            has_divided = True
+            remark = f"the cell behind the text in {place} of {name} begins with a blank, as if a comma divided it"
+            notice(f"{remark}; write texts with commas in quotes")
         yield place, values
         if number > begin and not has_joined and table.joins_rows(row):
             has_joined = True
@@ -95,6 +102,9 @@ class _Table:
             return None
         if [cells[0].removeprefix("\ufeff"), *cells[1:]] == self._header:  # of another table that was appended
             return {}
+        if any(cell.startswith(_QUALTRICS) for cell in cells):
+            problem = f"{place} of {self._name} is no answer, but names the columns, as the line before it does."
+            raise DataError(problem, "Remove both; the first line names them, too.")
         if len(cells) != len(self._columns):
             reason = f"it has {len(cells):,} cells, but the header has {len(self._columns):,}"
             raise _broken(f"{place} of {self._name}", reason)
@@ -109,6 +119,16 @@ class _Table:
         except csv.Error:
             reason = "a quote is not doubled or not closed, or a line ends in CR alone"
             raise _broken(f"{place} of {self._name}", reason) from None
+
+    def divides_text(self, values: dict[str, str]) -> bool:
+        """True if the cell behind a text begins with a blank, as prose does behind a comma, but its column does not."""
+        if self._delimiter == "\t":
+            return False
+        for column, following in itertools.pairwise(self._columns):
+            is_text = column in self._text_fields
+            if is_text and values.get(following, "").startswith(" ") and not following.startswith(" "):
+                return True
+        return False
 
     def joins_rows(self, row: bytearray) -> bool:
         """True if lines of a row would be rows without quotes. A comma before a blank or line end is punctuation."""

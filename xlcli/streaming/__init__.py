@@ -1,0 +1,279 @@
+"""Streaming: scores text as it arrives, in constant RAM. The scores do not depend on how the text arrives.
+
+Text is scored as soon as its score can be output: a line when its end arrives, a word when it is complete if tokens are
+output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
+A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
+
+With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
+is in two documents then. `reset_on_change` clears it where this field changes, `each_line` before each line.
+
+Without `binary`, CR LF is read as LF; a CR that arrives last waits for the next byte.
+
+A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
+scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
+connected by a saved session thus give the scores of one stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from xlcli.config import StreamConfig
+from xlcli.errors import DataError
+from xlcli.events import Notice, Row, StreamStats, TokenScore, WordScore
+from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
+from xlcli.metrics import LN2
+from xlcli.runtime import Runtime
+from xlcli.store.folder import LoadedModel
+from xlcli.store.state_files import SessionState, StreamPosition
+from xlcli.streaming.intake import Intake
+from xlcli.streaming.output import ScoredEvent, StreamOutput
+from xlcli.text.documents import Document, plain
+from xlcli.text.formats import CRLF_NOTICE
+from xlcli.text.oddities import Oddities
+from xlcli.text.tokenizers import n_unknown, unknown_notice
+from xlcli.words import Predictions
+
+STATS_SECONDS = 1.0
+"""Time between two `StreamStats`."""
+
+StreamEvent = ScoredEvent | StreamStats | Notice
+
+
+def stream(
+    model: LoadedModel,
+    portions: Iterable[bytes | None],
+    options: StreamConfig,
+    runtime: Runtime,
+    *,
+    resume: SessionState | None = None,
+    save: SaveState | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_token: Callable[[TokenScore], None] | None = None,
+    on_word: Callable[[WordScore], None] | None = None,
+    saves_start: bool = False,
+) -> Iterator[StreamEvent]:
+    """Scores text as it arrives.
+
+    Args:
+        model: The model.
+        portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
+            arrived for a while; only then is an unfinished line scored early (`flush_ms`). The next portion is taken
+            when the last one has been scored. A stopped stream saves the unscored bytes of the last one, whatever its
+            size.
+        options: Output, flushing, saving and resets.
+        runtime: Device and number type.
+        resume: Saved session. Line numbers, byte offsets and totals continue from it.
+        save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
+        stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
+        on_token: Called with each token when it is scored, whatever is yielded.
+        on_word: Called with each word after the token that ends it, whatever is yielded.
+        saves_start: Save a new session before its text is read, too, for text that cannot be read again from its start.
+
+    Yields:
+        Scores as `options.emit`, `min_bits` and `top` say, totals about once a second, and the final totals last.
+
+    Raises:
+        StateError: `resume` does not fit `options`.
+    """
+    running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
+    oddities = Oddities("line", "row" if options.each_line else "line", running.output.n_lines)
+    if not options.binary and model.tokenizer.kind != "ids":
+        portions = oddities.watched(portions)
+    if resume is None and saves_start:
+        running.save()
+    yield from compile_cache(running.session.options, stop)
+    words = running.output.position.words
+    if words is not None and words.document:  # a row of a table in which the stream continues
+        yield Row(words.document, words.fields)
+    yield from running.run(portions)
+    yield from oddities.notices()
+    yield from map(Notice, model.tokenizer.take_notices())
+    yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
+    yield running.stats(final=True)
+
+
+class _Stream:
+    """A running stream: text comes in, the session scores it, results go out, and the session is saved when due."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        options: StreamConfig,
+        runtime: Runtime,
+        resume: SessionState | None,
+        save: SaveState | None,
+        stop: Callable[[], bool],
+        on_token: Callable[[TokenScore], None] | None,
+        on_word: Callable[[WordScore], None] | None,
+    ) -> None:
+        self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
+        position = StreamPosition() if resume is None else resume.stream
+        self.intake = Intake(model, options, position, resume)
+        predicts = options.emit == "words" or bool(options.columns) or on_word is not None
+        layers = options.asked.layers_of(model.config.model, self.session.options.learning)
+        predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
+        before = model.tokenizer.decode(self.session.last_tokens)
+        self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
+        self.meter = Meter(position.n_lines)
+        self._options = options
+        self._stop = stop
+        self.story = position.story
+        self._save = save
+        self._save_every = options.save_every
+        self._saved_at = time.monotonic()
+        self._saved_mark = (0, 0)
+        self._said = set[str]()  # texts of notices
+
+    def run(self, portions: Iterable[bytes | None]) -> Iterator[StreamEvent]:
+        """Scores all portions, and the end of the text, until `stop`."""
+        for portion in portions:
+            self.begin_document(portion)
+            is_flushed = self.intake.receive(portion)
+            yield from self.score()
+            if self._stop():
+                self.save()
+                return
+            if is_flushed:
+                yield from self.output.end_line_part()
+            if self.is_due():
+                self.save()
+        yield from self.end()
+
+    def begin_document(self, portion: bytes | None) -> None:
+        """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
+        key = self._options.reset_on_change
+        words = self.output.words
+        is_document = isinstance(portion, Document)
+        fields = plain(portion.fields) if isinstance(portion, Document) else {}
+        story = self.story
+        if portion and key is not None and (is_document or story is None):
+            if key not in fields:
+                raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
+            story = str(fields[key])
+        is_reset = key is None or story != self.story
+        self.story = story
+        if is_document and (self.intake.resets_at_documents or self._options.emit == "words"):
+            start = self.intake.begin_document(is_reset=is_reset)
+            if words is not None:
+                words.at.begin(start, fields)
+        elif portion and words is not None and not words.at.n_begun:  # the text before the first row
+            words.at.begin(0, {})
+
+    def score(self) -> Iterator[StreamEvent]:
+        session = self.session
+        output = self.output
+        meter = self.meter
+        while not self._stop():
+            is_due = self.is_due()
+            tokens = self.intake.take(to_line_end=is_due)  # a session is saved at the end of a line
+            if tokens is None:
+                return
+            if tokens.is_reset:
+                # The last word of the document ends as the document does, with the memory of the document.
+                yield from output.end_word(session)
+                session.reset()
+                if output.words:
+                    output.words.reset()
+            started = time.perf_counter()
+            nats, features = session.score(tokens.ids, output.predictions)
+            unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
+            meter.add(time.perf_counter() - started, len(tokens.ids), unknown)
+            yield from output.feed(tokens, nats / LN2, features)
+            if self.intake.line_ends.replaced:
+                yield from self._once([Notice(f"{CRLF_NOTICE}; --binary keeps them")])
+            yield from self._once(window_notice(session.state.span, session.options, session.state.seen))
+            if meter.is_due():
+                yield self.stats(final=False)
+            if is_due:
+                self.save()
+
+    def end(self) -> Iterator[StreamEvent]:
+        """Scores the lines that wait for others, and the unfinished end of the text."""
+        self.intake.release_lines()
+        yield from self.score()
+        # A line that ends is scored before the state is saved, so that its row does not come again.
+        ends_line = self.intake.ends_line and not self._stop()
+        if not ends_line:
+            self.save()
+        if self._stop():
+            return
+        self.intake.end()
+        yield from self.score()
+        if ends_line:
+            self.save()
+        yield from self.output.end(self.session)
+
+    def _once(self, notices: Iterable[Notice]) -> Iterator[Notice]:
+        for notice in notices:
+            if notice.text not in self._said:
+                self._said.add(notice.text)
+                yield notice
+
+    @property
+    def _mark(self) -> tuple[int, int]:
+        """Text that has arrived, and tokens that were scored."""
+        return self.intake.n_received, self.output.n_tokens
+
+    def is_due(self) -> bool:
+        """True if it is time to save, and text has arrived or was scored since."""
+        if self._save is None or self._save_every is None:
+            return False
+        is_time = time.monotonic() - self._saved_at >= self._save_every
+        return is_time and self._mark != self._saved_mark
+
+    def save(self) -> None:
+        if self._save is None:
+            return
+        self._saved_at = time.monotonic()
+        self._saved_mark = self._mark
+        session = self.session
+        position = replace(self.output.position, story=self.story)
+        self._save(SessionState(session.state, session.last_tokens[0], self.intake.pending, None, position))
+
+    def stats(self, *, final: bool) -> StreamStats:
+        output, span = self.output, self.session.state.span
+        return StreamStats(
+            lines=output.n_lines,
+            bytes=output.n_bytes,
+            tokens=output.n_tokens,
+            bits=output.bits,
+            bits_per_byte=output.bits / max(1, output.n_bytes),
+            **self.meter.speed(output.n_lines),
+            mem_len=span.mem_len,
+            state_bytes=self.session.state.bytes,
+            final=final,
+            shown=output.selection.n_shown if output.options.selects else None,
+            crlf=self.intake.line_ends.replaced,
+        )
+
+
+class Meter:
+    """Speed of a stream that began after `n_lines` lines."""
+
+    def __init__(self, n_lines: int) -> None:
+        self._first_line = n_lines
+        self._started = self._told = time.monotonic()
+        self._scoring_seconds = 0.0
+        self.n_tokens = self.n_unknown = 0
+
+    def add(self, seconds: float, n_tokens: int, n_unknown: int) -> None:
+        self._scoring_seconds += seconds
+        self.n_tokens += n_tokens
+        self.n_unknown += n_unknown
+
+    def is_due(self) -> bool:
+        """True if `STATS_SECONDS` have passed since it was."""
+        if time.monotonic() - self._told < STATS_SECONDS:
+            return False
+        self._told = time.monotonic()
+        return True
+
+    def speed(self, n_lines: int) -> dict[str, float]:
+        """Fields of `StreamStats` after `n_lines` lines of the whole text."""
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        pace = (n_lines - self._first_line) / seconds
+        token_pace = self.n_tokens / max(self._scoring_seconds, 1e-9)
+        return {"seconds": seconds, "lines_per_second": pace, "tokens_per_second": token_pace}

@@ -1,0 +1,241 @@
+"""Text on its way to the model: bytes arrive in portions of any size, tokens leave in calls of the model."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlcli.config import StreamConfig
+from xlcli.config.base import compile_pattern
+from xlcli.errors import DataError
+from xlcli.inference import TOKENS_PER_CALL
+from xlcli.store.folder import LoadedModel
+from xlcli.store.state_files import PendingText, SessionState, StreamPosition
+from xlcli.text.formats import LineEnds
+from xlcli.text.pretokenize import PreTokenizer
+
+BLOCK_BYTES = 2**14
+"""Number of bytes tokenized at a time."""
+LINE_LIMIT = 2**14
+"""Number of bytes after which a line is output in parts, and up to which `reset_on` is searched for in a line."""
+LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+"""A line with its end, or the rest of a text."""
+
+
+class Tokens(NamedTuple):
+    """Tokens (t) of a text, the number of bytes of each (t), and the text; `is_reset`: the memory is cleared before."""
+
+    ids: NDArray[np.int32]
+    sizes: NDArray[np.int32]
+    text: bytes
+    is_reset: bool = False
+
+    def __add__(self, other: Tokens) -> Tokens:  # type: ignore[override]
+        ids, sizes = np.concatenate((self.ids, other.ids)), np.concatenate((self.sizes, other.sizes))
+        return Tokens(ids, sizes, self.text + other.text)
+
+    def divide(self, n: int) -> tuple[Tokens, Tokens]:
+        n_bytes = int(self.sizes[:n].sum())
+        first = Tokens(self.ids[:n], self.sizes[:n], self.text[:n_bytes])
+        return first, Tokens(self.ids[n:], self.sizes[n:], self.text[n_bytes:])
+
+    def n_within(self, n_bytes: int) -> int:
+        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
+
+    def n_begun(self, n_bytes: int) -> int:
+        return int(np.searchsorted(np.cumsum(self.sizes) - self.sizes, n_bytes))
+
+
+class Intake:
+    """Text on its way to the model.
+
+    It passes from `_arrived` (bytes) through `_pretokenizer` (the unfinished word at its end) to the queue of tokens,
+    whose first `_n_ready` may be scored.
+
+    Attributes:
+        line_ends: Reads CR LF as LF.
+        n_received: Number of bytes and documents that have arrived.
+    """
+
+    def __init__(
+        self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
+    ) -> None:
+        self._tokenizer = model.tokenizer
+        self._options = options
+        self._reset_pattern = None
+        if options.each_line:
+            self._reset_pattern = compile_pattern("", "stream.reset_on")  # which matches every line
+        elif options.reset_on is not None:
+            self._reset_pattern = compile_pattern(options.reset_on, "stream.reset_on")
+        self.resets_at_documents = options.reading(model.config.model, model.config.train.reading).reset_on_document
+        pending = PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
+        if resume is not None:
+            pending = resume.pending
+        rest = pending.data[pending.n_tokenized :]
+        # A CR at the end waits for what follows it; those before it have been decided.
+        self._arrived = rest if options.binary else rest.removesuffix(b"\r")
+        self.line_ends = LineEnds(rest[len(self._arrived) :])
+        self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
+        self._queue = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized])
+        self._documents = deque(pending.documents)  # offsets in the text that waits
+        self._offset = position.n_bytes  # of the queue in the whole text
+        self._at_line_start = position.n_bytes == position.line_start
+        self._last_arrival = time.monotonic()
+        self.n_received = 0
+        self._is_ended = False
+        self._n_ready = self._n_complete()
+
+    @property
+    def pending(self) -> PendingText:
+        ids, sizes, text, _ = self._queue
+        data = text + self._pretokenizer.pending + self._arrived + self.line_ends.held
+        return PendingText(data, ids, sizes, tuple(self._documents))
+
+    @property
+    def ends_line(self) -> bool:
+        """True if the unfinished word ends a line, which only lacks what may follow."""
+        return self._pretokenizer.pending.endswith(b"\n")
+
+    def begin_document(self, *, is_reset: bool) -> int:
+        """Begins a document, before which the memory may be cleared; returns its offset in the whole text."""
+        self._arrived += self.line_ends.feed(b"", final=True)
+        start = self._n_tokenized + len(self._arrived)
+        is_first_here = not self._documents or self._documents[-1] < start
+        if self.resets_at_documents and is_reset and is_first_here:
+            self._documents.append(start)
+        self.n_received += 1
+        return self._offset + start
+
+    def receive(self, portion: bytes | None) -> bool:
+        """Appends bytes that have arrived. True if an unfinished line is to be output, because none have for long."""
+        if portion:
+            self._last_arrival = time.monotonic()
+            self._arrived += portion if self._options.binary else self.line_ends.feed(portion)
+            self.n_received += len(portion)
+        if portion is not None or self._options.flush_ms is None:
+            return False
+        wait = self._options.flush_ms / 1000 - 1e-3  # a wait may end that much early
+        if time.monotonic() - self._last_arrival < wait:
+            return False
+        self._enqueue(self._pretokenizer.flush())
+        self._n_ready = len(self._queue.ids)
+        return True
+
+    def release_lines(self) -> None:
+        """Makes the complete lines of the queue ready, which without output wait until a call is full."""
+        self._n_ready = max(self._n_ready, self._queue.n_begun(self._queue.text.rfind(b"\n") + 1))
+
+    def end(self) -> None:
+        self._is_ended = True
+        self._arrived += self.line_ends.feed(b"", final=True)
+
+    def take(self, *, to_line_end: bool) -> Tokens | None:
+        """Tokens to score in one call, which leave the queue; None if none can be output now.
+
+        `to_line_end`: the last of them ends a line, if one of them does.
+        """
+        while not self._n_ready:
+            if self._arrived:
+                self._feed()
+                continue
+            if self._is_ended:
+                self._enqueue(self._pretokenizer.finish())
+                self._n_ready = len(self._queue.ids)
+            if not self._n_ready:
+                return None
+        n, is_reset = self._n_before_reset(min(self._n_ready, TOKENS_PER_CALL))
+        if to_line_end:
+            line_end = self._queue.divide(n)[0].text.rfind(b"\n") + 1
+            n = self._queue.n_begun(line_end) or n
+        tokens, self._queue = self._queue.divide(n)
+        # All that is counted from the beginning of the queue moves with it.
+        self._n_ready -= len(tokens.ids)
+        self._offset += len(tokens.text)
+        self._at_line_start = tokens.text.endswith(b"\n")
+        self._documents = deque(at - len(tokens.text) for at in self._documents)
+        return tokens._replace(is_reset=is_reset)
+
+    @property
+    def _n_tokenized(self) -> int:
+        return len(self._queue.text) + len(self._pretokenizer.pending)
+
+    def _feed(self) -> None:
+        """Tokenizes at most `BLOCK_BYTES` of the bytes that have arrived, up to the next document."""
+        start = self._n_tokenized  # offset of these bytes, as documents have
+        if start in self._documents:
+            self._enqueue(self._pretokenizer.finish())
+        n_bytes = BLOCK_BYTES
+        for document in self._documents:
+            if document > start:
+                n_bytes = min(n_bytes, document - start)
+        self._enqueue(self._pretokenizer.feed(self._arrived[:n_bytes]))
+        self._arrived = self._arrived[n_bytes:]
+        self._n_ready = self._n_complete()
+
+    def _enqueue(self, words: bytes) -> None:
+        """Tokenizes whole words and appends them to the queue; before a line that may be a reset, a token ends."""
+        if not words:
+            return
+        by_line = self._reset_pattern is not None and not self._tokenizer.splitter.ends_at_lines
+        for part in LINE.findall(words) if by_line else [words]:
+            byte = self._offset + len(self._queue.text)
+            ids, sizes = self._tokenizer.tokens(part, byte)
+            if not len(ids) and not self._is_ended:
+                raise DataError(f"the line at byte {byte} has no tokens.", "Leave it out.")
+            self._queue += Tokens(ids, sizes, part)
+
+    def _n_complete(self) -> int:
+        """Number of queued tokens whose scores can be output."""
+        n_tokens = len(self._queue.ids)
+        n_bytes_in_lines = self._queue.text.rfind(b"\n") + 1
+        n_in_lines = self._queue.n_begun(n_bytes_in_lines)
+        if self._reset_pattern is not None:
+            # An unfinished line may be a reset, until it is too long for one.
+            may_be_reset = len(self._queue.text) - n_bytes_in_lines < LINE_LIMIT
+            return n_in_lines if may_be_reset else n_tokens
+        if self._options.emit in ("tokens", "words"):
+            return n_tokens
+        if self._options.emit == "none":  # no line is awaited, so calls are full
+            n_in_lines = 0
+        n_full_calls = (n_tokens - n_in_lines) // TOKENS_PER_CALL
+        return n_in_lines + n_full_calls * TOKENS_PER_CALL
+
+    def _n_before_reset(self, n: int) -> tuple[int, bool]:
+        """Number of the first `n` queued tokens before the next document or line that matches `reset_on`, at least one.
+
+        Also whether the queue begins with such a document or line, before which the session is reset.
+        """
+        begins_document = bool(self._documents) and self._documents[0] == 0
+        if begins_document:
+            self._documents.popleft()
+        if self._documents:
+            n = min(n, self._queue.n_within(self._documents[0]))
+        if self._reset_pattern is None:
+            return n, begins_document
+
+        is_reset = begins_document
+        text = self._queue.text
+        n_bytes = int(self._queue.sizes[:n].sum())
+        line_start = 0
+        if not self._at_line_start:  # the queue begins within a line, which was looked at before
+            line_start = _line_end(text, 0)
+        while line_start < n_bytes:
+            line_end = _line_end(text, line_start)
+            line = text[line_start : min(line_end, line_start + LINE_LIMIT)].rstrip(b"\r\n")
+            is_match = self._reset_pattern.search(line) is not None
+            if is_match and line_start > 0:
+                return max(1, self._queue.n_within(line_start)), is_reset
+            is_reset = is_reset or is_match
+            line_start = line_end
+        return n, is_reset
+
+
+def _line_end(text: bytes, start: int) -> int:
+    """Where the line that begins at `start` ends, behind its line end if it has one."""
+    line_feed = text.find(b"\n", start)
+    return len(text) if line_feed < 0 else line_feed + 1

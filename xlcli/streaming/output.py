@@ -1,0 +1,210 @@
+"""Scored tokens on their way out: as they are, joined to words, or assembled to lines."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlcli.config import StreamConfig
+from xlcli.events import LineScore, Prediction, Row, TokenScore, WordScore
+from xlcli.inference import InferenceSession
+from xlcli.store.state_files import StreamPosition, WordPosition
+from xlcli.streaming.intake import LINE, LINE_LIMIT, Tokens
+from xlcli.words import Predictions, Words
+
+RECENT = 1000
+"""Number of latest scores that `top` compares the next one with."""
+
+
+ScoredEvent = LineScore | WordScore | Row | TokenScore
+
+
+class StreamOutput:
+    """Scored tokens on their way out: as they are, joined to words, or assembled to lines.
+
+    Attributes:
+        predictions: What is kept of the prediction of each token, if any of it is output.
+        words: The words, if they are output.
+        selection: Selects what is output.
+        n_lines, n_bytes, n_tokens, bits: Complete lines, bytes and tokens so far, and the sum of their surprisals.
+    """
+
+    def __init__(
+        self,
+        options: StreamConfig,
+        position: StreamPosition,
+        predictions: Predictions | None,
+        before: bytes,
+        on_token: Callable[[TokenScore], None] | None,
+        on_word: Callable[[WordScore], None] | None,
+    ) -> None:
+        self.options = options
+        self.predictions = predictions
+        self._on_token = on_token
+        self._on_word = on_word
+        self.n_lines = position.n_lines
+        self.n_bytes = position.n_bytes
+        self.n_tokens = position.n_tokens
+        self.bits = position.bits
+        self.words = None
+        if predictions and (options.emit == "words" or on_word):
+            word = WordPosition(last=before, starts=deque())
+            if options.emit == "words" and position.words is not None:
+                word = position.words.copy()
+            self.words = Words(predictions.boundaries, word, by_line=options.each_line)
+        self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
+        # The unfinished line, whose beginning may have been output as a part:
+        self._line_start = position.line_start
+        self._line = list(position.scored)
+        self._line_bytes = sum(len(text) for text, _ in self._line)
+        self._line_tokens = position.line_tokens
+
+    @property
+    def position(self) -> StreamPosition:
+        """The place from which another stream continues."""
+        emit = str(self.options.emit)
+        recent = tuple(self.selection.recent)
+        words = None
+        if emit == "words" and self.words is not None:
+            words = self.words.at.copy()
+        return StreamPosition(
+            n_lines=self.n_lines,
+            n_bytes=self.n_bytes,
+            n_tokens=self.n_tokens,
+            bits=self.bits,
+            line_start=self._line_start,
+            scored=tuple(self._line),
+            n_shown=self.selection.n_shown,
+            recent={emit: recent} if recent else {},
+            words=words,
+            line_tokens=self._line_tokens,
+        )
+
+    def feed(
+        self, tokens: Tokens, bits: NDArray[np.float64], features: NDArray[np.float64] | None
+    ) -> Iterator[ScoredEvent]:
+        """Outputs the next tokens with their surprisals (t) and features (t f), or the words or lines they complete."""
+        self.n_tokens += len(bits)
+        self.bits += float(bits.sum())
+        emit = self.options.emit
+        predictions = self._values(features)
+        start = 0
+        # Not strict: without features there is None for any number of tokens.
+        for size, token_bits, prediction in zip(tokens.sizes.tolist(), bits.tolist(), predictions, strict=False):
+            token = tokens.text[start : start + size]
+            start += size
+            if emit == "lines":
+                self._line_tokens += 1
+            score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits, prediction)
+            if self._on_token:
+                self._on_token(score)
+            if self.words:
+                yield from self._listed(self.words.feed(score))
+            if emit == "tokens" and self.selection.shows(token_bits):
+                yield score
+            yield from self._add_to_line(token, token_bits)
+
+    def end_line_part(self) -> Iterator[LineScore]:
+        """Outputs the line being assembled, or a part of it, unless it is empty."""
+        spans = tuple(self._line)
+        n_bytes = self._line_bytes
+        n_tokens = self._line_tokens
+        self._line = []
+        self._line_bytes = self._line_tokens = 0
+        bits = sum(span_bits for _, span_bits in spans)
+        if n_bytes and self.selection.shows(bits / n_bytes):
+            yield LineScore(
+                line=self.n_lines + 1,
+                byte=self.n_bytes - n_bytes,
+                bytes=n_bytes,
+                text=b"".join(text for text, _ in spans),
+                tokens=n_tokens,
+                bits=bits,
+                bits_per_byte=bits / n_bytes,
+                spans=spans,
+            )
+
+    def end(self, session: InferenceSession) -> Iterator[ScoredEvent]:
+        if self.n_bytes > self._line_start:
+            yield from self.end_line_part()
+            self.n_lines += 1
+        yield from self.end_word(session)
+
+    def end_word(self, session: InferenceSession) -> Iterator[ScoredEvent]:
+        """Outputs the unfinished word, if there is one, which ends if the next token is one that begins a text."""
+        if self.words and self.words.at.text:
+            _, features = session.score(np.array([session.model.tokenizer.start_id]), self.predictions)
+            yield from self._listed(self.words.end(self.n_bytes, next(self._values(features))))
+
+    def _add_to_line(self, token: bytes, bits: float) -> Iterator[LineScore]:
+        """Adds a token to the line; one with two line ends counts for the line that it begins in."""
+        for piece in LINE.findall(token) or [token]:
+            if self.options.emit == "lines":
+                self._add_span(piece, bits)
+            bits = 0.0
+            self.n_bytes += len(piece)
+            ends_line = piece.endswith(b"\n")
+            if ends_line or self._line_bytes >= LINE_LIMIT:
+                yield from self.end_line_part()
+            if ends_line:
+                self.n_lines += 1
+                self._line_start = self.n_bytes
+
+    def _add_span(self, text: bytes, bits: float) -> None:
+        """Adds text to the line being assembled; a token without text counts with the one before it."""
+        self._line_bytes += len(text)
+        if self._line and not text:
+            text, bits_before = self._line.pop()
+            bits += bits_before
+        self._line.append((text, bits))
+
+    def _values(self, features: NDArray[np.float64] | None) -> Iterator[Prediction | None]:
+        """The predictions that features (t f) stand for; None for any number of tokens without."""
+        if features is None or self.predictions is None:
+            return itertools.repeat(None)
+        return map(self.predictions.value, features.tolist())
+
+    def _listed(self, events: Iterator[Row | WordScore]) -> Iterator[Row | WordScore]:
+        """Hands words to `on_word`, and yields those that are selected if words are listed."""
+        for event in events:
+            if self._on_word and isinstance(event, WordScore):
+                self._on_word(event)
+            if self.options.emit == "words" and (isinstance(event, Row) or self.selection.shows(event.bits)):
+                yield event
+
+
+class Selection:
+    """Selects scores (bits per byte of a line, or bits of a word or token) that `min_bits` and `top` both let pass.
+
+    `top` compares a score with the `RECENT` before it: fewer than this share of them are as high. It selects none
+    until the share is one whole score, the first 100 of them for 1 %.
+
+    `recent` are the latest scores, the oldest one first; `n_shown` were selected so far.
+    """
+
+    def __init__(self, options: StreamConfig, recent: Sequence[float] = (), n_shown: int = 0) -> None:
+        self.min_bits = options.min_bits
+        self.top = options.top
+        self.n_shown = n_shown
+        self.recent = deque(recent, RECENT)
+        self._sorted = sorted(self.recent)
+
+    def shows(self, score: float) -> bool:
+        """True if the next score is selected; counts it, and remembers it for `top`."""
+        is_shown = self.min_bits is None or score >= self.min_bits
+        if self.top is not None:
+            score = round(score, 3)  # equal lines may differ by rounding errors
+            n_top = self.top * len(self._sorted)
+            n_as_high = len(self._sorted) - bisect_left(self._sorted, score)
+            is_shown = is_shown and n_top >= 1 and n_as_high < n_top
+            if len(self._sorted) == RECENT:
+                del self._sorted[bisect_left(self._sorted, self.recent[0])]
+            self.recent.append(score)  # drops the oldest one
+            insort(self._sorted, score)
+        self.n_shown += is_shown
+        return is_shown

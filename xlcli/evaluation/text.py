@@ -49,6 +49,8 @@ MAX_SEGMENT_LEN = 2**12
 """Longest segment where the length does not change the result; bounds the size of the attention mask."""
 STATE_LIMIT = 2**28
 """Maximum bytes of memory tensors for the default batch size."""
+LONGEST_CHARACTER = 4
+"""Bytes of the longest UTF-8 character."""
 SCORED_PER_WARMUP = 10
 """The default batch size warms up on at most one token for so many of the text."""
 
@@ -179,19 +181,22 @@ class TokenScores:
         return self.predictions.value(self._after[token].tolist())
 
     def tokens(self, portions: Iterator[bytes], tokens: TokenFile, numbers: range) -> Iterator[TokenScore]:
-        """The tokens with these numbers, whose text are the portions, with their scores."""
-        line, byte = 1, 0
-        portion, start = b"", 0  # the token starts there in the portion
-        for token in numbers:
-            end = start + int(tokens.sizes(token))
-            while len(portion) < end:
-                portion = portion[start:] + next(portions)
-                start, end = 0, end - start
-            text = portion[start:end]
-            yield TokenScore(line, byte, text, float(self.nats[token]) / LN2, self.prediction(token))
+        """The tokens with these numbers and their scores; `portions` are their text, which begins at line 1, byte 0."""
+        line = 1
+        byte = 0
+        portion = b""
+        start = 0  # of the token in the portion
+        for number in numbers:
+            size = int(tokens.sizes(number))
+            while start + size > len(portion):
+                portion = portion[start:] + next(portions)  # the token goes on in the next portion
+                start = 0
+            text = portion[start : start + size]
+            bits = float(self.nats[number]) / LN2
+            yield TokenScore(line, byte, text, bits, self.prediction(number))
             line += text.count(b"\n")
-            byte += len(text)
-            start = end
+            byte += size
+            start += size
 
 
 def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
@@ -249,39 +254,55 @@ def tokenize(
     """
     yield from corpus.scan()
     yield from corpus.notices()
-    stop = corpus.n_bytes
-    if limit is not None and limit < stop:
-        tail = b"".join(corpus.read(max(limit - 4, 0), limit))  # a character has at most 4 bytes
-        stop = limit - len(tail) + whole_characters(tail) or limit
-    part = Part(corpus, 0, stop, starts)
+    n_bytes = corpus.n_bytes
+    if limit is not None:
+        n_bytes = min(n_bytes, limit)
+    if n_bytes < corpus.n_bytes:
+        tail_start = max(n_bytes - LONGEST_CHARACTER, 0)
+        tail = b"".join(corpus.read(tail_start, n_bytes))
+        whole_bytes = tail_start + whole_characters(tail)
+        if whole_bytes > 0:  # else the first character is cut, because a text cannot be empty
+            n_bytes = whole_bytes
+    part = Part(corpus, 0, n_bytes, starts)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
     fields = corpus.sources[0].input_format.text_fields
     if isinstance(fields, Joined):
-        return (yield from _continuations(part, tokens, fields))
-    if tokenizer.kind == "ids":  # of which neither characters nor words are known
-        return TokenizedText(part, tokens, TextCounts(part.n_bytes))
+        text = yield from _continuations(part, tokens, fields)
+        return text
+    counts = TextCounts(part.n_bytes)
+    if tokenizer.kind != "ids":  # of which neither characters nor words are known
+        counts = _count_text(part, by_document=by_document)
+    return TokenizedText(part, tokens, counts)
+
+
+def _count_text(part: Part, *, by_document: bool) -> TextCounts:
+    """Bytes, characters and words of a text; with `by_document` no word is in two documents."""
     counter = TextCounter()
-    for portion, is_end in divided(part.read(), part.documents if by_document else ()):
+    documents = part.documents if by_document else ()
+    for portion, ends_document in divided(part.read(), documents):
         counter.feed(portion)
-        if is_end:
+        if ends_document:
             counter.end_word()
-    return TokenizedText(part, tokens, counter.counts())
+    return counter.counts()
 
 
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
     """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
-    counter, borders = TextCounter(), list[int]()
-    for start, row in part.corpus.rows():
+    counter = TextCounter()
+    borders: list[int] = []  # of each row, offset at which its context ends and its continuation begins
+    for row_start, row in part.corpus.rows():
         context, continuation = fields.divide(row.fields)
-        borders.append(start + len(context))
+        borders.append(row_start + len(context))
         counter.feed(continuation)
         counter.end_word()
-    ends = np.cumsum(tokens.sizes(slice(None)), dtype=np.int64)
-    starts = ends - tokens.sizes(slice(None))
-    rows = np.searchsorted(part.documents, ends - 1, side="right") - 1
-    border = np.array(borders)[rows]  # of the row that each token ends in
-    is_scored = border < ends
-    n_across = int(((starts < border) & is_scored).sum())
+    token_sizes = tokens.sizes(slice(None))
+    token_ends = np.cumsum(token_sizes, dtype=np.int64)
+    token_starts = token_ends - token_sizes
+    rows = np.searchsorted(part.documents, token_ends - 1, side="right") - 1  # in which the tokens end
+    token_borders = np.array(borders)[rows]
+    is_scored = token_ends > token_borders
+    is_across = is_scored & (token_starts < token_borders)
+    n_across = int(is_across.sum())
     if n_across:
         yield Notice(f"{n_across:,} tokens begin in a context and end in its continuation, with which they count")
     return TokenizedText(part, tokens, counter.counts(), is_scored)
@@ -328,23 +349,26 @@ def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
 
 def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
     """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
-    reading, shape = options.reading(model.config.model, model.config.train.reading), model.config.model
-    n_tokens, n_per_call = text.longest_document, tokens_per_call(model, runtime)
+    shape = model.config.model
+    reading = options.reading(shape, model.config.train.reading)
+    n_tokens = text.longest_document
+    n_per_call = tokens_per_call(model, runtime)
     by_document = len(text.documents) > 1
     is_exact = reading.has_memory and reading.span == "uniform"  # the segment length does not change the result
     segment_len = reading.segment_len
     if is_exact:
         segment_len = _exact_segment_len(model, runtime, options, reading, n_tokens)
-    # Every sequence but the first starts with unscored tokens: all on which its first scored token depends.
+    # Every sequence but the first starts with unscored tokens: all on which its first scored token depends (None: all
+    # tokens before it). Documents start from empty memory.
     receptive_field: int | None = 0
     if reading.has_memory:
         mem_len = reading.longest
         if not is_exact:  # the last token of a segment attends to memory and segment
             mem_len += segment_len
         receptive_field = model.network.receptive_field(mem_len)
-    warmup_len = n_tokens if receptive_field is None else receptive_field
-    if by_document:
-        warmup_len = 0
+    warmup_len = 0
+    if not by_document:
+        warmup_len = n_tokens if receptive_field is None else receptive_field
     # So many sequences keep the machine busy, fit their memory into the limit, and warm up on a small share of tokens.
     state_bytes = shape.memory_bytes(reading.max_context + segment_len, reading.memory_dtype)
     if by_document:
@@ -356,21 +380,26 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
         if warmup_len:
             most_by_warmup = 1 + n_tokens // (SCORED_PER_WARMUP * warmup_len)
         most_sequences = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, most_by_warmup)
-    batch_size = options.batch_size or max(1, most_sequences)
+    batch_size = max(1, most_sequences)
+    call_limit = None
+    if options.batch_size is not None:
+        batch_size = options.batch_size
+    else:
+        call_limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     is_unbounded = receptive_field is None and not by_document
     if is_unbounded or options.online_option is not None:
         batch_size = 1
+    # Windows overlap by what is not scored of them.
     stride = None
     if reading.stride is not None:
         stride = min(reading.stride, segment_len)
         warmup_len = segment_len - stride
-    limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         **vars(reading) | {"segment_len": segment_len, "stride": stride},
         batch_size=batch_size,
         warmup_len=warmup_len,
         by_document=by_document,
-        tokens_per_call=None if options.batch_size else limit,
+        tokens_per_call=call_limit,
     )
 
 

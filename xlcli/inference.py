@@ -31,10 +31,8 @@ from xlcli.store.state_files import SessionState
 TOKENS_PER_CALL = 512
 """Maximum number of tokens per call of the model: bounds the RAM and the response time to a signal."""
 
-MAX_ROWS = 16
-"""Maximum number of texts per call of the model."""
-MAX_ROWS_BYTES = 2**29
-"""Maximum size of their memory tensors."""
+MAX_ROWS = 16  # maximum number of texts per call of the model
+MAX_ROWS_BYTES = 2**29  # maximum size of their memory tensors
 COMPILING = "compiling the kernels of {}, once on this machine: 10 to 40 seconds of processor time"
 NOT_KEPT = "the compiled kernels of {} cannot be kept, so each run compiles them again: {}"
 

@@ -26,8 +26,7 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ranks import SINGLE, Ranks
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Number types by name."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # number types by name
 LOOP_SECONDS = 0.02  # duration of the measurement of a parallel loop
 LOOP_ROUNDS = 3  # number of measurements of a parallel loop, of which the slowest counts
 

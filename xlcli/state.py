@@ -19,8 +19,7 @@ from xlcli.ops.span import Span
 
 ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cache": ContextCache}
 """Field of `State` to class, of values that a model learns while it reads."""
-NO_LONGER_WRITTEN = {"cache.predicted"}
-"""Tensors of earlier state files that nothing reads."""
+NO_LONGER_WRITTEN = {"cache.predicted"}  # tensors of earlier state files that nothing reads
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,11 @@ from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.pretokenize import whole_characters
 
-BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)
-"""Kinds of characters; CHARACTER is a word by itself."""
-LONGEST = 2**14
-"""Number of bytes from which a word is cut, so that RAM stays bounded."""
+BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)  # kinds of characters; CHARACTER is a word by itself
+LONGEST = 2**14  # number of bytes from which a word is cut, so that RAM stays bounded
 
 _SINGLE = re2.compile(r"[\p{Han}\p{Hiragana}\x{3001}-\x{303f}\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff20}]")
-_INSIDE = "'’-\u2010\u2011_"
-"""Punctuation marks that count as letters, with two hyphens."""
+_INSIDE = "'’-\u2010\u2011_"  # punctuation marks that count as letters, with two hyphens
 _MARKS = re2.compile(rf"[^\p{{L}}\p{{M}}\p{{N}}\p{{C}}\s{re2.escape(_INSIDE)}]+")
 
 

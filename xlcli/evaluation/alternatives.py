@@ -23,12 +23,9 @@ from xlcli.state import State
 from xlcli.text.loaders import inputs_and_targets
 from xlcli.words import Predictions, is_ended
 
-ROWS = 16
-"""Maximum number of sequences per call of the model."""
-LEAST = 1e-5
-"""Probability below which no sequence is continued."""
-LINE_END = "\n"
-"""Stands for the end of a line or of the text in the place of a word."""
+ROWS = 16  # maximum number of sequences per call of the model
+LEAST = 1e-5  # probability below which no sequence is continued
+LINE_END = "\n"  # stands for the end of a line or of the text in the place of a word
 
 
 class _Beginning(NamedTuple):

@@ -22,8 +22,7 @@ from xlcli.events import ContextBin, ContinuationScore, PairScore, PairShare, Pr
 from xlcli.metrics import LN2, bits_per, share_interval
 from xlcli.text.loaders import EvalLoader
 
-WINDOW_LIMIT = 2**20
-"""Maximum number of tokens in the windows for the loss by context length."""
+WINDOW_LIMIT = 2**20  # maximum number of tokens in the windows for the loss by context length
 SHORT_WINDOW = 64
 """Tokens of at least half of them, in tokens, since a long window has few tokens with a short context."""
 

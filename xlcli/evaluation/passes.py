@@ -24,8 +24,7 @@ from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 
-LEAST_SEQUENCES = 5
-"""Number of sequences with tokens in a bin from which its uncertainty is estimated."""
+LEAST_SEQUENCES = 5  # number of sequences with tokens in a bin from which its uncertainty is estimated
 
 
 @dataclass(frozen=True)

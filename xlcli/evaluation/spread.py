@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from xlcli.events import Comparison, Discordance, PairShare, Score, Spread
 from xlcli.metrics import LN2, half_width
 
-LEAST_DOCUMENTS = 5
-"""Fewer documents have no interval."""
-LEAST_FREEDOM = 2.0
-"""If one document is nearly the whole text, its interval is that of three documents of one size."""
+LEAST_DOCUMENTS = 5  # fewer documents have no interval
+LEAST_FREEDOM = 2.0  # if one document is nearly the whole text, its interval is that of three documents of one size
 
 
 def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:

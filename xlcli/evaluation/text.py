@@ -37,22 +37,17 @@ from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
 
-TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
-"""Maximum of `tokens_per_call` by device: enough tokens to keep it busy."""
+TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}  # maximum of `tokens_per_call` by device: enough tokens to keep it busy
 CPU_ACTIVATIONS = 2**19
 """Number of activations of a layer in a call above which a CPU is slower (measured for widths of 192 to 512)."""
 DEFAULT_SEGMENT_LEN = 512
 """Longest segment chosen by default where hidden scores are computed; a longer one would hide most of its scores."""
-LEAST_SEGMENT_LEN = 64
-"""Shortest segment chosen by default: shorter ones cost more calls than they hide scores."""
+LEAST_SEGMENT_LEN = 64  # shortest segment chosen by default: shorter ones cost more calls than they hide scores
 MAX_SEGMENT_LEN = 2**12
 """Longest segment where the length does not change the result; bounds the size of the attention mask."""
-STATE_LIMIT = 2**28
-"""Maximum bytes of memory tensors for the default batch size."""
-LONGEST_CHARACTER = 4
-"""Bytes of the longest UTF-8 character."""
-SCORED_PER_WARMUP = 10
-"""The default batch size warms up on at most one token for so many of the text."""
+STATE_LIMIT = 2**28  # maximum bytes of memory tensors for the default batch size
+LONGEST_CHARACTER = 4  # bytes of the longest UTF-8 character
+SCORED_PER_WARMUP = 10  # the default batch size warms up on at most one token for so many of the text
 
 _SENTENCE_BEGIN = re.compile(r"(?!.*\d:\d)[\"'“‘«(¿¡]*[^\W\d_a-z]")
 _SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")

@@ -347,10 +347,8 @@ def _ordinary(state: State) -> State:
     return state.map(lambda t: t.clone() if t.is_inference() else t)
 
 
-EPSILON = 1e-16
-"""Added to mean squares: gradients below its root count as zero."""
-RATES = -5.0, 3.0
-"""Limits of the logarithm of the factor on the rate of a matrix."""
+EPSILON = 1e-16  # added to mean squares: gradients below its root count as zero
+RATES = -5.0, 3.0  # limits of the logarithm of the factor on the rate of a matrix
 
 
 @dataclass(frozen=True)

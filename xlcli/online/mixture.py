@@ -25,8 +25,7 @@ from xlcli.text.base import Tokenizer
 if TYPE_CHECKING:
     from xlcli.online import Scorer
 
-MOST_LOGITS = 2**21
-"""Number of log-probabilities in RAM at once, if a step of the scorer does not have more."""
+MOST_LOGITS = 2**21  # number of log-probabilities in RAM at once, if a step of the scorer does not have more
 NO_ID = -1
 
 

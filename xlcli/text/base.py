@@ -18,8 +18,7 @@ from xlcli.files import write_atomic
 from xlcli.text.pretokenize import WORDS, Splitter
 
 FILE = "tokenizer.json"
-SCHEMA = 1
-"""Version of `tokenizer.json`; any other is refused."""
+SCHEMA = 1  # version of `tokenizer.json`; any other is refused
 REMEDY = "Copy the model again from its source."
 CACHED_WORDS = 2**15
 _CACHED_BYTES = 48

@@ -286,14 +286,12 @@ def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> 
 
 
 DEFAULT_FRACTION = 0.05
-LARGEST_DEFAULT = 2**20
-"""Maximum bytes of a held-out part of default size."""
+LARGEST_DEFAULT = 2**20  # maximum bytes of a held-out part of default size
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
 PASSAGE = 512
 """Bytes of a passage that two texts share only if it was copied: logs of 2,000 lines repeat 128 bytes, but not 256."""
-N_PASSAGES = 16
-"""Number of passages of a held-out text that are looked for elsewhere."""
+N_PASSAGES = 16  # number of passages of a held-out text that are looked for elsewhere
 
 
 @dataclass(frozen=True, slots=True)

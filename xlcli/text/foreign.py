@@ -29,8 +29,7 @@ from xlcli.text.pretokenize import Splitter, whole_characters
 if TYPE_CHECKING:
     import tokenizers
 
-LONGEST_PART = 2**16 - 1
-"""Maximum bytes of a part; a longer run without a place to cut is cut anyway."""
+LONGEST_PART = 2**16 - 1  # maximum bytes of a part; a longer run without a place to cut is cut anyway
 
 _SOLID = rb"(?<=[^\s\x1c-\x1f]%b)(?<![\xc2\x80\x81\x9a][\x80-\x8a\x9f\xa0\xa8\xa9\xaf]%b)"
 """The character before %b is no white space. Some other characters of several bytes are taken for white space, too."""
@@ -289,13 +288,11 @@ def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 os.close(descriptor)
 
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-"""Types of pieces of sentencepiece."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # types of pieces of sentencepiece
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of the parts of a model of sentencepiece
 _MOST_MERGES = 2**20
 """Maximum number of merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144."""
-LARGEST_PIECES = 2**23
-"""Maximum bytes of a model of sentencepiece: twice as many as of the largest published ones."""
+LARGEST_PIECES = 2**23  # maximum bytes of a model of sentencepiece: twice as many as of the largest published ones
 _MOST_CHARACTERS, _MOST_ADDED = 2**22, 2**14
 """Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
 RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -406,8 +403,7 @@ def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-_NUMBER_ITSELF, _FOUR_BYTES = 0, 5
-"""Types of the fields of a message that are not bytes with their size."""
+_NUMBER_ITSELF, _FOUR_BYTES = 0, 5  # types of the fields of a message that are not bytes with their size
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -11,8 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-LONGEST = 1024
-"""Maximum bytes of a word."""
+LONGEST = 1024  # maximum bytes of a word
 
 _WORD = re.compile(rb" *[^ \n]*\n?")
 

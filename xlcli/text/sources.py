@@ -22,10 +22,8 @@ from xlcli.files import STANDARD_INPUT, cache_folder, identity, kind_of, read_js
 from xlcli.text import formats
 from xlcli.text.documents import Document, plain
 
-BLOCK = 2**20
-"""Bytes of text per read."""
-QUIET_MS = 100
-"""Milliseconds without text from a pipe after which progress is reported."""
+BLOCK = 2**20  # bytes of text per read
+QUIET_MS = 100  # milliseconds without text from a pipe after which progress is reported
 
 
 @dataclass(frozen=True, slots=True)

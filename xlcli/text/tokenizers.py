@@ -29,8 +29,7 @@ from xlcli.text.pretokenize import WORDS, whole_words
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-MOST_IDS = 2**24
-"""Maximum number of ids of a vocabulary that comes with a model."""
+MOST_IDS = 2**24  # maximum number of ids of a vocabulary that comes with a model
 
 
 class BytesTokenizer(Tokenizer):
@@ -54,8 +53,7 @@ class BytesTokenizer(Tokenizer):
         return cls()
 
 
-LARGEST_VOCABULARY = 2**18
-"""Default maximum number of words."""
+LARGEST_VOCABULARY = 2**18  # default maximum number of words
 
 _UNKNOWN, _END = b"<unk>", b"<eos>"
 _WORD = re.compile(rb"\s*\S+")
@@ -151,13 +149,11 @@ _SPACE = "\u2581"
 PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
 _TO_PICTURES = str.maketrans(PICTURES)
 _DECODED = {picture: char for char, picture in PICTURES.items()} | {_SPACE: " "}
-FROM_PICTURES = str.maketrans(_DECODED)
-"""Characters of pieces, and the text that they stand for."""
+FROM_PICTURES = str.maketrans(_DECODED)  # characters of pieces, and the text that they stand for
 _UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
 """Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
-_FIXED_PIECES = 257
-"""256 byte pieces and <unk>, which is never used."""
+_FIXED_PIECES = 257  # 256 byte pieces and <unk>, which is never used
 _COVERAGE = 0.9995
 """Share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces."""
 
@@ -289,10 +285,8 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "tokenizers": TokenizersTokenizer,
     "ids": IdsTokenizer,
 }
-SENTENCEPIECE_FROM = 100_000
-"""Bytes of training text from which `auto` is sentencepiece; below, bytes."""
-SAMPLE_BYTES = 8 * 2**20
-"""Maximum bytes of text that a sentencepiece tokenizer is trained on."""
+SENTENCEPIECE_FROM = 100_000  # bytes of training text from which `auto` is sentencepiece; below, bytes
+SAMPLE_BYTES = 8 * 2**20  # maximum bytes of text that a sentencepiece tokenizer is trained on
 
 
 def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_bytes: int) -> tuple[str, int | None]:

@@ -32,11 +32,9 @@ from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Part
 from xlcli.text.pretokenize import whole_words
 
-MAX_BYTES = 10 * 10**9
-"""Maximum total size of the token files; less if a tenth of the disk that they could use is less."""
+MAX_BYTES = 10 * 10**9  # maximum total size of the token files; less if a tenth of the disk that they could use is less
 
-_FORMAT = "xltoken6"
-"""Part of the hash that names a token file; to be changed with its content."""
+_FORMAT = "xltoken6"  # part of the hash that names a token file; to be changed with its content
 _FILE = re.compile(rf"[0-9a-f]{{40}}\.tokens|{TEMPORARY_NAME.pattern}(\.tokens)?")
 """Names of token files, of unfinished ones, and of folders by `process_folder`."""
 _ABANDONED_SECONDS = 86400

@@ -111,21 +111,25 @@ class WordsTokenizer(Tokenizer):
 
 
 def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
-    """Each token of `data` and its size in bytes."""
-    result: list[tuple[bytes, int]] = []
+    r"""Each token of `data` and its size in bytes, with the white space before it.
+
+    White space at the end of a word belongs to its line end, else to its last token; alone it is unknown.
+    Example: b" a\t\n" gives (b"a", 2), (b"<eos>", 2).
+    """
+    tokens: list[tuple[bytes, int]] = []
     for word in WORDS.split(data):
-        taken = 0
+        n_rest = len(word)  # bytes of no token yet
         for match in _WORD.findall(word):
-            result.append((match.lstrip(), len(match)))
-            taken += len(match)
+            tokens.append((match.lstrip(), len(match)))
+            n_rest -= len(match)
         if word.endswith(b"\n"):
-            result.append((_END, len(word) - taken))
-        elif taken == 0:
-            result.append((_UNKNOWN, len(word)))
-        elif taken < len(word):
-            last, size = result[-1]
-            result[-1] = (last, size + len(word) - taken)
-    return result
+            tokens.append((_END, n_rest))
+        elif n_rest == len(word):
+            tokens.append((_UNKNOWN, n_rest))
+        elif n_rest > 0:
+            last, size = tokens[-1]
+            tokens[-1] = (last, size + n_rest)
+    return tokens
 
 
 def unknown_notice(n_unknown: int, n_tokens: int) -> list[Notice]:
@@ -222,22 +226,26 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
     """Serialized model trained on words with these counts."""
     from sentencepiece import SentencePieceTrainer
 
+    # Line ends apart from their words, so that no piece has both.
     texts: Counter[str] = Counter()
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         text = word.decode(errors="ignore")
-        if _UNTRAINABLE.isdisjoint(text):
-            text = text.translate(_TO_PICTURES)
-            body = text.removesuffix(PICTURES["\n"]).removesuffix(PICTURES["\r"])
-            texts[body] += count
-            texts[text[len(body) :]] += count
-            for char in text:
-                characters[char] += count
-    kept = _frequent(characters, most=(vocab_size - _FIXED_PIECES) // 2)
-    rare = str.maketrans(dict.fromkeys(characters.keys() - kept, "\n"))
+        if not _UNTRAINABLE.isdisjoint(text):
+            continue
+        text = text.translate(_TO_PICTURES)
+        body = text.removesuffix(PICTURES["\n"]).removesuffix(PICTURES["\r"])
+        line_end = text[len(body) :]
+        texts[body] += count
+        texts[line_end] += count
+        for char in text:
+            characters[char] += count
+    # Words are cut at rare characters, which get no pieces.
+    frequent = _frequent(characters, most=(vocab_size - _FIXED_PIECES) // 2)
+    line_end_if_rare = str.maketrans(dict.fromkeys(characters.keys() - frequent, "\n"))
     stretches: Counter[str] = Counter()
     for text, count in texts.items():
-        for stretch in text.translate(rare).split("\n"):
+        for stretch in text.translate(line_end_if_rare).split("\n"):
             stretches[stretch] += count
     del stretches[""]
     rows = sorted(stretches.items(), key=lambda row: (-row[1], row[0])) or [(PICTURES["\n"], 1)]
@@ -267,15 +275,15 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
 
 def _frequent(characters: Counter[str], most: int) -> set[str]:
     """The most frequent characters, up to `_COVERAGE` of the text and `most` in number."""
-    kept: set[str] = set()
-    uncovered = characters.total() * (1 - _COVERAGE)
-    missing = characters.total()
+    frequent: set[str] = set()
+    n_uncovered = characters.total()
+    most_uncovered = n_uncovered * (1 - _COVERAGE)
     for char, count in sorted(characters.items(), key=lambda item: (-item[1], item[0])):
-        if missing <= uncovered or len(kept) >= most:
+        if n_uncovered <= most_uncovered or len(frequent) >= most:
             break
-        kept.add(char)
-        missing -= count
-    return kept
+        frequent.add(char)
+        n_uncovered -= count
+    return frequent
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {

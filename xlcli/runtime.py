@@ -90,11 +90,10 @@ def make_runtime(
         torch.use_deterministic_algorithms(True)
     if config.dtype != "auto":
         dtype = DTYPES[config.dtype]
+    elif training and has_bfloat16_units(device):
+        dtype = torch.bfloat16
     else:
-        if training and has_bfloat16_units(device):
-            dtype = torch.bfloat16
-        else:
-            dtype = torch.float32
+        dtype = torch.float32
     in_environment = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
     is_given = config.threads is not None or in_environment
     if ranks.size > 1 and not is_given:

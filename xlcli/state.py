@@ -118,7 +118,8 @@ class State:
         A sequence that is behind others has a negative offset. Its memory is padded at the front; no token attends to
         the padding, which lies before position 0 of its text.
         """
-        first, seen = states[0], max(state.seen for state in states)
+        first = states[0]
+        seen = max(state.seen for state in states)
         layers: list[Memory] = []
         for i, memory in enumerate(first.layers):
             layers.append(type(memory).join([state.layers[i] for state in states]))
@@ -165,11 +166,7 @@ class State:
 
     @staticmethod
     def restore(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
-        """State from the results of `tensors` and `describe`.
-
-        Raises:
-            StateError: They do not describe a state.
-        """
+        """State from the results of `tensors` and `describe`; `StateError` if they do not describe one."""
         try:
             batch_size = len(tensors["offsets"])
             layers = restored(description["memory"], tensors, batch_size)

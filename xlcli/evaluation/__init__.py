@@ -7,8 +7,6 @@ memory, and with the span "growing" of published setups, the result depends on t
 A stride reads overlapping windows of the segment length, each from empty memory. With `adapt` the weights follow the
 text (`xlcli.online.adaptation`), which is one sequence. Neither has a loss by context.
 
-With rounded weights or memory the beginning of the text is scored a second time without, for the cost of rounding.
-
 Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
 
 Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
@@ -36,14 +34,7 @@ from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.spread import spread_of
-from xlcli.evaluation.text import (
-    TokenizedText,
-    TokenScores,
-    choose_lengths,
-    is_list_of_sentences,
-    odd_texts,
-    tokenize,
-)
+from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
@@ -280,11 +271,7 @@ def _read(
         if options.score_field:
             fields = Joined(fields, options.joiner)
         input_format = InputFormat(
-            binary=options.binary,
-            text_fields=fields,
-            any_bytes=kind == "bytes",
-            each_line=options.each_line,
-            token_ids=kind == "ids",
+            options.binary, fields, any_bytes=kind == "bytes", each_line=options.each_line, token_ids=kind == "ids"
         )
         corpus = yield from gather(source, input_format=input_format)
     for key in filter(None, (options.by, options.reset_on_change)):

@@ -63,10 +63,6 @@ class Totals:
             steps = ponder.steps[:, -nats.shape[1] :].double().cpu().numpy()
             self.steps = (self.steps or 0.0) + float(steps[scored].sum())
 
-    def add_documents(self, ends: NDArray[np.int64], read: NDArray[np.int64]) -> None:
-        """Counts the documents that end where some tokens do: `ends` (d) and `read` (n) are numbers of tokens."""
-        self.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
-
 
 @dataclass(frozen=True)
 class Batches:
@@ -114,7 +110,9 @@ def score_text(
             nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
             sizes = np.where(scored, text.tokens.sizes(index), 0)
             totals.add(nll, sizes, scored, ponder)
-            totals.add_documents(document_ends, index[scored] + 1)
+            token_ends = index[scored] + 1
+            next_document_ends = document_ends[np.searchsorted(document_ends, token_ends)]
+            totals.documents += int((token_ends == next_document_ends).sum())
             if not lengths.has_memory:  # every segment starts with empty memory
                 by_context.start(len(nll))
             if lengths.stride is None:  # tokens of overlapping windows have no one context

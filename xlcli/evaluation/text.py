@@ -264,21 +264,15 @@ def tokenize(
     if isinstance(fields, Joined):
         text = yield from _continuations(part, tokens, fields)
         return text
-    counts = TextCounts(part.n_bytes)
-    if tokenizer.kind != "ids":  # of which neither characters nor words are known
-        counts = _count_text(part, by_document=by_document)
-    return TokenizedText(part, tokens, counts)
-
-
-def _count_text(part: Part, *, by_document: bool) -> TextCounts:
-    """Bytes, characters and words of a text; with `by_document` no word is in two documents."""
+    if tokenizer.kind == "ids":  # of which neither characters nor words are known
+        return TokenizedText(part, tokens, TextCounts(part.n_bytes))
     counter = TextCounter()
     documents = part.documents if by_document else ()
     for portion, ends_document in divided(part.read(), documents):
         counter.feed(portion)
         if ends_document:
             counter.end_word()
-    return counter.counts()
+    return TokenizedText(part, tokens, counter.counts())
 
 
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
@@ -312,10 +306,8 @@ def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
         os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
         return np.memmap(file, np.float32, mode="r+", shape=shape)
     except OSError as error:
-        raise ResourceError(
-            f"cannot keep the score of each token in {cache_folder()}: {error.strerror}.",
-            "Set XLCLI_CACHE to a folder on a larger disk, or use --limit.",
-        ) from None
+        problem = f"cannot keep the score of each token in {cache_folder()}: {error.strerror}."
+        raise ResourceError(problem, "Set XLCLI_CACHE to a folder on a larger disk, or use --limit.") from None
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,7 @@ class Corpus:
         yield from (Notice(remark, "warning") for remark in self._remarks[:3])
 
     def scan(self) -> Generator[Progress, None, None]:
-        """Scans the text at the first call. Yields progress.
-
-        Raises:
-            DataError: The text is empty or cannot be read.
-        """
+        """Scans the text at the first call. Yields progress. `DataError` if the text is empty or cannot be read."""
         if self._facts is not None:
             return
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")

@@ -87,15 +87,11 @@ class PartSplitter(Splitter):
         return was_cut
 
     def _bounded(self, part: bytes) -> list[bytes]:
-        """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end.
-
-        Remembers for `take_cut` that it was cut.
-        """
+        """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end."""
         pieces = []
         while len(part) > LONGEST_PART:
             longest = LONGEST_PART
-            is_before_line_end = part[longest : longest + 1] == b"\n"
-            if is_before_line_end:
+            if part[longest] == ord("\n"):
                 longest -= 1
             cut = whole_characters(part[:longest])
             pieces.append(part[:cut])
@@ -215,13 +211,8 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def _is_safe(self, end: str, *examples: str) -> bool:
         """True if text up to `end` has the same tokens alone as before what follows, such as `examples`."""
-        for before in _BEFORE:
-            for example in examples:
-                head = before + end
-                tail = example + "y z"
-                if self._find(head) + self._find(tail) != self._find(head + tail):
-                    return False
-        return True
+        parts = [(before + end, example + "y z") for before in _BEFORE for example in examples]
+        return all(self._find(head) + self._find(tail) == self._find(head + tail) for head, tail in parts)
 
 
 def _lossy(name: str, reason: str) -> CheckpointError:
@@ -334,12 +325,10 @@ def tokenizer_json(name: str, make: Callable[[], dict[str, Any]], remedy: str) -
 
 def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> dict[str, Any]:
     """BPE of bytes, with tokens that are added to it or special."""
-    vocabulary = json.loads(pieces)
-    added_ids = json.loads(added)
+    vocabulary, added_ids = json.loads(pieces), json.loads(added)
     special_names = {"<|endoftext|>"}
     for value in json.loads(special).values():
-        tokens = value if isinstance(value, list) else [value]
-        for token in tokens:
+        for token in value if isinstance(value, list) else [value]:
             special_names.add(token["content"] if isinstance(token, dict) else token)
     added_ids |= {name: vocabulary[name] for name in special_names & vocabulary.keys()}
     added_tokens = []
@@ -449,10 +438,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number that begins at this offset, and the offset after it.
-
-    Each byte has seven bits of it, the lowest ones first, and its highest bit is set if another byte follows.
-    """
+    """A number, seven bits a byte, the lowest first, and the offset after it. The highest bit says that more follow."""
     number = 0
     for i, byte in enumerate(data[at : at + _LONGEST_NUMBER]):
         number |= (byte & 0b0111_1111) << 7 * i
@@ -508,10 +494,9 @@ class IdsTokenizer(Tokenizer):
             is_too_long = match.end() - ends[-1] > LONGEST_PART or len(number) > _MOST_DIGITS
             if not number.isdigit() or is_too_long or int(number) >= self.vocab_size:
                 shown = number[:20].decode("utf-8", "replace")
-                raise DataError(
-                    f"at byte {at + match.start()} of the text, {shown!r} is no token of the model.",
-                    f"Give ids from 0 to {self.vocab_size - 1}, separated by white space: the model has no vocabulary.",
-                )
+                problem = f"at byte {at + match.start()} of the text, {shown!r} is no token of the model."
+                ids_of_model = f"ids from 0 to {self.vocab_size - 1}"
+                raise DataError(problem, f"Give {ids_of_model}, separated by white space: the model has no vocabulary.")
             ids.append(int(number))
             ends.append(match.end())
         if ids:

@@ -5,6 +5,7 @@ The target at position p is token p, the input is token p - 1, and the input at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ class TrainLoader:
         n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
         self.pieces = batch_size, n_pieces
         """Number of sequences, and of the pieces of each in a pass."""
-        self.piece_len = _ceil_div(len(ids), batch_size * n_pieces)
+        self.piece_len = math.ceil(len(ids) / (batch_size * n_pieces))
         self.drawn = _Pass(-1, np.empty((0, 0), np.int64), np.empty((0, 0), bool))
         """The latest pass."""
 
@@ -134,10 +135,9 @@ class TrainLoader:
         return TrainBatch(inputs, targets, within)
 
     def _within_lines(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions (b t) of the tokens `read` (t) of each sequence in their lines.
+        """Positions (b t) of the tokens `read` (t) of each sequence in their lines, which may begin in earlier pieces.
 
-        At least `piece_len`, more than any position in a piece, where a piece is not read by line. Where the beginning
-        of a line lies in an earlier piece, the position in the piece is the smaller one.
+        They are at least `piece_len` where a piece is not read by line.
         """
         assert self.line_ends is not None
         first_of_piece = read[0] - read[0] % self.piece_len  # the line of the first token may have begun there
@@ -244,8 +244,8 @@ class EvalLoader:
             positions_read = np.minimum(positions, last_read)
             inputs, targets = inputs_and_targets(self.ids, positions_read, self.start_id, text_starts)
             first_scored = int(scored.any(axis=0).argmax())
-            scored = scored[:, first_scored:]
-            yield EvalBatch(inputs, targets[:, first_scored:], scored, positions[:, first_scored])
+            part = slice(first_scored, None)
+            yield EvalBatch(inputs, targets[:, part], scored[:, part], positions[:, first_scored])
 
 
 def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> EvalLoader:
@@ -260,22 +260,17 @@ def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, st
 
     def stride_of(n_sequences: int) -> int:
         """Tokens between the starts of sequences: the smallest multiple of `segment_len` that covers the text."""
-        return segment_len * _ceil_div(max(n_after_warmup, 1), n_sequences * segment_len)
+        return segment_len * math.ceil(max(n_after_warmup, 1) / (n_sequences * segment_len))
 
-    n_sequences = max(1, min(batch_size, _ceil_div(n_tokens, segment_len)))
+    n_sequences = max(1, min(batch_size, math.ceil(n_tokens / segment_len)))
     while n_sequences > 1 and stride_of(n_sequences) <= warmup_len:
         n_sequences -= 1
     stride = stride_of(n_sequences)
     # Rounding up to whole segments may leave nothing to score for the last sequences.
-    n_sequences = max(1, min(n_sequences, _ceil_div(n_after_warmup, stride)))
+    n_sequences = max(1, min(n_sequences, math.ceil(n_after_warmup / stride)))
     starts = np.arange(n_sequences, dtype=np.int64) * stride
     ends = np.minimum(starts + stride + warmup_len, n_tokens)
     return EvalLoader(ids, starts, ends, segment_len, start_id, offsets=starts, warmup_len=warmup_len)
-
-
-def _ceil_div(n: int, divisor: int) -> int:
-    """n / divisor, rounded up."""
-    return -(-n // divisor)
 
 
 def document_loaders(

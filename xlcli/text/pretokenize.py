@@ -63,12 +63,12 @@ def whole_characters(data: bytes) -> int:
         byte = data[-n_present]
         is_ascii = byte < 0b1000_0000
         is_first_of_several = byte >= 0b1100_0000
-        if is_ascii:
-            break
         if is_first_of_several:
             n_leading_ones = 8 - (byte ^ 0xFF).bit_length()
-            is_unfinished = n_present < n_leading_ones <= 4
-            return len(data) - n_present if is_unfinished else len(data)
+            if n_present < n_leading_ones <= 4:
+                return len(data) - n_present
+        if is_ascii or is_first_of_several:
+            break
     return len(data)
 
 

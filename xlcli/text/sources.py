@@ -195,9 +195,9 @@ class Source:
             end = min(start + BLOCK, self.stored_bytes)
             block = b""
             while start + len(block) < end:  # a read may return less than is asked for
-                read_from = start + len(block)
+                place = start + len(block)
                 try:
-                    more = os.pread(file.fileno(), end - read_from, read_from)
+                    more = os.pread(file.fileno(), end - place, place)
                 except OSError as error:
                     raise DataError(f"cannot read {self.name}: {error.strerror}.", "Check the disk.") from None
                 if not more:
@@ -208,11 +208,7 @@ class Source:
 
 
 def open_source(path: Path, input_format: InputFormat) -> Source:
-    """The file at `path`.
-
-    Raises:
-        DataError: It is missing, unreadable, a pipe, a device or a folder.
-    """
+    """The file at `path`; `DataError` if it is missing, unreadable, a pipe, a device or a folder."""
     descriptor = _open(path)
     try:
         status = os.fstat(descriptor)
@@ -249,10 +245,9 @@ def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None
             file.flush()
             spool = os.dup(file.fileno())  # keeps the file, which has no name, when `file` is closed
     except OSError as error:
-        raise ResourceError(
-            f"cannot keep a copy of {name} in {folder}: {error.strerror}.",
-            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
-        ) from None
+        problem = f"cannot keep a copy of {name} in {folder}: {error.strerror}."
+        remedy = "Free some space there, or set XLCLI_CACHE to a folder on a larger disk."
+        raise ResourceError(problem, remedy) from None
     is_plain = _is_plain(spool, name, input_format)
     source = Source(name, path, identity(status), n_bytes, input_format, is_plain, spool)
     weakref.finalize(source, os.close, spool)

@@ -197,10 +197,8 @@ class SentencePieceTokenizer(PieceTokenizer):
         """
         vocab_size = vocab_size or DEFAULT_VOCABULARY
         if vocab_size < SMALLEST_VOCABULARY:
-            raise ConfigError(
-                f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces.",
-                f"Give --vocab-size {SMALLEST_VOCABULARY} or more, or --tokenizer bytes.",
-            )
+            problem = f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces."
+            raise ConfigError(problem, f"Give --vocab-size {SMALLEST_VOCABULARY} or more, or --tokenizer bytes.")
         counts: Counter[bytes] = Counter()
         for portion in whole_words(chunks):
             counts.update(WORDS.split(portion))

@@ -132,10 +132,9 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
             temporary.replace(path)
         prune(folder)
     except OSError as error:
-        raise ResourceError(
-            f"cannot write the token file in {folder}: {error.strerror}.",
-            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
-        ) from None
+        problem = f"cannot write the token file in {folder}: {error.strerror}."
+        remedy = "Free some space there, or set XLCLI_CACHE to a folder on a larger disk."
+        raise ResourceError(problem, remedy) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

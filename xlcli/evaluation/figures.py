@@ -156,7 +156,6 @@ def _pair_share(group: str | None, pairs: Sequence[PairScore]) -> PairShare:
         per_token = pair.second_bits / pair.second_tokens - pair.first_bits / pair.first_tokens
         signs.append(int(np.sign(pair.second_bits - pair.first_bits)))
         signs_per_token.append(int(np.sign(per_token)))
-    # Equal ones count half.
     share = (n + sum(signs)) / 2 / n
     share_per_token = (n + sum(signs_per_token)) / 2 / n
     low, high = share_interval(share, n)

@@ -177,8 +177,7 @@ class TokenScores:
 
     def tokens(self, portions: Iterator[bytes], tokens: TokenFile, numbers: range) -> Iterator[TokenScore]:
         """The tokens with these numbers and their scores; `portions` are their text, which begins at line 1, byte 0."""
-        line = 1
-        byte = 0
+        line, byte = 1, 0
         portion = b""
         start = 0  # of the token in the portion
         for number in numbers:
@@ -250,14 +249,8 @@ def tokenize(
     yield from corpus.scan()
     yield from corpus.notices()
     n_bytes = corpus.n_bytes
-    if limit is not None:
-        n_bytes = min(n_bytes, limit)
-    if n_bytes < corpus.n_bytes:
-        tail_start = max(n_bytes - LONGEST_CHARACTER, 0)
-        tail = b"".join(corpus.read(tail_start, n_bytes))
-        whole_bytes = tail_start + whole_characters(tail)
-        if whole_bytes > 0:  # else the first character is cut, because a text cannot be empty
-            n_bytes = whole_bytes
+    if limit is not None and limit < n_bytes:
+        n_bytes = _between_characters(corpus, limit)
     part = Part(corpus, 0, n_bytes, starts)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
     fields = corpus.sources[0].input_format.text_fields
@@ -273,6 +266,14 @@ def tokenize(
         if ends_document:
             counter.end_word()
     return TokenizedText(part, tokens, counter.counts())
+
+
+def _between_characters(corpus: Corpus, limit: int) -> int:
+    """Largest offset up to `limit` between two characters; `limit` if that is 0, because a text cannot be empty."""
+    tail_start = max(limit - LONGEST_CHARACTER, 0)
+    tail = b"".join(corpus.read(tail_start, limit))
+    n_whole = tail_start + whole_characters(tail)
+    return n_whole if n_whole > 0 else limit
 
 
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
@@ -345,14 +346,8 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     segment_len = reading.segment_len
     if is_exact:
         segment_len = _exact_segment_len(model, runtime, options, reading, n_tokens)
-    # Every sequence but the first starts with unscored tokens: all on which its first scored token depends (None: all
-    # tokens before it). Documents start from empty memory.
-    receptive_field: int | None = 0
-    if reading.has_memory:
-        mem_len = reading.longest
-        if not is_exact:  # the last token of a segment attends to memory and segment
-            mem_len += segment_len
-        receptive_field = model.network.receptive_field(mem_len)
+    receptive_field = _receptive_field(model, reading, segment_len, is_exact=is_exact)
+    # Every sequence but the first starts with unscored tokens: all on which its first scored token depends.
     warmup_len = 0
     if not by_document:
         warmup_len = n_tokens if receptive_field is None else receptive_field
@@ -367,16 +362,14 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
         if warmup_len:
             most_by_warmup = 1 + n_tokens // (SCORED_PER_WARMUP * warmup_len)
         most_sequences = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, most_by_warmup)
-    batch_size = max(1, most_sequences)
+    batch_size = options.batch_size
     call_limit = None
-    if options.batch_size is not None:
-        batch_size = options.batch_size
-    else:
+    if batch_size is None:
+        batch_size = max(1, most_sequences)
         call_limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     is_unbounded = receptive_field is None and not by_document
     if is_unbounded or options.online_option is not None:
         batch_size = 1
-    # Windows overlap by what is not scored of them.
     stride = None
     if reading.stride is not None:
         stride = min(reading.stride, segment_len)
@@ -388,6 +381,16 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
         by_document=by_document,
         tokens_per_call=call_limit,
     )
+
+
+def _receptive_field(model: LoadedModel, reading: ContextSettings, segment_len: int, *, is_exact: bool) -> int | None:
+    """Number of tokens before a sequence on which its first prediction depends; None: all of them."""
+    if not reading.has_memory:
+        return 0
+    mem_len = reading.longest
+    if not is_exact:  # the last token of a segment attends to memory and segment
+        mem_len += segment_len
+    return model.network.receptive_field(mem_len)
 
 
 def _exact_segment_len(

@@ -102,11 +102,7 @@ class Corpus:
         return self.facts.n_bytes
 
     def without(self, held_out: Collection[Corpus]) -> Corpus:
-        """This text without the files of held-out texts, which may have other names there.
-
-        Raises:
-            DataError: No file remains.
-        """
+        """This text without the files of held-out texts, whatever their names there. `DataError` if none remains."""
         taken = {source.identity for corpus in held_out for source in corpus.sources}
         remaining = [source for source in self.sources if source.identity not in taken]
         if len(remaining) == len(self.sources):
@@ -203,8 +199,7 @@ class Corpus:
         Raises:
             DataError: A file has changed since the scan.
         """
-        place = 0
-        number = 0
+        place, number = 0, 0
         documents = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
             rows: Iterable[tuple[int, Mapping[str, Any] | None]] = source.rows(place, size)
@@ -431,8 +426,7 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
     document = documents[bisect_right(documents, target) - 1]
     if by_document and document > max(target - _SEARCH, 0):
         return document
-    longest_character = 4
-    n_before = min(_SEARCH, target, max(end - target, longest_character))
+    n_before = min(_SEARCH, target, max(end - target, 4))  # a character has at most 4 bytes
     start = target - n_before
     before = b"".join(corpus.read(start, target))
     after_line = before.rfind(b"\n") + 1

@@ -187,9 +187,9 @@ class TokenizersTokenizer(PieceTokenizer):
         # After a line end, before each character that no token has behind a line end and no pattern joins to it.
         crossed = b"".join(re.findall(rb"\n(\S)", texts)).decode("latin-1")
         unsafe = ""  # inside of a class of a regular expression
-        for char in map(chr, range(128)):
-            if char in crossed or not self._is_safe("\n", char):
-                unsafe += re.escape(char)
+        for ascii_char in map(chr, range(128)):
+            if ascii_char in crossed or not self._is_safe("\n", ascii_char):
+                unsafe += re.escape(ascii_char)
         if not crossed.isascii() or not self._is_safe("\n", *_NOT_ASCII):
             unsafe += "\x80-\xff"
         solid_line_end = _SOLID % (b"\n", b"\n")
@@ -245,12 +245,7 @@ def _text(token: str, *, of_bytes: bool) -> bytes:
 
 
 def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer without what it adds to a text.
-
-    Raises:
-        ConfigError: The package is missing.
-        ValueError: The package does not read it.
-    """
+    """The tokenizer without what it adds to a text. `ConfigError` without the package, `ValueError` if that refuses."""
     try:
         from tokenizers import Tokenizer as Package
     except ImportError:

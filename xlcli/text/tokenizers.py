@@ -320,11 +320,7 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer saved in `folder`.
-
-    Raises:
-        CheckpointError: It is missing, damaged, changed or of another format version.
-    """
+    """The tokenizer saved in `folder`; `CheckpointError` if it is missing, damaged, changed or of another format."""
     about = read_json(folder / FILE)
     if about.get("schema") != SCHEMA:
         problem = f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}."

@@ -108,8 +108,8 @@ class FollowedFile:
         self.path = path
         self._warn = warn
         self._saved = position  # until its files are open
-        self._known = set(begin.near)  # versions of the files near the log, and when they were listed last
-        self._listing = Listing()
+        self._known = set(begin.near)  # versions of files near the log
+        self._listing = Listing()  # of the last look
         self._unfinished = begin.unfinished
         self._files: list[_OpenFile] = []  # from the oldest to the one that has the name
         self._next_look = 0.0

@@ -71,7 +71,8 @@ def generate(
     yield from _odd_prompts([prompt], model.tokenizer)
     yield from compile_cache(options, stop, resume)
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
-    session, is_one = text.session, options.num_samples == 1
+    session = text.session
+    is_one = options.num_samples == 1
     yield from window_notice(session.state.span, session.options, text.n_tokens)
     yield from session.compile(options.max_new_tokens, stop)
     logits = None
@@ -109,7 +110,8 @@ def generate_prompts(
         The results of each prompt, one for each sample, in the order of the prompts; and notices.
     """
     yield from compile_cache(options, stop, resume)
-    waiting, texts = list[Sample](), list[bytes]()
+    waiting: list[Sample] = []
+    texts: list[bytes] = []
     for text in prompts:
         if stop():
             break
@@ -157,9 +159,9 @@ def _generated(
             key = sample.prompt.session.state.join_keys[0]
         groups.setdefault(key or id(sample), []).append(sample)  # without a key, a sample is a group
     for group in groups.values():
-        limit = min(sample.prompt.session.max_rows(sample.prompt.n_tokens) for sample in group)
-        for first in range(0, len(group), limit):
-            batch = group[first : first + limit]
+        batch_size = min(sample.prompt.session.max_rows(sample.prompt.n_tokens) for sample in group)
+        for first in range(0, len(group), batch_size):
+            batch = group[first : first + batch_size]
             joined = InferenceSession.join([sample.prompt.session for sample in batch])
             for _ in _sample_batch(joined, batch, options, stop):
                 pass
@@ -207,17 +209,21 @@ def read_prompt(
     stop: Callable[[], bool],
 ) -> Prompt:
     """Reads a prompt in large calls; arguments as for `generate`."""
-    pending, n_seen = PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32)), 0
+    no_numbers = np.empty(0, np.int32)
+    pending = PendingText(b"", no_numbers, no_numbers)
+    n_seen = 0
     if resume is not None:
-        pending, n_seen = resume.pending, resume.model_state.seen
+        pending = resume.pending
+        n_seen = resume.model_state.seen
     is_cleared = bool(pending.documents)  # a document begins in the unread text, before which nothing counts
     if is_cleared:
         start = pending.documents[-1]
-        is_last = np.cumsum(pending.sizes) > start
-        pending = PendingText(pending.data[start:], pending.ids[is_last], pending.sizes[is_last])
+        is_after_start = np.cumsum(pending.sizes) > start
+        pending = PendingText(pending.data[start:], pending.ids[is_after_start], pending.sizes[is_after_start])
     text = pending.data + prompt
-    new_ids, new_sizes = model.tokenizer.tokens(text[pending.n_tokenized :])
-    ids, sizes = np.concatenate((pending.ids, new_ids)), np.concatenate((pending.sizes, new_sizes))
+    prompt_ids, prompt_sizes = model.tokenizer.tokens(text[pending.n_tokenized :])
+    ids = np.concatenate((pending.ids, prompt_ids))
+    sizes = np.concatenate((pending.sizes, prompt_sizes))
     n_tokens = n_seen + len(ids) + options.max_new_tokens
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
     if options.num_samples > 1 and session.options.learning.context_cache is not None:
@@ -244,23 +250,32 @@ def _make_rng(seed: int | None, resume: SessionState | None) -> SampleRNG:
     return rng
 
 
+@dataclass(eq=False)
 class Sample:
     """A sample being generated; `logits` (1 v) predict its first token, if they are known."""
 
-    def __init__(
-        self, prompt: Prompt, number: int, rng: SampleRNG, options: GenerateConfig, logits: Tensor | None
-    ) -> None:
-        self.prompt, self.number, self.rng, self.options, self.logits = prompt, number, rng, options, logits
-        self.stop_reason: StopReason | None = None
-        self._detokenizer, self._is_complete = StreamingDetokenizer(options.stop), False
-        self._text, self._n_shown = bytearray(), 0
-        self._n_tokens, self._logprobs, self._seconds = 0, list[TokenLogprob](), 0.0
-        model = prompt.session.model
+    prompt: Prompt
+    number: int
+    rng: SampleRNG
+    options: GenerateConfig
+    logits: Tensor | None
+    stop_reason: StopReason | None = None
+
+    def __post_init__(self) -> None:
+        self._detokenizer = StreamingDetokenizer(self.options.stop)
+        self._is_complete = False
+        self._text = bytearray()
+        self._n_shown = 0  # bytes of the text
+        self._n_tokens = 0
+        self._logprobs: list[TokenLogprob] = []
+        self._seconds = 0.0
+        model = self.prompt.session.model
         self._end_ids = () if model.tokenizer.kind == "words" else model.end_ids  # <eos> of words is a line end
 
     def feed(self, logits: Tensor, last: int, token: int) -> None:
         """Adds the token that was sampled from logits (v) after the `last` one."""
-        tokenizer, n_best = self.prompt.session.model.tokenizer, self.options.logprobs
+        tokenizer = self.prompt.session.model.tokenizer
+        n_best = self.options.logprobs
         text = tokenizer.text_after(last, token)
         if n_best is not None:
             logprob, best = log_probabilities(logits, token, n_best)
@@ -286,10 +301,10 @@ class Sample:
             self._seconds = seconds
 
     def new_text(self) -> Iterator[GeneratedText]:
-        new = bytes(self._text[self._n_shown :])
-        if new:
+        unshown = bytes(self._text[self._n_shown :])
+        if unshown:
             self._n_shown = len(self._text)
-            yield GeneratedText(self.number, new)
+            yield GeneratedText(self.number, unshown)
 
     @property
     def result(self) -> Generated:
@@ -312,8 +327,10 @@ def _sample_batch(
     """Generates a batch of samples; `session` has one row per sample. Text of a sample waits for those before it."""
     first_logits = [sample.logits for sample in samples if sample.logits is not None]
     logits = torch.cat(first_logits) if first_logits else None
-    started, sampling = time.perf_counter(), options.sampling(session.model.tokenizer.kind)
-    running, unfinished = samples, deque(samples)  # those that still grow, and those that are not output yet
+    sampling = options.sampling(session.model.tokenizer.kind)
+    started = time.perf_counter()
+    running = samples  # those that still grow, in the order of the rows
+    not_output = deque(samples)
     while True:
         interrupted = stop()
         for sample in running:
@@ -323,11 +340,11 @@ def _sample_batch(
         if 0 < len(rows) < len(running):
             session = session.select(rows)
         running = [running[row] for row in rows]
-        while unfinished:
-            yield from unfinished[0].new_text()
-            if unfinished[0].stop_reason is None:
+        while not_output:
+            yield from not_output[0].new_text()
+            if not_output[0].stop_reason is None:
                 break
-            yield unfinished.popleft().result
+            yield not_output.popleft().result
         if not running:
             return
         if logits is None:

@@ -31,10 +31,8 @@ from xlcli.store.state_files import SessionState
 TOKENS_PER_CALL = 512
 """Maximum number of tokens per call of the model: bounds the RAM and the response time to a signal."""
 
-MAX_ROWS = 16
-"""Maximum number of texts per call of the model."""
-MAX_ROWS_BYTES = 2**29
-"""Maximum size of their memory tensors."""
+MAX_ROWS = 16  # maximum number of texts per call of the model
+MAX_ROWS_BYTES = 2**29  # maximum size of their memory tensors
 COMPILING = "compiling the kernels of {}, once on this machine: 10 to 40 seconds of processor time"
 NOT_KEPT = "the compiled kernels of {} cannot be kept, so each run compiles them again: {}"
 
@@ -253,15 +251,16 @@ def check_memory(
     Raises:
         ResourceError: The memory does not fit the machine.
     """
-    given = {"batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
-    sizes = {name: size for name, size in given.items() if size is not None}
+    arguments = {"batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
+    given = {name: size for name, size in arguments.items() if size is not None}
     defaults = {"batch_size": 1, "segment_len": TOKENS_PER_CALL}
     has_kernels = predicts and runtime.dtype == torch.float32
 
     def need(changes: Mapping[str, int]) -> int:
-        chosen = {**defaults, **sizes, **changes}
-        mem_len = chosen["mem_len"]
-        n_bytes = model.config.model.inference_bytes(chosen["batch_size"], chosen["segment_len"], mem_len, memory_dtype)
+        """Bytes with some of the given sizes changed."""
+        sizes = {**defaults, **given, **changes}
+        mem_len = sizes["mem_len"]
+        n_bytes = model.config.model.inference_bytes(sizes["batch_size"], sizes["segment_len"], mem_len, memory_dtype)
         if has_kernels:
             n_bytes += model.decoder_bytes(mem_len)
         return n_bytes
@@ -270,8 +269,8 @@ def check_memory(
     available = available_bytes(device)
     if need({}) <= available:
         return
-    lowered = {name: sizes[name] for name in changeable if name in sizes}
-    remedy = fitting(lowered, need, available, "Use a smaller model.")
+    may_be_lowered = {name: given[name] for name in changeable if name in given}
+    remedy = fitting(may_be_lowered, need, available, "Use a smaller model.")
     require_memory(f"the memory of model {model.name}", need({}), remedy, device)
 
 
@@ -300,7 +299,8 @@ def compile_cache(
 
 def longest_memory(model: LoadedModel, span: Span | ContextSettings, n_tokens: int | None) -> int:
     """Maximum number of tokens in memory with this span or reading after `n_tokens` tokens (None: any number)."""
-    longest = span.mem_len or span.segment_len
+    if span.mem_len == 0:  # segments or windows are read from empty memory
+        return span.segment_len if n_tokens is None else min(span.segment_len, n_tokens)
     if n_tokens is None:
-        return longest
-    return model.config.model.tokens_in_memory(span.mem_len, n_tokens) or min(longest, n_tokens)
+        return span.mem_len
+    return model.config.model.tokens_in_memory(span.mem_len, n_tokens)

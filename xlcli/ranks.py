@@ -153,11 +153,7 @@ class Ranks:
             self.store.delete_key(name)
 
     def published(self, name: str, stop: Callable[[], bool] = lambda: False) -> Any:
-        """The JSON value published under a name; waits without a limit.
-
-        Raises:
-            StoppedEarlyError: `stop` became true before.
-        """
+        """The JSON value published under a name; waits without a limit, `StoppedEarlyError` once `stop` is true."""
         while not self.store.check([name]):
             if stop():
                 raise StoppedEarlyError

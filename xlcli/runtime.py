@@ -26,8 +26,7 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ranks import SINGLE, Ranks
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Number types by name."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # number types by name
 LOOP_SECONDS = 0.02  # duration of the measurement of a parallel loop
 LOOP_ROUNDS = 3  # number of measurements of a parallel loop, of which the slowest counts
 
@@ -91,16 +90,15 @@ def make_runtime(
         torch.use_deterministic_algorithms(True)
     if config.dtype != "auto":
         dtype = DTYPES[config.dtype]
+    elif training and has_bfloat16_units(device):
+        dtype = torch.bfloat16
     else:
-        if training and has_bfloat16_units(device):
-            dtype = torch.bfloat16
-        else:
-            dtype = torch.float32
+        dtype = torch.float32
     in_environment = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
-    is_given = config.threads is not None or in_environment
-    if ranks.size > 1 and not is_given:
+    is_open = config.threads is None and not in_environment
+    if is_open and ranks.size > 1:
         torch.set_num_threads(max(1, cpu_limit() // ranks.local_size))
-    elif training and device.type == "cpu" and not is_given:
+    elif is_open and training and device.type == "cpu":
         threads = min(torch.get_num_threads(), cpu_limit())
         if by_clock and not config.deterministic:
             threads = fastest_threads(threads)
@@ -131,7 +129,9 @@ def parallel_loop_seconds(threads: int, n_parts: int) -> float:
     torch.set_num_threads(threads)
     x = torch.zeros(n_parts * 2**15)  # PyTorch splits loops over elements into parts of at least 2^15
     x.exp()  # starts the threads
-    started, seconds, n_loops = time.perf_counter(), 0.0, 0
+    started = time.perf_counter()
+    seconds = 0.0
+    n_loops = 0
     while seconds < LOOP_SECONDS:
         x.exp()
         n_loops += 1

@@ -58,11 +58,13 @@ def filter_top_p(logits: Tensor, p: float) -> Tensor:
 def _nucleus(logits: Tensor, p: float) -> Tensor:
     """`filter_top_p` of logits (v)."""
     weights = logits.softmax(-1)
-    n = int((weights * len(weights) > 1 - p).sum().clamp(min=1))  # all lighter tokens together weigh less than 1 - p
-    values, ids = logits.topk(n)
-    likely = weights[ids]
-    before = likely.cumsum(-1) - likely
-    return torch.full_like(logits, _EXCLUDED).scatter(-1, ids, values.masked_fill(before >= p, _EXCLUDED))
+    # Only these are sorted: all lighter tokens together weigh less than 1 - p.
+    n_heavy = int((weights * len(weights) > 1 - p).sum().clamp(min=1))
+    heavy_logits, heavy_ids = logits.topk(n_heavy)
+    heavy_weights = weights[heavy_ids]
+    weight_before = heavy_weights.cumsum(-1) - heavy_weights
+    nucleus = heavy_logits.masked_fill(weight_before >= p, _EXCLUDED)
+    return torch.full_like(logits, _EXCLUDED).scatter(-1, heavy_ids, nucleus)
 
 
 def filter_min_p(logits: Tensor, min_p: float) -> Tensor:
@@ -145,10 +147,11 @@ class StreamingDetokenizer:
             _, start = min(matches)  # the one that is completed first
             return text[:start]
         n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        n_shown = len(text) - n_held
         if n_held == 0:
-            n_held = len(text) - whole_characters(text)
-        self._held = text[len(text) - n_held :]
-        return text[: len(text) - n_held]
+            n_shown = whole_characters(text)
+        self._held = text[n_shown:]
+        return text[:n_shown]
 
     def finish(self) -> bytes:
         """The text still held back, at the end of the input."""

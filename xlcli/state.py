@@ -19,8 +19,7 @@ from xlcli.ops.span import Span
 
 ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cache": ContextCache}
 """Field of `State` to class, of values that a model learns while it reads."""
-NO_LONGER_WRITTEN = {"cache.predicted"}
-"""Tensors of earlier state files that nothing reads."""
+NO_LONGER_WRITTEN = {"cache.predicted"}  # tensors of earlier state files that nothing reads
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,8 @@ class State:
         A sequence that is behind others has a negative offset. Its memory is padded at the front; no token attends to
         the padding, which lies before position 0 of its text.
         """
-        first, seen = states[0], max(state.seen for state in states)
+        first = states[0]
+        seen = max(state.seen for state in states)
         layers: list[Memory] = []
         for i, memory in enumerate(first.layers):
             layers.append(type(memory).join([state.layers[i] for state in states]))
@@ -166,11 +166,7 @@ class State:
 
     @staticmethod
     def restore(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
-        """State from the results of `tensors` and `describe`.
-
-        Raises:
-            StateError: They do not describe a state.
-        """
+        """State from the results of `tensors` and `describe`; `StateError` if they do not describe one."""
         try:
             batch_size = len(tensors["offsets"])
             layers = restored(description["memory"], tensors, batch_size)

@@ -33,14 +33,11 @@ from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.pretokenize import whole_characters
 
-BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)
-"""Kinds of characters; CHARACTER is a word by itself."""
-LONGEST = 2**14
-"""Number of bytes from which a word is cut, so that RAM stays bounded."""
+BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)  # kinds of characters; CHARACTER is a word by itself
+LONGEST = 2**14  # number of bytes from which a word is cut, so that RAM stays bounded
 
 _SINGLE = re2.compile(r"[\p{Han}\p{Hiragana}\x{3001}-\x{303f}\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff20}]")
-_INSIDE = "'’-\u2010\u2011_"
-"""Punctuation marks that count as letters, with two hyphens."""
+_INSIDE = "'’-\u2010\u2011_"  # punctuation marks that count as letters, with two hyphens
 _MARKS = re2.compile(rf"[^\p{{L}}\p{{M}}\p{{N}}\p{{C}}\s{re2.escape(_INSIDE)}]+")
 
 
@@ -135,7 +132,9 @@ class Predictions(Readout):
     def __init__(
         self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device, layers: Sequence[int] = ()
     ) -> None:
-        self.tokenizer, self.asked, self.layers = tokenizer, options.asked, layers
+        self.tokenizer = tokenizer
+        self.asked = options.asked
+        self.layers = layers
         self.n_best = min(self.asked.logprobs, tokenizer.vocab_size)
         self.boundaries = Boundaries(punctuation=options.split_punctuation)
         firsts = [self.boundaries.first(text) for text in tokenizer.texts]
@@ -219,16 +218,18 @@ class Words:
         """
         assert token.prediction is not None
         last = self.boundaries.last(self.at.text or self.at.last)
-        ends_word = ends(last, self.boundaries.first(token.text))
-        if ends_word or not self.at.text:
+        ends_before = ends(last, self.boundaries.first(token.text))
+        if ends_before or not self.at.text:
             yield from self.end(token.byte, token.prediction)
-            self._begin(token, last if ends_word else None, further)
+            self._begin(token, last if ends_before else None, further)
+        # The token belongs to the word that is now unfinished.
         for name in token.prediction.layer_ends:
             self._columns[name] += token.prediction.columns[name]
-        text, bits = self.at.text + token.text, self.at.bits + token.bits
+        text = self.at.text + token.text
+        bits = self.at.bits + token.bits
         ends_here = is_ended(self.boundaries.last(text))
-        rest = b"\n" if ends_here else token.text  # a character may have several tokens
-        self.at = replace(self.at, text=text, bits=bits, tokens=self.at.tokens + 1, last=rest)
+        last_text = b"\n" if ends_here else token.text  # a character may have several tokens
+        self.at = replace(self.at, text=text, bits=bits, tokens=self.at.tokens + 1, last=last_text)
         is_too_long = len(text) >= LONGEST and whole_characters(text) == len(text)
         if ends_here or is_too_long:
             yield from self.end(token.byte + len(token.text), None)
@@ -261,7 +262,8 @@ class Words:
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         yield from self._begin_rows(start)
         at = self.at
-        line, number = at.line, at.number
+        line = at.line
+        number = at.number  # of the word in its line
         if word:
             # The first token of the word may begin in a line before.
             blanks = at.text[: len(at.text) - len(at.text.lstrip())]
@@ -287,7 +289,9 @@ class Words:
     def _score(
         self, document: int, line: int, number: int, start: int, word: str, prediction: Prediction | None
     ) -> WordScore:
-        at, columns = self.at, dict(self._columns)
+        """Bits of the tokens and of the end before them, less those of the end after them, as the module says."""
+        at = self.at
+        columns = dict(self._columns)
         after = 0.0
         if prediction is not None:
             last = self.boundaries.last(at.text)

@@ -7,8 +7,6 @@ memory, and with the span "growing" of published setups, the result depends on t
 A stride reads overlapping windows of the segment length, each from empty memory. With `adapt` the weights follow the
 text (`xlcli.online.adaptation`), which is one sequence. Neither has a loss by context.
 
-With rounded weights or memory the beginning of the text is scored a second time without, for the cost of rounding.
-
 Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
 
 Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
@@ -36,14 +34,7 @@ from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.spread import spread_of
-from xlcli.evaluation.text import (
-    TokenizedText,
-    TokenScores,
-    choose_lengths,
-    is_list_of_sentences,
-    odd_texts,
-    tokenize,
-)
+from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
@@ -165,50 +156,45 @@ class _Evaluation(NamedTuple):
     stop: Callable[[], bool]
 
     def run(self) -> Iterator[Event]:
-        """Scores the text once for each of the lengths of a sweep."""
+        """Scores the text once for each memory length of `options.sweep`, until stopped."""
         model, text, options = self.model, self.text, self.options
-        unknown = None
         yield from map(Notice, model.tokenizer.take_notices())
+        unknown_words = None
         if model.tokenizer.unknown_id is not None:
-            unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
-            yield from unknown_notice(unknown, len(text.tokens))
-        unrounded = model.unrounded()
+            unknown_words = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
+            yield from unknown_notice(unknown_words, len(text.tokens))
         scorer = make_scorer(model.network, model.tokenizer, options)
+        unrounded = model.unrounded()  # the model itself, if its weights are not rounded
         exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
-        for index, lengths in enumerate(sweep):
+        ends_words = self.words and not options.by_row  # the prediction after the last token says how its word ends
+        for number, lengths in enumerate(sweep, 1):
             run = Pass(model, scorer, self.runtime, text, lengths, self.stop)
-            exact_run = None
-            if unrounded is not model or lengths.memory_dtype != "float32":
-                exact_run = self._exact_beginning(run, unrounded, exact_scorer)
-            batches = text_batches(run, reads_end=self.words and not options.by_row)
-            yield from self._score(run, batches, exact_run, f"evaluation {index + 1} of {len(sweep)}", unknown)
+            is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
+            exact_run = _exact_beginning(run, unrounded, exact_scorer) if is_rounded else None
+            batches = text_batches(run, reads_end=ends_words)
+            yield from self._score(run, batches, exact_run, f"evaluation {number} of {len(sweep)}", unknown_words)
             if self.stop():
                 return
 
-    def _exact_beginning(self, run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:
-        """The pass over the beginning of the text without rounded weights and memory: shows what rounding costs."""
-        n_tokens = min(ROUNDING_TOKENS, len(self.text.tokens))
-        beginning = replace(self.text, tokens=self.text.tokens.first(n_tokens))
-        exact_lengths = replace(run.lengths, memory_dtype="float32")
-        return replace(run, model=unrounded, scorer=exact_scorer, text=beginning, lengths=exact_lengths)
-
     def _score(
-        self, run: Pass, batches: Batches, exact: Pass | None, stage: str, unknown: int | None
+        self, run: Pass, batches: Batches, exact: Pass | None, stage: str, unknown_words: int | None
     ) -> Iterator[Event]:
-        """Events of a memory length.
+        """Events of a memory length, the last of which is its `Score`, unless no token was scored.
 
-        `exact` is the beginning of the pass without rounding, if anything is rounded, `unknown` the number of words
-        scored as `<unk>`.
+        `exact` is the beginning of the pass without rounding, if anything is rounded, `unknown_words` the number of
+        words scored as `<unk>`, if the vocabulary has it. Scores of single tokens are on disk until the `Score`.
         """
-        options, text, started = self.options, self.text, time.perf_counter()
+        options, text = self.options, self.text
+        started = time.perf_counter()
         by_document = run.lengths.by_document
-        is_kept = self.per_token or self.words or exact is not None or by_document or options.by_row
+        needs_tokens = self.per_token or self.words or exact is not None or by_document or options.by_row
         with ExitStack() as files:
-            scores = TokenScores(len(text.tokens), self.predictions, files) if is_kept else None
-            sums, meter = ContextSums(batches.longest), ProgressMeter(stage, len(text.tokens), "tokens")
+            scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
+            sums = ContextSums(batches.longest)
+            meter = ProgressMeter(stage, len(text.tokens), "tokens")
             totals = yield from score_text(run, batches, sums, meter, scores)
             seconds = time.perf_counter() - started
             if not totals.tokens:
@@ -238,7 +224,7 @@ class _Evaluation(NamedTuple):
             if scores is not None and exact is not None and is_whole:
                 fields["rounding_cost"] = yield from figures.rounding_cost(exact, scores)
             if is_whole:
-                fields["unknown_words"] = unknown
+                fields["unknown_words"] = unknown_words
         yield Score(**_score_fields(run, options, totals, batches.size, seconds), **fields)
 
     def _parts(
@@ -265,6 +251,14 @@ class _Evaluation(NamedTuple):
             yield Done()
 
 
+def _exact_beginning(run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:
+    """The pass over the beginning of the text without rounded weights and memory: shows what rounding costs."""
+    n_tokens = min(ROUNDING_TOKENS, len(run.text.tokens))
+    beginning = replace(run.text, tokens=run.text.tokens.first(n_tokens))
+    exact_lengths = replace(run.lengths, memory_dtype="float32")
+    return replace(run, model=unrounded, scorer=exact_scorer, text=beginning, lengths=exact_lengths)
+
+
 def _read(
     model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig
 ) -> Generator[Notice | Progress, None, TokenizedText]:
@@ -272,15 +266,20 @@ def _read(
     if source is None:
         corpus = _held_out_text(model, options)
     else:
-        kind, fields = model.tokenizer.kind, options.text_fields
+        kind = model.tokenizer.kind
+        fields = options.text_fields
         if options.score_field:
             fields = Joined(fields, options.joiner)
-        input_format = InputFormat(options.binary, fields, kind == "bytes", options.each_line, token_ids=kind == "ids")
+        input_format = InputFormat(
+            options.binary, fields, any_bytes=kind == "bytes", each_line=options.each_line, token_ids=kind == "ids"
+        )
         corpus = yield from gather(source, input_format=input_format)
     for key in filter(None, (options.by, options.reset_on_change)):
         for _, row in corpus.rows():
             if key not in row.fields:
-                number = (row.document + 1) // 2 if options.pairs else row.document
+                number = row.document
+                if options.pairs:  # two documents are a row
+                    number = (row.document + 1) // 2
                 raise DataError(f"row {number} has no '{key}'.", "Name a column or key that all rows have.")
     starts = None
     if options.reset_on_change is not None:

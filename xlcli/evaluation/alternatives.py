@@ -23,12 +23,9 @@ from xlcli.state import State
 from xlcli.text.loaders import inputs_and_targets
 from xlcli.words import Predictions, is_ended
 
-ROWS = 16
-"""Maximum number of sequences per call of the model."""
-LEAST = 1e-5
-"""Probability below which no sequence is continued."""
-LINE_END = "\n"
-"""Stands for the end of a line or of the text in the place of a word."""
+ROWS = 16  # maximum number of sequences per call of the model
+LEAST = 1e-5  # probability below which no sequence is continued
+LINE_END = "\n"  # stands for the end of a line or of the text in the place of a word
 
 
 class _Beginning(NamedTuple):
@@ -63,25 +60,22 @@ class NextWords:
         rest = self._lengthen(_Beginning(1.0, (), b""), p, LEAST, words, longer)
         while longer:
             # The most probable ones first: the words that they spell raise the bar for the others.
-            beginnings, longer = sorted(longer, reverse=True), []
+            beginnings = sorted(longer, reverse=True)
+            longer = []
             for first in range(0, len(beginnings), ROWS):
-                batch, least = beginnings[first : first + ROWS], self._least(words)
+                batch = beginnings[first : first + ROWS]
+                least = self._least(words)
                 probable = [beginning for beginning in batch if beginning.probability >= least]
                 rest += sum(beginning.probability for beginning in batch[len(probable) :])
                 for beginning, p in zip(probable, self._after(probable), strict=True):
-                    rest += self._end_or_lengthen(beginning, p, least, words, longer)
+                    ends_word = self._predictions.boundary_ids(self._predictions.boundaries.last(beginning.text))
+                    if len(ends_word):
+                        words[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
+                    p_within_word = p.index_fill(0, ends_word, 0.0)
+                    rest += self._lengthen(beginning, p_within_word, least, words, longer)
         best = heapq.nlargest(self._predictions.asked.alternatives, words, key=words.__getitem__)
         rest += sum(words[word] for word in words.keys() - best)
         return {"alternatives": {word: words[word] for word in best}, "rest": rest}
-
-    def _end_or_lengthen(
-        self, beginning: _Beginning, p: Tensor, least: float, words: dict[str, float], longer: list[_Beginning]
-    ) -> float:
-        """Adds the probability that the word ends after its beginning to `words`; else as `_lengthen`."""
-        ends_word = self._predictions.boundary_ids(self._predictions.boundaries.last(beginning.text))
-        if len(ends_word):
-            words[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
-        return self._lengthen(beginning, p.index_fill(0, ends_word, 0.0), least, words, longer)
 
     def _lengthen(
         self, beginning: _Beginning, p: Tensor, least: float, words: dict[str, float], longer: list[_Beginning]

@@ -22,8 +22,7 @@ from xlcli.events import ContextBin, ContinuationScore, PairScore, PairShare, Pr
 from xlcli.metrics import LN2, bits_per, share_interval
 from xlcli.text.loaders import EvalLoader
 
-WINDOW_LIMIT = 2**20
-"""Maximum number of tokens in the windows for the loss by context length."""
+WINDOW_LIMIT = 2**20  # maximum number of tokens in the windows for the loss by context length
 SHORT_WINDOW = 64
 """Tokens of at least half of them, in tokens, since a long window has few tokens with a short context."""
 
@@ -44,29 +43,33 @@ def loss_by_context(
 
 
 def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
-    """Batches of windows, spread over the text; those at its beginning have been read with it."""
+    """Batches of short and long windows, spread over the text, with `share` tokens per token of it, half in each."""
     lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
-    n, long = len(ids), min(lengths.max_context, len(ids))
+    n_tokens = len(ids)
+    long = min(lengths.max_context, n_tokens)
     short = min(SHORT_WINDOW, long)
-    budget = int(min(n * share, WINDOW_LIMIT))
-    n_long = budget // (2 * long) if long > short else 0  # half of the tokens are of long windows
+    budget = int(min(n_tokens * share, WINDOW_LIMIT))
+    n_long = 0
+    if long > short:
+        n_long = budget // 2 // long
     n_short = (budget - n_long * long) // short
     loaders: list[EvalLoader] = []
-    for width, n_windows, n_read in ((short, n_short, 1), (long, n_long, whole.n_by_context)):
-        starts = np.linspace(0, n - width, n_windows + 1)[n_read:].astype(np.int64)
-        if lengths.tokens_per_call is None:
-            n_rows = whole.size
-        else:
-            n_rows = max(1, lengths.tokens_per_call // width)
-        for first in range(0, len(starts), n_rows):
-            batch = starts[first : first + n_rows]
+    # The window at the beginning of the text is left out if it has been read with the text.
+    for width, n_windows, n_left_out in ((short, n_short, 1), (long, n_long, whole.n_by_context)):
+        starts = np.linspace(0, n_tokens - width, n_windows + 1)[n_left_out:].astype(np.int64)
+        batch_size = whole.size
+        if lengths.tokens_per_call is not None:
+            batch_size = max(1, lengths.tokens_per_call // width)
+        for first in range(0, len(starts), batch_size):
+            batch = starts[first : first + batch_size]
             loaders.append(EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch))
     return loaders
 
 
 def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None, float | None]:
     """Bits per byte by which scores exceed those of a pass without rounding over their beginning; None if stopped."""
-    n_tokens, batches = exact.text.n_scored, text_batches(exact)
+    n_tokens = exact.text.n_scored
+    batches = text_batches(exact)
     meter = ProgressMeter("unrounded", n_tokens, "tokens")
     totals = yield from score_text(exact, batches, ContextSums(batches.longest), meter)
     if totals.tokens < n_tokens:
@@ -123,7 +126,7 @@ def _are_lowest(values: NDArray[np.float64], groups: NDArray[np.int64] | None) -
 
 
 def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:
-    """Fields of `Score` that rows and their scores make: `pairs`, `correct`, `correct_per_byte`."""
+    """Fields of `Score` that rows and their scores make: `pairs`, or `correct` and `correct_per_byte`."""
     if options.pairs:
         return {"pairs": pair_shares(scores, options.by)}
     if options.by and scores:
@@ -146,12 +149,15 @@ def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[Pair
 
 
 def _pair_share(group: str | None, pairs: Sequence[PairScore]) -> PairShare:
-    n, signs, signs_per_token = len(pairs), list[int](), list[int]()
+    """The share of pairs whose first text is more probable; a sign is 1 for such a pair, -1 for another, 0 if equal."""
+    n = len(pairs)
+    signs, signs_per_token = list[int](), list[int]()
     for pair in pairs:
         per_token = pair.second_bits / pair.second_tokens - pair.first_bits / pair.first_tokens
         signs.append(int(np.sign(pair.second_bits - pair.first_bits)))
         signs_per_token.append(int(np.sign(per_token)))
-    share, share_per_token = (n + sum(signs)) / 2 / n, (n + sum(signs_per_token)) / 2 / n
+    share = (n + sum(signs)) / 2 / n
+    share_per_token = (n + sum(signs_per_token)) / 2 / n
     low, high = share_interval(share, n)
     return PairShare(group, n, share, low, high, share_per_token, tuple(signs))
 

@@ -24,8 +24,7 @@ from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 
-LEAST_SEQUENCES = 5
-"""Number of sequences with tokens in a bin from which its uncertainty is estimated."""
+LEAST_SEQUENCES = 5  # number of sequences with tokens in a bin from which its uncertainty is estimated
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,6 @@ class Totals:
             steps = ponder.steps[:, -nats.shape[1] :].double().cpu().numpy()
             self.steps = (self.steps or 0.0) + float(steps[scored].sum())
 
-    def add_documents(self, ends: NDArray[np.int64], read: NDArray[np.int64]) -> None:
-        """Counts the documents that end where some tokens do: `ends` (d) and `read` (n) are numbers of tokens."""
-        self.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
-
 
 @dataclass(frozen=True)
 class Batches:
@@ -89,11 +84,13 @@ def score_text(
     run: Pass, batches: Batches, by_context: ContextSums, meter: ProgressMeter, scores: TokenScores | None = None
 ) -> Generator[Progress, None, Totals]:
     """Sums over all sequences until stopped, also `by_context`; fills the `scores` of each token."""
-    text, lengths, runtime, n_tokens = run.text, run.lengths, run.runtime, len(run.text.tokens)
+    text, lengths, runtime = run.text, run.lengths, run.runtime
+    n_tokens = len(text.tokens)
     readout = None if scores is None else scores.predictions
     document_ends = np.append(text.documents[1:], n_tokens)
     n_calls = sum(math.ceil(loader.sequence_len / loader.segment_len) for loader in batches.loaders)
-    n_called, totals = 0, Totals()
+    n_called = 0
+    totals = Totals()
     for loader in batches.loaders:
         state = None
         by_context.start(loader.batch_size)
@@ -102,29 +99,34 @@ def score_text(
                 return totals
             if state is None:  # only now, when the memory of the batch before is freed
                 state = lengths.init_state(run.scorer, loader.offsets)
-            x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
+            x = torch.from_numpy(inputs).to(runtime.device)
+            y = torch.from_numpy(targets).to(runtime.device)
             with torch.inference_mode(), runtime.autocast():
                 surprisal, state, ponder, features = run.scorer.score(x, y, state, readout=readout)
-            # Places after the end of a sequence are not scored, but an index of them must be legal.
+            # Numbers (b t) of the tokens; those after the end of a sequence are not scored, but must be legal.
             index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n_tokens - 1)
             if text.scored is not None:
                 scored = scored & text.scored[index]
             nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
             sizes = np.where(scored, text.tokens.sizes(index), 0)
             totals.add(nll, sizes, scored, ponder)
-            totals.add_documents(document_ends, index[scored] + 1)
+            token_ends = index[scored] + 1
+            next_document_ends = document_ends[np.searchsorted(document_ends, token_ends)]
+            totals.documents += int((token_ends == next_document_ends).sum())
             if not lengths.has_memory:  # every segment starts with empty memory
                 by_context.start(len(nll))
             if lengths.stride is None:  # tokens of overlapping windows have no one context
-                is_by_context = scored & (np.arange(len(nll))[:, None] < batches.n_by_context)
-                nll_by_context, sizes_by_context = np.where(is_by_context, nll, 0.0), np.where(is_by_context, sizes, 0)
-                by_context.add(inputs.shape[1], nll_by_context, sizes_by_context, is_by_context)
+                is_measured = scored.copy()
+                is_measured[batches.n_by_context :] = False
+                measured_nll = np.where(is_measured, nll, 0.0)
+                by_context.add(inputs.shape[1], measured_nll, np.where(is_measured, sizes, 0), is_measured)
             if scores is not None:
                 scores.nats[index[scored]] = nll[scored]
                 if features is not None:
                     scores.keep(features.float().cpu().numpy(), scored, positions, loader.ends)
             n_called += 1
-            yield from meter.report((meter.total or 0) * n_called // n_calls)  # also calls that only warm up take time
+            # Progress is the share of calls, because those that only warm up take time, too.
+            yield from meter.report((meter.total or 0) * n_called // n_calls)
     return totals
 
 
@@ -137,27 +139,31 @@ def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:
     Raises:
         ResourceError: The memory does not fit the machine.
     """
-    text, lengths, runtime = run.text, run.lengths, run.runtime
+    text, lengths = run.text, run.lengths
     ids, start_id = text.tokens.ids, run.model.tokenizer.start_id
-    size, segment_len = lengths.batch_size, lengths.segment_len
+    batch_size, segment_len = lengths.batch_size, lengths.segment_len
     if lengths.stride is not None:  # sequences start where a window does
         segment_len = segment_len // lengths.stride * lengths.stride
     if lengths.by_document:
-        n_per_call = lengths.tokens_per_call
         in_order = document_loaders(
-            ids, text.documents, batch_size=size, segment_len=segment_len, start_id=start_id, n_tokens=n_per_call
+            ids,
+            text.documents,
+            batch_size=batch_size,
+            segment_len=segment_len,
+            start_id=start_id,
+            n_tokens=lengths.tokens_per_call,
         )
         by_length = [*in_order]
         loaders = [by_length[i] for i in np.random.default_rng(0).permutation(len(by_length))]
     else:
-        loaders = [text_loader(ids, size, segment_len, lengths.warmup_len, start_id)]
+        loaders = [text_loader(ids, batch_size, segment_len, lengths.warmup_len, start_id)]
     loaders = [replace(loader, reads_end=reads_end) for loader in loaders]
     # The largest batch decides whether the memory fits.
     largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
     segment_len = max(1, min(segment_len, largest.sequence_len))
     check_memory(
         run.model,
-        runtime,
+        run.runtime,
         longest_memory(run.model, lengths, largest.sequence_len),
         batch_size=largest.batch_size,
         segment_len=segment_len,
@@ -190,29 +196,32 @@ class ContextSums:
 
     def start(self, batch_size: int) -> None:
         """Begins a batch of sequences, and adds those of the batch before to the sums."""
-        nats, n_bytes, n_tokens = self._open
+        nats, n_bytes, n_tokens = self._open  # each (b bin)
         self.nats += nats.sum(0)
         self.n_bytes += n_bytes.sum(0)
         self.n_tokens += n_tokens.sum(0)
         self.n_sequences += (n_tokens > 0).sum(0)
         for total, products in zip(self.products, (nats * nats, nats * n_bytes, n_bytes * n_bytes), strict=True):
             total += products.sum(0)
-        self._open, self._n_read = np.zeros((3, batch_size, len(self.nats))), 0
+        self._open = np.zeros((3, batch_size, len(self.nats)))
+        self._n_read = 0
 
     def add(self, n_read: int, nats: NDArray[np.float64], n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
         """Adds values (b t) of a call that read so many tokens of each sequence.
 
         Tokens with a longer context than `longest` are left out.
         """
-        first = self._n_read
+        shortest = self._n_read + 1  # context, of the first column
+        longest = min(self._n_read + nats.shape[1], self.edges[-1] - 1)
         self._n_read += n_read
-        contexts = np.arange(first + 1, min(first + nats.shape[1], self.edges[-1] - 1) + 1)
+        contexts = np.arange(shortest, longest + 1)
         if not len(contexts):
             return
-        # Columns (t) are in order of context, so those of a bin are neighbors; `columns` are the first of each bin.
-        bins, columns = np.unique(np.searchsorted(self.edges, contexts, "right") - 1, return_index=True)
-        for total, part in zip(self._open, (nats, n_bytes, n_tokens), strict=True):
-            total[:, bins] += np.add.reduceat(part[:, : len(contexts)], columns, axis=1, dtype=np.float64)
+        # Columns (t) are in order of context, so those of a bin are neighbors, and can be added from the first one on.
+        bin_of_column = np.searchsorted(self.edges, contexts, "right") - 1
+        bins, first_columns = np.unique(bin_of_column, return_index=True)
+        for total, values in zip(self._open, (nats, n_bytes, n_tokens), strict=True):
+            total[:, bins] += np.add.reduceat(values[:, : len(contexts)], first_columns, axis=1, dtype=np.float64)
 
     def bins(self) -> tuple[ContextBin, ...]:
         """The loss in each context bin that has tokens; no batch is open afterwards."""

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from xlcli.events import Comparison, Discordance, PairShare, Score, Spread
 from xlcli.metrics import LN2, half_width
 
-LEAST_DOCUMENTS = 5
-"""Fewer documents have no interval."""
-LEAST_FREEDOM = 2.0
-"""If one document is nearly the whole text, its interval is that of three documents of one size."""
+LEAST_DOCUMENTS = 5  # fewer documents have no interval
+LEAST_FREEDOM = 2.0  # if one document is nearly the whole text, its interval is that of three documents of one size
 
 
 def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
@@ -31,12 +29,16 @@ def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
     """
     ratio, changes, values = _parts(sums)
     if less is not None:
-        its_ratio, its_changes, its_values = _parts(less)
-        ratio, changes, values = ratio - its_ratio, changes - its_changes, values - its_values
-    n, mean, sizes = len(sums), float(values.mean()), sums[:, 1]
+        less_ratio, less_changes, less_values = _parts(less)
+        ratio -= less_ratio
+        changes -= less_changes
+        values -= less_values
+    n = len(sums)
+    mean = float(values.mean())
     if n < LEAST_DOCUMENTS:
         return Spread(n, ratio, None, None, mean, None, None)
     # The margin of the whole text is the jackknife's, that of the mean over documents the usual one.
+    sizes = sums[:, 1]
     n_effective = float(sizes.sum() ** 2 / np.square(sizes).sum())
     error = math.sqrt((n - 1) / n * np.square(changes).sum())
     margin = half_width(error, max(LEAST_FREEDOM, n_effective - 1))
@@ -72,7 +74,8 @@ def discordance(pairs: PairShare, other: PairShare) -> Discordance:
 
 def mcnemar(n: int, m: int) -> float:
     """Two-sided p value of n and m discordant pairs: the exact test, of a binomial distribution (McNemar 1947)."""
-    total, probabilities = n + m, []
+    total = n + m
+    probabilities = []
     for i in range(min(n, m) + 1):
         log_ways = math.lgamma(total + 1) - math.lgamma(i + 1) - math.lgamma(total - i + 1)  # to choose i of the total
         probabilities.append(math.exp(log_ways - total * LN2))

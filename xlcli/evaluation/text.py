@@ -37,20 +37,17 @@ from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
 
-TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
-"""Maximum of `tokens_per_call` by device: enough tokens to keep it busy."""
+TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}  # maximum of `tokens_per_call` by device: enough tokens to keep it busy
 CPU_ACTIVATIONS = 2**19
 """Number of activations of a layer in a call above which a CPU is slower (measured for widths of 192 to 512)."""
 DEFAULT_SEGMENT_LEN = 512
 """Longest segment chosen by default where hidden scores are computed; a longer one would hide most of its scores."""
-LEAST_SEGMENT_LEN = 64
-"""Shortest segment chosen by default: shorter ones cost more calls than they hide scores."""
+LEAST_SEGMENT_LEN = 64  # shortest segment chosen by default: shorter ones cost more calls than they hide scores
 MAX_SEGMENT_LEN = 2**12
 """Longest segment where the length does not change the result; bounds the size of the attention mask."""
-STATE_LIMIT = 2**28
-"""Maximum bytes of memory tensors for the default batch size."""
-SCORED_PER_WARMUP = 10
-"""The default batch size warms up on at most one token for so many of the text."""
+STATE_LIMIT = 2**28  # maximum bytes of memory tensors for the default batch size
+LONGEST_CHARACTER = 4  # bytes of the longest UTF-8 character
+SCORED_PER_WARMUP = 10  # the default batch size warms up on at most one token for so many of the text
 
 _SENTENCE_BEGIN = re.compile(r"(?!.*\d:\d)[\"'“‘«(¿¡]*[^\W\d_a-z]")
 _SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
@@ -179,19 +176,21 @@ class TokenScores:
         return self.predictions.value(self._after[token].tolist())
 
     def tokens(self, portions: Iterator[bytes], tokens: TokenFile, numbers: range) -> Iterator[TokenScore]:
-        """The tokens with these numbers, whose text are the portions, with their scores."""
+        """The tokens with these numbers and their scores; `portions` are their text, which begins at line 1, byte 0."""
         line, byte = 1, 0
-        portion, start = b"", 0  # the token starts there in the portion
-        for token in numbers:
-            end = start + int(tokens.sizes(token))
-            while len(portion) < end:
-                portion = portion[start:] + next(portions)
-                start, end = 0, end - start
-            text = portion[start:end]
-            yield TokenScore(line, byte, text, float(self.nats[token]) / LN2, self.prediction(token))
+        portion = b""
+        start = 0  # of the token in the portion
+        for number in numbers:
+            size = int(tokens.sizes(number))
+            while start + size > len(portion):
+                portion = portion[start:] + next(portions)  # the token goes on in the next portion
+                start = 0
+            text = portion[start : start + size]
+            bits = float(self.nats[number]) / LN2
+            yield TokenScore(line, byte, text, bits, self.prediction(number))
             line += text.count(b"\n")
-            byte += len(text)
-            start = end
+            byte += size
+            start += size
 
 
 def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
@@ -249,39 +248,51 @@ def tokenize(
     """
     yield from corpus.scan()
     yield from corpus.notices()
-    stop = corpus.n_bytes
-    if limit is not None and limit < stop:
-        tail = b"".join(corpus.read(max(limit - 4, 0), limit))  # a character has at most 4 bytes
-        stop = limit - len(tail) + whole_characters(tail) or limit
-    part = Part(corpus, 0, stop, starts)
+    n_bytes = corpus.n_bytes
+    if limit is not None and limit < n_bytes:
+        n_bytes = _between_characters(corpus, limit)
+    part = Part(corpus, 0, n_bytes, starts)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
     fields = corpus.sources[0].input_format.text_fields
     if isinstance(fields, Joined):
-        return (yield from _continuations(part, tokens, fields))
+        text = yield from _continuations(part, tokens, fields)
+        return text
     if tokenizer.kind == "ids":  # of which neither characters nor words are known
         return TokenizedText(part, tokens, TextCounts(part.n_bytes))
     counter = TextCounter()
-    for portion, is_end in divided(part.read(), part.documents if by_document else ()):
+    documents = part.documents if by_document else ()
+    for portion, ends_document in divided(part.read(), documents):
         counter.feed(portion)
-        if is_end:
+        if ends_document:
             counter.end_word()
     return TokenizedText(part, tokens, counter.counts())
 
 
+def _between_characters(corpus: Corpus, limit: int) -> int:
+    """Largest offset up to `limit` between two characters; `limit` if that is 0, because a text cannot be empty."""
+    tail_start = max(limit - LONGEST_CHARACTER, 0)
+    tail = b"".join(corpus.read(tail_start, limit))
+    n_whole = tail_start + whole_characters(tail)
+    return n_whole if n_whole > 0 else limit
+
+
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
     """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
-    counter, borders = TextCounter(), list[int]()
-    for start, row in part.corpus.rows():
+    counter = TextCounter()
+    borders: list[int] = []  # of each row, offset at which its context ends and its continuation begins
+    for row_start, row in part.corpus.rows():
         context, continuation = fields.divide(row.fields)
-        borders.append(start + len(context))
+        borders.append(row_start + len(context))
         counter.feed(continuation)
         counter.end_word()
-    ends = np.cumsum(tokens.sizes(slice(None)), dtype=np.int64)
-    starts = ends - tokens.sizes(slice(None))
-    rows = np.searchsorted(part.documents, ends - 1, side="right") - 1
-    border = np.array(borders)[rows]  # of the row that each token ends in
-    is_scored = border < ends
-    n_across = int(((starts < border) & is_scored).sum())
+    token_sizes = tokens.sizes(slice(None))
+    token_ends = np.cumsum(token_sizes, dtype=np.int64)
+    token_starts = token_ends - token_sizes
+    rows = np.searchsorted(part.documents, token_ends - 1, side="right") - 1  # in which the tokens end
+    token_borders = np.array(borders)[rows]
+    is_scored = token_ends > token_borders
+    is_across = is_scored & (token_starts < token_borders)
+    n_across = int(is_across.sum())
     if n_across:
         yield Notice(f"{n_across:,} tokens begin in a context and end in its continuation, with which they count")
     return TokenizedText(part, tokens, counter.counts(), is_scored)
@@ -296,10 +307,8 @@ def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
         os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
         return np.memmap(file, np.float32, mode="r+", shape=shape)
     except OSError as error:
-        raise ResourceError(
-            f"cannot keep the score of each token in {cache_folder()}: {error.strerror}.",
-            "Set XLCLI_CACHE to a folder on a larger disk, or use --limit.",
-        ) from None
+        problem = f"cannot keep the score of each token in {cache_folder()}: {error.strerror}."
+        raise ResourceError(problem, "Set XLCLI_CACHE to a folder on a larger disk, or use --limit.") from None
 
 
 @dataclass(frozen=True)
@@ -328,23 +337,20 @@ def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
 
 def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
     """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
-    reading, shape = options.reading(model.config.model, model.config.train.reading), model.config.model
-    n_tokens, n_per_call = text.longest_document, tokens_per_call(model, runtime)
+    shape = model.config.model
+    reading = options.reading(shape, model.config.train.reading)
+    n_tokens = text.longest_document
+    n_per_call = tokens_per_call(model, runtime)
     by_document = len(text.documents) > 1
     is_exact = reading.has_memory and reading.span == "uniform"  # the segment length does not change the result
     segment_len = reading.segment_len
     if is_exact:
         segment_len = _exact_segment_len(model, runtime, options, reading, n_tokens)
+    receptive_field = _receptive_field(model, reading, segment_len, is_exact=is_exact)
     # Every sequence but the first starts with unscored tokens: all on which its first scored token depends.
-    receptive_field: int | None = 0
-    if reading.has_memory:
-        mem_len = reading.longest
-        if not is_exact:  # the last token of a segment attends to memory and segment
-            mem_len += segment_len
-        receptive_field = model.network.receptive_field(mem_len)
-    warmup_len = n_tokens if receptive_field is None else receptive_field
-    if by_document:
-        warmup_len = 0
+    warmup_len = 0
+    if not by_document:
+        warmup_len = n_tokens if receptive_field is None else receptive_field
     # So many sequences keep the machine busy, fit their memory into the limit, and warm up on a small share of tokens.
     state_bytes = shape.memory_bytes(reading.max_context + segment_len, reading.memory_dtype)
     if by_document:
@@ -356,7 +362,11 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
         if warmup_len:
             most_by_warmup = 1 + n_tokens // (SCORED_PER_WARMUP * warmup_len)
         most_sequences = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, most_by_warmup)
-    batch_size = options.batch_size or max(1, most_sequences)
+    batch_size = options.batch_size
+    call_limit = None
+    if batch_size is None:
+        batch_size = max(1, most_sequences)
+        call_limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     is_unbounded = receptive_field is None and not by_document
     if is_unbounded or options.online_option is not None:
         batch_size = 1
@@ -364,14 +374,23 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     if reading.stride is not None:
         stride = min(reading.stride, segment_len)
         warmup_len = segment_len - stride
-    limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         **vars(reading) | {"segment_len": segment_len, "stride": stride},
         batch_size=batch_size,
         warmup_len=warmup_len,
         by_document=by_document,
-        tokens_per_call=None if options.batch_size else limit,
+        tokens_per_call=call_limit,
     )
+
+
+def _receptive_field(model: LoadedModel, reading: ContextSettings, segment_len: int, *, is_exact: bool) -> int | None:
+    """Number of tokens before a sequence on which its first prediction depends; None: all of them."""
+    if not reading.has_memory:
+        return 0
+    mem_len = reading.longest
+    if not is_exact:  # the last token of a segment attends to memory and segment
+        mem_len += segment_len
+    return model.network.receptive_field(mem_len)
 
 
 def _exact_segment_len(

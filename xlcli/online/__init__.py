@@ -76,10 +76,8 @@ def make_scorer(
 def not_finite(model: str, options: InferenceConfig) -> XLError:
     """Error of a prediction that is not finite, by the model of this name."""
     if options.learning.adapt:
-        return DivergedError(
-            f"adaptation diverged: the adapted weights of model {model} give no finite score.",
-            "Use a smaller adapt_lr.",
-        )
+        problem = f"adaptation diverged: the adapted weights of model {model} give no finite score."
+        return DivergedError(problem, "Use a smaller adapt_lr.")
     return CheckpointError(f"model {model} gives no finite score.", "Its weights are damaged.")
 
 

@@ -104,16 +104,18 @@ class AdaptiveModel:
         self._load(state)
         if len(tokens) != 1:
             return self._fast(tokens, state)
-        at = 0
+        n_tokens = tokens.shape[1]
+        start = 0
         while True:
-            # A call ends at the end of a block, which `observe` may complete with its last target.
+            # Parts end with blocks. A block that is complete here has targets that are not known, so it is dropped.
             state = self._drop_unlearned(state)
-            n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
-            part = tokens[:, at : at + n]
+            n_missing = self.block - len(_value(state).inputs)
+            end = min(start + n_missing, n_tokens)
+            part = tokens[:, start:end]
             begun = self._begin(state, part, torch.full_like(part, UNKNOWN))
             logits, state = self._fast(part, begun)
-            at += n
-            if at == tokens.shape[1]:
+            start = end
+            if start == n_tokens:
                 return logits, state
 
     def reset(self, state: State) -> State:
@@ -143,7 +145,8 @@ class AdaptiveModel:
             else:
                 begun = self._begin(state, part, part_targets)
                 out = self.network.score(part, part_targets, begun, readout=readout)
-                out = out._replace(state=self._learn_if_complete(out.state))
+                if len(_value(out.state).inputs) == self.block:
+                    out = out._replace(state=self._learn(out.state))
             yield out
             state = out.state
             start = end
@@ -159,7 +162,10 @@ class AdaptiveModel:
         return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, out.readout)
 
     def _begin(self, state: State, inputs: Tensor, targets: Tensor) -> State:
-        """State with tokens (1 n) added to the unfinished block, before they are read."""
+        """State with tokens (1 n) added to the unfinished block, before they are read.
+
+        The first tokens of a block begin it, with a copy of the memory before it.
+        """
         value = _value(state)
         if len(value.inputs):
             return replace(state, adaptation=value.extended(inputs[0], targets[0]))
@@ -175,17 +181,14 @@ class AdaptiveModel:
             return state
         return replace(state, adaptation=value.without_block())
 
-    def _learn_if_complete(self, state: State) -> State:
-        is_complete = len(_value(state).inputs) == self.block
-        return self._learn(state) if is_complete else state
-
     def _learn(self, state: State) -> State:
         """State after a step on the unfinished block, which is read again.
 
         The memory of this reading is kept, because differences in rounding would grow with every step.
         """
         self._load(state)
-        value, before = _value(state), before_block(state)
+        value = _value(state)
+        before = before_block(state)
         with _gradients():
             inputs, targets = value.inputs[None].clone(), value.targets[None].clone()
             out = self.network.score(inputs, targets.clamp(min=0), _ordinary(before))  # any token for unknown ones
@@ -218,7 +221,8 @@ class AdaptiveModel:
                 return
         for name, parameter in self.parameters.items():
             parameter.data = value.weights[name]
-        self._loaded, self._decoder = (value.weights, value.n_steps), None
+        self._loaded = value.weights, value.n_steps  # a step changes the weights in place, and the number
+        self._decoder = None
 
 
 def _named(network: LanguageModel, names: Collection[str]) -> dict[str, nn.Parameter]:
@@ -343,10 +347,8 @@ def _ordinary(state: State) -> State:
     return state.map(lambda t: t.clone() if t.is_inference() else t)
 
 
-EPSILON = 1e-16
-"""Added to mean squares: gradients below its root count as zero."""
-RATES = -5.0, 3.0
-"""Limits of the logarithm of the factor on the rate of a matrix."""
+EPSILON = 1e-16  # added to mean squares: gradients below its root count as zero
+RATES = -5.0, 3.0  # limits of the logarithm of the factor on the rate of a matrix
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,7 @@ class Optimizer:
         names: Weights that change.
         lr: Learning rate.
         decay: Share of the distance to the trained weights that a step takes back.
-        slow: Matrices whose rate begins at a factor of `slow_rate`.
+        slow: Matrices that begin with `slow_rate` times the learning rate; the other ones begin with all of it.
         beta: Share of the mean squares that a step keeps.
         table_rate: Factor on the learning rate of rows of an embedding table, of which few tokens change each.
         rate_change: Largest change of the logarithm of the rate of a matrix in a step.
@@ -373,19 +375,21 @@ class Optimizer:
     rate_change: float = 1.0
 
     def init_moments(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Mean squares before the first step: `NAME.rows` and `NAME.columns` of a matrix, `NAME` of other weights.
+        """What `step` keeps of the gradients of each weight, before the first one; states are saved with these names.
 
-        Of a matrix also `NAME.rate`, the logarithm of a factor on its learning rate.
+        Of a matrix (n m): `NAME.rows` (n) and `NAME.columns` (m), mean squares of the gradient, and `NAME.rate` (), the
+        logarithm of the factor on its learning rate. Of other weights: `NAME`, the mean square of each number.
         """
         moments = {}
         for name, weight in weights.items():
-            if weight.ndim == 2:
-                moments[f"{name}.rows"] = weight.new_zeros(weight.shape[0])
-                moments[f"{name}.columns"] = weight.new_zeros(weight.shape[1])
-                log_rate = math.log(self.slow_rate) if name in self.slow else 0.0
-                moments[f"{name}.rate"] = weight.new_full((), log_rate)
-            else:
+            if weight.ndim != 2:
                 moments[name] = torch.zeros_like(weight)
+                continue
+            n_rows, n_columns = weight.shape
+            rate = self.slow_rate if name in self.slow else 1.0
+            moments[f"{name}.rows"] = weight.new_zeros(n_rows)
+            moments[f"{name}.columns"] = weight.new_zeros(n_columns)
+            moments[f"{name}.rate"] = weight.new_full((), math.log(rate))
         return moments
 
     def step(self, weights: Tensors, gradients: Tensors, moments: Tensors, trained: Tensors, n_steps: int) -> None:
@@ -401,24 +405,30 @@ class Optimizer:
         # Running means begin at 0 (Kingma and Ba 2015, section 3).
         correction = 1 / (1 - self.beta ** (n_steps + 1))
         for name, gradient in gradients.items():
-            weight, origin = weights[name], trained[name]
+            weight = weights[name]
+            origin = trained[name]
             if gradient.is_sparse:
                 self._step_rows(weight, gradient.coalesce(), moments[f"{name}.rows"], origin)
                 continue
             if weight.ndim == 2:
-                rows, columns, log_rate = (moments[f"{name}.{part}"] for part in ("rows", "columns", "rate"))
                 # Mean squares of rows and columns, and those that the step divides by.
+                rows = moments[f"{name}.rows"]
+                columns = moments[f"{name}.columns"]
                 squares = gradient.square()
                 rows.lerp_(squares.mean(1), 1 - self.beta)
                 columns.lerp_(squares.mean(0), 1 - self.beta)
-                of_rows, of_columns = rows * correction + EPSILON, columns * correction + EPSILON
+                row_divisors = rows * correction + EPSILON
+                column_divisors = columns * correction + EPSILON
                 # The cosine between gradient and distance moves the rate.
-                shift, flat = (weight - origin).flatten(), gradient.flatten()
-                norms = (flat.dot(flat) * shift.dot(shift)).sqrt_() + EPSILON
-                log_rate.sub_(flat.dot(shift) / norms * self.rate_change).clamp_(*RATES)
+                log_rate = moments[f"{name}.rate"]
+                distance = (weight - origin).flatten()
+                direction = gradient.flatten()
+                norms = (direction.dot(direction) * distance.dot(distance)).sqrt_() + EPSILON
+                log_rate.sub_(direction.dot(distance) / norms * self.rate_change).clamp_(*RATES)
                 # The gradient is no longer needed, and serves as memory.
-                gradient.mul_(((of_rows.mean() / of_rows).sqrt_() * log_rate.exp())[:, None])
-                weight.addcmul_(gradient, of_columns.rsqrt_(), value=-self.lr)
+                row_factors = (row_divisors.mean() / row_divisors).sqrt_() * log_rate.exp()
+                gradient.mul_(row_factors[:, None])
+                weight.addcmul_(gradient, column_divisors.rsqrt_(), value=-self.lr)
             else:
                 mean = moments[name].mul_(self.beta).addcmul_(gradient, gradient, value=1 - self.beta)
                 weight.addcmul_(gradient, (mean * correction + EPSILON).rsqrt(), value=-self.lr)
@@ -426,11 +436,14 @@ class Optimizer:
                 weight.lerp_(origin, self.decay)
 
     def _step_rows(self, weight: Tensor, gradient: Tensor, means: Tensor, origin: Tensor) -> None:
-        """A step of the rows of a table (n d) whose gradient is sparse."""
-        rows, values = gradient.indices()[0], gradient.values()
-        squares, before = values.square().mean(1), means[rows]
+        """Changes the rows of a table (n d) that a sparse gradient has, and their mean squares, `means` (n)."""
+        rows = gradient.indices()[0]
+        values = gradient.values()
+        squares = values.square().mean(1)
+        means_before = means[rows]
         # The first step of a row has its own square alone.
-        mean = torch.where(before > 0, before.lerp(squares, 1 - self.beta), squares)
-        means[rows] = mean
-        new = weight[rows].addcmul_(values, (mean + EPSILON).rsqrt_()[:, None], value=-self.lr * self.table_rate)
-        weight[rows] = new.lerp_(origin[rows], self.decay)
+        new_means = torch.where(means_before > 0, means_before.lerp(squares, 1 - self.beta), squares)
+        means[rows] = new_means
+        factors = (new_means + EPSILON).rsqrt_()[:, None]
+        stepped = weight[rows].addcmul_(values, factors, value=-self.lr * self.table_rate)
+        weight[rows] = stepped.lerp_(origin[rows], self.decay)

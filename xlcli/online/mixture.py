@@ -25,8 +25,7 @@ from xlcli.text.base import Tokenizer
 if TYPE_CHECKING:
     from xlcli.online import Scorer
 
-MOST_LOGITS = 2**21
-"""Number of log-probabilities in RAM at once, if a step of the scorer does not have more."""
+MOST_LOGITS = 2**21  # number of log-probabilities in RAM at once, if a step of the scorer does not have more
 NO_ID = -1
 
 
@@ -84,8 +83,8 @@ class CachedModel:
         self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
     ) -> Iterator[ScoreOutput]:
         """`score` of tokens (1 t) in parts that fit into RAM."""
-        n_steps = max(1, MOST_LOGITS // (len(self.spelling.leaf_of) * self.step))
-        part_len = n_steps * self.step
+        logits_per_step = len(self.spelling.leaf_of) * self.step
+        part_len = self.step * max(1, MOST_LOGITS // logits_per_step)
         for start in range(0, tokens.shape[1], part_len):
             part = slice(start, start + part_len)
             out = self._score_part(tokens[:, part], targets[:, part], n_unscored - start, state, readout)
@@ -97,55 +96,61 @@ class CachedModel:
     ) -> ScoreOutput:
         """`score` of tokens (1 t) and what follows each.
 
-        The first `n_unscored` are stored, but neither predicted nor learned from by the mixer; it may be negative.
+        The first `n_unscored` are stored, but neither predicted nor learned from by the mixer; it may be negative. The
+        kernels change index and mixer of the cache in place.
         """
-        mixture, value = self._filled(state)
+        kernels, cache = self._filled(state)
         out = self.inner.score(tokens, targets, state, readout=Readout())
         assert out.readout is not None
-        first = min(max(0, n_unscored), tokens.shape[1])
+        first_scored = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
-            return out._replace(nll=out.nll[:, first:], readout=None)
-        # Kernels change the index and the mixer in place.
+            return out._replace(nll=out.nll[:, first_scored:], readout=None)
+        leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
         texts = torch.cat((tokens, targets)).cpu().numpy()
-        mixture.fill(value.index, self.spelling.leaf_of, self.spelling.line_end, *texts[:, :first])
-        texts = np.ascontiguousarray(texts[:, first:])
-        log_p = out.readout[0, first:].double().cpu().numpy()
+        kernels.fill(cache.index, leaf_of, line_end, *texts[:, :first_scored])
+        texts = np.ascontiguousarray(texts[:, first_scored:])
+        log_p = out.readout[0, first_scored:].double().cpu().numpy()
+        features = None
         if readout is None:
             nats = np.empty(texts.shape[1])
-            mixture.score(*self._arrays(value), log_p, texts, False, nats)
-            features = None
+            is_read = False
+            kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p, texts, is_read, nats)
         else:
-            nats, features = self._mix_one_by_one(mixture, value, log_p, texts, readout)
+            nats, features = self._mix_one_by_one(kernels, cache, log_p, texts, readout)
         return ScoreOutput(torch.from_numpy(nats)[None].to(out.nll), out.state, out.ponder, features)
 
     def _mix_one_by_one(
-        self, mixture: ModuleType, value: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout
+        self, kernels: ModuleType, cache: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout
     ) -> tuple[NDArray[Any], Tensor | None]:
-        """Surprisal (t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction."""
-        nats, features = np.empty(texts.shape[1]), []
+        """Surprisal (t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction.
+
+        `log_p` (t v) are the predictions of the other scorer, the first row of `texts` the tokens before the targets.
+        """
+        leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
+        nats = np.empty(texts.shape[1])
+        features = []
         for i in range(len(nats)):
             place = slice(i, i + 1)
-            mixture.read(value.index, self.spelling.leaf_of, self.spelling.line_end, texts[0, place])
-            mixed = mixture.distribution(value.index, value.mixer, self.spelling.leaf_of, log_p[i])
+            kernels.read(cache.index, leaf_of, line_end, texts[0, place])
+            mixed = kernels.distribution(cache.index, cache.mixer, leaf_of, log_p[i])
             features.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(texts[1:, place])))
-            text = np.ascontiguousarray(texts[:, place])
-            mixture.score(*self._arrays(value), log_p[place], text, True, nats[place])
+            token_and_target = np.ascontiguousarray(texts[:, place])
+            is_read = True
+            kernels.score(
+                cache.index, cache.mixer, leaf_of, line_end, log_p[place], token_and_target, is_read, nats[place]
+            )
         return nats, torch.cat(features, dim=1) if features else None
-
-    def _arrays(self, value: ContextCache) -> tuple[Any, ...]:
-        """What every kernel that learns reads and changes."""
-        return value.index, value.mixer, self.spelling.leaf_of, self.spelling.line_end
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
-        mixture, value = self._filled(state)
-        leaf_of = self.spelling.leaf_of
+        kernels, cache = self._filled(state)
+        leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
         logits, state = self.inner.logits(tokens, state)
-        mixture.read(value.index, leaf_of, self.spelling.line_end, tokens[0].cpu().numpy())
+        kernels.read(cache.index, leaf_of, line_end, tokens[0].cpu().numpy())
         log_p = logits[0].double().cpu().log_softmax(-1)
         mixed = log_p
         if not log_p.isnan().any():
-            mixed = torch.from_numpy(mixture.distribution(value.index, value.mixer, leaf_of, log_p.numpy()))
+            mixed = torch.from_numpy(kernels.distribution(cache.index, cache.mixer, leaf_of, log_p.numpy()))
         return mixed[None].to(logits.device), state
 
     def reset(self, state: State) -> State:
@@ -153,12 +158,12 @@ class CachedModel:
         return self.inner.reset(state)
 
     def _filled(self, state: State) -> tuple[ModuleType, ContextCache]:
-        """The kernels, and the cache of a state with the tables of its tokens."""
-        from xlcli.kernels import mixture
+        """The kernels, and the cache of a state; tokens that a saved state left unread are read into its tables."""
+        from xlcli.kernels import mixture as kernels
 
-        value = state.cache
-        assert isinstance(value, ContextCache)
-        if value.unread:
-            texts = value.unread.pop().astype(np.int64)
-            mixture.fill(value.index, self.spelling.leaf_of, self.spelling.line_end, *texts)
-        return mixture, value
+        cache = state.cache
+        assert isinstance(cache, ContextCache)
+        if cache.unread:
+            texts = cache.unread.pop().astype(np.int64)
+            kernels.fill(cache.index, self.spelling.leaf_of, self.spelling.line_end, *texts)
+        return kernels, cache

@@ -18,8 +18,7 @@ from xlcli.files import write_atomic
 from xlcli.text.pretokenize import WORDS, Splitter
 
 FILE = "tokenizer.json"
-SCHEMA = 1
-"""Version of `tokenizer.json`; any other is refused."""
+SCHEMA = 1  # version of `tokenizer.json`; any other is refused
 REMEDY = "Copy the model again from its source."
 CACHED_WORDS = 2**15
 _CACHED_BYTES = 48
@@ -145,8 +144,9 @@ class PieceTokenizer(Tokenizer):
     """Characters, in a group, that are spelled in bytes."""
 
     def _set_texts(self, texts: list[bytes]) -> bool:
-        """Sets the text of each id; False if a byte has no token (id -1)."""
-        self._texts, self.id_sizes = texts, np.array([len(text) for text in texts], np.int32)
+        """Sets the text of each id, and the first id of each byte; False if a byte has no token (its id is -1 then)."""
+        self._texts = texts
+        self.id_sizes = np.array([len(text) for text in texts], np.int32)
         first_ids = {text: i for i, text in reversed([*enumerate(texts)])}
         self._byte_ids = [first_ids.get(bytes([value]), -1) for value in range(256)]
         self._cache = WordCache(self._encode_part)
@@ -158,10 +158,11 @@ class PieceTokenizer(Tokenizer):
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         assert self.id_sizes is not None
-        ids = np.frombuffer(b"".join(map(self._cache.__getitem__, self.splitter.split(data))), np.int32)
+        encoded_parts = map(self._cache.__getitem__, self.splitter.split(data))
+        ids = np.frombuffer(b"".join(encoded_parts), np.int32)
         missing = np.flatnonzero(ids < 0)
         if missing.size:
-            place = int(self.id_sizes[ids[: missing[0]]].sum())
+            place = int(self.id_sizes[ids[: missing[0]]].sum())  # of the first byte without a token
             problem = f"the model has no token for byte 0x{data[place]:02x}, at offset {at + place} of the text."
             raise DataError(problem, "Remove the byte, or use another model: --binary cannot help.")
         return ids, self.id_sizes[ids]
@@ -171,8 +172,11 @@ class PieceTokenizer(Tokenizer):
         return b"".join([self._texts[i] for i in ids])
 
     def _encode_part(self, part: bytes) -> bytes:
-        """Ids as bytes of int32: pieces where they decode to the bytes of `part`, tokens of bytes elsewhere."""
-        ids = list[int]()
+        """Ids as bytes of int32: pieces where they decode to the bytes of `part`, tokens of bytes elsewhere.
+
+        Special characters are spelled in bytes, too.
+        """
+        ids: list[int] = []
         for i, text in enumerate(self._special.split(part.decode(errors="surrogateescape"))):
             data = text.encode(errors="surrogateescape")
             is_special = i % 2 == 1  # between the others, as `split` returns groups

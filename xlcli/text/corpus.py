@@ -102,11 +102,7 @@ class Corpus:
         return self.facts.n_bytes
 
     def without(self, held_out: Collection[Corpus]) -> Corpus:
-        """This text without the files of held-out texts, which may have other names there.
-
-        Raises:
-            DataError: No file remains.
-        """
+        """This text without the files of held-out texts, whatever their names there. `DataError` if none remains."""
         taken = {source.identity for corpus in held_out for source in corpus.sources}
         remaining = [source for source in self.sources if source.identity not in taken]
         if len(remaining) == len(self.sources):
@@ -127,39 +123,39 @@ class Corpus:
         yield from (Notice(remark, "warning") for remark in self._remarks[:3])
 
     def scan(self) -> Generator[Progress, None, None]:
-        """Scans the text at the first call. Yields progress.
-
-        Raises:
-            DataError: The text is empty or cannot be read.
-        """
+        """Scans the text at the first call. Yields progress. `DataError` if the text is empty or cannot be read."""
         if self._facts is not None:
             return
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
-        digest, utf8, stored = sha256(), Utf8(), 0
+        digest = sha256()
+        utf8 = Utf8()
+        documents = array("Q", [0])
         # Of each file so far; the last one is the one that is being read.
         sizes: list[int] = []
         crlf: list[int] = []
         checksums: list[list[int]] = []
-        documents = array("Q", [0])
-        start = 0
+        n_stored = 0  # bytes of the files that were read
+        place = 0  # offset of the next block in the whole text
         for source in self.sources:
-            start += sizes[-1] if sizes else 0
             sizes.append(0)
             crlf.append(0)
             checksums.append([])
-            for block, done, inside, crlf[-1] in source.blocks(notice=self._remarks.append):
-                if sizes[-1] == 0 and start > documents[-1]:
-                    documents.append(start)
+            for block, block_end, starts, crlf_so_far in source.blocks(notice=self._remarks.append):
                 if source.input_format.each_line:
-                    inside = [match.end() for match in re.finditer(b"\n", block)]
-                documents.extend(at for at in (start + sizes[-1] + i for i in inside) if at > documents[-1])
+                    starts = [match.end() for match in re.finditer(b"\n", block)]
+                is_first = sizes[-1] == 0  # a document begins with each file
+                for start in [0, *starts] if is_first else starts:
+                    if place + start > documents[-1]:
+                        documents.append(place + start)
                 digest.update(block)
                 utf8.feed(block)
+                place += len(block)
                 sizes[-1] += len(block)
+                crlf[-1] = crlf_so_far
                 self._require_text(utf8, sizes)
                 checksums[-1].append(zlib.crc32(block))
-                yield from meter.report(stored + done)
-            stored += source.stored_bytes
+                yield from meter.report(n_stored + block_end)
+            n_stored += source.stored_bytes
         utf8.feed(b"", final=True)
         self._require_text(utf8, sizes)
         if sum(sizes) == 0:
@@ -177,20 +173,23 @@ class Corpus:
         Raises:
             DataError: A file has changed since the scan.
         """
-        place = 0
+        file_start = 0
         facts = self.facts
         for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self._checksums, strict=True):
-            first, last = max(start - place, 0), min(stop - place, size)
-            if first < last:
-                at = first // BLOCK
-                blocks = source.blocks(at, seek=not crlf)
-                while at * BLOCK < last:
-                    block = next(blocks, Block(b"", 0)).text[: size - at * BLOCK]
-                    if zlib.crc32(block) != checksums[at]:
-                        raise source.changed()
-                    yield block[max(first - at * BLOCK, 0) : last - at * BLOCK]
-                    at += 1
-            place += size
+            # Offsets in the file.
+            first = max(start - file_start, 0)
+            end = min(stop - file_start, size)
+            file_start += size
+            if first >= end:
+                continue
+            # Whole blocks are read, because the checksums are theirs.
+            number = first // BLOCK
+            blocks = source.blocks(number, seek=not crlf)
+            for block_start in range(number * BLOCK, end, BLOCK):
+                block = next(blocks, Block(b"", 0)).text[: size - block_start]
+                if zlib.crc32(block) != checksums[block_start // BLOCK]:
+                    raise source.changed()
+                yield block[max(first - block_start, 0) : end - block_start]
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
@@ -200,7 +199,8 @@ class Corpus:
         Raises:
             DataError: A file has changed since the scan.
         """
-        place, number, starts = 0, 0, self.facts.documents
+        place, number = 0, 0
+        documents = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
             rows: Iterable[tuple[int, Mapping[str, Any] | None]] = source.rows(place, size)
             if self._documents is not None:
@@ -209,7 +209,8 @@ class Corpus:
                 number += 1
                 if fields is None:
                     continue
-                if bisect_left(starts, at) == bisect_right(starts, at):
+                is_document = bisect_left(documents, at) < bisect_right(documents, at)
+                if not is_document:
                     raise source.changed()
                 yield at, Row(number, fields)
             place += size
@@ -286,14 +287,12 @@ def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> 
 
 
 DEFAULT_FRACTION = 0.05
-LARGEST_DEFAULT = 2**20
-"""Maximum bytes of a held-out part of default size."""
+LARGEST_DEFAULT = 2**20  # maximum bytes of a held-out part of default size
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
 PASSAGE = 512
 """Bytes of a passage that two texts share only if it was copied: logs of 2,000 lines repeat 128 bytes, but not 256."""
-N_PASSAGES = 16
-"""Number of passages of a held-out text that are looked for elsewhere."""
+N_PASSAGES = 16  # number of passages of a held-out text that are looked for elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,12 +335,14 @@ class Part:
             yield from self.read()
             return
         n_blocks = max(1, limit // _SAMPLE_BLOCK)
-        starts = [self.start + i * (self.n_bytes - _SAMPLE_BLOCK) // max(n_blocks - 1, 1) for i in range(n_blocks)]
+        last_start = self.n_bytes - _SAMPLE_BLOCK
+        starts = [self.start + i * last_start // max(n_blocks - 1, 1) for i in range(n_blocks)]
         for block in _spread(self, starts):
-            first = block.find(b"\n", 0, _SAMPLE_BLOCK // 2)
-            if first < 0:
-                first = max(block.find(b" ", 0, _SAMPLE_BLOCK // 2), 0) - 1
-            block = block[first + 1 :]
+            # After the first line end, else before the first blank, which belongs to the word after it.
+            first_word = block.find(b"\n", 0, _SAMPLE_BLOCK // 2) + 1
+            if first_word == 0:
+                first_word = max(block.find(b" ", 0, _SAMPLE_BLOCK // 2), 0)
+            block = block[first_word:]
             yield block[: WORDS.stable_prefix_len(block)] or block
 
 
@@ -400,7 +401,8 @@ def warn_of_copies(held_out: Corpus, text: Corpus) -> Generator[Progress | Notic
     starts = [last * (2 * i + 1) // (2 * N_PASSAGES) for i in range(N_PASSAGES)]
     passages = {block[:PASSAGE] for block in _spread(Part(held_out, 0, held_out.n_bytes), starts)}
     meter = ProgressMeter("looking for held-out text", text.n_bytes, "B")
-    end, window = 0, b""
+    end = 0
+    window = b""
     for portion in text.read():
         end += len(portion)
         window = window[1 - PASSAGE :] + portion  # a passage may begin in the portion before
@@ -413,8 +415,9 @@ def warn_of_copies(held_out: Corpus, text: Corpus) -> Generator[Progress | Notic
 
 
 def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> int:
-    """The last line end before `target`, else the last space, else the last character boundary.
+    """Offset after the last line end before `target`, else of the last space, else of the last character boundary.
 
+    It is at most `_SEARCH` bytes before `target`, and the part up to `end` is at most doubled by what it adds.
     `by_document`: the last document that begins in the `_SEARCH` bytes up to `target`, if there is one.
     """
     if target >= end or target <= 0:
@@ -423,7 +426,8 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
     document = documents[bisect_right(documents, target) - 1]
     if by_document and document > max(target - _SEARCH, 0):
         return document
-    start = target - min(_SEARCH, target, max(end - target, 4))
+    n_before = min(_SEARCH, target, max(end - target, 4))  # a character has at most 4 bytes
+    start = target - n_before
     before = b"".join(corpus.read(start, target))
     after_line = before.rfind(b"\n") + 1
     if after_line > 0:
@@ -441,14 +445,16 @@ def _spread(part: Part, starts: list[int]) -> Iterator[bytes]:
             yield b"".join(part.corpus.read(start, min(start + _SAMPLE_BLOCK, part.stop)))
         return
     portions = part.read()
-    held, place = b"", part.start  # what was read last, and where it begins
+    held = b""  # what was read last
+    held_start = part.start
     for start in starts:
-        while place + len(held) < start + _SAMPLE_BLOCK:
+        while held_start + len(held) < start + _SAMPLE_BLOCK:
             portion = next(portions, b"")
             if not portion:
                 break
             held += portion
-            n_before = max(0, min(start - place, len(held)))
-            held = held[n_before:]
-            place += n_before
-        yield held[start - place : start - place + _SAMPLE_BLOCK]
+            n_before_block = max(0, min(start - held_start, len(held)))
+            held = held[n_before_block:]
+            held_start += n_before_block
+        block_start = start - held_start
+        yield held[block_start : block_start + _SAMPLE_BLOCK]

@@ -63,7 +63,8 @@ class _OpenFile:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
         os.pread(self.descriptor, 1, 0)  # raises in a folder or pipe
-        self.offset, self.tail = offset, tail
+        self.offset = offset
+        self.tail = tail
         self.last_read = time.monotonic()
 
     def is_intact(self) -> bool:
@@ -71,12 +72,16 @@ class _OpenFile:
         return os.pread(self.descriptor, len(self.tail), self.offset - len(self.tail)) == self.tail
 
     def lines(self, find: Find) -> bytes:
-        """The next complete lines, to the line end that `find` finds. A line above `LONGEST_LINE` comes in parts."""
+        """The next complete lines, to the line end that `find` finds; b"" if the next line is unfinished.
+
+        A line above `LONGEST_LINE` comes in parts.
+        """
         for size in (PORTION, LONGEST_LINE):
             data = os.pread(self.descriptor, size, self.offset)
-            n_bytes = find(data, b"\n") + 1
-            if n_bytes or len(data) < size:
-                return data[:n_bytes]
+            n_whole = find(data, b"\n") + 1
+            is_end_of_file = len(data) < size
+            if n_whole > 0 or is_end_of_file:
+                return data[:n_whole]
         return data
 
     def advance(self, data: bytes) -> None:
@@ -99,12 +104,16 @@ class FollowedFile:
     """
 
     def __init__(self, path: Path, position: LogPosition | None, warn: Warn, *, from_end: bool = False) -> None:
-        self.path, self._warn, self._saved = path, warn, position
         begin = position or LogPosition(os.fsencode(path), ())
-        self._known, self._listing = set(begin.near), Listing()
+        self.path = path
+        self._warn = warn
+        self._saved = position  # until its files are open
+        self._known = set(begin.near)  # versions of files near the log
+        self._listing = Listing()  # of the last look
         self._unfinished = begin.unfinished
-        self._files: list[_OpenFile] = []
-        self._next_look, self._next_report = 0.0, time.monotonic() + WAIT_SECONDS
+        self._files: list[_OpenFile] = []  # from the oldest to the one that has the name
+        self._next_look = 0.0
+        self._next_report = time.monotonic() + WAIT_SECONDS
         if position is None:
             self._remember(self._list_files())
         self._look()
@@ -114,8 +123,10 @@ class FollowedFile:
     @property
     def position(self) -> LogPosition:
         """Place behind the last text."""
+        if self._saved is not None:
+            return self._saved
         files = tuple(FilePosition(os.fstat(file.descriptor).st_ino, file.offset, file.tail) for file in self._files)
-        return self._saved or LogPosition(os.fsencode(self.path), files, tuple(self._known), self._unfinished)
+        return LogPosition(os.fsencode(self.path), files, tuple(self._known), self._unfinished)
 
     def portions(self, find: Find, line_seconds: float = float("inf")) -> Iterator[bytes | None]:
         """Lines as they are written; None while there are none. Does not end.
@@ -174,7 +185,7 @@ class FollowedFile:
         self._next_report = time.monotonic() + WAIT_SECONDS
         if self._saved is not None:
             self._resume(self._saved, self._list_files())
-            self._look()
+            self._look()  # for what has come since the position was saved
             return
         # A file that was seen empty may have been filled, copied and truncated since, unless its version is the same.
         is_current = is_same and (named.offset > 0 or version(os.fstat(named.descriptor)) in self._known)
@@ -199,14 +210,20 @@ class FollowedFile:
                 self._warn_of_loss(place.offset, "its file is gone, packed or unreadable, or has other text now")
 
     def _reopen(self, place: FilePosition, listing: Listing) -> _OpenFile | None:
-        """The file of a saved place under its present name, or None."""
+        """The file of a saved place under its present name, or None.
+
+        Of a file that was seen empty only the inode is known, which another file may have by now. It is the same one if
+        it is the log, the first of the new files with a name of a rotated log, or unchanged.
+        """
         log = Path(os.path.realpath(self.path))
         new = {path for path, status in listing.items() if path != log and self._is_new(path, status)}
         for path, status in listing.items():
-            # Of a file that was seen empty only the inode is known, and another file may have it by now.
-            is_renamed_log = SIGNS.fullmatch(path.name.removeprefix(log.name)) is not None and path == min(new | {path})
-            is_certain = place.tail or path == log or is_renamed_log or version(status) in self._known
-            if status.st_ino == place.inode and is_certain:
+            if status.st_ino != place.inode:
+                continue
+            has_name_of_rotated_log = SIGNS.fullmatch(path.name.removeprefix(log.name)) is not None
+            is_renamed_log = has_name_of_rotated_log and path == min(new | {path})
+            is_known = version(status) in self._known
+            if place.tail or path == log or is_renamed_log or is_known:
                 with suppress(OSError):
                     file = _OpenFile(path, place.offset, place.tail)
                     if file.is_intact():
@@ -215,7 +232,8 @@ class FollowedFile:
 
     def _continue_with(self, named: _OpenFile, listing: Listing) -> None:
         """Appends the file that has the name now, after those that certainly had it since the last look."""
-        old = os.fstat(self._files[-1].descriptor if self._files else named.descriptor)
+        had_name = self._files[-1] if self._files else named
+        old = os.fstat(had_name.descriptor)
         self._files.append(named)
         renamed = [path for path, status in listing.items() if os.path.samestat(status, old)]
         packed = [path for path in listing if path.suffix in PACKED and listing[path].st_mtime_ns == old.st_mtime_ns]

@@ -29,8 +29,7 @@ from xlcli.text.pretokenize import Splitter, whole_characters
 if TYPE_CHECKING:
     import tokenizers
 
-LONGEST_PART = 2**16 - 1
-"""Maximum bytes of a part; a longer run without a place to cut is cut anyway."""
+LONGEST_PART = 2**16 - 1  # maximum bytes of a part; a longer run without a place to cut is cut anyway
 
 _SOLID = rb"(?<=[^\s\x1c-\x1f]%b)(?<![\xc2\x80\x81\x9a][\x80-\x8a\x9f\xa0\xa8\xa9\xaf]%b)"
 """The character before %b is no white space. Some other characters of several bytes are taken for white space, too."""
@@ -91,9 +90,13 @@ class PartSplitter(Splitter):
         """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end."""
         pieces = []
         while len(part) > LONGEST_PART:
-            stop = whole_characters(part[: LONGEST_PART - (part[LONGEST_PART] == ord("\n"))])
-            pieces.append(part[:stop])
-            part, self._has_cut = part[stop:], True
+            longest = LONGEST_PART
+            if part[longest] == ord("\n"):
+                longest -= 1
+            cut = whole_characters(part[:longest])
+            pieces.append(part[:cut])
+            part = part[cut:]
+            self._has_cut = True
         return [*pieces, part]
 
 
@@ -183,28 +186,33 @@ class TokenizersTokenizer(PieceTokenizer):
         """Regular expression of the places at which a text may be cut; `texts` of all tokens, with CR between them."""
         # After a line end, before each character that no token has behind a line end and no pattern joins to it.
         crossed = b"".join(re.findall(rb"\n(\S)", texts)).decode("latin-1")
-        unsafe = [char for char in map(chr, range(128)) if char in crossed or not self._is_safe("\n", char)]
+        unsafe = ""  # inside of a class of a regular expression
+        for ascii_char in map(chr, range(128)):
+            if ascii_char in crossed or not self._is_safe("\n", ascii_char):
+                unsafe += re.escape(ascii_char)
         if not crossed.isascii() or not self._is_safe("\n", *_NOT_ASCII):
-            unsafe.append("\x80-\xff")
-        chars = "".join(re.escape(char) if len(char) == 1 else char for char in unsafe).encode("latin-1")
-        before, after = _SOLID % (b"\n", b"\n"), b"(?=[^\\s\x1c-\x1f%b])(?!%b)" % (chars, _WIDE)
-        places = [b"(?:(?<=\\A\n)|%b)%b" % (before, after)]  # what a first line end follows is in the last part
+            unsafe += "\x80-\xff"
+        solid_line_end = _SOLID % (b"\n", b"\n")
+        after_line_end = b"(?:(?<=\\A\n)|%b)" % solid_line_end
+        before_safe = b"(?=[^\\s\x1c-\x1f%b])(?!%b)" % (unsafe.encode("latin-1"), _WIDE)
+        places = [after_line_end + before_safe]
         # Before a blank or a line end.
         solid = _SOLID % (b"", b"")
         for char in (b" ", b"\n"):
-            examples = (char.decode() + each for each in _AFTER)
+            examples = [char.decode() + text for text in _AFTER]
             if not re.search(solid + char, texts) and self._is_safe("", *examples):
                 places.append(solid + b"(?=%b)" % char)
         # Before the indentation of a line.
-        indents = sorted({each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}, key=len)[:256]
-        if all(self._is_safe(end, *_INDENTED, *indents) for end in ("\n", "\n\n", " \n")):
+        indented = {indent.decode() + "y" for indent in re.findall(rb"\n([ \t]+)", texts)}
+        shortest_indented = sorted(indented, key=len)[:256]
+        if all(self._is_safe(end, *_INDENTED, *shortest_indented) for end in ("\n", "\n\n", " \n")):
             places.append(b"(?<=\n)(?=[ \t]+[^\\s\x1c-\x1f])(?![ \t]+(?:%b))" % _WIDE)
         return b"|".join(places)
 
     def _is_safe(self, end: str, *examples: str) -> bool:
         """True if text up to `end` has the same tokens alone as before what follows, such as `examples`."""
-        pairs = [(before + end, after + "y z") for before in _BEFORE for after in examples]
-        return all(self._find(a) + self._find(b) == self._find(a + b) for a, b in pairs)
+        parts = [(before + end, example + "y z") for before in _BEFORE for example in examples]
+        return all(self._find(head) + self._find(tail) == self._find(head + tail) for head, tail in parts)
 
 
 def _lossy(name: str, reason: str) -> CheckpointError:
@@ -219,7 +227,7 @@ def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     if step["type"] == "Sequence":
         [key] = {"normalizers", "pretokenizers", "decoders"} & step.keys()
-        return [each for part in step[key] for each in plain_steps(part)]
+        return [plain_step for part in step[key] for plain_step in plain_steps(part)]
     if step["type"] == "ByteLevel":
         return [step | {"add_prefix_space": False}]
     if step["type"] == "Metaspace":
@@ -237,12 +245,7 @@ def _text(token: str, *, of_bytes: bool) -> bytes:
 
 
 def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer without what it adds to a text.
-
-    Raises:
-        ConfigError: The package is missing.
-        ValueError: The package does not read it.
-    """
+    """The tokenizer without what it adds to a text. `ConfigError` without the package, `ValueError` if that refuses."""
     try:
         from tokenizers import Tokenizer as Package
     except ImportError:
@@ -289,13 +292,11 @@ def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 os.close(descriptor)
 
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-"""Types of pieces of sentencepiece."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # types of pieces of sentencepiece
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of the parts of a model of sentencepiece
 _MOST_MERGES = 2**20
 """Maximum number of merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144."""
-LARGEST_PIECES = 2**23
-"""Maximum bytes of a model of sentencepiece: twice as many as of the largest published ones."""
+LARGEST_PIECES = 2**23  # maximum bytes of a model of sentencepiece: twice as many as of the largest published ones
 _MOST_CHARACTERS, _MOST_ADDED = 2**22, 2**14
 """Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
 RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -319,16 +320,19 @@ def tokenizer_json(name: str, make: Callable[[], dict[str, Any]], remedy: str) -
 
 def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> dict[str, Any]:
     """BPE of bytes, with tokens that are added to it or special."""
-    vocab, ids, named = map(json.loads, (pieces, added, special))
-    names = {"<|endoftext|>"}
-    for value in named.values():
+    vocabulary, added_ids = json.loads(pieces), json.loads(added)
+    special_names = {"<|endoftext|>"}
+    for value in json.loads(special).values():
         for token in value if isinstance(value, list) else [value]:
-            names.add(token["content"] if isinstance(token, dict) else token)
-    ids |= {name: vocab[name] for name in names & vocab.keys()}
+            special_names.add(token["content"] if isinstance(token, dict) else token)
+    added_ids |= {name: vocabulary[name] for name in special_names & vocabulary.keys()}
+    added_tokens = []
+    for name, i in added_ids.items():
+        added_tokens.append(RULES | {"id": i, "content": name, "special": name in special_names})
     pairs = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
     return {
-        "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
-        "added_tokens": [RULES | {"id": i, "content": name, "special": name in names} for name, i in ids.items()],
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": pairs},
+        "added_tokens": added_tokens,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     }
 
@@ -340,7 +344,8 @@ def _of_sentencepiece(data: bytes) -> dict[str, Any]:
     for number, value in _fields(data):
         if number in messages:
             messages[number] += value
-    trainer, normalizer = dict(_fields(bytes(messages[_TRAINER]))), dict(_fields(bytes(messages[_NORMALIZER])))
+    trainer = dict(_fields(bytes(messages[_TRAINER])))
+    normalizer = dict(_fields(bytes(messages[_NORMALIZER])))
     if trainer.get(3, 1) not in (1, 2):
         raise ValueError("it is neither BPE nor unigram")
     changes = normalizer.get(2) or normalizer.get(4, 1)  # a table of characters, or blanks that are removed
@@ -406,8 +411,8 @@ def added(names: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-_NUMBER_ITSELF, _FOUR_BYTES = 0, 5
-"""Types of the fields of a message that are not bytes with their size."""
+_LONGEST_NUMBER = 10  # bytes
+_NUMBER_ITSELF, _FOUR_BYTES = 0, 5  # types of the fields of a message that are not bytes with their size
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -428,13 +433,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, of which all but the last are above 127, and the offset after it."""
+    """A number, seven bits a byte, the lowest first, and the offset after it. The highest bit says that more follow."""
     number = 0
-    for i, group in enumerate(data[at : at + 10]):
-        number |= (group & 127) << 7 * i
-        if group < 128:
+    for i, byte in enumerate(data[at : at + _LONGEST_NUMBER]):
+        number |= (byte & 0b0111_1111) << 7 * i
+        is_last = byte < 0b1000_0000
+        if is_last:
             return number, at + i + 1
-    return number, at + 10
+    return number, at + _LONGEST_NUMBER
 
 
 _NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")
@@ -476,19 +482,20 @@ class IdsTokenizer(Tokenizer):
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids, and the size of each with white space; both (t), empty for white space alone."""
-        ids, ends = list[int](), [0]
+        ids: list[int] = []
+        ends = [0]
         for match in _NUMBER.finditer(data):
             number = match[0].rstrip()
             is_too_long = match.end() - ends[-1] > LONGEST_PART or len(number) > _MOST_DIGITS
             if not number.isdigit() or is_too_long or int(number) >= self.vocab_size:
                 shown = number[:20].decode("utf-8", "replace")
-                raise DataError(
-                    f"at byte {at + match.start()} of the text, {shown!r} is no token of the model.",
-                    f"Give ids from 0 to {self.vocab_size - 1}, separated by white space: the model has no vocabulary.",
-                )
+                problem = f"at byte {at + match.start()} of the text, {shown!r} is no token of the model."
+                ids_of_model = f"ids from 0 to {self.vocab_size - 1}"
+                raise DataError(problem, f"Give {ids_of_model}, separated by white space: the model has no vocabulary.")
             ids.append(int(number))
             ends.append(match.end())
-        ends[-1] = len(data) if ids else 0
+        if ids:
+            ends[-1] = len(data)  # the last one has the white space after it
         return np.array(ids, np.int32), np.diff(ends).astype(np.int32)
 
     def take_notices(self) -> list[str]:

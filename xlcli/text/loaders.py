@@ -5,6 +5,7 @@ The target at position p is token p, the input is token p - 1, and the input at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -99,24 +100,25 @@ class TrainLoader:
         self.documents = documents
         self.seed = seed
         self.pieces_apart = pieces_apart
-        self.line_share, self.line_ends = line_share, line_ends
+        self.line_share = line_share
+        self.line_ends = line_ends
         self.rows = np.arange(batch_size) if rows is None else rows
         starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
         self.starts = starts[self.rows]
         n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
         self.pieces = batch_size, n_pieces
         """Number of sequences, and of the pieces of each in a pass."""
-        self.piece_len = -(-len(ids) // (batch_size * n_pieces))
+        self.piece_len = math.ceil(len(ids) / (batch_size * n_pieces))
         self.drawn = _Pass(-1, np.empty((0, 0), np.int64), np.empty((0, 0), bool))
         """The latest pass."""
 
     def batch(self, n_read: int, segment_len: int) -> TrainBatch:
         """The next `segment_len` tokens after `n_read` tokens of each sequence."""
-        read = n_read + np.arange(segment_len)
+        read = n_read + np.arange(segment_len)  # numbers of the tokens, in the order in which a sequence reads them
         if self.seed is None:
             positions = (self.starts[:, None] + read) % len(self.ids)
         else:
-            positions = self._shuffled(read)[0]
+            positions, _ = self._shuffled(read)
         starts: NDArray[np.int64] | int = 0
         within = None
         if self.documents is not None:
@@ -124,46 +126,60 @@ class TrainLoader:
             within = positions - starts
         inputs, targets = inputs_and_targets(self.ids, positions, self.start_id, starts)
         if self.seed is not None and (within is not None or self.pieces_apart):
-            piece = np.tile(read % self.piece_len, (len(positions), 1))
-            within = piece if within is None else np.minimum(within, piece)
+            within_piece = np.tile(read % self.piece_len, (len(positions), 1))
+            within = within_piece if within is None else np.minimum(within, within_piece)
             if self.line_ends is not None:
-                lines = self._within_lines(read)
-                inputs[lines == 0] = self.start_id
-                within = np.minimum(within, lines)
+                within_line = self._within_lines(read)
+                inputs[within_line == 0] = self.start_id
+                within = np.minimum(within, within_line)
         return TrainBatch(inputs, targets, within)
 
     def _within_lines(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions (b t) of tokens (t) of each sequence in their lines; large where a piece is not read by line."""
+        """Positions (b t) of the tokens `read` (t) of each sequence in their lines, which may begin in earlier pieces.
+
+        They are at least `piece_len` where a piece is not read by line.
+        """
         assert self.line_ends is not None
-        since = np.arange(read[0] - read[0] % self.piece_len, read[-1] + 1)
+        first_of_piece = read[0] - read[0] % self.piece_len  # the line of the first token may have begun there
+        since = np.arange(first_of_piece, read[-1] + 1)
         positions, by_line = self._shuffled(since)
-        rows = by_line.any(axis=1)
-        positions, by_line = positions[rows], by_line[rows]
-        is_after_line = self.line_ends[self.ids[positions - 1]] | (positions == 0)
-        begins = by_line & is_after_line & ~self.line_ends[self.ids[positions]]
-        latest = np.maximum.accumulate(np.where(begins, since, -self.piece_len), axis=1)
+        rows = by_line.any(axis=1)  # sequences that read any of these pieces by line; the others need no look
+        positions = positions[rows]
+        is_line_end = self.line_ends[self.ids[positions]]
+        is_after_line_end = self.line_ends[self.ids[positions - 1]] | (positions == 0)
+        begins_line = by_line[rows] & is_after_line_end & ~is_line_end
+        latest_begin = np.maximum.accumulate(np.where(begins_line, since, -self.piece_len), axis=1)
         within = np.full((len(self.rows), len(read)), self.piece_len)
-        within[rows] = (since - latest)[:, -len(read) :]
+        within[rows] = (since - latest_begin)[:, -len(read) :]
         return within
 
     def _shuffled(self, read: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Positions (b t) in the text of tokens (t) of each sequence; True for those that are read by line."""
-        assert self.seed is not None
-        numbers, within = np.divmod(read, self.piece_len)
-        passes, numbers = np.divmod(numbers, self.pieces[1])
+        """Positions (b t) in the text of the tokens `read` (t) of each sequence; True for those that are read by line.
+
+        Draws the passes in which they are, and keeps the last one in `drawn`.
+        """
+        _, n_pieces = self.pieces
+        piece_read, within_piece = np.divmod(read, self.piece_len)
+        number_of_pass, piece_of_pass = np.divmod(piece_read, n_pieces)
         positions = np.empty((len(self.rows), len(read)), np.int64)
         by_line = np.empty(positions.shape, bool)
-        for number in range(passes[0], passes[-1] + 1):
+        for number in range(number_of_pass[0], number_of_pass[-1] + 1):
             if number != self.drawn.number:
-                draw = np.random.default_rng((self.seed, int(number)))
-                first = draw.integers(len(self.ids))
-                order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
-                by_line_drawn = draw.random(self.pieces)[self.rows] < self.line_share
-                self.drawn = _Pass(number, first + order * self.piece_len, by_line_drawn)
-            of_pass = passes == number
-            positions[:, of_pass] = self.drawn.begins[:, numbers[of_pass]] + within[of_pass]
-            by_line[:, of_pass] = self.drawn.by_line[:, numbers[of_pass]]
+                self.drawn = self._draw(number)
+            of_pass = number_of_pass == number
+            pieces = piece_of_pass[of_pass]
+            positions[:, of_pass] = self.drawn.begins[:, pieces] + within_piece[of_pass]
+            by_line[:, of_pass] = self.drawn.by_line[:, pieces]
         return positions % len(self.ids), by_line
+
+    def _draw(self, number: int) -> _Pass:
+        """The pass of this number, which depends on nothing but the seed; its pieces may go on after the text's end."""
+        assert self.seed is not None
+        draw = np.random.default_rng((self.seed, number))
+        first = draw.integers(len(self.ids))
+        order = draw.permutation(np.prod(self.pieces)).reshape(self.pieces)[self.rows]
+        by_line = draw.random(self.pieces)[self.rows] < self.line_share
+        return _Pass(number, first + order * self.piece_len, by_line)
 
 
 class EvalBatch(NamedTuple):
@@ -214,15 +230,22 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[EvalBatch]:
         """Batches of at most `segment_len` tokens per sequence; targets begin where one of a batch counts."""
-        starts, ends, begins = self.starts[:, None], self.ends[:, None], (self.starts - self.offsets)[:, None]
-        for done in range(0, self.sequence_len, self.segment_len):
-            read = np.arange(done, min(done + self.segment_len, self.sequence_len))
+        # Of each sequence (b 1), to be compared with positions (b t).
+        starts = self.starts[:, None]
+        ends = self.ends[:, None]
+        text_starts = starts - self.offsets[:, None]
+        last_read = ends - 1 + self.reads_end
+        for n_read in range(0, self.sequence_len, self.segment_len):
+            read = np.arange(n_read, min(n_read + self.segment_len, self.sequence_len))
             positions = starts + read
-            scored = (positions < ends) & ((read >= self.warmup_len) | (starts == begins))
-            read_to = np.minimum(positions, ends - 1 + self.reads_end)
-            inputs, targets = inputs_and_targets(self.ids, read_to, self.start_id, begins)
-            column = int(scored.any(0).argmax())
-            yield EvalBatch(inputs, targets[:, column:], scored[:, column:], positions[:, column])
+            is_warm = (read >= self.warmup_len) | (starts == text_starts)
+            scored = is_warm & (positions < ends)
+            # Sequences that have ended repeat their last token until the longest one ends.
+            positions_read = np.minimum(positions, last_read)
+            inputs, targets = inputs_and_targets(self.ids, positions_read, self.start_id, text_starts)
+            first_scored = int(scored.any(axis=0).argmax())
+            part = slice(first_scored, None)
+            yield EvalBatch(inputs, targets[:, part], scored[:, part], positions[:, first_scored])
 
 
 def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> EvalLoader:
@@ -232,21 +255,22 @@ def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, st
     their memory is as full as in one pass over the text. All start at multiples of `segment_len`, like the segments of
     one pass. Fewer sequences than `batch_size` are used if warmup would be half of the tokens or more.
     """
-    n = len(ids)
+    n_tokens = len(ids)
+    n_after_warmup = n_tokens - warmup_len
 
-    def stride_of(sequences: int) -> int:
+    def stride_of(n_sequences: int) -> int:
         """Tokens between the starts of sequences: the smallest multiple of `segment_len` that covers the text."""
-        return -(-max(n - warmup_len, 1) // (sequences * segment_len)) * segment_len
+        return segment_len * math.ceil(max(n_after_warmup, 1) / (n_sequences * segment_len))
 
-    sequences = max(1, min(batch_size, -(-n // segment_len)))
-    while sequences > 1 and stride_of(sequences) <= warmup_len:
-        sequences -= 1
-    stride = stride_of(sequences)
+    n_sequences = max(1, min(batch_size, math.ceil(n_tokens / segment_len)))
+    while n_sequences > 1 and stride_of(n_sequences) <= warmup_len:
+        n_sequences -= 1
+    stride = stride_of(n_sequences)
     # Rounding up to whole segments may leave nothing to score for the last sequences.
-    sequences = max(1, min(sequences, -(-(n - warmup_len) // stride)))
-    starts = np.arange(sequences, dtype=np.int64) * stride
-    ends = np.minimum(starts + stride + warmup_len, n)
-    return EvalLoader(ids, starts, ends, segment_len, start_id, starts, warmup_len)
+    n_sequences = max(1, min(n_sequences, math.ceil(n_after_warmup / stride)))
+    starts = np.arange(n_sequences, dtype=np.int64) * stride
+    ends = np.minimum(starts + stride + warmup_len, n_tokens)
+    return EvalLoader(ids, starts, ends, segment_len, start_id, offsets=starts, warmup_len=warmup_len)
 
 
 def document_loaders(
@@ -264,14 +288,16 @@ def document_loaders(
     (None: any number). `documents` are the first tokens of the documents, ascending from 0.
     """
     lengths = np.diff(documents, append=len(ids))
-    order = np.argsort(lengths, kind="stable")
-    first = 0
-    for stop in range(1, len(order) + 1):
-        if stop < len(order) and stop - first < batch_size:
-            longest = min(int(lengths[order[stop]]), segment_len)  # of the batch with the next document
-            if n_tokens is None or (stop + 1 - first) * longest <= n_tokens:
+    by_length = np.argsort(lengths, kind="stable")
+    batch_start = 0
+    for batch_stop in range(1, len(documents) + 1):
+        if batch_stop < len(documents):
+            # The next document would be the longest one of the batch, as they come in order of length.
+            n_documents = batch_stop + 1 - batch_start
+            n_in_segment = n_documents * min(int(lengths[by_length[batch_stop]]), segment_len)
+            if n_documents <= batch_size and (n_tokens is None or n_in_segment <= n_tokens):
                 continue
-        chosen = order[first:stop]
-        starts = documents[chosen]
-        yield EvalLoader(ids, starts, starts + lengths[chosen], segment_len, start_id, np.zeros_like(starts))
-        first = stop
+        batch = by_length[batch_start:batch_stop]
+        starts = documents[batch]
+        yield EvalLoader(ids, starts, starts + lengths[batch], segment_len, start_id, offsets=np.zeros_like(starts))
+        batch_start = batch_stop

@@ -11,8 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-LONGEST = 1024
-"""Maximum bytes of a word."""
+LONGEST = 1024  # maximum bytes of a word
 
 _WORD = re.compile(rb" *[^ \n]*\n?")
 
@@ -35,14 +34,17 @@ class Splitter:
         return words
 
     def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
-        if data.endswith(b"\n"):
-            return len(data)
-        start = data.rfind(b"\n") + 1
-        blank = data.rfind(b" ")
-        if blank >= start:
-            start += len(data[start : blank + 1].rstrip(b" "))
-        return start + sum(len(part) for part in _parts(data[start:])[:-1])
+        r"""Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none.
+
+        Example: 4 for b"a\nbc  de", because "  de" may go on.
+        """
+        line_start = data.rfind(b"\n") + 1
+        last_line = data[line_start:]
+        # The spaces before a word belong to it.
+        before_last_word = last_line[: last_line.rfind(b" ") + 1].rstrip(b" ")
+        last_word = last_line[len(before_last_word) :]
+        finished_parts = _parts(last_word)[:-1]
+        return line_start + len(before_last_word) + sum(map(len, finished_parts))
 
     def flushable_len(self, data: bytes) -> int:
         """Length of what may be tokenized of `data`, an unfinished part, before it is known how it goes on."""
@@ -53,13 +55,19 @@ WORDS = Splitter()
 
 
 def whole_characters(data: bytes) -> int:
-    """Length of `data` without an unfinished UTF-8 character at its end. Bytes that are not UTF-8 count as whole."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            n_ones = 8 - (byte ^ 0xFF).bit_length()  # length of the character
-            return len(data) - back if back < n_ones <= 4 else len(data)
-        if byte < 0x80:
+    """Length of `data` without an unfinished UTF-8 character at its end. Bytes that are not UTF-8 count as whole.
+
+    The first byte of a character of n bytes, from two to four, begins with n ones; the bytes after it with one.
+    """
+    for n_present in range(1, min(3, len(data)) + 1):
+        byte = data[-n_present]
+        is_ascii = byte < 0b1000_0000
+        is_first_of_several = byte >= 0b1100_0000
+        if is_first_of_several:
+            n_leading_ones = 8 - (byte ^ 0xFF).bit_length()
+            if n_present < n_leading_ones <= 4:
+                return len(data) - n_present
+        if is_ascii or is_first_of_several:
             break
     return len(data)
 
@@ -101,23 +109,26 @@ class PreTokenizer:
 def whole_words(
     portions: Iterable[bytes], at_least: int = 2**18, documents: Sequence[int] = (), splitter: Splitter = WORDS
 ) -> Iterator[bytes]:
-    """The text in portions of whole words or other parts, most of them from at least `at_least` bytes of input.
+    """A text given in portions of any size, in portions that end between words (or other parts of `splitter`).
 
-    A part ends before each of the ascending offsets `documents`; so does a portion, if parts do not end at lines.
+    No word goes on into the next document; documents begin at the ascending offsets `documents`. Input is gathered to
+    `at_least` bytes before it is divided, or to the end of a document, unless words end there in any case.
     """
     pretokenizer = PreTokenizer(splitter)
     waiting: list[bytes] = []
-    size = 0
-    for portion, is_end in divided(portions, documents, at_lines=splitter.ends_at_lines):
+    n_waiting_bytes = 0
+    for portion, ends_document in divided(portions, documents, at_lines=splitter.ends_at_lines):
         waiting.append(portion)
-        size += len(portion)
-        if is_end or size >= at_least:
-            whole = pretokenizer.feed(b"".join(waiting))
-            if is_end:
-                whole += pretokenizer.finish()
-            if whole:
-                yield whole
-            waiting, size = [], 0
+        n_waiting_bytes += len(portion)
+        if not ends_document and n_waiting_bytes < at_least:
+            continue
+        whole = pretokenizer.feed(b"".join(waiting))
+        if ends_document:
+            whole += pretokenizer.finish()  # the word at the end cannot go on
+        if whole:
+            yield whole
+        waiting.clear()
+        n_waiting_bytes = 0
     last = pretokenizer.feed(b"".join(waiting)) + pretokenizer.finish()
     if last:
         yield last
@@ -126,20 +137,26 @@ def whole_words(
 def divided(
     portions: Iterable[bytes], documents: Sequence[int], *, at_lines: bool = True
 ) -> Iterator[tuple[bytes, bool]]:
-    """Portions, each with True if a document ends with it.
+    r"""The portions, cut before each of the ascending offsets `documents`, each with True if a document ends with it.
 
-    `at_lines`: only one that ends within a line, because after a line end a word begins in any case.
+    `at_lines`: no cut after a line end, because a word begins there in any case.
+    Example: b"abc\nd" and documents at 0, 2, 4 give (b"ab", True), (b"c\nd", False).
     """
-    place = 0
+    start = 0  # offsets in the text: of this portion, and of the next one
     for portion in portions:
-        first, end = 0, place + len(portion)
-        for document in documents[bisect_right(documents, place) : bisect_right(documents, end)]:
-            stop = document - place
-            if not at_lines or portion[stop - 1 : stop] != b"\n":
-                yield portion[first:stop], True
-                first = stop
-        yield portion[first:], False
-        place = end
+        end = start + len(portion)
+        n_before = bisect_right(documents, start)
+        n_until_end = bisect_right(documents, end)
+        n_yielded = 0  # bytes of this portion
+        for document in documents[n_before:n_until_end]:
+            cut = document - start
+            is_after_line = portion[cut - 1 : cut] == b"\n"
+            if at_lines and is_after_line:
+                continue
+            yield portion[n_yielded:cut], True
+            n_yielded = cut
+        yield portion[n_yielded:], False
+        start = end
 
 
 def _parts(word: bytes) -> list[bytes]:
@@ -148,9 +165,11 @@ def _parts(word: bytes) -> list[bytes]:
     start = 0
     while len(word) - start > LONGEST:
         stop = start + LONGEST
-        for back in range(4):
-            if word[stop - back] & 0xC0 != 0x80:
-                stop -= back
+        # Back to the first byte of the character there, which has at most three others. Without one it is no UTF-8.
+        for n_back in range(4):
+            continues_character = word[stop - n_back] & 0b1100_0000 == 0b1000_0000
+            if not continues_character:
+                stop -= n_back
                 break
         parts.append(word[start:stop])
         start = stop

@@ -22,8 +22,8 @@ from xlcli.files import STANDARD_INPUT, cache_folder, identity, kind_of, read_js
 from xlcli.text import formats
 from xlcli.text.documents import Document, plain
 
-BLOCK = 2**20
-"""Bytes of text per read."""
+BLOCK = 2**20  # bytes of text per read
+QUIET_MS = 100  # milliseconds without text from a pipe after which progress is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,12 @@ class Source:
         has_begun = False
         with self._opened() as file:
             for text, document, _, _ in self._portions(file):
+                is_first_text = text != b"" and not has_begun
                 if document is not None:
                     yield place, plain(document.fields) if document else None
-                elif text and not has_begun:  # text before the first row, or without rows
+                elif is_first_text:  # before the first row, or of a file without rows
                     yield place, {}
-                has_begun = has_begun or document is not None or text != b""
+                has_begun = has_begun or document is not None or is_first_text
                 place += len(text)
         if place != start + size:
             raise self.changed()
@@ -142,19 +143,20 @@ class Source:
     def _portions(
         self, file: BinaryIO, notice: Callable[[str], None] = lambda text: None
     ) -> Iterator[tuple[bytes, Document | None, int, int]]:
-        """Portions of text: bytes, the document that they begin, `stored` and `crlf` as in `Block`."""
+        """Portions of text: bytes, the document that they begin or None, and `stored` and `crlf` as in `Block`."""
         input_format = self.input_format
         line_ends = formats.LineEnds()
-        place = 0  # bytes that were read when a portion comes out of all steps
+        n_stored = 0  # bytes that were read so far
 
-        def stored() -> Iterator[bytes]:
-            nonlocal place
+        def stored_bytes() -> Iterator[bytes]:
+            """The bytes of the file; moves `n_stored` when the steps of `text_of` ask for more."""
+            nonlocal n_stored
             for block in self._stored(file, 0):
-                place = block.stored
+                n_stored = block.stored
                 yield block.text
 
         texts = formats.text_of(
-            stored(),
+            stored_bytes(),
             self.name,
             input_format.text_fields,
             file.fileno(),
@@ -164,51 +166,49 @@ class Source:
         )
         for portion in texts:
             document = portion if isinstance(portion, Document) else None
-            yield line_ends.feed(portion or b""), document, place, line_ends.replaced
-        yield line_ends.feed(b"", final=True), None, place, line_ends.replaced
+            yield line_ends.feed(portion or b""), document, n_stored, line_ends.replaced
+        yield line_ends.feed(b"", final=True), None, n_stored, line_ends.replaced
 
     def _converted(self, file: BinaryIO, first: int, notice: Callable[[str], None]) -> Iterator[Block]:
-        held = bytearray()
+        """Blocks of the text from number `first` on; those before it are read, too, to find where it begins."""
+        held = bytearray()  # text of no block yet
         documents: list[int] = []  # offsets in what is held
-        for text, document, done, crlf in self._portions(file, notice):
+        n_blocks = 0
+        for text, document, stored, crlf in self._portions(file, notice):
             if document:
                 documents.append(len(held))
             held += text
             while len(held) >= BLOCK:
                 n_inside = bisect_left(documents, BLOCK)
-                block = Block(bytes(held[:BLOCK]), done, documents[:n_inside], crlf)
+                if n_blocks >= first:
+                    yield Block(bytes(held[:BLOCK]), stored, documents[:n_inside], crlf)
+                n_blocks += 1
                 documents = [start - BLOCK for start in documents[n_inside:]]
                 del held[:BLOCK]
-                if first > 0:
-                    first -= 1
-                else:
-                    yield block
-        if held and first <= 0:
-            yield Block(bytes(held), done, documents, crlf)
+        if held and n_blocks >= first:
+            yield Block(bytes(held), stored, documents, crlf)
 
     def _stored(self, file: BinaryIO, first: int) -> Iterator[Block]:
-        place = first * BLOCK
-        while place < self.stored_bytes:
-            want = min(BLOCK, self.stored_bytes - place)
+        """Blocks of the bytes as they are, from number `first` on, up to the size when the file was opened."""
+        start = first * BLOCK
+        while start < self.stored_bytes:
+            end = min(start + BLOCK, self.stored_bytes)
             block = b""
-            while len(block) < want:
+            while start + len(block) < end:  # a read may return less than is asked for
+                place = start + len(block)
                 try:
-                    more = os.pread(file.fileno(), want - len(block), place + len(block))
+                    more = os.pread(file.fileno(), end - place, place)
                 except OSError as error:
                     raise DataError(f"cannot read {self.name}: {error.strerror}.", "Check the disk.") from None
                 if not more:
                     raise self.changed()
                 block += more
-            place += want
-            yield Block(block, place)
+            yield Block(block, stored=end)
+            start = end
 
 
 def open_source(path: Path, input_format: InputFormat) -> Source:
-    """The file at `path`.
-
-    Raises:
-        DataError: It is missing, unreadable, a pipe, a device or a folder.
-    """
+    """The file at `path`; `DataError` if it is missing, unreadable, a pipe, a device or a folder."""
     descriptor = _open(path)
     try:
         status = os.fstat(descriptor)
@@ -221,7 +221,7 @@ def open_source(path: Path, input_format: InputFormat) -> Source:
 def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None, Source]:
     """Standard input (`-`) or a named pipe, copied to an unnamed file because a corpus is read more than once.
 
-    Yields progress, also while nothing arrives.
+    Yields progress, also while nothing arrives. The copy is deleted when the source is garbage.
 
     Raises:
         DataError: It cannot be read.
@@ -229,9 +229,11 @@ def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None
     """
     folder = cache_folder()
     if str(path) == "-":
-        name, status = STANDARD_INPUT, os.fstat(0)
+        name = STANDARD_INPUT
+        status = os.fstat(0)
     else:
-        name, status = str(path), path.stat()
+        name = str(path)
+        status = path.stat()
     meter = ProgressMeter(f"reading {name}", None, "B")
     n_bytes = 0
     try:
@@ -241,14 +243,13 @@ def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None
                 n_bytes += len(portion)
                 yield from meter.report(n_bytes)
             file.flush()
-            spool = os.dup(file.fileno())
+            spool = os.dup(file.fileno())  # keeps the file, which has no name, when `file` is closed
     except OSError as error:
-        raise ResourceError(
-            f"cannot keep a copy of {name} in {folder}: {error.strerror}.",
-            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
-        ) from None
-    size = os.fstat(spool).st_size
-    source = Source(name, path, identity(status), size, input_format, _is_plain(spool, name, input_format), spool)
+        problem = f"cannot keep a copy of {name} in {folder}: {error.strerror}."
+        remedy = "Free some space there, or set XLCLI_CACHE to a folder on a larger disk."
+        raise ResourceError(problem, remedy) from None
+    is_plain = _is_plain(spool, name, input_format)
+    source = Source(name, path, identity(status), n_bytes, input_format, is_plain, spool)
     weakref.finalize(source, os.close, spool)
     return source
 
@@ -267,18 +268,23 @@ def files_below(folder: Path) -> list[Path]:
         raise DataError(problem, "Check its permissions.") from None
 
     paths: list[Path] = []
-    names_of: dict[tuple[int, int], Path] = {}
-
-    def is_new(path: Path) -> bool:
-        return names_of.setdefault(identity(path.stat()), path) is path
-
-    for base, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if not is_new(Path(base)) or ("config.json" in names and _is_model(Path(base))):
-            folders.clear()
+    entered: set[tuple[int, int]] = set()
+    for base, subfolders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        parent = Path(base)
+        parent_identity = identity(parent.stat())
+        is_known = parent_identity in entered
+        entered.add(parent_identity)
+        # What `subfolders` then contains is where `os.walk` goes next.
+        if is_known or ("config.json" in names and _is_model(parent)):
+            subfolders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths += [Path(base) / name for name in names if not name.startswith(".")]
-    return [path for path in sorted(paths) if path.is_file() and is_new(path)]
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        paths += [parent / name for name in names if not name.startswith(".")]
+    first_paths: dict[tuple[int, int], Path] = {}
+    for path in sorted(paths):
+        if path.is_file():
+            first_paths.setdefault(identity(path.stat()), path)
+    return list(first_paths.values())
 
 
 def _is_plain(descriptor: int, name: str, input_format: InputFormat) -> bool:
@@ -299,20 +305,20 @@ def _is_model(folder: Path) -> bool:
 
 
 def _read_pipe(path: Path, name: str) -> Iterator[bytes]:
-    """The bytes of standard input or a pipe as they arrive; no bytes ten times a second while none arrive."""
+    """The bytes of standard input or a pipe as they arrive; b"" after every `QUIET_MS` in which none arrive."""
     descriptor = os.dup(0) if str(path) == "-" else _open(path, stat.S_ISFIFO)
     with os.fdopen(descriptor, "rb", 0) as pipe:
         waiting = select.poll()
         waiting.register(pipe, select.POLLIN)
         try:
             while True:
-                if not waiting.poll(100):
+                if not waiting.poll(QUIET_MS):
                     yield b""
                     continue
                 portion = pipe.read(BLOCK)
                 if portion == b"":
                     return
-                yield portion or b""  # None if another process was faster
+                yield portion or b""  # `portion` is None if another process was faster
         except OSError as error:
             raise DataError(f"cannot read {name}: {error.strerror}.", "Give a file.") from None
 

@@ -29,8 +29,7 @@ from xlcli.text.pretokenize import WORDS, whole_words
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-MOST_IDS = 2**24
-"""Maximum number of ids of a vocabulary that comes with a model."""
+MOST_IDS = 2**24  # maximum number of ids of a vocabulary that comes with a model
 
 
 class BytesTokenizer(Tokenizer):
@@ -54,8 +53,7 @@ class BytesTokenizer(Tokenizer):
         return cls()
 
 
-LARGEST_VOCABULARY = 2**18
-"""Default maximum number of words."""
+LARGEST_VOCABULARY = 2**18  # default maximum number of words
 
 _UNKNOWN, _END = b"<unk>", b"<eos>"
 _WORD = re.compile(rb"\s*\S+")
@@ -113,21 +111,25 @@ class WordsTokenizer(Tokenizer):
 
 
 def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
-    """Each token of `data` and its size in bytes."""
-    result: list[tuple[bytes, int]] = []
+    r"""Each token of `data` and its size in bytes, with the white space before it.
+
+    White space at the end of a word belongs to its line end, else to its last token; alone it is unknown.
+    Example: b" a\t\n" gives (b"a", 2), (b"<eos>", 2).
+    """
+    tokens: list[tuple[bytes, int]] = []
     for word in WORDS.split(data):
-        taken = 0
+        n_rest = len(word)  # bytes of no token yet
         for match in _WORD.findall(word):
-            result.append((match.lstrip(), len(match)))
-            taken += len(match)
+            tokens.append((match.lstrip(), len(match)))
+            n_rest -= len(match)
         if word.endswith(b"\n"):
-            result.append((_END, len(word) - taken))
-        elif taken == 0:
-            result.append((_UNKNOWN, len(word)))
-        elif taken < len(word):
-            last, size = result[-1]
-            result[-1] = (last, size + len(word) - taken)
-    return result
+            tokens.append((_END, n_rest))
+        elif n_rest == len(word):
+            tokens.append((_UNKNOWN, n_rest))
+        elif n_rest > 0:
+            last, size = tokens[-1]
+            tokens[-1] = (last, size + n_rest)
+    return tokens
 
 
 def unknown_notice(n_unknown: int, n_tokens: int) -> list[Notice]:
@@ -151,13 +153,11 @@ _SPACE = "\u2581"
 PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
 _TO_PICTURES = str.maketrans(PICTURES)
 _DECODED = {picture: char for char, picture in PICTURES.items()} | {_SPACE: " "}
-FROM_PICTURES = str.maketrans(_DECODED)
-"""Characters of pieces, and the text that they stand for."""
+FROM_PICTURES = str.maketrans(_DECODED)  # characters of pieces, and the text that they stand for
 _UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
 """Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
-_FIXED_PIECES = 257
-"""256 byte pieces and <unk>, which is never used."""
+_FIXED_PIECES = 257  # 256 byte pieces and <unk>, which is never used
 _COVERAGE = 0.9995
 """Share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces."""
 
@@ -197,10 +197,8 @@ class SentencePieceTokenizer(PieceTokenizer):
         """
         vocab_size = vocab_size or DEFAULT_VOCABULARY
         if vocab_size < SMALLEST_VOCABULARY:
-            raise ConfigError(
-                f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces.",
-                f"Give --vocab-size {SMALLEST_VOCABULARY} or more, or --tokenizer bytes.",
-            )
+            problem = f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces."
+            raise ConfigError(problem, f"Give --vocab-size {SMALLEST_VOCABULARY} or more, or --tokenizer bytes.")
         counts: Counter[bytes] = Counter()
         for portion in whole_words(chunks):
             counts.update(WORDS.split(portion))
@@ -226,22 +224,26 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
     """Serialized model trained on words with these counts."""
     from sentencepiece import SentencePieceTrainer
 
+    # Line ends apart from their words, so that no piece has both.
     texts: Counter[str] = Counter()
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         text = word.decode(errors="ignore")
-        if _UNTRAINABLE.isdisjoint(text):
-            text = text.translate(_TO_PICTURES)
-            body = text.removesuffix(PICTURES["\n"]).removesuffix(PICTURES["\r"])
-            texts[body] += count
-            texts[text[len(body) :]] += count
-            for char in text:
-                characters[char] += count
-    kept = _frequent(characters, most=(vocab_size - _FIXED_PIECES) // 2)
-    rare = str.maketrans(dict.fromkeys(characters.keys() - kept, "\n"))
+        if not _UNTRAINABLE.isdisjoint(text):
+            continue
+        text = text.translate(_TO_PICTURES)
+        body = text.removesuffix(PICTURES["\n"]).removesuffix(PICTURES["\r"])
+        line_end = text[len(body) :]
+        texts[body] += count
+        texts[line_end] += count
+        for char in text:
+            characters[char] += count
+    # Words are cut at rare characters, which get no pieces.
+    frequent = _frequent(characters, most=(vocab_size - _FIXED_PIECES) // 2)
+    line_end_if_rare = str.maketrans(dict.fromkeys(characters.keys() - frequent, "\n"))
     stretches: Counter[str] = Counter()
     for text, count in texts.items():
-        for stretch in text.translate(rare).split("\n"):
+        for stretch in text.translate(line_end_if_rare).split("\n"):
             stretches[stretch] += count
     del stretches[""]
     rows = sorted(stretches.items(), key=lambda row: (-row[1], row[0])) or [(PICTURES["\n"], 1)]
@@ -271,15 +273,15 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
 
 def _frequent(characters: Counter[str], most: int) -> set[str]:
     """The most frequent characters, up to `_COVERAGE` of the text and `most` in number."""
-    kept: set[str] = set()
-    uncovered = characters.total() * (1 - _COVERAGE)
-    missing = characters.total()
+    frequent: set[str] = set()
+    n_uncovered = characters.total()
+    most_uncovered = n_uncovered * (1 - _COVERAGE)
     for char, count in sorted(characters.items(), key=lambda item: (-item[1], item[0])):
-        if missing <= uncovered or len(kept) >= most:
+        if n_uncovered <= most_uncovered or len(frequent) >= most:
             break
-        kept.add(char)
-        missing -= count
-    return kept
+        frequent.add(char)
+        n_uncovered -= count
+    return frequent
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
@@ -289,10 +291,8 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "tokenizers": TokenizersTokenizer,
     "ids": IdsTokenizer,
 }
-SENTENCEPIECE_FROM = 100_000
-"""Bytes of training text from which `auto` is sentencepiece; below, bytes."""
-SAMPLE_BYTES = 8 * 2**20
-"""Maximum bytes of text that a sentencepiece tokenizer is trained on."""
+SENTENCEPIECE_FROM = 100_000  # bytes of training text from which `auto` is sentencepiece; below, bytes
+SAMPLE_BYTES = 8 * 2**20  # maximum bytes of text that a sentencepiece tokenizer is trained on
 
 
 def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_bytes: int) -> tuple[str, int | None]:
@@ -320,11 +320,7 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer saved in `folder`.
-
-    Raises:
-        CheckpointError: It is missing, damaged, changed or of another format version.
-    """
+    """The tokenizer saved in `folder`; `CheckpointError` if it is missing, damaged, changed or of another format."""
     about = read_json(folder / FILE)
     if about.get("schema") != SCHEMA:
         problem = f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}."

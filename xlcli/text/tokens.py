@@ -32,11 +32,9 @@ from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Part
 from xlcli.text.pretokenize import whole_words
 
-MAX_BYTES = 10 * 10**9
-"""Maximum total size of the token files; less if a tenth of the disk that they could use is less."""
+MAX_BYTES = 10 * 10**9  # maximum total size of the token files; less if a tenth of the disk that they could use is less
 
-_FORMAT = "xltoken6"
-"""Part of the hash that names a token file; to be changed with its content."""
+_FORMAT = "xltoken6"  # part of the hash that names a token file; to be changed with its content
 _FILE = re.compile(rf"[0-9a-f]{{40}}\.tokens|{TEMPORARY_NAME.pattern}(\.tokens)?")
 """Names of token files, of unfinished ones, and of folders by `process_folder`."""
 _ABANDONED_SECONDS = 86400
@@ -45,27 +43,29 @@ _ABANDONED_SECONDS = 86400
 
 def prune(folder: Path) -> None:
     """Removes what killed processes left unfinished, then the least recently used files beyond the limit but one."""
-    finished, total = [], 0
+    finished = []
+    total_bytes = 0
     for path in folder.iterdir():
         if not _FILE.fullmatch(path.name):
             continue
         with suppress(OSError):  # removed meanwhile
             status = path.lstat()
-            if path.name.startswith(TEMPORARY):
-                if time.time() - status.st_mtime > _ABANDONED_SECONDS:
-                    if path.is_dir():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink()
+            if not path.name.startswith(TEMPORARY):
+                finished.append((status.st_mtime, status.st_size, path))
+                total_bytes += status.st_size
                 continue
-            finished.append((status.st_mtime, status.st_size, path))
-            total += status.st_size
-    limit = min(MAX_BYTES, (shutil.disk_usage(folder).free + total) // 10)
-    for _, size, path in sorted(finished)[:-1]:
-        if total > limit:
+            is_abandoned = time.time() - status.st_mtime > _ABANDONED_SECONDS
+            if is_abandoned and path.is_dir():
+                shutil.rmtree(path)
+            elif is_abandoned:
+                path.unlink()
+    usable_bytes = shutil.disk_usage(folder).free + total_bytes
+    limit = min(MAX_BYTES, usable_bytes // 10)
+    for _, size, path in sorted(finished)[:-1]:  # from the least recently used one
+        if total_bytes > limit:
             with suppress(OSError):
                 path.unlink()
-                total -= size
+                total_bytes -= size
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,9 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
             temporary.replace(path)
         prune(folder)
     except OSError as error:
-        raise ResourceError(
-            f"cannot write the token file in {folder}: {error.strerror}.",
-            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
-        ) from None
+        problem = f"cannot write the token file in {folder}: {error.strerror}."
+        remedy = "Free some space there, or set XLCLI_CACHE to a folder on a larger disk."
+        raise ResourceError(problem, remedy) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -160,33 +159,41 @@ def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
 def _build(
     part: Part, tokenizer: Tokenizer, file: BinaryIO, documents: Sequence[int], name: str
 ) -> Generator[Progress, None, None]:
-    """Writes the token file of this name. Yields progress."""
+    """Writes the token file of this name. Yields progress.
+
+    `documents` are the offsets in the text at which documents begin, ascending from 0; none if they are not separated.
+    """
     record = _record(tokenizer)
-    first_tokens = array("Q")
+    first_tokens = array("Q")  # of each document
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
-    n_bytes = n_tokens = 0
+    n_bytes = 0
+    n_tokens = 0
     digest = checksum(name)
 
     def write(data: bytes) -> None:
         file.write(data)
         digest.update(data)
 
-    file.write(bytes(CHECKSUM))
+    file.write(bytes(CHECKSUM))  # overwritten at the end
     for text in whole_words(part.read(), documents=documents, splitter=tokenizer.splitter):
         ids, sizes = tokenizer.tokens(text, n_bytes)
         tokens = np.empty(len(ids), record)
         tokens["id"] = ids
         if tokenizer.id_sizes is None:
             tokens["size"] = sizes
+        write(tokens.tobytes())
         begun = documents[bisect_left(documents, n_bytes) : bisect_left(documents, n_bytes + len(text))]
         if begun:
-            places = np.searchsorted(np.cumsum(sizes), np.array(begun, np.int64) - n_bytes, side="right")
-            first_tokens.extend((n_tokens + places).tolist())
-        write(tokens.tobytes())
+            token_ends = n_bytes + np.cumsum(sizes)
+            n_before = np.searchsorted(token_ends, np.array(begun, np.int64), side="right")
+            first_tokens.extend((n_tokens + n_before).tolist())
         n_bytes += len(text)
         n_tokens += len(ids)
         yield from meter.report(n_bytes)
-    if (n_bytes and not n_tokens) or len({*first_tokens, n_tokens}) <= len(first_tokens):
+    has_no_token = n_bytes > 0 and n_tokens == 0
+    # A document without a token begins where the next one or the end does.
+    has_empty_document = len({*first_tokens, n_tokens}) < len(first_tokens) + 1
+    if has_no_token or has_empty_document:
         raise DataError(f"{part.corpus.name} has an empty line or document.", "Leave it out.")
     write(np.array(first_tokens, "<u8").tobytes())
     file.seek(0)

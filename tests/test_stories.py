@@ -102,6 +102,23 @@ def test_one_story_is_no_list_of_sentences(tmp_path):
         assert not any(isinstance(event, Notice) and "list of sentences" in event.text for event in events)
 
 
+@pytest.mark.parametrize(
+    ("stories", "told"),
+    [
+        (["A", "A", "B", "B"], []),
+        (["A", "", "B", None, " "], ["3 rows (row 2 "]),
+        (["A", "B", "A", "A", "B"], ["2 rows (row 3 "]),
+        ([1, "", 1], ["1 rows (row 2 ", "1 rows (row 3 "]),
+    ],
+)
+def test_cells_that_are_empty_and_stories_that_return_are_reported(stories, told, tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"story": story, "text": "The fox."} for story in stories])
+    events = evaluate(toy(), [path], EvalConfig(reset_on_change="story"), RUNTIME)
+    warnings = [event.text for event in events if isinstance(event, Notice) and "'story'" in event.text]
+    assert len(warnings) == len(told)
+    assert all(part in warning for part, warning in zip(told, warnings, strict=True))
+
+
 def test_mistakes(tmp_path):
     model = toy()
     for options in ({"each_line": True}, {"binary": True}, {"adapt": True}, {"pairs": ("a", "b")}):

@@ -274,15 +274,11 @@ def _read(
             options.binary, fields, any_bytes=kind == "bytes", each_line=options.each_line, token_ids=kind == "ids"
         )
         corpus = yield from gather(source, input_format=input_format)
-    for key in filter(None, (options.by, options.reset_on_change)):
-        for _, row in corpus.rows():
-            if key not in row.fields:
-                number = row.document
-                if options.pairs:  # two documents are a row
-                    number = (row.document + 1) // 2
-                raise DataError(f"row {number} has no '{key}'.", "Name a column or key that all rows have.")
+    if options.by is not None:
+        yield from _check_values(corpus, options.by, options)
     starts = None
     if options.reset_on_change is not None:
+        yield from _check_values(corpus, options.reset_on_change, options)
         starts = _story_starts(corpus, options.reset_on_change)
     by_document = options.reading(model.config.model, model.config.train.reading).reset_on_document
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document, starts=starts)
@@ -305,6 +301,35 @@ def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
     documents = None if options.each_line else model.held_out_documents(options.split)
     source = open_source(path, InputFormat(binary=True, each_line=options.each_line))
     return Corpus([source], documents=documents)
+
+
+def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Iterator[Notice]:
+    """Notices on values by which rows are grouped: some are empty, or a story comes back after another one.
+
+    `DataError` if a row lacks the key.
+    """
+    empty, returning = list[int](), list[int]()  # numbers of rows
+    values: set[str] = set()
+    before = ""
+    for _, row in corpus.rows():
+        number = row.document
+        if options.pairs:  # two documents are a row
+            number = (row.document + 1) // 2
+        if key not in row.fields:
+            raise DataError(f"row {number} has no '{key}'.", "Name a column or key that all rows have.")
+        value = str(row.fields[key])
+        if row.fields[key] is None or not value.strip():
+            empty.append(number)
+        elif value != before and value in values:
+            returning.append(number)
+        values.add(value)
+        before = value
+    if empty:
+        remark = f"'{key}' is empty in {len(empty):,} rows (row {empty[0]:,} is the first)"
+        yield Notice(f"{remark}; fill these cells, since merged cells have their value only once", "warning")
+    if returning and key == options.reset_on_change:
+        remark = f"values of '{key}' return after others in {len(returning):,} rows (row {returning[0]:,} is the first)"
+        yield Notice(f"{remark}, where the memory is cleared; sort the rows to read each story at once", "warning")
 
 
 def _story_starts(corpus: Corpus, key: str) -> list[int]:

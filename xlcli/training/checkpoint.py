@@ -68,8 +68,11 @@ def save(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Tree,
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Checkpoint]:
-    """A verified checkpoint, to be restored in this context.
+def restoring(path: Path) -> Iterator[Checkpoint]:
+    """Opens the checkpoint in the folder `path`, whose files `store.commit.latest` has verified.
+
+    The body of the `with` restores a run from it. Entries of `state.json` and tensors are not checked one by one: where
+    one is missing or malformed, the body fails with a built-in error, which becomes a `CheckpointError` here.
 
     Raises:
         CheckpointError: It is incomplete, of another format, or does not fit the run that is restored.

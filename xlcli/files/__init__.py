@@ -487,11 +487,7 @@ def write_checked(path: Path, content: bytes) -> None:
 
 
 def read_checked(path: Path) -> bytes | None:
-    """What `write_checked` wrote; None if the file is missing, cannot be read or is damaged.
-
-    Raises:
-        ConfigError: It is a link, or another user owns or can write it.
-    """
+    """What `write_checked` wrote, or None; `ConfigError` if it is a link, or another user owns or can write it."""
     try:
         with open_regular(path) as (file, status):
             if path.is_symlink() or not _is_own(status):

@@ -59,11 +59,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 
 
 def read_places(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], tuple[int, int, int]]:
-    """Type and shape of each tensor, with the offset of its first byte in the file, and the `version` of the file.
-
-    Raises:
-        CheckpointError: As `read_header`.
-    """
+    """Type, shape and offset in the file of each tensor, and the `version` of the file; errors as of `read_header`."""
     with _open(path, "numpy") as library, open_regular(path) as (file, status):
         header_length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         header = json.loads(file.read(header_length))

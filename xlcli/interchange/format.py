@@ -36,10 +36,7 @@ UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen
 
 
 class Place(NamedTuple):
-    """Where a weight is in a format: in all of the tensor of this name, or in its rows from `start`, if it has more.
-
-    `n_rows` is the number of rows that the tensor has then; 0 if the weight is all of it.
-    """
+    """Where a weight is in a format: rows from `start` of a tensor of `n_rows`; all of the tensor if `n_rows` is 0."""
 
     tensor: str
     start: int = 0
@@ -112,7 +109,7 @@ class Format(ABC):
         return whole[start : start + shape[0]].clone()
 
     def place(self, name: str, model: ModelConfig) -> Place:
-        """Where the weight `name` of xlcli is; with `is_fused` keys are in the second third of a tensor, for example."""
+        """Where the weight `name` of xlcli is."""
         tensor = name if name.startswith("head.") else self.prefix + name
         for ours, theirs in self.names.items():
             tensor = tensor.replace(ours, theirs)

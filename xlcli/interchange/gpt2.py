@@ -65,7 +65,7 @@ class GPT2(Format):
         settings.require("model_type", *self.model_types)
 
         def take(kind: Any, *names: str) -> dict[str, Any]:
-            """Those of these settings (names in `keys`) that the family has, by their names here. `kind`: their type."""
+            """Settings of one type by their names here; without those that the family does not have."""
             values = {}
             for name in names:
                 if name in self.keys:

@@ -287,9 +287,9 @@ def rotary(
 ) -> tuple[float, dict[str, Any], float]:
     """`base` and `scaling` of rotary positions, and the share of the features of a head that are rotated.
 
-    Current releases of transformers have all in the table `rope_parameters`. Older ones have a table `rope_scaling` and,
-    beside it, `base_key` and `share_key`, which count where the table lacks them; else `share` does. All of these are
-    taken from `settings`, also those that do not count, so that `settings.finish` does not refuse them.
+    Current releases of transformers have them in the table `rope_parameters`, older ones in a table `rope_scaling` and
+    in `base_key` and `share_key` beside it; `share` is the default. All are taken from `settings`, also those that do
+    not count, so that `settings.finish` does not refuse them.
     """
     older_table = settings.take("rope_scaling", dict, {})
     table = Settings(settings.source, settings.take("rope_parameters", dict, older_table))

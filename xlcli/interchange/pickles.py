@@ -132,10 +132,9 @@ class StoredTensor:
         dtype = self.storage.torch_dtype
         n_bytes = _extent(self.info.shape, self.strides) * dtype.itemsize
         data = self.storage.read(self.offset * dtype.itemsize, n_bytes)
-        if data:
+        flat = torch.empty(0, dtype=dtype)
+        if data:  # of nothing, torch makes no tensor
             flat = torch.frombuffer(data, dtype=dtype)
-        else:
-            flat = torch.empty(0, dtype=dtype)
         return flat.as_strided(self.info.shape, self.strides).contiguous()
 
     @classmethod

@@ -170,10 +170,9 @@ class Settings:
         self.source, self.config, self.left = source, config, dict(config)
 
     def take(self, key: str, kind: Any, default: Any = ...) -> Any:
-        """Removes a setting from `left` and returns it; `default` where it is missing or null (`...`: it must be there).
+        """Removes a setting from `left` and returns it; `default`, if there is one, where it is missing or null.
 
-        `kind` is its type, or a table of its values: of {"silu": "swiglu"}, "silu" gives "swiglu". A float may be given
-        as an int, but no bool is a number.
+        `kind` is its type, or a table of its values: with {"silu": "swiglu"}, "silu" becomes "swiglu".
         """
         value = self.left.pop(key, None)
         if value is None and default is not ...:
@@ -210,8 +209,7 @@ class Settings:
                 raise CheckpointError(problem, UNQUANTIZED if key == "quantization_config" else remedy)
 
     def refuse(self, key: str, value: Any) -> NoReturn:
+        problem = f"is {ascii(value)[:80]}, which xlcli cannot import"
         if value is None:
             problem = "is missing"
-        else:
-            problem = f"is {ascii(value)[:80]}, which xlcli cannot import"
         raise CheckpointError(f"{self.source.path}: {self.source.names.get(key, key)} {problem}.", CAN)

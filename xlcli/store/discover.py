@@ -96,10 +96,9 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
             return folder, f"the newest in {LOCAL}/", damaged[:MAX_NAMED]
         unfinished.append(folder.name)
     if bundled:
+        why_no_other = f"{LOCAL}/ here has no model"
         if unfinished:
             why_no_other = f"{unfinished[0]} is unfinished"
-        else:
-            why_no_other = f"{LOCAL}/ here has no model"
         return bundled[0], f"bundled; {why_no_other}", damaged[:MAX_NAMED]
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
@@ -112,11 +111,7 @@ def is_state_file(path: Path) -> bool:
 
 
 def saved_model(path: Path) -> Path:
-    """Folder of the model that made a saved state.
-
-    Raises:
-        CheckpointError: There is no such model.
-    """
+    """Folder of the model that made a saved state; `CheckpointError` if it is not found."""
     metadata = read_header(path)[1]
     folder = Path(metadata.get("model.folder", ""))
     if is_model(folder):
@@ -215,10 +210,9 @@ def _no_folder(file: Path, wanted: str, source: str, known: Sequence[Path]) -> C
     with open_regular(file) as (opened, _):
         head = opened.read(4)
     kind = "a file"
+    remedy = _choices(wanted, known)
     if is_model(file.parent):
         remedy = f"Give its folder: -m {Path(wanted).parent}."
-    else:
-        remedy = _choices(wanted, known)
     for mark, foreign_kind in _FOREIGN.items():
         if head.startswith(mark):
             kind = foreign_kind

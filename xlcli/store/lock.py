@@ -93,11 +93,7 @@ def lock(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def lock_state(path: Path) -> Iterator[None]:
-    """Locks a state file by the file `.NAME.lock` beside it, which is removed at the end.
-
-    Raises:
-        BusyError: Another process holds the lock.
-    """
+    """Locks a state file by `.NAME.lock` beside it, which is removed at the end; `BusyError` if another process has."""
     from filelock import FileLock, Timeout
 
     name = path.with_name(f".{path.name}.lock")

@@ -60,11 +60,7 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
 
 
 def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by name, floating-point tensors in float32.
-
-    Raises:
-        ValueError: An int8 tensor holds -128, or a scale is not a positive number.
-    """
+    """Weights by name, floats in float32; `ValueError` if an int8 tensor holds -128, or a scale is not positive."""
     weights = {}
     for name, tensor in stored.items():
         scale = stored.get(name + SCALE)
@@ -109,11 +105,7 @@ def weights_bytes(model: ModelConfig, encoding: str) -> int:
 
 
 def round_weights(network: nn.Module, encoding: str) -> None:
-    """Rounds the weights of a network in place to the values that they have after they are stored in this encoding.
-
-    Raises:
-        CheckpointError: The encoding cannot represent a weight.
-    """
+    """Rounds weights in place, as if stored in this encoding; `CheckpointError` if it cannot represent one."""
     with torch.no_grad():
         for name, tensor in weights(network).items():
             one = {name: tensor}

@@ -44,11 +44,7 @@ class Loop:
         self.checkpoints = IntervalTrigger(run.config.train.save_every or defaults.SAVE_SECONDS)
 
     def events(self) -> Iterator[Event]:
-        """Trains.
-
-        Raises:
-            DivergedError: The run has diverged, and may not or cannot go back to its latest checkpoint.
-        """
+        """Trains; `DivergedError` if the run has diverged, and may not or cannot go back to its latest checkpoint."""
         while True:
             try:
                 yield from self._train()
@@ -78,8 +74,7 @@ class Loop:
 
     def _check(self) -> Generator[Event, None, bool]:
         """Between two steps: validates and saves if this is due. Returns True if the run is over."""
-        run = self.run
-        clock = self.clock
+        run, clock = self.run, self.clock
         clock.synchronize()
         is_spent = run.fraction(clock.seconds) == 1.0
         has_interval_ended = self._is_due(self.validations)
@@ -125,8 +120,7 @@ class Loop:
 
         With `average_share` these are their averages. If the run is to be stopped, validation stays due.
         """
-        run = self.run
-        clock = self.clock
+        run, clock = self.run, self.clock
         before = run.counters
         began = clock.now()
         bits = None

@@ -121,7 +121,9 @@ def prepare_new(
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     data = Prepared(config, runtime, preset, origin, parts, tokenizer, *ids)
     if model is not None:
-        yield from warn_of_misfit(model, data.train_ids)
+        misfit = _misfit(model, data.train_ids)
+        if misfit:
+            yield Notice(f"{misfit}; with --init none, the run learns a new vocabulary", "warning")
         data = replace(data, weights=weights(model.network))
     # Defaults of rates and budgets depend on the number of tokens, which is known now.
     config = defaults.fill_in(
@@ -138,8 +140,7 @@ def prepare_new(
 def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split) -> ModelSummary | None:
     """The bundled model from which a run without `--init` starts, because its text resembles that of the run, or None.
 
-    `configs` has the name of a bundled model, beside those of presets, if the user left preset, shape and vocabulary
-    open (`store.origin.configurations`). A run on a GPU starts with new weights.
+    `configs` has its name, beside those of presets, if the user left preset, shape and vocabulary open.
     """
     if runtime.device.type != "cpu":
         return None
@@ -187,11 +188,7 @@ def prepare_resumed(
     dry_run: bool = False,
     ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
-    """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
-
-    Raises:
-        ConfigError: A change that a resumed run cannot have.
-    """
+    """Inputs of the run in `folder` when it is resumed, with the arguments of `workflow.resume`, and its errors."""
     record = yield from _read_record(folder)
     saved = read_config_file(folder, strict=True).config
     saved_config = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
@@ -262,11 +259,7 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
 def _read(
     paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, dry_run: bool = False
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
-    """Runtime and texts of a run; its configurations differ in model and training settings only.
-
-    Sets the number of threads of the process. Yields the progress of reading, and what the user should know of the
-    text.
-    """
+    """Runtime and texts of a run; its configurations differ in model and training settings only."""
     config = configs[0]  # text and runtime settings are equal in all
     by_clock = config.train.max_time is not None or defaults.is_open(config.train)
     runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
@@ -381,13 +374,6 @@ LEAST_LIKENESS = 0.75  # the same ratio from which a text counts as one of the s
 BEGINS_ANEW = 20_000_000  # bytes of training text from which a run on a CPU starts with new weights by default
 SHORTEST = 1000  # bytes of text below which their tokens say little of its likeness
 _SAMPLE_BYTES = 2**18
-
-
-def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
-    """Warning if the vocabulary of `model` fits these tokens of the training text badly."""
-    reason = _misfit(model, tokens)
-    if reason:
-        yield Notice(f"{reason}; with --init none, the run learns a new vocabulary", "warning")
 
 
 def _misfit(model: LoadedModel, tokens: TokenFile) -> str:

@@ -186,8 +186,7 @@ class GGUF(Format):
             config[OWN] = parse_json(str(metadata.get(_OWN_CONFIG)).encode())
         names_in_file = {START: _START, END: _ENDS[0]}
         for settings in (ARCHITECTURES[name].keys, _COMPUTED):
-            for key, setting in settings.items():
-                names_in_file[setting] = f"{name}.{key}"
+            names_in_file |= {setting: f"{name}.{key}" for key, setting in settings.items()}
         return Source(path, config, dict(_divided(stored)), names_in_file)
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:

@@ -75,13 +75,10 @@ class TransfoXL(Format):
         n_keys = settings.take("mem_len", int, 1600)
         clamp_len = settings.take("clamp_len", int, 1000)
         same_length = settings.take("same_length", bool, default=True)
-        mem_len = n_keys
-        if same_length:  # a token sees as many keys as all others, of which one is its own
-            mem_len = n_keys - 1
         if same_length and n_keys < 2:
             settings.refuse("mem_len", n_keys)
         train = {
-            "mem_len": mem_len,
+            "mem_len": n_keys - 1 if same_length else n_keys,  # with `same_length` the token's own key is one of them
             "segment_len": settings.take("tgt_len", int, SEGMENT_LEN),
             "span": "uniform" if same_length else "growing",
             "batch_size": 1,
@@ -169,9 +166,8 @@ class TransfoXL(Format):
         return WordsTokenizer(data, str(path))
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        model = config.model
+        model, train = config.model, config.train
         embedding = model.embedding
-        train = config.train
         same_length = train.span == "uniform" and train.mem_len > 0
         if model.cutoffs:
             div_val = embedding.div_val
@@ -296,10 +292,7 @@ class Original(TransfoXL):
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors of a pickled module and of those in it, by their names, such as `layers.0.weight`.
-
-    `ValueError` if modules are nested without end, or one is part of two others.
-    """
+    """The tensors of a module and of those in it, by names such as `layers.0.weight`. Each module has one place."""
     unread = [("", model)]  # modules with the prefix of the names of what they hold
     module_ids = {id(model)}
     n_parts = 0

@@ -28,7 +28,9 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
         case "tokenizers":
             return tokenizer.data
         case "bytes":
-            tree = _of_bytes()
+            step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+            vocab = {char: byte for byte, char in enumerate(BYTE_CHARACTERS)}
+            tree = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
         case "sentencepiece":
             tree = _of_pieces(tokenizer.data)
         case "words":
@@ -107,12 +109,6 @@ def split_step(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-def _of_bytes() -> dict[str, Any]:
-    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    vocab = {char: byte for byte, char in enumerate(BYTE_CHARACTERS)}
-    return {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
 
 
 def _of_pieces(data: bytes) -> dict[str, Any]:

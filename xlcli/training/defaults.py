@@ -96,11 +96,7 @@ def _default_tokens(config: Config, n_tokens: int, *, has_new_weights: bool) -> 
 
 
 def _inherited_rates(optimizer: str, model: LoadedModel, n_tokens: int) -> tuple[float, float]:
-    """Learning rates of this optimizer, and of AdamW beside Muon, for `n_tokens` of text, from those of the model.
-
-    The rates of the model count if it was trained with this optimizer, else the default ones; a short text lowers them
-    (`rate_factor`).
-    """
+    """Learning rates of this optimizer, and of AdamW beside Muon, for `n_tokens` of text, from those of the model."""
     trained = model.config.train
     lr, adam_lr = RATES[optimizer], ADAM_RATE
     if optimizer == trained.optimizer and trained.lr is not None:

@@ -30,10 +30,7 @@ from xlcli.training.validation import check_finite, describe_run
 
 
 def write_held_out(place: Path, data: Prepared) -> None:
-    """Writes the held-out texts, and the offsets of their documents if the run keeps these apart.
-
-    Files of an earlier run in the folder `place` that this one does not have are removed.
-    """
+    """Writes the held-out texts, and the offsets of their documents if these are separate; removes other such files."""
     for name, part in (("valid", data.parts.valid), ("test", data.parts.test)):
         text = place / HELD_OUT[name]
         documents = place / DOCUMENTS[name]
@@ -104,10 +101,7 @@ def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> 
 
 
 def missed_points(run: TrainingRun, folder: Path) -> Iterator[Notice]:
-    """Says which points of `train.keep_at`, in tokens, the run will not keep.
-
-    These are points after its end, and those that it had passed before it was resumed without a model being kept.
-    """
+    """Says which points of `train.keep_at` the run will not keep: those after its end, and missing ones before it."""
     train = run.config.train
     tokens_per_step = train.batch_size * train.segment_len
     last_token = math.inf
@@ -222,9 +216,9 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
 
 
 def _replace_lost(run: TrainingRun, data: Prepared, saved: Checkpoint, best_step: int | None) -> str:
-    """Writes the weights of a checkpoint, or their averages, in place of lost ones until the next validation.
+    """Writes the weights of a checkpoint, or their averages, in place of lost ones, and makes a validation due.
 
-    This is due then. Returns a warning.
+    Returns a warning.
     """
     run.count(validated_step=None, validation_due=True)
     weights = saved.tensors("weights")

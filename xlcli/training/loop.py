@@ -152,12 +152,8 @@ class Loop:
             yield Notice(OVERFITS.format(run.counters.best_step))
 
     def _log_step(self, update: Update, beginning: Counters) -> Step:
-        """Appends the step that `update` made to the metrics; returns it.
-
-        `beginning`: counters before the first step of this process, or since the run went back.
-        """
-        run = self.run
-        counters = run.counters
+        """Appends a step to the metrics; returns it. `beginning`: counters when this process, or attempt, began."""
+        run, counters = self.run, self.run.counters
         seconds = self.clock.now()
         elapsed = max(seconds - beginning.seconds, 1e-9)
         n_steps = counters.step - beginning.step
@@ -200,8 +196,7 @@ class Loop:
         Raises:
             DivergedError: The run is not to be rolled back, or was before.
         """
-        run = self.run
-        ranks = run.runtime.ranks
+        run, ranks = self.run, self.run.runtime.ranks
         place = place_of_run(self.folder)
         if run.config.train.on_divergence == "stop" or run.counters.rollbacks:
             raise error

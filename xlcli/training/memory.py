@@ -31,7 +31,6 @@ def require(
     """`ResourceError`, with settings that do fit, if none of the configurations can fit the machine, or any machine."""
 
     def least_bytes(config: Config, sizes: Mapping[str, int]) -> int:
-        """What the run takes at least with other sizes (keys of `train`)."""
         train = config.train.model_copy(update=sizes)
         train = train.model_copy(update={"grad_accum": min(train.grad_accum, train.batch_size)})
         return needed_bytes(config.model_copy(update={"train": train}), runtime, n_parameters) // ACCURACY
@@ -60,8 +59,7 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
         runtime: Device, number type and ranks.
         n_parameters: Number of parameters; 0 counts the matrices of blocks only, which the text does not determine.
     """
-    model = config.model
-    train = config.train
+    model, train = config.model, config.train
     n_sequences = max(train.grad_accum, train.batch_size // runtime.ranks.size)  # of a rank
     mem_len = _longest_memory(config)
     n_weights = n_parameters or model.n_matrix_weights
@@ -71,8 +69,7 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
         n_moments -= model.n_matrix_weights
     if train.average_share:
         n_moments += n_weights
-    n_gradients = n_weights
-    optimized_bytes = FLOAT_BYTES * (n_weights + n_gradients + n_moments)
+    optimized_bytes = FLOAT_BYTES * (2 * n_weights + n_moments)  # weights and gradients
     memory_bytes = n_sequences * _memory_bytes(config, mem_len)
     rows = math.ceil(n_sequences / train.grad_accum)  # of a microbatch
     activation_bytes = int(FRAGMENTATION * _activation_bytes(config, runtime, rows, mem_len))
@@ -101,20 +98,16 @@ def _memory_bytes(config: Config, mem_len: int) -> int:
 
 
 def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int) -> int:
-    """Activations of a microbatch of `rows` sequences at the end of its forward pass.
-
-    They are those of all blocks (or of one, where others are computed again), of embedding and last norm, and logits.
-    """
+    """Activations of a microbatch of `rows` sequences at the end of its forward pass."""
     model, train = config.model, config.train
-    segment_len = train.segment_len
-    n_tokens = rows * segment_len
+    n_tokens = rows * train.segment_len
     block_bytes = [_block_bytes(layer, config, runtime, rows, mem_len) for layer in model.attentions]
     stack_bytes = model.n_repeats * sum(block_bytes)
     if train.recompute_activations or isinstance(model.stack, ReversibleStackConfig):
         input_bytes = 8 * n_tokens * model.dim * model.depth
         stack_bytes = max(block_bytes) + input_bytes  # one block at a time, and the inputs of all
     embedding_bytes = 24 * n_tokens * model.dim
-    n_logits = rows * min(segment_len, model.loss_chunk or segment_len) * (model.vocab_size or 0)
+    n_logits = rows * min(train.segment_len, model.loss_chunk or train.segment_len) * (model.vocab_size or 0)
     logit_bytes = 2 * min(LARGEST_SCORES, FLOAT_BYTES * n_logits)
     if runtime.device.type == "cuda":  # logits, their logarithms and gradients, once in 16 bits
         logit_bytes = 14 * min(MAX_LOGITS["cuda"], n_logits)

@@ -158,9 +158,9 @@ def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split
 def _choose_config(configs: Mapping[str, Config], n_bytes: int, runtime: Runtime) -> tuple[str, Config]:
     """Name and configuration of the preset that fits a training text of `n_bytes` and the device.
 
-    `configs` has one configuration if the user named a preset or a model: this is taken. Otherwise it has those of the
-    automatic presets with which the user's settings are legal, and may have one of a bundled model, by that model's
-    name. `_similar_model` has already decided against the latter, so it is no choice here.
+    `configs` has one configuration, which is taken, if the user named a preset or a model. Otherwise it has those of
+    the presets with which the user's settings are legal, and maybe that of a bundled model, by the name of the model:
+    `_similar_model` has decided against this one.
 
     Raises:
         ConfigError: The user's settings are illegal with the preset that fits.
@@ -377,11 +377,7 @@ _SAMPLE_BYTES = 2**18
 
 
 def _misfit(model: LoadedModel, tokens: TokenFile) -> str:
-    """Why the vocabulary of `model` fits these tokens badly, or "".
-
-    A vocabulary of words does if many are unknown; another one if its tokens are much shorter here, in bytes, than in
-    the text that the model was trained on.
-    """
+    """Why the vocabulary of `model` fits these tokens badly (unknown words, or tokens of few bytes), or ""."""
     unknown_id = model.tokenizer.unknown_id
     if unknown_id is not None:
         share = n_unknown(tokens.ids, unknown_id) / len(tokens)

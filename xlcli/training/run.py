@@ -130,8 +130,7 @@ class TrainingRun:
         Raises:
             DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
         """
-        train = self.config.train
-        counters = self.counters
+        train, counters = self.config.train, self.counters
         self._redraw_features()
         microbatches = self.next_batch()
         # The text counts as read even if the run diverges, so that it skips this text when it goes back.
@@ -170,9 +169,7 @@ class TrainingRun:
     def _add_gradients(self, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
         """Replaces the gradients by those of these microbatches, and `states` by the memory after them.
 
-        Returns:
-            Loss in nats, and applications of the stack, each a mean over the tokens of this rank; 0 applications unless
-            a universal stack decides on their number.
+        Returns the mean loss in nats of the tokens of this rank, and their mean ponder steps, if they have any, else 0.
         """
         n_tokens = len(self.loader.starts) * self.config.train.segment_len
         stack = self.config.model.stack
@@ -195,8 +192,7 @@ class TrainingRun:
         return nats, steps
 
     def next_batch(self) -> list[Microbatch]:
-        n_parts = self.config.train.grad_accum
-        device = self.runtime.device
+        n_parts, device = self.config.train.grad_accum, self.runtime.device
         batch = self.loader.batch(self.counters.n_read, self.config.train.segment_len)
         inputs = torch.from_numpy(batch.inputs).to(device).tensor_split(n_parts)
         targets = torch.from_numpy(batch.targets).to(device).tensor_split(n_parts)

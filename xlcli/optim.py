@@ -273,10 +273,7 @@ def schedule_of(train: TrainConfig) -> Schedule:
 def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
     """Learning rate divided by its peak: linear warmup, then the decay of the schedule down to `min_lr_ratio`.
 
-    Args:
-        train: Settings of the schedule.
-        fraction: Share of the budget spent, 0 to 1.
-        step: Number of steps taken.
+    After `step` steps, and this fraction, 0 to 1, of the budget.
     """
     fraction = min(max(fraction, 0.0), 1.0)
     schedule = schedule_of(train)

@@ -162,6 +162,7 @@ def context_settings(
     changes = {name: value for name, value in values.items() if value not in (None, "auto")}
     reading = replace(trained, **changes)
     position = model.position
+    # A table of positions ends with its window: a longer text is read in overlapping windows.
     if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
         longest = position.max_len
         if settings.mem_len:
@@ -551,9 +552,8 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         scores_parts = self.each_line or self.reset_on_change is not None
-        return context_settings(
-            model, trained, self, reset_on_document=True if scores_parts else self.reset_on_document
-        )
+        reset = True if scores_parts else self.reset_on_document
+        return context_settings(model, trained, self, reset_on_document=reset)
 
     @property
     def selects(self) -> bool:

@@ -74,10 +74,8 @@ def read_places(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], tuple[in
 def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file that `write_tensors` wrote. Tensors own their memory: the file may change later.
 
-    Types and shapes are compared with the expected ones, if given, before anything is allocated.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, without checksums, or holds other tensors than expected.
+    Types and shapes are compared with the expected ones, if given, before anything is allocated. `CheckpointError` if
+    the file is missing, damaged, without checksums, or holds other tensors than expected.
     """
     with _open(path, "pt") as file:
         infos, metadata = _infos(file), dict(file.metadata() or {})
@@ -99,9 +97,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Writes a safetensors file with `write_atomic`; equal input gives equal bytes.
 
     Sets in the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
-
-    Raises:
-        ConfigError: The tensors are too many for a header of `HEADER_LIMIT` bytes.
+    `ConfigError` if the tensors are too many for a header of `HEADER_LIMIT` bytes.
     """
     ready: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -69,14 +69,6 @@ class QuantizedTensor(StoredTensor):
         return whole
 
 
-class _Described(NamedTuple):
-    """A tensor in a header; its offset is in bytes from the start of the data."""
-
-    shape: tuple[int, ...]
-    type_number: int
-    offset: int
-
-
 class _Header:
     """Reads the header of a file; `ValueError` where it is too long, or claims more than there is."""
 
@@ -112,7 +104,7 @@ class _Header:
         return self.take(n) if inner == 0 else [*self.numbers(_NUMBERS[inner], n)]
 
     def table(self) -> dict[str, Any]:
-        """Metadata and, with the key `tensors`, the `_Described` of each tensor by name."""
+        """Metadata and, with the key `tensors`, offset, shape and number of the type of each tensor by name."""
         (format_version,), (n_tensors, n_keys) = self.numbers("I"), self.numbers("Q", 2)
         if format_version not in (2, 3) or n_tensors > MOST_TENSORS:
             raise ValueError(f"it has the version {format_version}, and {n_tensors} tensors")
@@ -129,7 +121,7 @@ class _Header:
                 raise ValueError(f"the tensor {name[:80]!a} is there twice, or has {n_axes} axes")
             shape = tuple(reversed(self.numbers("Q", n_axes)))  # the first axis of a file is the last one of torch
             (type_number,), (offset,) = self.numbers("I"), self.numbers("Q")
-            tensors[name] = _Described(shape, type_number, offset)
+            tensors[name] = offset, shape, type_number
         return metadata | {"tensors": tensors}
 
 
@@ -147,8 +139,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             data_start = math.ceil(file.tell() / alignment) * alignment
             tensors: dict[str, StoredTensor] = {}
             end = 0  # of the tensor before
-            described = sorted(metadata.pop("tensors").items(), key=lambda item: item[1].offset)
-            for name, (shape, type_number, offset) in described:
+            by_offset = sorted(metadata.pop("tensors").items(), key=lambda item: item[1][0])
+            for name, (offset, shape, type_number) in by_offset:
                 kind = gguf.GGMLQuantizationType(type_number)
                 block_numbers, block_bytes = gguf.GGML_QUANT_SIZES[kind]
                 n_numbers = math.prod(shape)

@@ -115,14 +115,12 @@ class GPTNeo(GPT2):
         **projections("attn.attention."),
     }
     keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "vocab_size": ("vocab_size", ...),
+        **GPT2.keys,
         "dim": ("hidden_size", ...),
         "length": ("max_position_embeddings", ...),
         "n_layers": ("num_layers", ...),
         "n_heads": ("num_heads", ...),
         "ffn_dim": ("intermediate_size", None),
-        "kind": ("activation_function", "gelu_new"),
-        "epsilon": ("layer_norm_epsilon", 1e-5),
         "embedding": ("embed_dropout", 0.0),
         "attention": ("attention_dropout", 0.0),
         "residual": ("resid_dropout", 0.0),

@@ -70,10 +70,7 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
 
     It is the model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models` whose training has
     finished, else the bundled one. A plain name is searched in `./models`, then as a folder, then among the bundled
-    models.
-
-    Raises:
-        CheckpointError: There is no such model. The remedy names similar ones.
+    models. `CheckpointError` if there is no such model, with a remedy that names similar ones.
     """
     local, bundled = _local(), _bundled()
     if name == "":

@@ -112,12 +112,9 @@ class LoadedModel:
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
-        """Offsets at which the documents of a held-out text begin, ascending from 0.
+        """Offsets at which the documents of a held-out text begin, ascending from 0; `CheckpointError` for damage.
 
         None if there is no such text, or its documents were not separated.
-
-        Raises:
-            CheckpointError: A file is damaged.
         """
         text, path = self.held_out(split), self.folder / DOCUMENTS[split]
         if text is None or path.name not in self.files:
@@ -181,11 +178,8 @@ def save_model(
     first, so that a crash never leaves files of different models together.
 
     `network_state` is `weights(network)` or a `state_dict()`, `metadata` are further entries for the metadata of the
-    weights, and `encoding` is a key of `ENCODINGS`.
-
-    Raises:
-        CheckpointError: `network_state` lacks a tensor of the network, or has it in another shape, or the encoding
-            cannot represent it.
+    weights, and `encoding` is a key of `ENCODINGS`. `CheckpointError` if `network_state` lacks a tensor of the network,
+    or has it in another shape, or the encoding cannot represent it.
     """
     needed = empty_weights(config.model)
     for name, tensor in needed.items():

@@ -196,10 +196,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def clean(folder: Path) -> None:
-    """Removes the unfinished files and folders of crashed runs from a model folder or its checkpoints.
-
-    The caller holds the lock of the model folder.
-    """
+    """Removes what crashed runs left unfinished in a model folder, whose lock the caller holds, or its checkpoints."""
     if not folder.is_dir() or folder.is_symlink():
         return
     try:
@@ -211,10 +208,7 @@ def clean(folder: Path) -> None:
 
 
 def clean_models(folder: Path) -> None:
-    """Removes models beside others that were being copied by processes that have ended.
-
-    One that cannot be removed stays.
-    """
+    """Removes models that were being copied into a folder by processes that have ended, as far as it can."""
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
             is_copy = _MODEL_NAME.fullmatch(path.name) and is_own(path)

@@ -72,10 +72,8 @@ def restoring(path: Path) -> Iterator[Checkpoint]:
     """Opens the checkpoint in the folder `path`, whose files `store.commit.latest` has verified.
 
     The body of the `with` restores a run from it. Entries of `state.json` and tensors are not checked one by one: where
-    one is missing or malformed, the body fails with a built-in error, which becomes a `CheckpointError` here.
-
-    Raises:
-        CheckpointError: It is incomplete, of another format, or does not fit the run that is restored.
+    one is missing, malformed or does not fit the run, the body fails with a built-in error, which becomes a
+    `CheckpointError` here, as for a checkpoint that is incomplete or of another format.
     """
     missing = sorted(set(CHECKPOINT_FILES) - manifest(path).keys())
     if missing:

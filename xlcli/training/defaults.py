@@ -125,11 +125,8 @@ def rate_factor(n_tokens: int) -> float:
 def resumed(saved: Config, changes: Tree) -> Config:
     """The saved configuration of a run with the user's changes.
 
-    A budget unlike the saved one replaces all budgets: a run saved with `max_steps` 100 and `max_time` 60 that is
-    resumed with `max_steps` 200 has no `max_time`.
-
-    Raises:
-        InvalidSettingError: A changed key is not in `CHANGEABLE`, or no budget is left.
+    A budget unlike the saved one replaces all: with `max_steps` 200, a run saved with `max_steps` 100 and `max_time` 60
+    has no `max_time` any more. `InvalidSettingError` if a changed key is not in `CHANGEABLE`, or no budget is left.
     """
     wanted = settings.change(saved, changes).train
     given_budgets = [key for key in BUDGETS if key in changes.get("train", {})]

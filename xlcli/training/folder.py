@@ -70,16 +70,8 @@ def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> 
     """Keeps the model of each point of `train.keep_at` that the last step reached, with the held-out texts.
 
     All ranks must call it. A point is kept before the checkpoint of its step, so none is lost, and is only written
-    again if its step was undone.
-
-    Args:
-        run: The run, which does not change.
-        data: Its texts.
-        folder: Model folder.
-        before: Tokens trained on before the step.
-
-    Raises:
-        DivergedError: The run cannot continue from the present weights.
+    again if its step was undone. `before`: tokens trained on before the step. The run does not change. `DivergedError`
+    if it cannot continue from the present weights.
     """
     step, tokens = run.counters.step, run.counters.tokens
     points = [point for point in run.config.train.keep_at if before < point <= tokens]
@@ -138,13 +130,8 @@ def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
 def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
     """Continues from a verified checkpoint, with the best weights up to it in the folder; all ranks must call it.
 
-    Args:
-        run: A run just built from the same configuration, or one that goes back.
-        data: Its texts.
-        path: The checkpoint.
-
-    Returns:
-        Warnings about losses and differences that make the run deviate from the uninterrupted one.
+    `run` was just built from the same configuration, or goes back. Returns warnings about losses and differences that
+    make it deviate from the uninterrupted one.
 
     Raises:
         CheckpointError: The checkpoint is of another run, another text or another format.

@@ -191,10 +191,8 @@ class Loop:
         """Restores the latest checkpoint, with lower learning rates and at the present place in the text.
 
         The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
-        diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
-
-        Raises:
-            DivergedError: The run is not to be rolled back, or was before.
+        diverges again and is rolled back in the same way, so that it equals an uninterrupted one. Raises `error` if the
+        run is not to be rolled back, or was before.
         """
         run, ranks = self.run, self.run.runtime.ranks
         place = place_of_run(self.folder)

@@ -52,12 +52,7 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
     """Estimated peak in bytes, without the libraries: weights, gradients, optimizer, memory of all rows, activations.
 
     Of a run on several ranks, the peak of those that share the memory of the device; a model that is divided among them
-    counts as if each had all of it.
-
-    Args:
-        config: Settings of the run.
-        runtime: Device, number type and ranks.
-        n_parameters: Number of parameters; 0 counts the matrices of blocks only, which the text does not determine.
+    counts as if each had all of it. With 0 parameters only the matrices of blocks count, which need no text.
     """
     model, train = config.model, config.train
     n_sequences = max(train.grad_accum, train.batch_size // runtime.ranks.size)  # of a rank
@@ -80,10 +75,7 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
 
 
 def _memory_bytes(config: Config, mem_len: int) -> int:
-    """Memory of one sequence in all layers: keys and values of `mem_len` tokens, or what a kind has instead of them.
-
-    With `train.memory` hidden it is their inputs, if these are less.
-    """
+    """Memory of one sequence in all layers: keys and values, or what a kind has; hidden: their inputs, if less."""
     if mem_len == 0:
         return 0
     model = config.model

@@ -160,10 +160,7 @@ def _choose_config(configs: Mapping[str, Config], n_bytes: int, runtime: Runtime
 
     `configs` has one configuration, which is taken, if the user named a preset or a model. Otherwise it has those of
     the presets with which the user's settings are legal, and maybe that of a bundled model, by the name of the model:
-    `_similar_model` has decided against this one.
-
-    Raises:
-        ConfigError: The user's settings are illegal with the preset that fits.
+    `_similar_model` has decided against this one. `ConfigError` if the settings are illegal with the preset that fits.
     """
     bundled = {model.name for model in bundled_models()}
     presets = {name: config for name, config in configs.items() if name not in bundled}

@@ -124,8 +124,7 @@ class TrainingRun:
     def train_step(self, fraction: float) -> Update:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
-        Args:
-            fraction: Share of the budget spent, for the learning-rate schedule.
+        The learning rate is that of the schedule after this fraction of the budget. `states` and counters change.
 
         Raises:
             DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.

@@ -39,13 +39,10 @@ segment, because each starts with empty memory."""
 
 
 def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
-    """Bits per byte of the first `VALIDATION_TOKENS` of the validation text, which must not be empty.
+    """Bits per byte of the first `VALIDATION_TOKENS` of the validation text; `DivergedError` if they are not finite.
 
-    An estimate: in the number type of training, and with the mean bytes per token of the whole text. None when
-    stopped. Several ranks divide the sequences, and are not stopped.
-
-    Raises:
-        DivergedError: The loss is not finite.
+    An estimate: in the number type of training, and with the mean bytes per token of the whole text, which must not be
+    empty. None when stopped. Several ranks divide the sequences, and are not stopped.
     """
     reading = EvalConfig().reading(run.config.model, run.config.train.reading)
     ranks, device = run.runtime.ranks, run.runtime.device

@@ -213,9 +213,8 @@ class Optimizers:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores the state that `tensors` returned, instead of the present one.
 
-        Raises:
-            CheckpointError: A quantity is missing, or has another shape or type than its parameter. PyTorch's fused
-                optimizers do not check and would write out of bounds.
+        `CheckpointError` if a quantity is missing, or has another shape or type than its parameter: PyTorch's fused
+        optimizers do not check and would write out of bounds.
         """
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()

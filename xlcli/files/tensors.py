@@ -51,8 +51,7 @@ class TensorInfo(NamedTuple):
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Type and shape of each tensor of a safetensors file, and its metadata, without reading tensors or loading torch.
 
-    Raises:
-        CheckpointError: The file is missing or damaged. Checksums are not compared.
+    `CheckpointError` if the file is missing or damaged. Checksums are not compared.
     """
     with _open(path, "numpy") as file:
         return _infos(file), dict(file.metadata() or {})

@@ -285,19 +285,23 @@ def _check(folder: Path) -> float | None:
 
 
 def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
-    """Mean surprisal in bits of the tokens of the beginning of a text; of token 0, and False, if it has no tokens."""
+    """Mean surprisal in bits of the first tokens of a text; of token 0, and False, if it cannot be spelled."""
+    can_spell = True
     try:
-        ids, can_spell = model.tokenizer.encode(text).tolist(), True
+        ids = model.tokenizer.encode(text).tolist()
     except DataError:
-        ids, can_spell = [0], False
-    train, nats, n_read = model.config.train, 0.0, 0
+        ids = [0]
+        can_spell = False
+    train = model.config.train
     ids = ids[: _MOST_CALLS * train.segment_len]
-    inputs, targets = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]]), torch.tensor([ids])
+    inputs = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]])
+    targets = torch.tensor([ids])
+    nats, n_read = 0.0, 0
     with torch.inference_mode():
         mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it
         state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
-        for at in range(0, len(ids), train.segment_len):
-            segment = slice(at, at + train.segment_len)
+        for start in range(0, len(ids), train.segment_len):
+            segment = slice(start, start + train.segment_len)
             out = model.network.score(inputs[:, segment], targets[:, segment], state)
             nats += out.nll.sum().item()
             n_read += out.nll.numel()

@@ -62,7 +62,8 @@ def differences(tokenizer: Tokenizer) -> list[str]:
     data = tokenizer_json(tokenizer)
     if data is None:
         return []
-    kinds, content = ["text that is not UTF-8"], json.loads(data)
+    content = json.loads(data)
+    kinds = ["text that is not UTF-8"]
     if tokenizer.kind != "bytes":
         longest = LONGEST_PART if tokenizer.kind == "tokenizers" else LONGEST
         kinds.append(f"more than {longest:,} bytes without a blank or line end")
@@ -77,19 +78,23 @@ def differences(tokenizer: Tokenizer) -> list[str]:
 
 def _differences(content: Mapping[str, Any]) -> Iterator[str]:
     """Kinds of text that a `tokenizer.json` of others reads in another way."""
-    changes = [*_dicts([content["normalizer"], content["pre_tokenizer"]])]
-    schemes = [step.get("prepend_scheme", "always") for step in changes if step["type"] == "Metaspace"]
-    if {*schemes} - {"never"} or any(step["type"] == "Prepend" or step.get("add_prefix_space") for step in changes):
+    steps = [*_dicts([content["normalizer"], content["pre_tokenizer"]])]  # which change or divide a text
+    types = {step["type"] for step in steps}
+    # A step Metaspace writes ▁ for a blank, and puts one before a text unless its scheme is `never`.
+    schemes = {step.get("prepend_scheme", "always") for step in steps if step["type"] == "Metaspace"}
+    prepends = bool(schemes - {"never"}) or "Prepend" in types
+    if prepends or any(step.get("add_prefix_space") for step in steps):
         yield "the first word, before which transformers puts a blank"
-    if any(step["type"] == "NFC" for step in changes):
+    if "NFC" in types:
         yield "text that is not in the form NFC"
-    special = [token["content"] for token in content["added_tokens"] if token.get("special")]
+    added = content["added_tokens"]
+    special = [token["content"] for token in added if token.get("special")]
     if special:
         yield f"the name of a special token, such as {special[0]}"
-    stripping = [token["content"] for token in content["added_tokens"] if token.get("lstrip") or token.get("rstrip")]
+    stripping = [token["content"] for token in added if token.get("lstrip") or token.get("rstrip")]
     if stripping:
         yield f"blanks beside a token, such as {stripping[0]}"
-    if "▁" in json.dumps(changes, ensure_ascii=False) or schemes:
+    if "▁" in json.dumps(steps, ensure_ascii=False) or schemes:
         yield "the character ▁"
 
 

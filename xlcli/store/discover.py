@@ -171,8 +171,7 @@ def summarize(folder: Path) -> ModelSummary:
 def _named(wanted: str, source: str, known: Sequence[Path]) -> Path:
     """The model that the user names; `source` says where, if not in the command. `known` are models to propose.
 
-    Raises:
-        CheckpointError: There is none, with the remedy for what is there instead.
+    `CheckpointError` if there is none, with the remedy for what is there instead.
     """
     cwd = Path.cwd()
     places = [cwd / wanted]

@@ -132,12 +132,7 @@ class LoadedModel:
         return starts
 
     def unrounded(self) -> LoadedModel:
-        """This model with its weights as stored; this object if they are not rounded.
-
-        Raises:
-            CheckpointError: The weights in the model folder have changed.
-            ResourceError: They do not fit the machine.
-        """
+        """This model with its weights as stored, or this object if they are not rounded; errors as of `load`."""
         if self.weight_dtype == "float32":
             return self
         device = next(self.network.parameters()).device
@@ -222,8 +217,8 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
 
     Raises:
         ConfigError: The model has no such setting.
-        CheckpointError: A file is missing, damaged, of another model or of another format, or a weight cannot be
-            rounded.
+        CheckpointError: A file is missing, damaged, or of another model or format, or a weight cannot be rounded.
+        ResourceError: The weights do not fit the machine.
     """
     options = options or InferenceConfig()
     for _ in range(ATTEMPTS - 1):

@@ -50,15 +50,10 @@ class Holder(NamedTuple):
 
 @contextmanager
 def lock(folder: Path) -> Iterator[str]:
-    """Locks the model folder.
+    """Locks the model folder; `BusyError`, within a second, if another process holds the lock.
 
-    A missing folder is made with its parents, and removed with them at the end if nothing was written in it.
-
-    Yields:
-        A warning to show if the file system has no locks, else "".
-
-    Raises:
-        BusyError: Another process holds the lock; raised within a second.
+    A missing folder is made with its parents, and removed with them at the end if nothing was written in it. Yields a
+    warning to show if the file system has no locks, else "".
     """
     from filelock import FileLock, Timeout
 

@@ -60,14 +60,15 @@ def configurations(
         return configs
     if preset is not None:
         raise ConfigError("--preset and --init cannot be combined: a model has its own shape.", "Give one of them.")
-    header, record = read_config_file(folder), read_record(folder)
+    header = read_config_file(folder)
+    record = read_record(folder)
     saved = header.config
     tokenizer = _kind_of_tokenizer(folder, header.files)
     train = saved.train.model_dump(mode="json", exclude=set(_OF_THE_RUN))
     train["batch_size"] = min(saved.train.batch_size, BATCH_SIZE)
     # A batch has at least as many sequences as microbatches. The user's number is validated before they are compared.
-    sizes = {"batch_size": changes.get("train", {}).get("batch_size", train["batch_size"])}
-    batch_size = settings.make({"train": sizes}).train.batch_size
+    wanted_size = changes.get("train", {}).get("batch_size", train["batch_size"])
+    batch_size = settings.make({"train": {"batch_size": wanted_size}}).train.batch_size
     train["grad_accum"] = min(saved.train.grad_accum, batch_size)
     of_model = {"model": saved.model.model_dump(mode="json"), "text": {"tokenizer": tokenizer}, "train": train}
     text = dict(changes.get("text", {}))

@@ -43,8 +43,7 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
     """Tensors to store, with the types that `stored_infos` gives.
 
-    Raises:
-        CheckpointError: A weight is NaN, infinite or too large, and its stored type differs from its present one.
+    `CheckpointError` if a weight is NaN, infinite or too large, and its stored type differs from its present one.
     """
     stored = {}
     for name, weight in tensors.items():
@@ -115,8 +114,7 @@ def round_weights(network: nn.Module, encoding: str) -> None:
 def read_weights(path: Path, network: nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Weights in float32 and metadata of the weights file of a network, which may be on the meta device; verified.
 
-    Raises:
-        CheckpointError: The file is missing, damaged, or of another network or encoding.
+    `CheckpointError` if the file is missing, damaged, or of another network or encoding.
     """
     stored, metadata = read_tensors(path, expected=stored_infos(weights(network), encoding))
     try:

@@ -52,8 +52,7 @@ class Checkpoint:
 def save(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Tree, keep: int) -> Path:
     """Writes the newest of `keep` checkpoints of the run in `folder`, from finite tensors by file; returns its folder.
 
-    Raises:
-        ResourceError: The disk is full or fails; earlier checkpoints are unchanged.
+    `ResourceError` if the disk is full or fails; earlier checkpoints are then unchanged.
     """
 
     def write(into: Path) -> None:

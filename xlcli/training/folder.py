@@ -131,10 +131,7 @@ def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
     """Continues from a verified checkpoint, with the best weights up to it in the folder; all ranks must call it.
 
     `run` was just built from the same configuration, or goes back. Returns warnings about losses and differences that
-    make it deviate from the uninterrupted one.
-
-    Raises:
-        CheckpointError: The checkpoint is of another run, another text or another format.
+    make it deviate from the uninterrupted one. `CheckpointError` if the checkpoint is of another run, text or format.
     """
     ranks = run.runtime.ranks
     warnings: list[str] = []

@@ -413,5 +413,4 @@ def resembles(model: Path, parts: Split) -> bool:
     if size is None:
         return False
     n_bytes, n_tokens = size
-    least_bytes = LEAST_LIKENESS * n_bytes / n_tokens * len(ids)
-    return len(sample) >= least_bytes
+    return len(sample) >= LEAST_LIKENESS * n_bytes / n_tokens * len(ids)

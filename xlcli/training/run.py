@@ -80,12 +80,10 @@ class TrainingRun:
         line_ends: NDArray[np.bool_] | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        train = config.train
-        ranks = runtime.ranks
+        train, ranks = config.train, runtime.ranks
         seed = config.runtime.seed or 0
         assert train.lr is not None
-        self.config = config
-        self.runtime = runtime
+        self.config, self.runtime = config, runtime
         # The order counts: new weights are drawn from this seed, and parameters are divided among the ranks before
         # optimizers are made for them.
         torch.manual_seed(seed)
@@ -125,9 +123,7 @@ class TrainingRun:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
         The learning rate is that of the schedule after this fraction of the budget. `states` and counters change.
-
-        Raises:
-            DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
+        `DivergedError` if loss or gradient is not finite; weights and optimizers are then unchanged.
         """
         train, counters = self.config.train, self.counters
         self._redraw_features()

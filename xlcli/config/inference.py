@@ -152,10 +152,8 @@ def context_settings(
 ) -> ContextSettings:
     """How a text is read from its beginning: as `trained` where a setting is None or `auto`.
 
-    A state that is continued keeps its own values.
-
-    Raises:
-        InvalidSettingError: The model has memory, or a window is shorter than the stride.
+    A state that is continued keeps its own values. `InvalidSettingError` if a stride is given with memory or a shorter
+    window, or if a table of positions allows no memory or no such window.
     """
     values: dict[str, Any] = {"mem_len": settings.mem_len, "segment_len": segment_len, "stride": settings.stride}
     values |= {"memory_dtype": settings.memory_dtype, "span": span, "reset_on_document": reset_on_document}

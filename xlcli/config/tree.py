@@ -35,12 +35,7 @@ UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {"attention": ATTENTIONS,
 
 
 def read_toml(path: str | Path) -> Tree:
-    """Tables of a TOML file.
-
-    Raises:
-        ConfigError: It cannot be opened, is too large, or is not TOML; names the line.
-        ResourceError: The disk fails.
-    """
+    """Tables of a TOML file; `ConfigError` names what is wrong with it, `ResourceError` if the disk fails."""
     path = Path(path)
     try:
         with path.open("rb") as file:

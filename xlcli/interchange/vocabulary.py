@@ -136,6 +136,7 @@ def _of_words(data: bytes) -> dict[str, Any]:
         is_utf8 = word.decode(errors="ignore").encode() == word
         vocab[word.decode() if is_utf8 else f"{word!r} "] = i
     changes = [_replace(_WITHOUT_WORD, " <unk>"), _replace(r"\n", " <eos>\n")]
+    # Back to text: ["a", "b", "<eos>", "c"] becomes "a b\nc".
     blanks = {"type": "WordPiece", "prefix": "\n", "cleanup": False}  # before every word that begins with no line end
     texts = [blanks, _replace("^ ?<eos>$", "\n"), {"type": "Fuse"}, _replace("\n ", "\n")]
     return {

@@ -343,11 +343,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
 
     The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
-    is locked, so that no other process removes it meanwhile.
-
-    Raises:
-        ConfigError: `target` exists.
-        ResourceError: The disk is full or fails.
+    is locked, so that no other process removes it meanwhile. `ConfigError` if `target` exists, `ResourceError` if the
+    disk is full or fails.
     """
     require_free(target)
     temporary = temporary_path(target.parent, MODEL)

@@ -128,9 +128,7 @@ def read_network(
 ) -> tuple[LanguageModel, dict[str, str]]:
     """The network in a model folder, in evaluation mode with float32 weights, and the metadata of its weights file.
 
-    Raises:
-        CheckpointError: The weights file is missing, damaged, or of another network or encoding.
-        ResourceError: The weights do not fit the machine.
+    Errors as of `read_weights`; `ResourceError` if the weights do not fit the machine.
     """
     network = _empty_network(model, folder)
     floats = sum(tensor.numel() for tensor in weights(network).values())

@@ -87,11 +87,8 @@ def prepare_new(
 ) -> Generator[Event, None, Prepared]:
     """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
-    Without `model` it may start from the bundled one, which `load` loads.
-
-    Raises:
-        ConfigError: `configs` lacks the preset that fits text and device.
-        ResourceError: No configuration fits the machine.
+    Without `model` it may start from the bundled one, which `load` loads. `ConfigError` if `configs` lacks the preset
+    that fits text and device, `ResourceError` if no configuration fits the machine.
     """
     text = next(iter(configs.values())).text
     if text.binary and text.text_field is not None:

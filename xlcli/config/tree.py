@@ -65,7 +65,7 @@ def parse_override(text: str) -> Tree:
         parsed: Any = tomllib.loads(f"value = {value.strip()}")["value"]
     except RecursionError:
         raise too_deep from None
-    except ValueError as error:
+    except ValueError as error:  # a plain string, unless it was to be a list or a table
         parsed = value.strip()
         if parsed[:1] in ("[", "{"):
             raise ConfigError(

@@ -144,11 +144,12 @@ class Format(ABC):
             files[DEFAULT] = folder / CHAT_TEMPLATE
         if files or not os.path.lexists(folder / TOKENIZER_CONFIG):
             return {name: read_bounded(follow(path), JSON_LIMIT).decode() for name, path in files.items()}
-        # Older releases of transformers save templates among the settings of the tokenizer.
-        value = parse_json(read_bounded(follow(folder / TOKENIZER_CONFIG), VOCABULARY_LIMIT)).get("chat_template")
-        if isinstance(value, str):
-            return {DEFAULT: value}
-        return {named["name"]: named["template"] for named in value or ()}
+        # Older releases of transformers save templates among the settings of the tokenizer: a text, or a list.
+        settings = parse_json(read_bounded(follow(folder / TOKENIZER_CONFIG), VOCABULARY_LIMIT))
+        templates = settings.get("chat_template")
+        if isinstance(templates, str):
+            return {DEFAULT: templates}
+        return {template["name"]: template["template"] for template in templates or ()}
 
     def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
         """What differs from the source, or may be wrong in it."""

@@ -44,12 +44,11 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 def tokenizer_config(tokenizer_json: bytes, config: Mapping[str, Any], templates: Mapping[str, str]) -> bytes:
     """The `tokenizer_config.json` beside it, with chat templates; `config` has the ids of the tokens that it names."""
     tree: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    special = {
-        token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]
-    }
+    added = json.loads(tokenizer_json)["added_tokens"]
+    special_names = {token["id"]: token["content"] for token in added if token["special"]}
     for key, ids in (("bos_token", [config["bos_token_id"]]), ("eos_token", config["eos_token_id"])):
-        if ids and ids[0] in special:
-            tree[key] = special[ids[0]]
+        if ids and ids[0] in special_names:
+            tree[key] = special_names[ids[0]]
     if templates.keys() == {DEFAULT}:
         tree["chat_template"] = templates[DEFAULT]
     elif templates:

@@ -200,7 +200,7 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
 
 
 def _replace_lost(run: TrainingRun, data: Prepared, saved: Checkpoint, best_step: int | None) -> str:
-    """Writes the weights of a checkpoint, or their averages, for lost ones; makes a validation due; returns a warning."""
+    """Writes weights of a checkpoint, or their averages, for lost ones; makes a validation due; returns a warning."""
     run.count(validated_step=None, validation_due=True)
     weights = saved.tensors("weights")
     of_optimizers = saved.tensors("optimizer")

@@ -169,8 +169,8 @@ class Llama(Format):
         if kind.startswith("qwen"):
             full, sliding = LAYERS
             types = [sliding if window else full for window in windows]
-            tree["layer_types"] = types
             tree["max_window_layers"] = types.index(sliding) if sliding in types else model.n_layers
+            tree["layer_types"] = types
         return tree
 
 

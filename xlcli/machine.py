@@ -23,10 +23,11 @@ def cpu_limit() -> int:
 def is_contended() -> bool:
     """True if so many other processes run at this moment that they share CPUs with this one; False if unknown."""
     try:
-        running = int((ROOT / "proc" / "loadavg").read_text().split()[3].partition("/")[0])
+        n_running = int((ROOT / "proc" / "loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
         return False
-    return running - 1 + cpu_limit() > (os.cpu_count() or 1)
+    n_others = n_running - 1
+    return n_others + cpu_limit() > (os.cpu_count() or 1)
 
 
 def available_bytes(device: str = "cpu") -> int:
@@ -64,12 +65,13 @@ def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int
     One setting, the first that suffices, is lowered to a power of two; if none suffices alone, all are. If those do
     not suffice either, the remedy is `smaller`.
     """
-    single = [[name] for name in settings]
-    for names in (*single, list(settings)):
+    one_at_a_time = [[name] for name in settings]
+    for names in (*one_at_a_time, list(settings)):
         lowered = dict(settings)
         for name in names:
             while lowered[name] > 1 and need(lowered) > available:
-                lowered[name] = 1 << (lowered[name] - 1).bit_length() - 1  # the next lower power of two
+                exponent = (lowered[name] - 1).bit_length() - 1
+                lowered[name] = 2**exponent  # the next lower power of two: 9 -> 8 -> 4
         if need(lowered) <= available:
             changes = [f"{name} {lowered[name]}" for name in names if lowered[name] != settings[name]]
             return f"Use {', '.join(changes)}, or a smaller model."

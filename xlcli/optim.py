@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,13 +67,13 @@ class BatchedMuon(Muon):
 
     def _directions(self, updates: Tensor, group: Mapping[str, Any]) -> Tensor:
         """Orthogonal matrices (n r c) for the updates (n r c), of which each rank makes a part."""
-        n, rank = len(updates), self.ranks.rank
-        n_each = -(-n // self.ranks.size)
-        matrices = orthogonalize(updates[rank * n_each : (rank + 1) * n_each], group["eps"])
+        n_each = math.ceil(len(updates) / self.ranks.size)
+        first = self.ranks.rank * n_each
+        matrices = orthogonalize(updates[first : first + n_each], group["eps"])
         n_missing = n_each - len(matrices)
         if n_missing:  # ranks exchange tensors of one shape
             matrices = torch.cat((matrices, updates.new_zeros(n_missing, *updates.shape[1:])))
-        return self.ranks.gather_rows(matrices, everywhere=True)[:n]
+        return self.ranks.gather_rows(matrices, everywhere=True)[: len(updates)]
 
     def _nesterov(self, parameters: list[Tensor], momentum: float) -> list[Tensor]:
         """Gradients with Nesterov momentum (r c); updates the momentum buffers, which the first step makes."""
@@ -90,13 +91,14 @@ class BatchedMuon(Muon):
 
 def batches_of_one_shape(parameters: Iterable[Tensor], n_ranks: int = 1) -> Iterator[list[Tensor]]:
     """Parameters of equal shape in lists of at most `MUON_BATCH` elements, or one parameter, for each of some ranks."""
-    shapes: dict[torch.Size, list[Tensor]] = {}
+    by_shape: dict[torch.Size, list[Tensor]] = {}
     for parameter in parameters:
-        shapes.setdefault(parameter.shape, []).append(parameter)
-    for shape, alike in shapes.items():
-        size = max(1, MUON_BATCH[alike[0].device.type] // shape.numel()) * n_ranks
-        for begin in range(0, len(alike), size):
-            yield alike[begin : begin + size]
+        by_shape.setdefault(parameter.shape, []).append(parameter)
+    for shape, matrices in by_shape.items():
+        n_for_rank = max(1, MUON_BATCH[matrices[0].device.type] // shape.numel())
+        n_at_once = n_for_rank * n_ranks
+        for start in range(0, len(matrices), n_at_once):
+            yield matrices[start : start + n_at_once]
 
 
 def orthogonalize(matrices: Tensor, eps: float) -> Tensor:
@@ -211,40 +213,37 @@ class Optimizers:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores the state that `tensors` returned, instead of the present one.
 
-        Raises:
-            CheckpointError: A quantity is missing, or has another shape or type than its parameter. PyTorch's fused
-                optimizers do not check and would write out of bounds.
+        `CheckpointError` if a quantity is missing, or has another shape or type than its parameter: PyTorch's fused
+        optimizers do not check and would write out of bounds.
         """
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
+            quantities = ["step", "exp_avg", "exp_avg_sq"]
             if isinstance(optimizer, Muon):
                 quantities = ["momentum_buffer"]
-            else:
-                quantities = ["step", "exp_avg", "exp_avg_sq"]
             if self.average_share:
                 quantities.append(AVERAGE)
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = self.names[id(parameter)]
-                    saved = [quantity for quantity in quantities if f"{name}:{quantity}" in tensors]
-                    if not saved:  # it was not updated
-                        continue
-                    if len(saved) < len(quantities):
-                        raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", _ANEW)
-                    for quantity in quantities:
-                        value = _restored(tensors[f"{name}:{quantity}"], f"{name}:{quantity}", parameter)
-                        optimizer.state[parameter][quantity] = value
+            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+                name = self.names[id(parameter)]
+                keys = {quantity: f"{name}:{quantity}" for quantity in quantities}
+                n_saved = sum(key in tensors for key in keys.values())
+                if n_saved == 0:  # it was not updated
+                    continue
+                if n_saved < len(quantities):
+                    raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", _ANEW)
+                for quantity, key in keys.items():
+                    optimizer.state[parameter][quantity] = _restored(tensors[key], key, parameter)
 
 
 def _restored(value: Tensor, name: str, parameter: Tensor) -> Tensor:
     """A saved quantity of a parameter on its device, divided as the parameter; `CheckpointError` if it does not fit."""
-    like, shape, dtype = parameter, parameter.shape, parameter.dtype
-    if name.endswith(":step"):  # fused AdamW has a number in float32, whatever the parameter
-        like, shape, dtype = value, torch.Size(), torch.float32
+    is_step_count = name.endswith(":step")  # of fused AdamW: one number in float32, whatever the parameter
+    shape = torch.Size() if is_step_count else parameter.shape
+    dtype = torch.float32 if is_step_count else parameter.dtype
     if value.shape != shape or value.dtype != dtype:
         difference = f"{value.dtype} {list(value.shape)}, not {dtype} {list(shape)}"
         raise CheckpointError(f"the optimizer state '{name}' is {difference}.", _ANEW)
-    return divided(value.to(parameter.device).clone(), like)
+    return divided(value.to(parameter.device).clone(), value if is_step_count else parameter)
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
@@ -273,10 +272,7 @@ def schedule_of(train: TrainConfig) -> Schedule:
 def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
     """Learning rate divided by its peak: linear warmup, then the decay of the schedule down to `min_lr_ratio`.
 
-    Args:
-        train: Settings of the schedule.
-        fraction: Share of the budget spent, 0 to 1.
-        step: Number of steps taken.
+    After `step` steps, and this fraction, 0 to 1, of the budget.
     """
     fraction = min(max(fraction, 0.0), 1.0)
     schedule = schedule_of(train)

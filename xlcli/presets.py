@@ -56,8 +56,7 @@ def read_preset(name: str) -> config.Tree:
 def configurations(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, config.Config]:
     """The settings over the named preset, or over each automatic preset with which they are legal, by preset name.
 
-    Raises:
-        ConfigError: There is no such preset, or the settings are illegal with it, or with every automatic one.
+    `ConfigError` if there is no such preset, or the settings are illegal with it, or with every automatic one.
     """
     configs: dict[str, config.Config] = {}
     refusals: list[ConfigError] = []

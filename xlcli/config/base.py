@@ -72,12 +72,9 @@ class BaseConfig(BaseModel):
 
 
 def compile_pattern(pattern: str, key: str) -> Any:
-    """Regular expression for lines of text, with the method `search` of `re`.
+    """Regular expression for lines of text, with the method `search` of `re`; `InvalidSettingError` if it is none.
 
     The matcher is RE2, whose time is linear in the length of the text, whatever the pattern.
-
-    Raises:
-        InvalidSettingError: It is not a regular expression of RE2, or too large.
     """
     import re2
 

@@ -152,16 +152,15 @@ def context_settings(
 ) -> ContextSettings:
     """How a text is read from its beginning: as `trained` where a setting is None or `auto`.
 
-    A state that is continued keeps its own values.
-
-    Raises:
-        InvalidSettingError: The model has memory, or a window is shorter than the stride.
+    A state that is continued keeps its own values. `InvalidSettingError` if a stride is given with memory or a shorter
+    window, or if a table of positions allows no memory or no such window.
     """
     values: dict[str, Any] = {"mem_len": settings.mem_len, "segment_len": segment_len, "stride": settings.stride}
     values |= {"memory_dtype": settings.memory_dtype, "span": span, "reset_on_document": reset_on_document}
     changes = {name: value for name, value in values.items() if value not in (None, "auto")}
     reading = replace(trained, **changes)
     position = model.position
+    # A table of positions ends with its window: a longer text is read in overlapping windows.
     if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
         longest = position.max_len
         if settings.mem_len:
@@ -551,9 +550,8 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         scores_parts = self.each_line or self.reset_on_change is not None
-        return context_settings(
-            model, trained, self, reset_on_document=True if scores_parts else self.reset_on_document
-        )
+        reset = True if scores_parts else self.reset_on_document
+        return context_settings(model, trained, self, reset_on_document=reset)
 
     @property
     def selects(self) -> bool:

@@ -308,16 +308,12 @@ class ModelConfig(BaseConfig):
         return max(layer.max_distance(mem_len, n_earlier) for layer in softmax)
 
     def for_inference(self, n_steps: int | None = None, n_hashes: int | None = None) -> Self:
-        """Copy with other inference settings.
+        """Copy with other inference settings, as trained where None; `InvalidSettingError` if the model has none such.
 
-        Args:
-            n_steps: Number of times a universal stack applies its blocks; None keeps the trained value.
-            n_hashes: Number of hash rounds of LSH attention; None keeps the trained value.
-
-        Raises:
-            InvalidSettingError: The model has no such setting.
+        `n_steps`: how often a universal stack applies its blocks. `n_hashes`: number of hash rounds of LSH attention.
         """
-        stack, attention, remedy = self.stack, self.attention, "Omit it to use the trained value."
+        stack, attention = self.stack, self.attention
+        remedy = "Omit it to use the trained value."
         if n_steps is not None:
             if not isinstance(stack, UniversalStackConfig):
                 reason = "needs a universal stack, but this model applies its blocks once"
@@ -412,11 +408,10 @@ class ModelConfig(BaseConfig):
         self._check_stack()
         self._check_memory()
         if self.dropout.attention and self.has_layer(LinearAttentionConfig):
-            raise InvalidSettingError(
-                "model.dropout.attention",
-                f"is {self.dropout.attention}, but attention 'linear' has no weights to drop",
-                "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
-            )
+            reason = f"is {self.dropout.attention}, but attention 'linear' has no weights to drop"
+            others = "model.dropout.residual and model.dropout.feedforward"
+            remedy = f"Set {others} instead, or another model.attention.kind."
+            raise InvalidSettingError("model.dropout.attention", reason, remedy)
 
     def _check_position(self) -> None:
         """Every hook that the position encoding needs must be offered by some layer, not by all."""
@@ -426,12 +421,10 @@ class ModelConfig(BaseConfig):
         if missing:
             positions = [kind for kind, table in POSITIONS.items() if table().needs <= offered]
             attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table.offers]
-            raise InvalidSettingError(
-                "model.position.kind",
-                f"'{position.kind}' needs {' and '.join(HOOKS[hook] for hook in sorted(missing))}, which "
-                f"attention '{attention.kind}' does not have",
-                f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
-            )
+            needed = " and ".join(HOOKS[hook] for hook in sorted(missing))
+            reason = f"'{position.kind}' needs {needed}, which attention '{attention.kind}' does not have"
+            remedy = f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}."
+            raise InvalidSettingError("model.position.kind", reason, remedy)
         position.check_dims(self.dim, self.head_dim)
         softmax = [layer for layer in self.attentions if isinstance(layer, SoftmaxAttentionConfig)]
         shares_keys = any(layer.key_heads < layer.n_heads for layer in softmax)
@@ -446,23 +439,20 @@ class ModelConfig(BaseConfig):
         if self.embedding.inner_dim is not None:
             key, widest = "model.embedding.inner_dim", self.embedding.inner_dim
         if widest < self.embedding.div_val ** len(self.cutoffs):
-            raise InvalidSettingError(
-                "model.embedding.div_val",
-                f"{self.embedding.div_val} leaves nothing of {key} {widest} for the last of {len(self.cutoffs) + 1} "
-                "clusters",
-                f"Lower it, raise {key}, or use fewer cutoffs.",
-            )
+            cluster = f"the last of {len(self.cutoffs) + 1} clusters"
+            reason = f"{self.embedding.div_val} leaves nothing of {key} {widest} for {cluster}"
+            remedy = f"Lower it, raise {key}, or use fewer cutoffs."
+            raise InvalidSettingError("model.embedding.div_val", reason, remedy)
 
     def _check_stack(self) -> None:
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
             reason = f"{self.dim} is odd, but the time signal consists of pairs"
             raise InvalidSettingError("model.dim", reason, "Make it even or set model.stack.time_signal to false.")
         if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement in ("post", "parallel"):
-            raise InvalidSettingError(
-                "model.norm.placement",
-                f"'{self.norm.placement}' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
-                "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
-            )
+            key, placement = "model.norm.placement", self.norm.placement
+            reason = f"'{placement}' does not allow stack 'reversible' to reconstruct its inputs by subtraction"
+            remedy = f"Set {key} to pre, sandwich or rezero, or model.stack.kind to standard or universal."
+            raise InvalidSettingError(key, reason, remedy)
 
     def _check_memory(self) -> None:
         has_distance = self.clamp_len is not None and "place" in self.position.needs

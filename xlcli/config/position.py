@@ -238,12 +238,9 @@ class RelativeBucketConfig(PositionConfig):
 
     def _check(self) -> None:
         if self.max_distance < 2 * self.n_buckets:
-            raise InvalidSettingError(
-                "model.position.max_distance",
-                f"{self.max_distance} is less than twice model.position.n_buckets {self.n_buckets}, so some "
-                "buckets would be empty",
-                "Raise it or use fewer buckets.",
-            )
+            comparison = f"{self.max_distance} is less than twice model.position.n_buckets {self.n_buckets}"
+            reason = f"{comparison}, so some buckets would be empty"
+            raise InvalidSettingError("model.position.max_distance", reason, "Raise it or use fewer buckets.")
 
 
 class T5PositionConfig(RelativeBucketConfig):

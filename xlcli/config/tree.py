@@ -35,12 +35,7 @@ UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {"attention": ATTENTIONS,
 
 
 def read_toml(path: str | Path) -> Tree:
-    """Tables of a TOML file.
-
-    Raises:
-        ConfigError: It cannot be opened, is too large, or is not TOML; names the line.
-        ResourceError: The disk fails.
-    """
+    """Tables of a TOML file; `ConfigError` names what is wrong with it, `ResourceError` if the disk fails."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -70,7 +65,7 @@ def parse_override(text: str) -> Tree:
         parsed: Any = tomllib.loads(f"value = {value.strip()}")["value"]
     except RecursionError:
         raise too_deep from None
-    except ValueError as error:
+    except ValueError as error:  # a plain string, unless it was to be a list or a table
         parsed = value.strip()
         if parsed[:1] in ("[", "{"):
             raise ConfigError(
@@ -120,20 +115,12 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
 
 
 def make(*layers: Mapping[str, Any]) -> Config:
-    """The configuration of these tables over the defaults; later tables override earlier ones.
-
-    Raises:
-        ConfigError: With the key at fault and the legal values.
-    """
+    """The configuration of these tables over the defaults, later over earlier ones; errors as of `change`."""
     return change(Config(), *layers)
 
 
 def change(config: Config, *layers: Mapping[str, Any]) -> Config:
-    """The configuration with these tables merged over it.
-
-    Raises:
-        ConfigError: As in `make`.
-    """
+    """The configuration with these tables merged over it; `ConfigError` has the key at fault and the legal values."""
     # All of the model, because `merge` compares kinds; of other sections what was set, as `model_fields_set` tells.
     tree = config.model_dump(mode="json", exclude_unset=True, exclude={"model"})
     tree |= config.model_dump(mode="json", include={"model"})
@@ -199,10 +186,9 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
         case "literal_error":
             return _no_choice(name, value, details["expected"])
         case "dict_type" | "model_type":
+            remedy = "Set one of its keys."
             if path[-1] in UNIONS:
                 remedy = f"Type for example --set {name}.kind={value}."
-            else:
-                remedy = "Set one of its keys."
             return InvalidSettingError(name, f"is {value!r}, but should be a table", remedy)
         case "tuple_type":
             return InvalidSettingError(name, f"is {value!r}, not a list", f"Type for example --set {name}=[{value}].")
@@ -248,9 +234,8 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], 
         return InvalidSettingError(name, reason, f"Set {table}.kind to {' or '.join(owners)}, or leave {name} out.")
     keys = _keys(kinds[str(loc[-2])], f"{table}.") if is_layer else _keys(kind)
     similar = _similar_key(name, [key for key, key_is_table in keys if key_is_table == is_table])
-    if similar is None:
-        remedy = "xlcli train --print-config lists the keys."
-    else:
+    remedy = "xlcli train --print-config lists the keys."
+    if similar is not None:
         remedy = f"Did you mean '{similar}'?"
     return InvalidSettingError(name, "is an unknown key", remedy)
 

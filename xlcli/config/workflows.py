@@ -204,7 +204,7 @@ class TrainConfig(BaseConfig):
             return None, None
         if clamp_len is not None or not model.has_softmax:
             return clamp_len, None
-        # Keys beyond `full_len` get less weight, keys beyond the first number are taken as being there.
+        # Keys beyond `full_len` get less weight; those beyond the clamped distance count as being there.
         farthest = self.max_distance(model)
         full_len = farthest
         if self.mem_len and model.position.kind in LESS_WEIGHT_BEYOND_MEMORY:

@@ -131,26 +131,8 @@ def check_writable(path: Path, n_bytes: int = 0) -> None:
 
 @contextmanager
 def _unfinished(path: Path, mode: int) -> Iterator[tuple[int, Path]]:
-    """Descriptor and path of a new file beside `path`, which is removed on any error.
-
-    Its name is a hash of the name of `path` and of the first number that no other writer of `path` uses. It is locked
-    while it is open, so that a writer recognizes what a kill has left, and removes it.
-    """
-    for number in range(_MOST_WRITERS):
-        digest = hashlib.sha256(os.fsencode(f"{path.name}/{number}")).hexdigest()
-        temporary = path.parent / f"{TEMPORARY}{digest[:16]}"
-        with suppress(OSError):
-            _remove_abandoned(temporary)
-        with suppress(FileExistsError):
-            descriptor = os.open(temporary, _CREATE, mode)
-            with suppress(OSError):  # the file system may have no locks
-                is_taken = not _lock(descriptor, temporary)
-                if is_taken:
-                    os.close(descriptor)
-                    continue
-            break
-    else:
-        raise ConfigError(f"another process is writing {path}.", f"Wait for it. If none is, remove {temporary}.")
+    """Descriptor and path of a new file beside `path`, which is closed at the end, and removed on any error."""
+    descriptor, temporary = _create_beside(path, mode)
     try:
         yield descriptor, temporary
     except BaseException:
@@ -159,6 +141,31 @@ def _unfinished(path: Path, mode: int) -> Iterator[tuple[int, Path]]:
         raise
     finally:
         os.close(descriptor)
+
+
+def _create_beside(path: Path, mode: int) -> tuple[int, Path]:
+    """Descriptor and path of a new file, whose name is a hash of that of `path` and of a number.
+
+    It is the first number that no other writer of `path` uses. The file is locked while it is open, so that a writer
+    recognizes what a kill has left, and removes it.
+    """
+    for number in range(_MOST_WRITERS):
+        digest = hashlib.sha256(os.fsencode(f"{path.name}/{number}")).hexdigest()
+        temporary = path.parent / f"{TEMPORARY}{digest[:16]}"
+        with suppress(OSError):
+            _remove_abandoned(temporary)
+        try:
+            descriptor = os.open(temporary, _CREATE, mode)
+        except FileExistsError:  # of another writer
+            continue
+        try:
+            is_taken = not _lock(descriptor, temporary)
+        except OSError:  # the file system has no locks
+            is_taken = False
+        if not is_taken:
+            return descriptor, temporary
+        os.close(descriptor)
+    raise ConfigError(f"another process is writing {path}.", f"Wait for it. If none is, remove {temporary}.")
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -487,11 +494,7 @@ def write_checked(path: Path, content: bytes) -> None:
 
 
 def read_checked(path: Path) -> bytes | None:
-    """What `write_checked` wrote; None if the file is missing, cannot be read or is damaged.
-
-    Raises:
-        ConfigError: It is a link, or another user owns or can write it.
-    """
+    """What `write_checked` wrote, or None; `ConfigError` if it is a link, or another user owns or can write it."""
     try:
         with open_regular(path) as (file, status):
             if path.is_symlink() or not _is_own(status):

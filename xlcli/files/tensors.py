@@ -51,19 +51,14 @@ class TensorInfo(NamedTuple):
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Type and shape of each tensor of a safetensors file, and its metadata, without reading tensors or loading torch.
 
-    Raises:
-        CheckpointError: The file is missing or damaged. Checksums are not compared.
+    `CheckpointError` if the file is missing or damaged. Checksums are not compared.
     """
     with _open(path, "numpy") as file:
         return _infos(file), dict(file.metadata() or {})
 
 
 def read_places(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], tuple[int, int, int]]:
-    """Type and shape of each tensor, with the offset of its first byte in the file, and the `version` of the file.
-
-    Raises:
-        CheckpointError: As `read_header`.
-    """
+    """Type, shape and offset in the file of each tensor, and the `version` of the file; errors as of `read_header`."""
     with _open(path, "numpy") as library, open_regular(path) as (file, status):
         header_length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         header = json.loads(file.read(header_length))
@@ -78,10 +73,8 @@ def read_places(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], tuple[in
 def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file that `write_tensors` wrote. Tensors own their memory: the file may change later.
 
-    Types and shapes are compared with the expected ones, if given, before anything is allocated.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, without checksums, or holds other tensors than expected.
+    Types and shapes are compared with the expected ones, if given, before anything is allocated. `CheckpointError` if
+    the file is missing, damaged, without checksums, or holds other tensors than expected.
     """
     with _open(path, "pt") as file:
         infos, metadata = _infos(file), dict(file.metadata() or {})
@@ -103,9 +96,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Writes a safetensors file with `write_atomic`; equal input gives equal bytes.
 
     Sets in the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
-
-    Raises:
-        ConfigError: The tensors are too many for a header of `HEADER_LIMIT` bytes.
+    `ConfigError` if the tensors are too many for a header of `HEADER_LIMIT` bytes.
     """
     ready: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

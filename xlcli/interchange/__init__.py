@@ -29,6 +29,7 @@ from xlcli.machine import require_memory
 from xlcli.presets import models_folder
 from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save_model
 from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
+from xlcli.store.origin import first_cause
 from xlcli.store.weights import encode, stored_infos, weights
 from xlcli.text.tokenizers import load_tokenizer
 
@@ -120,18 +121,17 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
 
 def _encoding_of_source(path: Path, infos: Mapping[str, TensorInfo], format_: Format) -> str | None:
     """The encoding that keeps the weights of a source as they are; None if some are quantized."""
-    encodings: dict[str, str | None] = dict.fromkeys(QUANTIZED)
-    for encoding, dtype in ENCODINGS.items():
-        if encoding != "int8":
-            encodings[dtype] = encoding
+    encoding_of_type = {dtype: encoding for encoding, dtype in ENCODINGS.items() if encoding != "int8"}
     for name, info in infos.items():
-        if info.dtype not in encodings:
+        if info.dtype not in encoding_of_type and info.dtype not in QUANTIZED:
             problem = f"tensor '{name}' has numbers of type {info.dtype}"
             raise CheckpointError(f"{path}: {problem}, which xlcli cannot import.", "Import a version without them.")
-    used = {encodings[info.dtype] for info in infos.values()}
-    if None in used:
+    types = {info.dtype for info in infos.values()}
+    if not types.isdisjoint(QUANTIZED):
         return None
-    return used.pop() if len(used) == 1 and format_.keeps_types else "float32"
+    if len(types) == 1 and format_.keeps_types:
+        return encoding_of_type[types.pop()]
+    return "float32"
 
 
 def _chat_templates(format_: Format, source: Source) -> Tree:
@@ -240,18 +240,20 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
 def _difference(model: ModelConfig, other: ModelConfig) -> str | None:
     """The first setting in which the predictions of two models differ, however far they see."""
     keys = [key for key in differences(_resolved(model), _resolved(other)) if not key.startswith(_WITHOUT_NUMBERS)]
-    keys.sort(key=lambda key: not key.endswith("kind"))  # of another kind, it has other settings, too
-    return keys[0] if keys else None
+    return first_cause(keys) if keys else None
 
 
 def _resolved(model: ModelConfig) -> Tree:
-    """The settings of a model with their defaults filled in; of its attention those of each layer, if they differ."""
+    """The settings of a model with their defaults filled in, to be compared.
+
+    Section `attention` is that of the first layer, with tables "1", "2" and so on of layers that differ from it.
+    """
     tree = model.model_dump(mode="json")
-    layers = []
-    for config in model.attentions:
-        layer = config.model_dump(mode="json")
-        layers.append(layer | {"head_dim": model.head_dim, "n_kv_heads": layer.get("n_kv_heads") or layer["n_heads"]})
-    tree["attention"] = layers[0] | {str(i): layer for i, layer in enumerate(layers) if layer != layers[0]}
+    first, *others = [layer.model_dump(mode="json") for layer in model.attentions]
+    for layer in (first, *others):
+        layer["head_dim"] = model.head_dim
+        layer["n_kv_heads"] = layer.get("n_kv_heads") or layer["n_heads"]
+    tree["attention"] = first | {str(i): layer for i, layer in enumerate(others, 1) if layer != first}
     tree["feedforward"]["ffn_dim"] = model.ffn_dim
     if tree["position"].get("n_features", 0) is None:
         tree["position"]["n_features"] = model.dim
@@ -285,19 +287,23 @@ def _check(folder: Path) -> float | None:
 
 
 def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
-    """Mean surprisal in bits of the tokens of the beginning of a text; of token 0, and False, if it has no tokens."""
+    """Mean surprisal in bits of the first tokens of a text; of token 0, and False, if it cannot be spelled."""
+    can_spell = True
     try:
-        ids, can_spell = model.tokenizer.encode(text).tolist(), True
+        ids = model.tokenizer.encode(text).tolist()
     except DataError:
-        ids, can_spell = [0], False
-    train, nats, n_read = model.config.train, 0.0, 0
+        ids = [0]
+        can_spell = False
+    train = model.config.train
     ids = ids[: _MOST_CALLS * train.segment_len]
-    inputs, targets = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]]), torch.tensor([ids])
+    inputs = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]])
+    targets = torch.tensor([ids])
+    nats, n_read = 0.0, 0
     with torch.inference_mode():
         mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it
         state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
-        for at in range(0, len(ids), train.segment_len):
-            segment = slice(at, at + train.segment_len)
+        for start in range(0, len(ids), train.segment_len):
+            segment = slice(start, start + train.segment_len)
             out = model.network.score(inputs[:, segment], targets[:, segment], state)
             nats += out.nll.sum().item()
             n_read += out.nll.numel()

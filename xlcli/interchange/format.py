@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from einops import rearrange
@@ -33,6 +33,14 @@ TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 BESIDE_PIECES = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
 UNREAD = (PIECES, "vocab.txt", "spiece.model", "tekken.json", "vocab.bpe", "qwen.tiktoken")
+
+
+class Place(NamedTuple):
+    """Where a weight is in a format: rows from `start` of a tensor of `n_rows`; all of the tensor if `n_rows` is 0."""
+
+    tensor: str
+    start: int = 0
+    n_rows: int = 0
 
 
 class Format(ABC):
@@ -80,48 +88,52 @@ class Format(ABC):
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli, of this shape."""
-        foreign, start, n = self.place(name, model)
-        if foreign.endswith(self.zeros) and foreign not in source.stored:
+        tensor, start, n_rows = self.place(name, model)
+        if tensor.endswith(self.zeros) and tensor not in source.stored:
             return torch.zeros(shape)
-        short = foreign.removeprefix(self.prefix)
+        # A model saved without its head has no prefix, and a tied one may have its table as that of the head alone.
+        short = tensor.removeprefix(self.prefix)
         if short in source.stored:
-            foreign = short
+            tensor = short
         elif short == self.table and model.embedding.tied and self.head in source.stored:
-            foreign = self.head
-        stored_shape = (n, *shape[1:]) if n else shape
+            tensor = self.head
+        stored_shape = (n_rows, *shape[1:]) if n_rows else shape
         if self.is_transposed and name.startswith("stack.") and len(shape) == 2:
-            whole = source.take(foreign, stored_shape[::-1]).T
+            whole = source.take(tensor, stored_shape[::-1]).T
         else:
-            whole = source.take(foreign, stored_shape)
-        if not n:
+            whole = source.take(tensor, stored_shape)
+        if n_rows == 0:
             return whole
         if self.is_by_head:
             whole = rearrange(whole, "(h part e) ... -> (part h e) ...", part=len(PARTS), e=model.head_dim)
         return whole[start : start + shape[0]].clone()
 
-    def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
-        """Where the weight `name` of xlcli is: a tensor, of whose n rows those from `start`; n is 0 if it has all."""
-        foreign = name if name.startswith("head.") else self.prefix + name
+    def place(self, name: str, model: ModelConfig) -> Place:
+        """Where the weight `name` of xlcli is."""
+        tensor = name if name.startswith("head.") else self.prefix + name
         for ours, theirs in self.names.items():
-            foreign = foreign.replace(ours, theirs)
-        size = model.attention.n_heads * model.head_dim
+            tensor = tensor.replace(ours, theirs)
+        part_rows = model.attention.n_heads * model.head_dim
         for i, part in enumerate(PARTS):
             if self.is_fused and part in name:
-                return foreign, i * size, len(PARTS) * size
-        return foreign, 0, 0
+                return Place(tensor, i * part_rows, len(PARTS) * part_rows)
+        return Place(tensor)
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
         start_id = source.first_id(model.vocab_size, self.start_keys)
-        found = next((name for name in self.vocabularies if os.path.lexists(source.path / name)), None)
-        if found is None:
+        present = [name for name in self.vocabularies if os.path.lexists(source.path / name)]
+        if not present:
             return IdsTokenizer(model.vocab_size, start_id)
-        files = []
-        for name in (found, *BESIDE_PIECES) if found == PIECES else (found,):
+        vocabulary = present[0]
+        path = str(source.path / vocabulary)
+        data = read_bounded(follow(source.path / vocabulary), VOCABULARY_LIMIT)
+        beside: list[bytes] = []  # content of further files, empty tables where they are missing
+        for name in BESIDE_PIECES if vocabulary == PIECES else ():
             exists = os.path.lexists(source.path / name)
-            files.append(read_bounded(follow(source.path / name), VOCABULARY_LIMIT) if exists else b"{}")
-        path = str(source.path / found)
-        data = files[0] if found == TOKENIZER else converted(path, *files)
+            beside.append(read_bounded(follow(source.path / name), VOCABULARY_LIMIT) if exists else b"{}")
+        if vocabulary != TOKENIZER:
+            data = converted(path, data, *beside)
         return TokenizersTokenizer(data, path, vocab_size=model.vocab_size, start_id=start_id)
 
     def chat_templates(self, source: Source) -> dict[str, Any]:
@@ -132,28 +144,29 @@ class Format(ABC):
             files[DEFAULT] = folder / CHAT_TEMPLATE
         if files or not os.path.lexists(folder / TOKENIZER_CONFIG):
             return {name: read_bounded(follow(path), JSON_LIMIT).decode() for name, path in files.items()}
-        # Older releases of transformers save templates among the settings of the tokenizer.
-        value = parse_json(read_bounded(follow(folder / TOKENIZER_CONFIG), VOCABULARY_LIMIT)).get("chat_template")
-        if isinstance(value, str):
-            return {DEFAULT: value}
-        return {named["name"]: named["template"] for named in value or ()}
+        # Older releases of transformers save templates among the settings of the tokenizer: a text, or a list.
+        settings = parse_json(read_bounded(follow(folder / TOKENIZER_CONFIG), VOCABULARY_LIMIT))
+        templates = settings.get("chat_template")
+        if isinstance(templates, str):
+            return {DEFAULT: templates}
+        return {template["name"]: template["template"] for template in templates or ()}
 
     def notices(self, source: Source, tokenizer: Tokenizer) -> list[str]:
         """What differs from the source, or may be wrong in it."""
-        notices = []
         if tokenizer.kind == "ids":
             names = [name for name in UNREAD if (source.path / name).exists()]
-            notices = [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in names]
+            return [f"{name} is no vocabulary that xlcli reads: texts are token ids" for name in names]
         if tokenizer.kind != "tokenizers":
-            return notices
+            return []
+        notices = []
         start_id = tokenizer.start_id
         text = tokenizer.texts[start_id].decode(errors="replace")
-        if text:
+        if text:  # a token of control has none
             notices.append(f"texts begin with token {start_id}, the word {text!r}: bos_token_id may be wrong")
         added = [token for token in json.loads(tokenizer.data)["added_tokens"] if not token["special"]]
-        names = [token["content"] for token in added if token.get("lstrip") or token.get("rstrip")]
-        if names:
-            shown = ", ".join(names[:8])
+        stripping = [token["content"] for token in added if token.get("lstrip") or token.get("rstrip")]
+        if stripping:
+            shown = ", ".join(stripping[:8])
             notices.append(f"blanks beside {shown} stay separate tokens here, but the source strips them")
         return notices
 
@@ -164,15 +177,16 @@ class Format(ABC):
     def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
         """The tensors of this format, of weights by their names in xlcli; `ConfigError` if one has no place in it."""
         tensors: dict[str, Tensor] = {}
-        for name, tensor in weights.items():
-            foreign, start, n = self.place(name, model)
-            if n:
-                whole = tensors.setdefault(foreign, tensor.new_empty(n, *tensor.shape[1:]))
-                whole[start : start + len(tensor)] = tensor
+        for name, weight in weights.items():
+            foreign, start, n_rows = self.place(name, model)
+            if n_rows:
+                if foreign not in tensors:
+                    tensors[foreign] = weight.new_empty(n_rows, *weight.shape[1:])
+                tensors[foreign][start : start + len(weight)] = weight
             elif foreign in HEAD_BIAS:
-                if bool(tensor.any()):
+                if bool(weight.any()):
                     raise ConfigError(f"the head has a bias, which {self.name} lacks.", "Train with model.bias=false.")
-            elif not tensors.setdefault(foreign, tensor).equal(tensor):
+            elif not tensors.setdefault(foreign, weight).equal(weight):  # it has one place for several weights
                 problem = f"{name} differs from the projection of another cluster, but {foreign} is one for all"
                 raise ConfigError(f"the model cannot be exported: {problem}.", "Train with model.embedding.div_val=2.")
         return tensors

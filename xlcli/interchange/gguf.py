@@ -18,7 +18,7 @@ from xlcli.config import ModelConfig, Tree
 from xlcli.config.position import RopePositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, parse_json
-from xlcli.files.tensors import TensorInfo
+from xlcli.files.tensors import TensorInfo, with_prefix
 from xlcli.interchange.format import OWN, PARTS, Format
 from xlcli.interchange.gguf_file import MAGIC, read_file, shortest, write_file
 from xlcli.interchange.gguf_vocabulary import read_vocabulary, unused_id, write_vocabulary
@@ -182,17 +182,18 @@ class GGUF(Format):
             raise CheckpointError(f"{path} has no tensor '{self.table}'.", "Download it again.")
         config = {"model_type": name, **_config(name, metadata, stored), _METADATA: metadata}
         config |= {START: metadata.get(_START), END: [metadata[key] for key in _ENDS if key in metadata]}
-        with suppress(ValueError):  # as `write` has left it
+        with suppress(ValueError):  # other programs write no such entry
             config[OWN] = parse_json(str(metadata.get(_OWN_CONFIG)).encode())
-        names = {START: _START, END: _ENDS[0]}
-        for keys in (ARCHITECTURES[name].keys, _COMPUTED):
-            names |= {setting: f"{name}.{key}" for key, setting in keys.items()}
-        return Source(path, config, dict(_divided(stored)), names)
+        names_in_file = {START: _START, END: _ENDS[0]}
+        for settings in (ARCHITECTURES[name].keys, _COMPUTED):
+            names_in_file |= {setting: f"{name}.{key}" for key, setting in settings.items()}
+        return Source(path, config, dict(_divided(stored)), names_in_file)
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         config: dict[str, Any] = {"tie_word_embeddings": self.is_tied(source, tied=True)}
-        if _FREQUENCIES in source.stored:
-            factor, length = source.take(_FREQUENCIES).max().item(), source.config[_METADATA].get(_LENGTH, 8192)
+        if _FREQUENCIES in source.stored:  # divisors of frequencies, of which the largest is the factor
+            factor = source.take(_FREQUENCIES).max().item()
+            length = source.config[_METADATA].get(_LENGTH, 8192)
             config["rope_scaling"] = {"rope_type": "llama3", "factor": factor} | _LLAMA3 | {_ORIGINAL: length}
         config |= source.config
         config.pop(OWN, None)
@@ -260,31 +261,31 @@ class GGUF(Format):
         if config["torch_dtype"] == "float64":
             raise ConfigError("the format gguf cannot hold float64.", "Copy the model with --weights float32 first.")
         # The architecture has its settings under its name.
-        name, scaling = config["model_type"], config["rope_scaling"] or {}
-        keys = {key: config[setting] for key, setting in _LLAMA.items() if config.get(setting) is not None}
-        keys |= {"vocab_size": config["vocab_size"], **dict.fromkeys(_WIDTHS, config["head_dim"])}
+        name = config["model_type"]
+        scaling = config["rope_scaling"] or {}
+        values = {key: config[setting] for key, setting in _LLAMA.items() if config.get(setting) is not None}
+        values |= {"vocab_size": config["vocab_size"], **dict.fromkeys(_WIDTHS, config["head_dim"])}
         if scaling.get("rope_type") == "linear":
-            keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling["factor"]}
+            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling["factor"]}
         elif scaling:
-            keys["rope.scaling.original_context_length"] = scaling[_ORIGINAL]
+            values["rope.scaling.original_context_length"] = scaling[_ORIGINAL]
         metadata = {"general.architecture": name, "general.name": target.stem, _OWN_CONFIG: json.dumps(config[OWN])}
-        metadata |= {f"{name}.{key}": value for key, value in keys.items()} | write_vocabulary(tokenizer)
+        metadata |= {f"{name}.{key}": value for key, value in values.items()} | write_vocabulary(tokenizer)
         for template, text in templates.items():
             metadata[_TEMPLATE if template == DEFAULT else f"{_TEMPLATE}.{template}"] = text
-        # llama.cpp needs a token at which it ends a text.
-        end_ids, notices = config[END], []
+        # llama.cpp needs a token at which it ends a text, and reads at most as many as there are keys.
+        end_ids = config[END]
+        notices = []
         if not end_ids:
-            end_ids = [unused_id(tokenizer)]
-            if tokenizer.texts[end_ids[0]]:
-                shown = ascii(tokenizer.texts[end_ids[0]])
-            else:
-                shown = "no text"
+            end_id = unused_id(tokenizer)
+            end_ids = [end_id]
+            shown = ascii(tokenizer.texts[end_id]) if tokenizer.texts[end_id] else "no text"
             problem = "the model names no token that ends a text, but llama.cpp needs one"
-            notices.append(f"{problem}: the file names {end_ids[0]} ({shown})")
+            notices.append(f"{problem}: the file names {end_id} ({shown})")
         metadata |= dict(zip(_ENDS, end_ids, strict=False))
-        left = end_ids[len(_ENDS) :]
-        if left:
-            notices.append(f"llama.cpp will not end at the tokens {left}: the file names the first {len(_ENDS)}")
+        unnamed_ids = end_ids[len(_ENDS) :]
+        if unnamed_ids:
+            notices.append(f"llama.cpp will not end at the tokens {unnamed_ids}: the file names the first {len(_ENDS)}")
         write_file(target, metadata, weights)
         return notices
 
@@ -294,36 +295,44 @@ def _architecture(source: Source) -> Architecture:
 
 
 def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> Mapping[str, Any]:
-    """The settings of a file by their names in Hugging Face; what is not known keeps its name, and is refused."""
+    """The settings of a file of the architecture `name` by their names in Hugging Face.
+
+    What is not known keeps its name, and is refused later, as is a value of a wrong type.
+    """
     architecture = ARCHITECTURES[name]
-    values = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    values = with_prefix(f"{name}.", metadata)
     tree: dict[str, Any] = {setting: tensor in stored for setting, tensor in architecture.biases.items()}
-    kind, factor = values.pop("rope.scaling.type", "linear"), values.pop("rope.scaling.factor", None)
-    if kind != "none" and (factor or kind != "linear"):
+    kind = values.pop("rope.scaling.type", "linear")
+    factor = values.pop("rope.scaling.factor", None)
+    is_unscaled = kind == "none" or (kind == "linear" and not factor)
+    if not is_unscaled:
         tree["rope_scaling"] = {"rope_type": kind, "factor": factor}
-    n_heads, width = values.get("attention.head_count"), None
-    with suppress(LookupError, TypeError, ArithmeticError):  # refused later
-        width = values["embedding_length"] // n_heads
+    n_heads = values.get("attention.head_count")
+    head_width = None
+    with suppress(LookupError, TypeError, ArithmeticError):
+        head_width = values["embedding_length"] // n_heads
     # A key that says what others imply is left out; another value of it may be refused.
     vocab_size = stored[GGUF.table].info.shape[0]
     implied = {"vocab_size": vocab_size, "attention.head_count_kv": n_heads}
-    implied |= dict.fromkeys(_WIDTHS, values.get("attention.key_length", width))
+    implied |= dict.fromkeys(_WIDTHS, values.get("attention.key_length", head_width))
     for key, value in values.items():
         if key not in _UNUSED and implied.get(key) != value:
             tree[architecture.keys.get(key, f"{name}.{key}")] = value
-    return architecture.adapt(tree | {"vocab_size": vocab_size}, width)
+    return architecture.adapt(tree | {"vocab_size": vocab_size}, head_width)
 
 
 def _divided(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors, of which one of queries, keys and values is three."""
+    """The tensors by name, of which one of queries, keys and values in turn is three with a third of the rows each."""
     for name, tensor in stored.items():
-        n, *rest = tensor.info.shape
-        if _FUSED not in name or n % len(PARTS) or name.replace(_FUSED, ".attn_q.") in stored:
+        n_rows, *row_shape = tensor.info.shape
+        is_fused = _FUSED in name and n_rows % len(PARTS) == 0
+        if not is_fused or name.replace(_FUSED, ".attn_q.") in stored:
             yield name, tensor
             continue
+        info = TensorInfo(tensor.info.dtype, (n_rows // len(PARTS), *row_shape))
         for i, part in enumerate((".attn_q.", ".attn_k.", ".attn_v.")):
-            info = TensorInfo(tensor.info.dtype, (n // len(PARTS), *rest))
-            yield name.replace(_FUSED, part), replace(tensor, info=info, offset=i * math.prod(info.shape))
+            first_number = i * math.prod(info.shape)
+            yield name.replace(_FUSED, part), replace(tensor, info=info, offset=first_number)
 
 
 def _reordered(name: str, tensor: Tensor, model: ModelConfig, order: str) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import open_regular, version, write_atomic
-from xlcli.files.tensors import TYPES, TensorInfo
+from xlcli.files.tensors import TensorInfo, type_name
 from xlcli.interchange.pickles import StoredTensor
 
 MAGIC = b"GGUF"
@@ -53,17 +53,19 @@ class QuantizedTensor(StoredTensor):
     """A tensor in blocks of numbers that share scales. Its storage counts numbers and begins with the first block."""
 
     def read(self) -> Tensor:
-        gguf, storage = package(), self.storage
-        kind = gguf.GGMLQuantizationType[storage.dtype]
-        n_block, size = gguf.GGML_QUANT_SIZES[kind]
-        whole, at = torch.empty(self.info.shape), self.offset // n_block * size
-        # A portion of the tensor at a time is in blocks.
-        for rows in torch.split(whole.view(-1, whole.shape[-1]), max(1, _PORTION // whole.shape[-1])):
-            data = storage.read(at, rows.numel() // n_block * size)
+        gguf = package()
+        kind = gguf.GGMLQuantizationType[self.storage.dtype]
+        block_numbers, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        whole = torch.empty(self.info.shape)
+        row_len = whole.shape[-1]
+        start = self.offset // block_numbers * block_bytes
+        # A portion of the rows at a time is in blocks, and is written into `whole`.
+        for rows in torch.split(whole.view(-1, row_len), max(1, _PORTION // row_len)):
+            data = self.storage.read(start, rows.numel() // block_numbers * block_bytes)
             blocks = np.frombuffer(data, np.uint8).reshape(len(rows), -1)
             with np.errstate(all="ignore"):
                 rows.copy_(torch.from_numpy(gguf.dequantize(blocks, kind)))
-            at += len(data)
+            start += len(data)
         return whole
 
 
@@ -102,23 +104,24 @@ class _Header:
         return self.take(n) if inner == 0 else [*self.numbers(_NUMBERS[inner], n)]
 
     def table(self) -> dict[str, Any]:
-        """Metadata and, with the key `tensors`, shape, type and offset of each tensor by name."""
+        """Metadata and, with the key `tensors`, offset, shape and number of the type of each tensor by name."""
         (format_version,), (n_tensors, n_keys) = self.numbers("I"), self.numbers("Q", 2)
         if format_version not in (2, 3) or n_tensors > MOST_TENSORS:
             raise ValueError(f"it has the version {format_version}, and {n_tensors} tensors")
         metadata: dict[str, Any] = {}
         tensors: dict[str, Any] = {}
         for _ in range(n_keys):
-            key, kind = self.string(), self.numbers("I")[0]
+            key, (kind,) = self.string(), self.numbers("I")
             if key in metadata:
                 raise ValueError(f"the key {key[:80]!a} is there twice")
             metadata[key] = self.value(kind)
         for _ in range(n_tensors):
-            name, n_axes = self.string(), self.numbers("I")[0]
+            name, (n_axes,) = self.string(), self.numbers("I")
             if name in tensors or not 1 <= n_axes <= 4:
                 raise ValueError(f"the tensor {name[:80]!a} is there twice, or has {n_axes} axes")
-            shape = tuple(reversed(self.numbers("Q", n_axes)))
-            tensors[name] = shape, self.numbers("I")[0], self.numbers("Q")[0]
+            shape = tuple(reversed(self.numbers("Q", n_axes)))  # the first axis of a file is the last one of torch
+            (type_number,), (offset,) = self.numbers("I"), self.numbers("Q")
+            tensors[name] = offset, shape, type_number
         return metadata | {"tensors": tensors}
 
 
@@ -130,27 +133,29 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ValueError("it does not begin with GGUF")
             metadata = _Header(file, status.st_size - len(MAGIC)).table()
-            alignment, tensors, end = index(metadata.get("general.alignment", 32)), {}, 0
+            alignment = index(metadata.get("general.alignment", 32))
             if alignment < 1 or alignment % 8:
                 raise ValueError(f"its alignment is {alignment}")
-            begin = file.tell() + -file.tell() % alignment
-            places = sorted(metadata.pop("tensors").items(), key=lambda item: item[1][-1])
-            for name, (shape, number, offset) in places:
-                kind = gguf.GGMLQuantizationType(number)
-                n_block, size = gguf.GGML_QUANT_SIZES[kind]
-                n, n_bytes = math.prod(shape), math.prod(shape) // n_block * size
-                if not n or shape[-1] % n_block or offset < end or offset % alignment:
+            data_start = math.ceil(file.tell() / alignment) * alignment
+            tensors: dict[str, StoredTensor] = {}
+            end = 0  # of the tensor before
+            by_offset = sorted(metadata.pop("tensors").items(), key=lambda item: item[1][0])
+            for name, (offset, shape, type_number) in by_offset:
+                kind = gguf.GGMLQuantizationType(type_number)
+                block_numbers, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+                n_numbers = math.prod(shape)
+                if not n_numbers or shape[-1] % block_numbers or offset < end or offset % alignment:
                     raise ValueError(f"the tensor {name[:80]!a} is empty, not aligned, or overlaps another one")
-                end = offset + n_bytes
-                if begin + end > status.st_size:
+                end = offset + n_numbers // block_numbers * block_bytes
+                if data_start + end > status.st_size:
                     raise ValueError(f"the tensor {name[:80]!a} is not within it")
                 tensor_class = QuantizedTensor if kind.name in QUANTIZED else StoredTensor
-                tensors[name] = tensor_class.whole(path, version(status), TensorInfo(kind.name, shape), begin + offset)
+                info = TensorInfo(kind.name, shape)
+                tensors[name] = tensor_class.whole(path, version(status), info, data_start + offset)
         except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
-            if type(error) is ValueError:
-                reason = f"{error}"
-            else:
-                reason = f"{type(error).__name__} {error}"
+            reason = f"{type(error).__name__} {error}"
+            if type(error) is ValueError:  # of this module
+                reason = str(error)
             problem = f"{path} is damaged or no GGUF file: {reason:.200}"
             raise CheckpointError(f"{problem}.", "Download it again.") from None
     return metadata, tensors
@@ -160,13 +165,15 @@ def write_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Te
     """Writes a file with `write_atomic`, matrices in their own type, others in float32."""
     gguf = package()
     writer = gguf.GGUFWriter(None, metadata["general.architecture"])
-    add = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array", bytes: "array"}
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add |= dict.fromkeys((list, bytes), writer.add_array)
     for key, value in metadata.items():
         if key != "general.architecture":  # which it has already
-            getattr(writer, f"add_{add[type(value)]}")(key, value)
+            add[type(value)](key, value)
     for name, tensor in tensors.items():
-        data = (tensor if tensor.ndim > 1 else tensor.float()).detach().contiguous()
-        kind = gguf.GGMLQuantizationType[next(key for key, each in TYPES.items() if str(data.dtype) == f"torch.{each}")]
+        data = tensor if tensor.ndim > 1 else tensor.float()
+        data = data.detach().contiguous()
+        kind = gguf.GGMLQuantizationType[type_name(data.dtype)]
         writer.add_tensor(name, data.view(torch.uint8).numpy(), raw_dtype=kind)
 
     def save(temporary: Path) -> None:

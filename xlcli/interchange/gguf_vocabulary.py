@@ -39,24 +39,27 @@ _NO_MERGE = "none none"  # a merge that never applies, since parts are character
 
 def read_vocabulary(name: str, metadata: Mapping[str, Any], vocab_size: int, start_id: int) -> Tokenizer:
     """The tokenizer of a file, or one of token ids; `CheckpointError` if it is damaged, or xlcli lacks its kind."""
-    kind, own = metadata.get("tokenizer.ggml.model", "none"), metadata.get(f"{OWN}.tokenizer")
-    whole, vocabulary = metadata.get("tokenizer.huggingface.json"), metadata.get(f"{OWN}.vocabulary", b"")
-    if own in ("bytes", "sentencepiece") and isinstance(vocabulary, bytes):
-        return TOKENIZERS[own](vocabulary, name)
+    # What `write_vocabulary` has left counts first: a kind of xlcli with its data.
+    kind_of_xlcli = metadata.get(f"{OWN}.tokenizer")
+    data = metadata.get(f"{OWN}.vocabulary", b"")
+    if kind_of_xlcli in ("bytes", "sentencepiece") and isinstance(data, bytes):
+        return TOKENIZERS[kind_of_xlcli](data, name)
+    kind = metadata.get("tokenizer.ggml.model", "none")
     if kind in ("none", "no_vocab"):
         return foreign.IdsTokenizer(vocab_size, start_id)
-    if not isinstance(whole, str):
+    content = metadata.get("tokenizer.huggingface.json")
+    if not isinstance(content, str):
         remedy = "Download the file again, or import the model from its folder of Hugging Face."
-        whole = foreign.tokenizer_json(name, lambda: _tree(name, kind, metadata), remedy).decode()
-    return foreign.TokenizersTokenizer(whole.encode(), name, vocab_size=vocab_size, start_id=start_id)
+        content = foreign.tokenizer_json(name, lambda: _tree(name, kind, metadata), remedy).decode()
+    return foreign.TokenizersTokenizer(content.encode(), name, vocab_size=vocab_size, start_id=start_id)
 
 
 def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The `tokenizer.json` of a vocabulary, in part."""
     values = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-    pre, tokens = values.get("pre", "default"), values["tokens"]
+    tokens = values["tokens"]
     kinds = values.get("token_type", [NORMAL] * len(tokens))
-    extra = foreign.added(tokens, kinds)
+    added_tokens = foreign.added(tokens, kinds)
     if len(kinds) != len(tokens):
         raise ValueError("it has not one type for each token")
     if not all(isinstance(merge, str) for merge in values.get("merges", ())):
@@ -64,15 +67,17 @@ def _tree(name: str, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "llama":
         changes = bool(values.get("remove_extra_whitespaces") or values.get("precompiled_charsmap"))
         return foreign.of_pieces(tokens, values["scores"], kinds, is_unigram=False, changes=changes)
-    if kind != "gpt2" or pre not in PATTERNS:
-        problem = f"has a tokenizer of the kind {ascii(kind)[:80]} with the patterns {ascii(pre)[:80]}"
+    patterns = values.get("pre", "default")
+    if kind != "gpt2" or patterns not in PATTERNS:
+        problem = f"has a tokenizer of the kind {ascii(kind)[:80]} with the patterns {ascii(patterns)[:80]}"
         raise CheckpointError(f"{name} {problem}, which xlcli lacks.", CAN)
-    steps, ignores_merges = PATTERNS[pre]
-    steps = [*steps[:-1], steps[-1] | {"trim_offsets": True}]
+    steps, ignores_merges = PATTERNS[patterns]
+    *dividing, into_bytes = steps
+    steps = [*dividing, into_bytes | {"trim_offsets": True}]
     vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
     return {
         "model": {"type": "BPE", "vocab": vocab, "merges": values["merges"], "ignore_merges": ignores_merges},
-        "added_tokens": extra,
+        "added_tokens": added_tokens,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
     }
 
@@ -114,7 +119,8 @@ def write_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     """Metadata of a BPE of bytes."""
-    model, steps = content["model"], foreign.plain_steps(content["pre_tokenizer"])
+    model = content["model"]
+    steps = foreign.plain_steps(content["pre_tokenizer"])
     plain = [{key: step[key] for key in step if key != "trim_offsets"} for step in steps]
     wanted = plain, bool(model.get("ignore_merges"))
     names = [name for name, pattern in PATTERNS.items() if pattern == wanted]
@@ -124,7 +130,10 @@ def _of_merges(content: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     rows = {i: (token, NORMAL) for token, i in model["vocab"].items()}
     for token in content["added_tokens"]:
         rows[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
-    tokens, kinds = zip(*(rows.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)), strict=True)
+    # An id without a token needs a name, too.
+    all_rows = [rows.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)]
+    tokens = [token for token, _ in all_rows]
+    kinds = [kind for _, kind in all_rows]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    values = {"model": "gpt2", "pre": names[0], "tokens": [*tokens], "token_type": [*kinds]}
+    values = {"model": "gpt2", "pre": names[0], "tokens": tokens, "token_type": kinds}
     return values | {"merges": merges or [_NO_MERGE]}

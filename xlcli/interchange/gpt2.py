@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from xlcli.config import ModelConfig
-from xlcli.interchange.format import HEAD_BIAS, PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Format
+from xlcli.config.position import LearnedPositionConfig
+from xlcli.interchange.format import HEAD_BIAS, PARTS, PIECES, SENTENCEPIECE, TOKENIZER, Format, Place
 from xlcli.interchange.llama import MOST_LAYERS, N_SINKS, projections, rotary, with_memory
 from xlcli.interchange.source import Settings, Source
 
 _TANH = dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh")
 _ACTIVATIONS = {**_TANH, "gelu": "gelu", "relu": "relu"}
+N_PADDING = 2  # rows of padding before those of the positions, in the table of an OPT
 
 
 class GPT2(Format):
@@ -63,21 +65,21 @@ class GPT2(Format):
         settings.require("model_type", *self.model_types)
 
         def take(kind: Any, *names: str) -> dict[str, Any]:
-            """Those settings of a type that this family has, by their names here."""
+            """Settings of one type by their names here; without those that the family does not have."""
             values = {}
             for name in names:
                 if name in self.keys:
                     *keys, value = self.keys[name]
-                    for key in reversed(keys):
+                    for key in reversed(keys):  # the first one that is there counts, so it is taken last
                         value = settings.take(key, kind, value)
                     values[name] = value
             return values
 
         sizes = take(int, "vocab_size", "dim", "n_layers", "ffn_dim")
-        length, dim = take(int, "length")["length"], sizes["dim"]
+        length = take(int, "length")["length"]
         settings.require("n_ctx", length)
         settings.require("afn", source.config.get("activation_function", "gelu_new"))
-        ffn_dim = sizes.pop("ffn_dim", None) or 4 * dim
+        ffn_dim = sizes.pop("ffn_dim", None) or 4 * sizes["dim"]
         model = sizes | {
             "attention": {"kind": "full", "bias": "all"} | take(int, "n_heads"),
             # Texts longer than the table of positions are read in overlapping windows.
@@ -113,29 +115,27 @@ class GPTNeo(GPT2):
         **projections("attn.attention."),
     }
     keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "vocab_size": ("vocab_size", ...),
+        **GPT2.keys,
         "dim": ("hidden_size", ...),
         "length": ("max_position_embeddings", ...),
         "n_layers": ("num_layers", ...),
         "n_heads": ("num_heads", ...),
         "ffn_dim": ("intermediate_size", None),
-        "kind": ("activation_function", "gelu_new"),
-        "epsilon": ("layer_norm_epsilon", 1e-5),
         "embedding": ("embed_dropout", 0.0),
         "attention": ("attention_dropout", 0.0),
         "residual": ("resid_dropout", 0.0),
     }
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
-        n_layers, types = model["n_layers"], settings.take("attention_types", list, [[["global", "local"], 12]])
-        kinds: list[Any] = []
+        types = settings.take("attention_types", list, [[["global", "local"], 12]])
+        kinds: list[Any] = []  # of the layers; a pattern is a list of kinds and how often it is repeated
         for pattern in types:
             match pattern:
                 case [list(names), int(n)] if len(names) * n <= MOST_LAYERS >= len(kinds):
                     kinds += names * n
                 case _:
                     settings.refuse("attention_types", types)
-        if len(kinds) != n_layers or not all(kind in ("global", "local") for kind in kinds):
+        if len(kinds) != model["n_layers"] or not all(kind in ("global", "local") for kind in kinds):
             settings.refuse("attention_types", types)
         settings.require("attention_layers", kinds)
         window = settings.take("window_size", int, 256)  # of the tokens that a layer sees, its own included
@@ -290,11 +290,11 @@ class OPT(GPT2):
             return super().read(source, name, model, shape[::-1]).T
         return super().read(source, name, model, shape)
 
-    def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
-        foreign, start, n = super().place(name, model)
-        if name.startswith("position."):  # the first two rows of the table are those of padding
-            return foreign, 2, 2 + getattr(model.position, "max_len", 0)
-        return foreign, start, n
+    def place(self, name: str, model: ModelConfig) -> Place:
+        place = super().place(name, model)
+        if isinstance(model.position, LearnedPositionConfig) and name.startswith("position."):
+            return Place(place.tensor, N_PADDING, N_PADDING + model.position.max_len)
+        return place
 
 
 class Bloom(GPT2):

@@ -69,20 +69,27 @@ class Llama(Format):
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         settings = Settings(source, source.config)
-        kind = settings.take("model_type", {each: each for each in self.model_types}, "llama")
-        dim, n_layers = settings.take("hidden_size", int), settings.take("num_hidden_layers", int)
-        n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
+        kind = settings.take("model_type", {name: name for name in self.model_types}, "llama")
+        dim = settings.take("hidden_size", int)
+        n_layers = settings.take("num_hidden_layers", int)
+        n_heads = settings.take("num_attention_heads", int)
+        length = settings.take("max_position_embeddings", int)
         if not 0 < n_layers <= MOST_LAYERS:
             settings.refuse("num_hidden_layers", n_layers)
-        bias = "qkv" if kind == "qwen2" else "none"
-        if kind in ("llama", "qwen3", "olmo") and settings.take("attention_bias", bool, default=False):
+        bias = "none"
+        if kind == "qwen2":
+            bias = "qkv"
+        elif kind in ("llama", "qwen3", "olmo") and settings.take("attention_bias", bool, default=False):
             bias = "all"
         windows = _windows(kind, n_layers, settings)
-        layers = []
+        layers: list[dict[str, Any]] = []
         for window in windows:
-            reach_of_layer = {"kind": "local", "window": window - 1} if window else {"kind": "full"}
-            layers.append({**reach_of_layer, "bias": bias, "qk_norm": kind == "qwen3"})
-        attention = {
+            # xlcli counts the tokens before a token, a source also the token itself.
+            span: dict[str, Any] = {"kind": "full"} if window is None else {"kind": "local", "window": window - 1}
+            layers.append(span | {"bias": bias, "qk_norm": kind == "qwen3"})
+        is_uniform = len(set(windows)) == 1
+        attention = layers[0] if is_uniform else {"kind": "mixed", "layers": layers}
+        attention = attention | {
             "n_heads": n_heads,
             "n_kv_heads": settings.take("num_key_value_heads", int, n_heads),
             "head_dim": settings.take("head_dim", int, dim // max(n_heads, 1)),
@@ -92,8 +99,8 @@ class Llama(Format):
             settings.refuse("partial_rotary_factor", share)
         # Distances are clamped to the trained window, whose first tokens are sinks.
         position = {"kind": "rope", "layout": "half", "base": base, "scaling": scaling}
-        reach = min(length, max(window or length for window in windows)) - 1
-        if not all(windows):
+        reach = min(length, max(length if window is None else window for window in windows)) - 1
+        if None in windows:
             position |= {"clamp_len": reach, "n_sinks": N_SINKS}
         if kind == "olmo":
             settings.require("clip_qkv")
@@ -104,7 +111,7 @@ class Llama(Format):
             "vocab_size": settings.take("vocab_size", int),
             "dim": dim,
             "n_layers": n_layers,
-            "attention": attention | (layers[0] if len({*windows}) == 1 else {"kind": "mixed", "layers": layers}),
+            "attention": attention,
             "position": position,
             "norm": norm,
             "feedforward": {
@@ -124,9 +131,11 @@ class Llama(Format):
         return super().read(source, name, model, shape)
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        model, attention = config.model, config.model.attention
+        model = config.model
+        attention = model.attention
+        kind = model_kind(model)
+        bias = getattr(model.attentions[0], "bias", None)
         windows: list[int | None] = [getattr(layer, "window", None) for layer in model.attentions]
-        kind, bias = model_kind(model), getattr(model.attentions[0], "bias", None)
         slides = any(windows) and kind != "llama"
         scaling = model.position.model_dump().get("scaling", {"kind": "none"})
         rope_scaling = {theirs: scaling[ours] for ours, theirs in _SCALING[scaling["kind"]].items()}
@@ -158,8 +167,10 @@ class Llama(Format):
         if slides:
             tree["sliding_window"] = max(window for window in windows if window) + 1  # with the token itself
         if kind.startswith("qwen"):
-            tree["max_window_layers"] = next((i for i, window in enumerate(windows) if window), model.n_layers)
-            tree["layer_types"] = [LAYERS[bool(window)] for window in windows]
+            full, sliding = LAYERS
+            types = [sliding if window else full for window in windows]
+            tree["max_window_layers"] = types.index(sliding) if sliding in types else model.n_layers
+            tree["layer_types"] = types
         return tree
 
 
@@ -192,22 +203,24 @@ class Gemma3(Llama):
         softcap = settings.take("final_logit_softcapping", float, None)
         period = settings.take("sliding_window_pattern", int, settings.take("_sliding_window_pattern", int, 6))
         n_layers = settings.take("num_hidden_layers", int)
+        # The last layer of each period sees all, the others a window; rotary positions have a base for each type.
         full, sliding = LAYERS
         types = [full if i % max(period, 1) == period - 1 else sliding for i in range(min(n_layers, MOST_LAYERS))]
-        of_layers = Settings(source, settings.take("rope_parameters", dict, {}))
-        local = Settings(source, of_layers.take(sliding, dict, {}))
-        local.require("rope_type", "default")
-        local_base = local.take("rope_theta", float, settings.take("rope_local_base_freq", float, 10_000.0))
-        # Qwen3 has norms of queries and keys, too.
+        rotary_of_types = Settings(source, settings.take("rope_parameters", dict, {}))
+        rotary_of_sliding = Settings(source, rotary_of_types.take(sliding, dict, {}))
+        rotary_of_sliding.require("rope_type", "default")
+        older_base = settings.take("rope_local_base_freq", float, 10_000.0)
+        local_base = rotary_of_sliding.take("rope_theta", float, older_base)
+        # What is left is as in a Qwen3, which has norms of queries and keys, too.
         as_qwen3 = {
             **settings.left,
             "model_type": "qwen3",
             "num_hidden_layers": n_layers,
             "layer_types": config.get("layer_types", types),
-            "rope_parameters": of_layers.take(full, dict, None),
+            "rope_parameters": rotary_of_types.take(full, dict, None),
         }
-        of_layers.finish()
-        local.finish()
+        rotary_of_types.finish()
+        rotary_of_sliding.finish()
         tree = Llama().sections(replace(source, config=as_qwen3))
         model = tree["model"]
         model["position"]["local_base"] = local_base
@@ -248,21 +261,25 @@ def with_memory(reach: int, length: int) -> dict[str, Any]:
 
 
 def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
-    """Number of tokens that each layer sees, itself included; None if it sees all."""
-    if kind in ("llama", "olmo"):
-        settings.require("layer_types", [LAYERS[0]] * n_layers)
-        return [None] * n_layers
-    window = settings.take("sliding_window", int, None if "sliding_window" in settings.config else 4096)
-    first = settings.take("max_window_layers", int, 0 if kind == "mistral" else 28)
-    is_used = settings.take("use_sliding_window", bool, kind == "mistral")
+    """Number of tokens that a token sees in each layer, itself included; None if it sees all.
+
+    The types of layers are given one by one, or as the number of the first layer with a window.
+    """
     full, sliding = LAYERS
-    implied = [sliding if is_used and i >= first else full for i in range(n_layers)]
+    if kind in ("llama", "olmo"):
+        settings.require("layer_types", [full] * n_layers)
+        return [None] * n_layers
+    is_mistral = kind == "mistral"  # in the others no layer has a window unless they say so
+    window = settings.take("sliding_window", int, None if "sliding_window" in settings.config else 4096)
+    first_sliding = settings.take("max_window_layers", int, 0 if is_mistral else 28)
+    is_used = settings.take("use_sliding_window", bool, is_mistral)
+    implied = [sliding if is_used and i >= first_sliding else full for i in range(n_layers)]
     types = settings.take("layer_types", list, implied)
-    if len(types) != n_layers or not all(kind in LAYERS for kind in types):
+    if len(types) != n_layers or not all(name in LAYERS for name in types):
         settings.refuse("layer_types", types)
     if window is not None and window < 2:
         settings.refuse("sliding_window", window)
-    return [window if kind == sliding else None for kind in types]
+    return [window if name == sliding else None for name in types]
 
 
 def rotary(
@@ -270,16 +287,20 @@ def rotary(
 ) -> tuple[float, dict[str, Any], float]:
     """`base` and `scaling` of rotary positions, and the share of the features of a head that are rotated.
 
-    They are read from the keys of current and of older releases of transformers, which are given with the usual share.
+    Current releases of transformers have them in the table `rope_parameters`, older ones in a table `rope_scaling` and
+    in `base_key` and `share_key` beside it; `share` is the default. All are taken from `settings`, also those that do
+    not count, so that `settings.finish` does not refuse them.
     """
-    older = settings.take("rope_scaling", dict, {})
-    inner = Settings(settings.source, settings.take("rope_parameters", dict, older))
-    base = inner.take("rope_theta", float, settings.take(base_key, float, 10000.0))
-    share = inner.take("partial_rotary_factor", float, settings.take(share_key, float, share))
-    kinds = {"default": "none", "linear": "linear", "llama3": "llama3"}
-    kind = inner.take("rope_type", kinds, inner.take("type", str, "default"))
+    older_table = settings.take("rope_scaling", dict, {})
+    table = Settings(settings.source, settings.take("rope_parameters", dict, older_table))
+    older_base = settings.take(base_key, float, 10000.0)
+    base = table.take("rope_theta", float, older_base)
+    older_share = settings.take(share_key, float, share)
+    share = table.take("partial_rotary_factor", float, older_share)
+    older_kind = table.take("type", str, "default")
+    kind = table.take("rope_type", {"default": "none", "linear": "linear", "llama3": "llama3"}, older_kind)
     scaling = {"kind": kind}
     for ours, theirs in _SCALING[kind].items():
-        scaling[ours] = inner.take(theirs, int if ours == "original_len" else float)
-    inner.finish()
+        scaling[ours] = table.take(theirs, int if ours == "original_len" else float)
+    table.finish()
     return base, scaling, share

@@ -66,6 +66,7 @@ _STORAGES = {
     "torch.BoolStorage": "BOOL",
 }
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
+_COUNT_BYTES = 8
 _ALLOWED = (
     "PROTO FRAME STOP MARK POP POP_MARK DUP GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD BINPERSID BINPUT LONG_BINPUT "
     "MEMOIZE BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
@@ -132,10 +133,9 @@ class StoredTensor:
         dtype = self.storage.torch_dtype
         n_bytes = _extent(self.info.shape, self.strides) * dtype.itemsize
         data = self.storage.read(self.offset * dtype.itemsize, n_bytes)
-        if data:
+        flat = torch.empty(0, dtype=dtype)
+        if data:  # of nothing, torch makes no tensor
             flat = torch.frombuffer(data, dtype=dtype)
-        else:
-            flat = torch.empty(0, dtype=dtype)
         return flat.as_strided(self.info.shape, self.strides).contiguous()
 
     @classmethod
@@ -196,11 +196,13 @@ def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) ->
     version, machine, tree, keys = (reader.load() for _ in range(4))
     if version != _VERSION or machine.get("little_endian") is not True:
         raise ValueError("another version of the format, or order of bytes")
-    at = reader.data.tell()
+    # Storages follow the pickles, each after the number of its elements.
+    start = reader.data.tell()
     for key in keys:
-        file.seek(at)
-        storage, n = reader.storages[key], int.from_bytes(file.read(8), "little")  # before each is how many it has
-        at = storage.place(at + 8, n * storage.torch_dtype.itemsize, status.st_size)
+        file.seek(start)
+        n_elements = int.from_bytes(file.read(_COUNT_BYTES), "little")
+        storage = reader.storages[key]
+        start = storage.place(start + _COUNT_BYTES, n_elements * storage.torch_dtype.itemsize, status.st_size)
     if any(storage.start < 0 for storage in reader.storages.values()):
         raise ValueError("a storage is missing")
     return tree
@@ -236,7 +238,10 @@ class _Reader(pickle._Unpickler):
         return lambda *_: Record(whole)
 
     def persistent_load(self, key: Any) -> Any:
-        """The storage, or the class, that a persistent id describes."""
+        """The storage, or the class, that a persistent id describes.
+
+        Of a storage that is ("storage", type, name, device, number of elements), in old files with a view after them.
+        """
         match key:
             case ("module", kind, _, _):  # the source text of a class, which nobody reads
                 return kind
@@ -244,7 +249,7 @@ class _Reader(pickle._Unpickler):
                 kind in TYPES and len(name) <= LONGEST_KEY and view in ([], [None])
             ):
                 storage = self.storages.setdefault(name, Storage(self.path, version(self.status), kind, n))
-                if (storage.dtype, storage.n) == (kind, n):
+                if (storage.dtype, storage.n) == (kind, n):  # as where it was named first
                     return storage
         raise ValueError("a storage is not understood")
 

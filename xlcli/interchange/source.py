@@ -58,6 +58,7 @@ class Source:
 
     def __post_init__(self) -> None:
         self.unread = set(self.stored)
+        # Few numbers in a file must not become many tensors.
         storages = {tensor.storage for tensor in self.stored.values()}
         n_stored = sum(storage.n for storage in storages)
         n_described = sum(math.prod(tensor.info.shape) for tensor in self.stored.values())
@@ -105,39 +106,39 @@ def folder_of(path: Path) -> Path:
 
 
 def open_folder(path: Path) -> Source:
-    """The model in a folder of Hugging Face; `CheckpointError` if a file is missing, damaged or not of this folder."""
+    """The model in a folder of Hugging Face; `CheckpointError` if a file is missing, damaged or not of this folder.
+
+    No tensor is read yet. Tokens that begin and end a text are those of `generation_config.json`, if it has any.
+    """
     config = read_json(follow(path / CONFIG))
     if os.path.lexists(path / GENERATION):
         generation = read_json(follow(path / GENERATION))
         config |= {key: generation[key] for key in START_KEYS if generation.get(key) is not None}
     if (path / ADAPTER).exists():
         raise CheckpointError(f"{path} has an adapter, whose weights are not those of the model.", MERGE)
+    stored: dict[str, StoredTensor] = {}
+    for name in _weight_files(path):
+        stored |= _tensors(path / name)
+    unwrapped = {_WRAPPERS.sub("", name): tensor for name, tensor in stored.items()}
+    if len(unwrapped) < len(stored):  # names differ in these prefixes alone
+        unwrapped = dict(stored)
+    return Source(path, config, unwrapped)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the files with the weights of a model: one, or the shards that an index lists."""
     for name in WEIGHTS:
-        index = path / f"{name}.index.json"
-        if os.path.lexists(path / name):
-            files = [name]
-        elif os.path.lexists(index):
-            files = _shards(index)
-        else:
-            continue
-        stored: dict[str, StoredTensor] = {}
-        for file in files:
-            stored |= _tensors(path / file)
-        unwrapped = {_WRAPPERS.sub("", key): tensor for key, tensor in stored.items()}
-        return Source(path, config, unwrapped if len(unwrapped) == len(stored) else stored)
-    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
-
-
-def _shards(index: Path) -> list[str]:
-    """Names of the files that an index lists; `CheckpointError` if one is not of its folder."""
-    files_of_tensors = read_json(follow(index)).get("weight_map")
-    if isinstance(files_of_tensors, dict):
-        files = {*map(str, files_of_tensors.values())}
-    else:
-        files = set()
-    if not files or not all(Path(file).name == file and Path(file).suffix and file.isprintable() for file in files):
-        raise CheckpointError(f"{index} does not name files of its folder.", DOWNLOAD)
-    return sorted(files)
+        if os.path.lexists(folder / name):
+            return [name]
+        index = folder / f"{name}.index.json"
+        if os.path.lexists(index):
+            file_of_tensor = read_json(follow(index)).get("weight_map")
+            files = {*map(str, file_of_tensor.values())} if isinstance(file_of_tensor, dict) else set()
+            are_plain = all(Path(file).name == file and Path(file).suffix and file.isprintable() for file in files)
+            if not files or not are_plain:
+                raise CheckpointError(f"{index} does not name files of its folder.", DOWNLOAD)
+            return sorted(files)
+    raise CheckpointError(f"{folder} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
 
 
 def follow(path: Path) -> Path:
@@ -169,7 +170,10 @@ class Settings:
         self.source, self.config, self.left = source, config, dict(config)
 
     def take(self, key: str, kind: Any, default: Any = ...) -> Any:
-        """A setting of a type, or the value in a table; `default`, if there is one, where it is missing or null."""
+        """Removes a setting from `left` and returns it; `default`, if there is one, where it is missing or null.
+
+        `kind` is its type, or a table of its values: with {"silu": "swiglu"}, "silu" becomes "swiglu".
+        """
         value = self.left.pop(key, None)
         if value is None and default is not ...:
             value = default
@@ -205,8 +209,7 @@ class Settings:
                 raise CheckpointError(problem, UNQUANTIZED if key == "quantization_config" else remedy)
 
     def refuse(self, key: str, value: Any) -> NoReturn:
+        problem = f"is {ascii(value)[:80]}, which xlcli cannot import"
         if value is None:
             problem = "is missing"
-        else:
-            problem = f"is {ascii(value)[:80]}, which xlcli cannot import"
         raise CheckpointError(f"{self.source.path}: {self.source.names.get(key, key)} {problem}.", CAN)

@@ -17,7 +17,7 @@ from torch import Tensor
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import VOCABULARY_LIMIT, read_bounded
-from xlcli.interchange.format import PARTS, Format
+from xlcli.interchange.format import PARTS, Format, Place
 from xlcli.interchange.pickles import LONGEST_KEY, REMEDY, Record, StoredTensor, read_checkpoint
 from xlcli.interchange.source import Settings, Source, folder_of, follow
 from xlcli.store.layout import SavedConfig
@@ -64,18 +64,21 @@ class TransfoXL(Format):
         settings.require("sample_softmax", -1, 0)
         settings.require("ext_len", 0)
         settings.require("attn_type", 0)
-        vocab_size, dim = settings.take("vocab_size", int, 267_735), settings.take("d_model", int, 1024)
+        vocab_size = settings.take("vocab_size", int, 267_735)
+        dim = settings.take("d_model", int, 1024)
         settings.require("n_token", vocab_size)
-        tied = settings.take("tie_word_embeddings", bool, settings.take("tie_weight", bool, default=True))
+        older_tied = settings.take("tie_weight", bool, default=True)
+        tied = settings.take("tie_word_embeddings", bool, older_tied)
         embedding = _embedding(settings, vocab_size, dim, tied=self.is_tied(source, tied))
         dropout = dict.fromkeys(("embedding", "residual", "feedforward"), settings.take("dropout", float, 0.1))
         is_pre = settings.take("pre_lnorm", bool, default=False)
-        n_keys, clamp_len = settings.take("mem_len", int, 1600), settings.take("clamp_len", int, 1000)
+        n_keys = settings.take("mem_len", int, 1600)
+        clamp_len = settings.take("clamp_len", int, 1000)
         same_length = settings.take("same_length", bool, default=True)
         if same_length and n_keys < 2:
             settings.refuse("mem_len", n_keys)
         train = {
-            "mem_len": n_keys - same_length,  # with `same_length` the token's own key is one of them
+            "mem_len": n_keys - 1 if same_length else n_keys,  # with `same_length` the token's own key is one of them
             "segment_len": settings.take("tgt_len", int, SEGMENT_LEN),
             "span": "uniform" if same_length else "growing",
             "batch_size": 1,
@@ -111,33 +114,38 @@ class TransfoXL(Format):
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         is_untied = name.endswith(".projection") and not model.embedding.tied
-        if is_untied and self.place(name, model)[0] not in source.stored:  # one that is shared is stored once
+        if is_untied and self.place(name, model).tensor not in source.stored:  # one that is shared is stored once
             name = f"embedding.clusters.{_cluster(name)}.up.weight"
         return super().read(source, name, model, shape)
 
-    def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
+    def place(self, name: str, model: ModelConfig) -> Place:
         if name.startswith("stack."):
-            foreign, start, n = super().place(name, model)
-            if foreign.endswith("_bias") and getattr(model.position, "tied", False):
-                foreign = self.prefix + foreign.rpartition(".")[2]  # one for all layers
-            return foreign, start, n
-        end, cluster = name.rpartition(".")[2], _cluster(name)
+            place = super().place(name, model)
+            is_shared = place.tensor.endswith("_bias") and getattr(model.position, "tied", False)
+            if is_shared:  # one for all layers
+                _, _, last_part = place.tensor.rpartition(".")
+                return place._replace(tensor=self.prefix + last_part)
+            return place
+        # The others belong to a cluster of words: table (weight, bias) and projection, in embedding and head.
+        _, _, last_part = name.rpartition(".")
+        cluster = _cluster(name)
         if name.startswith("head.tails."):
-            return f"crit.cluster_{end}", 0, 0
-        if end == "projection":
-            return f"crit.out_projs.{cluster}", 0, 0
+            return Place(f"crit.cluster_{last_part}")
+        if last_part == "projection":
+            return Place(f"crit.out_projs.{cluster}")
         # Clusters of one width are parts of one table.
         is_one_table = bool(model.cutoffs) and model.embedding.div_val == 1
         table = 0 if is_one_table else cluster
         if name.endswith(".up.weight"):
-            return f"{self.prefix}word_emb.emb_projs.{table}", 0, 0
+            return Place(f"{self.prefix}word_emb.emb_projs.{table}")
+        tables = "crit.out_layers"
         if name.startswith("embedding."):
             tables = f"{self.prefix}word_emb.emb_layers"
-        else:
-            tables = "crit.out_layers"
+        tensor = f"{tables}.{table}.{last_part}"
         if not is_one_table:
-            return f"{tables}.{table}.{end}", 0, 0
-        return f"{tables}.{table}.{end}", (0, *model.cutoffs)[cluster], model.vocab_size
+            return Place(tensor)
+        first_word = (0, *model.cutoffs)[cluster]
+        return Place(tensor, first_word, model.vocab_size)
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         folder = folder_of(source.path)
@@ -158,7 +166,8 @@ class TransfoXL(Format):
         return WordsTokenizer(data, str(path))
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        model, embedding, train = config.model, config.model.embedding, config.train
+        model, train = config.model, config.train
+        embedding = model.embedding
         same_length = train.span == "uniform" and train.mem_len > 0
         if model.cutoffs:
             div_val = embedding.div_val
@@ -177,7 +186,7 @@ class TransfoXL(Format):
             "div_val": div_val,
             "pre_lnorm": model.norm.placement == "pre",
             "n_layer": model.n_layers,
-            "mem_len": train.mem_len + same_length,
+            "mem_len": train.mem_len + (1 if same_length else 0),
             "tgt_len": train.segment_len,
             "clamp_len": model.clamp_len or -1,
             "same_length": same_length,
@@ -206,19 +215,25 @@ class TransfoXL(Format):
 
 def _embedding(settings: Settings, vocab_size: int, dim: int, *, tied: bool) -> dict[str, Any]:
     """Section `model.embedding`: clusters of words, of which each may have a projection of its own."""
-    cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
+    cutoffs = settings.take("cutoffs", list, [20_000, 40_000, 200_000])
+    div_val = settings.take("div_val", int, 4)
     if len(cutoffs) > MOST_CUTOFFS or not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
         settings.refuse("cutoffs", cutoffs)
-    inner_dim, n = settings.take("d_embed", int, 1024), len(cutoffs) + 1
+    n_clusters = len(cutoffs) + 1
+    inner_dim = settings.take("d_embed", int, 1024)
     share = settings.take("proj_share_all_but_first", bool, default=True)
     ties = settings.take("tie_projs", list, [False] + [share] * len(cutoffs))
     embedding = {"scaled": True, "tied": tied, "cutoffs": cutoffs, "div_val": div_val if cutoffs else 1}
     if inner_dim != dim or (div_val != 1 and not cutoffs):
         embedding["inner_dim"] = inner_dim
-    if tied and (div_val > 1 or inner_dim != dim):
-        names = {tuple(pattern): name for name, pattern in reversed(_tie_projs(n).items())}
-        chosen = tuple(map(bool, [*ties, *[False] * n]))[:n]
-        embedding["tied_projections"] = names.get(chosen) or settings.refuse("tie_projs", ties)
+    has_projections = div_val > 1 or inner_dim != dim
+    if tied and has_projections:
+        is_tied = [bool(tie) for tie in ties[:n_clusters]]
+        is_tied += [False] * (n_clusters - len(is_tied))  # the list may be shorter
+        names = [name for name, pattern in _tie_projs(n_clusters).items() if pattern == is_tied]
+        if not names:
+            settings.refuse("tie_projs", ties)
+        embedding["tied_projections"] = names[0]
     return embedding
 
 
@@ -236,9 +251,9 @@ def _tie_projs(n: int) -> dict[str, list[bool]]:
 
 
 def _words(path: Path) -> bytes:
-    """The words of a pickled vocabulary, one in each line."""
+    """The words of a pickled vocabulary, or of one in a pickled corpus, one in each line."""
     tree = read_checkpoint(path)
-    for _ in range(2):  # a corpus has its vocabulary
+    for _ in range(2):  # the state of a corpus has its vocabulary, whose state has the words
         if isinstance(tree, Record):
             tree = tree.state
         if isinstance(tree, dict) and "vocab" in tree:
@@ -277,10 +292,12 @@ class Original(TransfoXL):
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors of a module and of those in it, by name. Each module has one place."""
-    todo, seen, n_parts = [("", model)], {id(model)}, 0
-    while todo:
-        prefix, module = todo.pop()
+    """The tensors of a module and of those in it, by names such as `layers.0.weight`. Each module has one place."""
+    unread = [("", model)]  # modules with the prefix of the names of what they hold
+    module_ids = {id(model)}
+    n_parts = 0
+    while unread:
+        prefix, module = unread.pop()
         parts = {**module.state["_parameters"], **module.state["_buffers"], **module.state["_modules"]}
         n_parts += len(parts)
         if n_parts > MOST_PARTS or any(len(prefix) + len(name) > LONGEST_KEY for name in parts):
@@ -289,21 +306,24 @@ def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:
             if isinstance(part, StoredTensor):
                 yield prefix + name, part
             elif part is not None:
-                if id(part) in seen:
+                if id(part) in module_ids:
                     raise ValueError("a module is part of two others")
-                seen.add(id(part))
-                todo.append((f"{prefix}{name}.", part))
+                module_ids.add(id(part))
+                unread.append((f"{prefix}{name}.", part))
 
 
 def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """The settings of a module by their names in Hugging Face. What is shared is one tensor under two names."""
-    embedding, layer = state["_modules"]["word_emb"].state, state["_modules"]["layers"].state["_modules"]["0"].state
-    attention = layer["_modules"]["dec_attn"].state
-    cutoffs, is_divided = list(embedding["cutoffs"][:-1]), embedding["div_val"] > 1
+    modules = state["_modules"]
+    embedding = modules["word_emb"].state
+    first_layer = modules["layers"].state["_modules"]["0"].state
+    attention = first_layer["_modules"]["dec_attn"].state
+    cutoffs = list(embedding["cutoffs"][:-1])  # without the size of the vocabulary
+    has_several_projections = embedding["div_val"] > 1
     tie_projs = []
     for i in range(len(cutoffs) + 1):
-        table = stored.get(f"word_emb.emb_projs.{i}" if is_divided else "word_emb.emb_projs.0")
-        tie_projs.append(stored.get(f"crit.out_projs.{i}") is table)
+        projection = stored.get(f"word_emb.emb_projs.{i if has_several_projections else 0}")
+        tie_projs.append(stored.get(f"crit.out_projs.{i}") is projection)
     same = ("attn_type", "clamp_len", "d_embed", "d_head", "d_model", "ext_len", "mem_len", "n_head", "n_layer")
     settings = {key: state[key] for key in (*same, "same_length", "sample_softmax", "tgt_len")} | {
         "vocab_size": state["n_token"],
@@ -312,7 +332,7 @@ def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict
         "pre_lnorm": attention["pre_lnorm"],
         "tie_word_embeddings": stored["crit.out_layers.0.weight"] is stored["word_emb.emb_layers.0.weight"],
         "untie_r": False,
-        "dropout": state["_modules"]["drop"].state["p"],
+        "dropout": modules["drop"].state["p"],
         "dropatt": attention["_modules"]["dropatt"].state["p"],
         "layer_norm_epsilon": attention["_modules"]["layer_norm"].state["eps"],
     }

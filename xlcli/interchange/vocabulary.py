@@ -28,7 +28,9 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
         case "tokenizers":
             return tokenizer.data
         case "bytes":
-            tree = _of_bytes()
+            step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+            vocab = {char: byte for byte, char in enumerate(BYTE_CHARACTERS)}
+            tree = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
         case "sentencepiece":
             tree = _of_pieces(tokenizer.data)
         case "words":
@@ -42,12 +44,11 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 def tokenizer_config(tokenizer_json: bytes, config: Mapping[str, Any], templates: Mapping[str, str]) -> bytes:
     """The `tokenizer_config.json` beside it, with chat templates; `config` has the ids of the tokens that it names."""
     tree: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    special = {
-        token["id"]: token["content"] for token in json.loads(tokenizer_json)["added_tokens"] if token["special"]
-    }
+    added = json.loads(tokenizer_json)["added_tokens"]
+    special_names = {token["id"]: token["content"] for token in added if token["special"]}
     for key, ids in (("bos_token", [config["bos_token_id"]]), ("eos_token", config["eos_token_id"])):
-        if ids and ids[0] in special:
-            tree[key] = special[ids[0]]
+        if ids and ids[0] in special_names:
+            tree[key] = special_names[ids[0]]
     if templates.keys() == {DEFAULT}:
         tree["chat_template"] = templates[DEFAULT]
     elif templates:
@@ -60,7 +61,8 @@ def differences(tokenizer: Tokenizer) -> list[str]:
     data = tokenizer_json(tokenizer)
     if data is None:
         return []
-    kinds, content = ["text that is not UTF-8"], json.loads(data)
+    content = json.loads(data)
+    kinds = ["text that is not UTF-8"]
     if tokenizer.kind != "bytes":
         longest = LONGEST_PART if tokenizer.kind == "tokenizers" else LONGEST
         kinds.append(f"more than {longest:,} bytes without a blank or line end")
@@ -75,19 +77,23 @@ def differences(tokenizer: Tokenizer) -> list[str]:
 
 def _differences(content: Mapping[str, Any]) -> Iterator[str]:
     """Kinds of text that a `tokenizer.json` of others reads in another way."""
-    changes = [*_dicts([content["normalizer"], content["pre_tokenizer"]])]
-    schemes = [step.get("prepend_scheme", "always") for step in changes if step["type"] == "Metaspace"]
-    if {*schemes} - {"never"} or any(step["type"] == "Prepend" or step.get("add_prefix_space") for step in changes):
+    steps = [*_dicts([content["normalizer"], content["pre_tokenizer"]])]  # which change or divide a text
+    types = {step["type"] for step in steps}
+    # A step Metaspace writes ▁ for a blank, and puts one before a text unless its scheme is `never`.
+    schemes = {step.get("prepend_scheme", "always") for step in steps if step["type"] == "Metaspace"}
+    prepends = bool(schemes - {"never"}) or "Prepend" in types
+    if prepends or any(step.get("add_prefix_space") for step in steps):
         yield "the first word, before which transformers puts a blank"
-    if any(step["type"] == "NFC" for step in changes):
+    if "NFC" in types:
         yield "text that is not in the form NFC"
-    special = [token["content"] for token in content["added_tokens"] if token.get("special")]
+    added = content["added_tokens"]
+    special = [token["content"] for token in added if token.get("special")]
     if special:
         yield f"the name of a special token, such as {special[0]}"
-    stripping = [token["content"] for token in content["added_tokens"] if token.get("lstrip") or token.get("rstrip")]
+    stripping = [token["content"] for token in added if token.get("lstrip") or token.get("rstrip")]
     if stripping:
         yield f"blanks beside a token, such as {stripping[0]}"
-    if "▁" in json.dumps(changes, ensure_ascii=False) or schemes:
+    if "▁" in json.dumps(steps, ensure_ascii=False) or schemes:
         yield "the character ▁"
 
 
@@ -107,12 +113,6 @@ def split_step(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-def _of_bytes() -> dict[str, Any]:
-    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    vocab = {char: byte for byte, char in enumerate(BYTE_CHARACTERS)}
-    return {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "pre_tokenizer": step, "decoder": step}
 
 
 def _of_pieces(data: bytes) -> dict[str, Any]:
@@ -135,6 +135,7 @@ def _of_words(data: bytes) -> dict[str, Any]:
         is_utf8 = word.decode(errors="ignore").encode() == word
         vocab[word.decode() if is_utf8 else f"{word!r} "] = i
     changes = [_replace(_WITHOUT_WORD, " <unk>"), _replace(r"\n", " <eos>\n")]
+    # Back to text: ["a", "b", "<eos>", "c"] becomes "a b\nc".
     blanks = {"type": "WordPiece", "prefix": "\n", "cleanup": False}  # before every word that begins with no line end
     texts = [blanks, _replace("^ ?<eos>$", "\n"), {"type": "Fuse"}, _replace("\n ", "\n")]
     return {

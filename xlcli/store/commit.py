@@ -220,11 +220,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def foreign_entry(folder: Path) -> str | None:
-    """Name of an entry of a folder without a run that xlcli did not write; None if there is none.
-
-    Raises:
-        CheckpointError: The folder cannot be read.
-    """
+    """Name of an entry of a folder without a run that xlcli did not write, or None; `CheckpointError` if unreadable."""
     if not folder.is_dir():
         return None
     try:

@@ -70,10 +70,7 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
 
     It is the model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models` whose training has
     finished, else the bundled one. A plain name is searched in `./models`, then as a folder, then among the bundled
-    models.
-
-    Raises:
-        CheckpointError: There is no such model. The remedy names similar ones.
+    models. `CheckpointError` if there is no such model, with a remedy that names similar ones.
     """
     local, bundled = _local(), _bundled()
     if name == "":
@@ -96,10 +93,9 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
             return folder, f"the newest in {LOCAL}/", damaged[:MAX_NAMED]
         unfinished.append(folder.name)
     if bundled:
+        why_no_other = f"{LOCAL}/ here has no model"
         if unfinished:
             why_no_other = f"{unfinished[0]} is unfinished"
-        else:
-            why_no_other = f"{LOCAL}/ here has no model"
         return bundled[0], f"bundled; {why_no_other}", damaged[:MAX_NAMED]
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
@@ -112,11 +108,7 @@ def is_state_file(path: Path) -> bool:
 
 
 def saved_model(path: Path) -> Path:
-    """Folder of the model that made a saved state.
-
-    Raises:
-        CheckpointError: There is no such model.
-    """
+    """Folder of the model that made a saved state; `CheckpointError` if it is not found."""
     metadata = read_header(path)[1]
     folder = Path(metadata.get("model.folder", ""))
     if is_model(folder):
@@ -179,8 +171,7 @@ def summarize(folder: Path) -> ModelSummary:
 def _named(wanted: str, source: str, known: Sequence[Path]) -> Path:
     """The model that the user names; `source` says where, if not in the command. `known` are models to propose.
 
-    Raises:
-        CheckpointError: There is none, with the remedy for what is there instead.
+    `CheckpointError` if there is none, with the remedy for what is there instead.
     """
     cwd = Path.cwd()
     places = [cwd / wanted]
@@ -215,10 +206,9 @@ def _no_folder(file: Path, wanted: str, source: str, known: Sequence[Path]) -> C
     with open_regular(file) as (opened, _):
         head = opened.read(4)
     kind = "a file"
+    remedy = _choices(wanted, known)
     if is_model(file.parent):
         remedy = f"Give its folder: -m {Path(wanted).parent}."
-    else:
-        remedy = _choices(wanted, known)
     for mark, foreign_kind in _FOREIGN.items():
         if head.startswith(mark):
             kind = foreign_kind

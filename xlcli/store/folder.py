@@ -112,12 +112,9 @@ class LoadedModel:
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
-        """Offsets at which the documents of a held-out text begin, ascending from 0.
+        """Offsets at which the documents of a held-out text begin, ascending from 0; `CheckpointError` for damage.
 
         None if there is no such text, or its documents were not separated.
-
-        Raises:
-            CheckpointError: A file is damaged.
         """
         text, path = self.held_out(split), self.folder / DOCUMENTS[split]
         if text is None or path.name not in self.files:
@@ -135,12 +132,7 @@ class LoadedModel:
         return starts
 
     def unrounded(self) -> LoadedModel:
-        """This model with its weights as stored; this object if they are not rounded.
-
-        Raises:
-            CheckpointError: The weights in the model folder have changed.
-            ResourceError: They do not fit the machine.
-        """
+        """This model with its weights as stored, or this object if they are not rounded; errors as of `load`."""
         if self.weight_dtype == "float32":
             return self
         device = next(self.network.parameters()).device
@@ -181,11 +173,8 @@ def save_model(
     first, so that a crash never leaves files of different models together.
 
     `network_state` is `weights(network)` or a `state_dict()`, `metadata` are further entries for the metadata of the
-    weights, and `encoding` is a key of `ENCODINGS`.
-
-    Raises:
-        CheckpointError: `network_state` lacks a tensor of the network, or has it in another shape, or the encoding
-            cannot represent it.
+    weights, and `encoding` is a key of `ENCODINGS`. `CheckpointError` if `network_state` lacks a tensor of the network,
+    or has it in another shape, or the encoding cannot represent it.
     """
     needed = empty_weights(config.model)
     for name, tensor in needed.items():
@@ -228,8 +217,8 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
 
     Raises:
         ConfigError: The model has no such setting.
-        CheckpointError: A file is missing, damaged, of another model or of another format, or a weight cannot be
-            rounded.
+        CheckpointError: A file is missing, damaged, or of another model or format, or a weight cannot be rounded.
+        ResourceError: The weights do not fit the machine.
     """
     options = options or InferenceConfig()
     for _ in range(ATTEMPTS - 1):
@@ -354,11 +343,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
 
     The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
-    is locked, so that no other process removes it meanwhile.
-
-    Raises:
-        ConfigError: `target` exists.
-        ResourceError: The disk is full or fails.
+    is locked, so that no other process removes it meanwhile. `ConfigError` if `target` exists, `ResourceError` if the
+    disk is full or fails.
     """
     require_free(target)
     temporary = temporary_path(target.parent, MODEL)

@@ -116,13 +116,10 @@ def read_config(folder: Path) -> SavedConfig:
 
 
 def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
-    """The content of `config.json`, verified.
+    """The content of `config.json`; `CheckpointError` if it is missing, damaged, invalid or of another format.
 
     Unknown keys of text and train are ignored, so that a new training option of a later release does not make its
     models unreadable; `strict` refuses them, as resuming a run requires.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, invalid or of another format.
     """
     path = folder / CONFIG
     tree = _read_tree(path)

@@ -50,15 +50,10 @@ class Holder(NamedTuple):
 
 @contextmanager
 def lock(folder: Path) -> Iterator[str]:
-    """Locks the model folder.
+    """Locks the model folder; `BusyError`, within a second, if another process holds the lock.
 
-    A missing folder is made with its parents, and removed with them at the end if nothing was written in it.
-
-    Yields:
-        A warning to show if the file system has no locks, else "".
-
-    Raises:
-        BusyError: Another process holds the lock; raised within a second.
+    A missing folder is made with its parents, and removed with them at the end if nothing was written in it. Yields a
+    warning to show if the file system has no locks, else "".
     """
     from filelock import FileLock, Timeout
 
@@ -93,11 +88,7 @@ def lock(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def lock_state(path: Path) -> Iterator[None]:
-    """Locks a state file by the file `.NAME.lock` beside it, which is removed at the end.
-
-    Raises:
-        BusyError: Another process holds the lock.
-    """
+    """Locks a state file by `.NAME.lock` beside it, which is removed at the end; `BusyError` if another process has."""
     from filelock import FileLock, Timeout
 
     name = path.with_name(f".{path.name}.lock")
@@ -200,10 +191,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def clean(folder: Path) -> None:
-    """Removes the unfinished files and folders of crashed runs from a model folder or its checkpoints.
-
-    The caller holds the lock of the model folder.
-    """
+    """Removes what crashed runs left unfinished in a model folder, whose lock the caller holds, or its checkpoints."""
     if not folder.is_dir() or folder.is_symlink():
         return
     try:
@@ -215,10 +203,7 @@ def clean(folder: Path) -> None:
 
 
 def clean_models(folder: Path) -> None:
-    """Removes models beside others that were being copied by processes that have ended.
-
-    One that cannot be removed stays.
-    """
+    """Removes models that were being copied into a folder by processes that have ended, as far as it can."""
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
             is_copy = _MODEL_NAME.fullmatch(path.name) and is_own(path)

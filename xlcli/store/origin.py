@@ -50,24 +50,20 @@ def configurations(
     """
     if folder is None:
         configs = presets.configurations(changes, preset)
-        text = changes.get("text", {})
-        is_vocabulary_open = text.get("tokenizer", "auto") == "auto" and not text.get("vocab_size")
-        is_shape_open = preset is None and not changes.get("model")
-        if or_bundled and is_shape_open and is_vocabulary_open:
-            for model in bundled_models()[:1]:
-                with suppress(CheckpointError, ConfigError):  # a damaged one, or a setting that it cannot have
-                    [configs[model.name]] = configurations(changes, None, model.folder).values()
+        if or_bundled and preset is None:
+            configs |= _of_bundled_model(changes)
         return configs
     if preset is not None:
         raise ConfigError("--preset and --init cannot be combined: a model has its own shape.", "Give one of them.")
-    header, record = read_config_file(folder), read_record(folder)
+    header = read_config_file(folder)
+    record = read_record(folder)
     saved = header.config
     tokenizer = _kind_of_tokenizer(folder, header.files)
     train = saved.train.model_dump(mode="json", exclude=set(_OF_THE_RUN))
     train["batch_size"] = min(saved.train.batch_size, BATCH_SIZE)
     # A batch has at least as many sequences as microbatches. The user's number is validated before they are compared.
-    sizes = {"batch_size": changes.get("train", {}).get("batch_size", train["batch_size"])}
-    batch_size = settings.make({"train": sizes}).train.batch_size
+    wanted_size = changes.get("train", {}).get("batch_size", train["batch_size"])
+    batch_size = settings.make({"train": {"batch_size": wanted_size}}).train.batch_size
     train["grad_accum"] = min(saved.train.grad_accum, batch_size)
     of_model = {"model": saved.model.model_dump(mode="json"), "text": {"tokenizer": tokenizer}, "train": train}
     text = dict(changes.get("text", {}))
@@ -76,6 +72,20 @@ def configurations(
     config = settings.make(of_model, {**changes, "text": text})
     _check(config, saved, tokenizer, folder.resolve().name)
     return {str(record.get("preset", "")): config}
+
+
+def _of_bundled_model(changes: Mapping[str, Any]) -> dict[str, Config]:
+    """The configuration of a run from the first bundled model, by its name; empty if `changes` rule this model out."""
+    text = changes.get("text", {})
+    is_vocabulary_open = text.get("tokenizer", "auto") == "auto" and not text.get("vocab_size")
+    is_shape_open = not changes.get("model")
+    if not is_shape_open or not is_vocabulary_open:
+        return {}
+    for model in bundled_models()[:1]:
+        with suppress(CheckpointError, ConfigError):  # a damaged one, or a setting that it cannot have
+            [config] = configurations(changes, None, model.folder).values()
+            return {model.name: config}
+    return {}
 
 
 def _kind_of_tokenizer(folder: Path, checksums: Mapping[str, str]) -> str:

@@ -179,21 +179,16 @@ def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None
 
 
 def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
-    """The content of a state file, verified, with the memory on `device`.
-
-    Raises:
-        StateError: The file is missing, damaged, of another format or of another model.
-    """
+    """The content of a state file; `StateError` if it is missing, damaged, or of another format or another model."""
     try:
         tensors, metadata = read_tensors(path, expected=None)
     except CheckpointError as error:
         raise StateError(error.message, _REMEDY) from None
     is_state = "state.memory" in metadata
     if not is_state or metadata.get("schema") != str(SCHEMA):
+        kind = "no state file"
         if is_state:
             kind = f"of format {metadata.get('schema', '?')[:9]}"
-        else:
-            kind = "no state file"
         remedy = "Move it away, and begin a new state."
         raise StateError(f"{path} is {kind}; this version reads states of format {SCHEMA}.", remedy)
     _check_model(path, metadata, model)

@@ -43,8 +43,7 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
     """Tensors to store, with the types that `stored_infos` gives.
 
-    Raises:
-        CheckpointError: A weight is NaN, infinite or too large, and its stored type differs from its present one.
+    `CheckpointError` if a weight is NaN, infinite or too large, and its stored type differs from its present one.
     """
     stored = {}
     for name, weight in tensors.items():
@@ -60,11 +59,7 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
 
 
 def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by name, floating-point tensors in float32.
-
-    Raises:
-        ValueError: An int8 tensor holds -128, or a scale is not a positive number.
-    """
+    """Weights by name, floats in float32; `ValueError` if an int8 tensor holds -128, or a scale is not positive."""
     weights = {}
     for name, tensor in stored.items():
         scale = stored.get(name + SCALE)
@@ -109,11 +104,7 @@ def weights_bytes(model: ModelConfig, encoding: str) -> int:
 
 
 def round_weights(network: nn.Module, encoding: str) -> None:
-    """Rounds the weights of a network in place to the values that they have after they are stored in this encoding.
-
-    Raises:
-        CheckpointError: The encoding cannot represent a weight.
-    """
+    """Rounds weights in place, as if stored in this encoding; `CheckpointError` if it cannot represent one."""
     with torch.no_grad():
         for name, tensor in weights(network).items():
             one = {name: tensor}
@@ -123,8 +114,7 @@ def round_weights(network: nn.Module, encoding: str) -> None:
 def read_weights(path: Path, network: nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Weights in float32 and metadata of the weights file of a network, which may be on the meta device; verified.
 
-    Raises:
-        CheckpointError: The file is missing, damaged, or of another network or encoding.
+    `CheckpointError` if the file is missing, damaged, or of another network or encoding.
     """
     stored, metadata = read_tensors(path, expected=stored_infos(weights(network), encoding))
     try:
@@ -138,9 +128,7 @@ def read_network(
 ) -> tuple[LanguageModel, dict[str, str]]:
     """The network in a model folder, in evaluation mode with float32 weights, and the metadata of its weights file.
 
-    Raises:
-        CheckpointError: The weights file is missing, damaged, or of another network or encoding.
-        ResourceError: The weights do not fit the machine.
+    Errors as of `read_weights`; `ResourceError` if the weights do not fit the machine.
     """
     network = _empty_network(model, folder)
     floats = sum(tensor.numel() for tensor in weights(network).values())

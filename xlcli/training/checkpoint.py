@@ -52,8 +52,7 @@ class Checkpoint:
 def save(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Tree, keep: int) -> Path:
     """Writes the newest of `keep` checkpoints of the run in `folder`, from finite tensors by file; returns its folder.
 
-    Raises:
-        ResourceError: The disk is full or fails; earlier checkpoints are unchanged.
+    `ResourceError` if the disk is full or fails; earlier checkpoints are then unchanged.
     """
 
     def write(into: Path) -> None:
@@ -68,11 +67,12 @@ def save(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Tree,
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Checkpoint]:
-    """A verified checkpoint, to be restored in this context.
+def restoring(path: Path) -> Iterator[Checkpoint]:
+    """Opens the checkpoint in the folder `path`, whose files `store.commit.latest` has verified.
 
-    Raises:
-        CheckpointError: It is incomplete, of another format, or does not fit the run that is restored.
+    The body of the `with` restores a run from it. Entries of `state.json` and tensors are not checked one by one: where
+    one is missing, malformed or does not fit the run, the body fails with a built-in error, which becomes a
+    `CheckpointError` here, as for a checkpoint that is incomplete or of another format.
     """
     missing = sorted(set(CHECKPOINT_FILES) - manifest(path).keys())
     if missing:

@@ -58,24 +58,25 @@ def fill_in(
     n_tokens: int = LARGEST_BUDGET,
     model: LoadedModel | None = None,
 ) -> Config:
-    """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rates and seed.
+    """The configuration with tokenizer and vocabulary of the text, and a value for each setting that is still None.
 
-    A run on a text of `n_tokens` takes a limited number of passes over it, unless a budget is given. If it starts from
-    `model`, it takes the learning rates of that model in part.
+    These are learning rates, seed and, unless a budget is given, a time and a number of passes over the text of
+    `n_tokens`. A run that starts from `model` takes the learning rates of that model in part, and fewer passes.
     """
     train = config.train
-    tokens_per_step = train.batch_size * train.segment_len
+    lr, adam_lr = RATES[train.optimizer], ADAM_RATE
     if model is not None:
         lr, adam_lr = _inherited_rates(train.optimizer, model, n_tokens)
-        most_tokens = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * tokens_per_step)
-    else:
-        lr, adam_lr = RATES[train.optimizer], ADAM_RATE
-        passes = DROPOUT_PASSES if config.model.dropout.is_used else PASSES
-        most_tokens = max(passes * n_tokens, LEAST_TOKENS, LEAST_STEPS * tokens_per_step)
-    filled_train: Tree = {"lr": train.lr or lr, "adam_lr": train.adam_lr or adam_lr}
-    if is_open(train):
+    filled_train: Tree = {}
+    if train.lr is None:
+        filled_train["lr"] = lr
+    if train.adam_lr is None:
+        filled_train["adam_lr"] = adam_lr
+    if is_open(train):  # the run ends with whichever is used up first
         filled_train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
-        filled_train["max_tokens"] = most_tokens if most_tokens < LARGEST_BUDGET else None
+        max_tokens = _default_tokens(config, n_tokens, has_new_weights=model is None)
+        if max_tokens < LARGEST_BUDGET:
+            filled_train["max_tokens"] = max_tokens
     filled = {
         "model": {"vocab_size": vocab_size},
         "text": {"tokenizer": tokenizer},
@@ -85,18 +86,30 @@ def fill_in(
     return settings.change(config, filled)
 
 
+def _default_tokens(config: Config, n_tokens: int, *, has_new_weights: bool) -> int:
+    """Budget in tokens of a run on a text of `n_tokens`: some passes over it, or more if these are very few steps."""
+    tokens_per_step = config.train.batch_size * config.train.segment_len
+    if not has_new_weights:
+        return max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * tokens_per_step)
+    passes = DROPOUT_PASSES if config.model.dropout.is_used else PASSES
+    return max(passes * n_tokens, LEAST_TOKENS, LEAST_STEPS * tokens_per_step)
+
+
 def _inherited_rates(optimizer: str, model: LoadedModel, n_tokens: int) -> tuple[float, float]:
     """Learning rates of this optimizer, and of AdamW beside Muon, for `n_tokens` of text, from those of the model."""
-    source = model.config.train
+    trained = model.config.train
+    lr, adam_lr = RATES[optimizer], ADAM_RATE
+    if optimizer == trained.optimizer and trained.lr is not None:
+        lr = trained.lr
+    if trained.adam_lr is not None:
+        adam_lr = trained.adam_lr
     factor = rate_factor(n_tokens)
-    earlier_text = text_size(model.record)
-    if origin_of(model.record) and earlier_text is not None:
-        # This model started from another one: its rates were lowered for the tokens of its own text already.
-        factor /= rate_factor(earlier_text[1])
-    lr = RATES[optimizer]
-    if optimizer == source.optimizer and source.lr is not None:
-        lr = source.lr
-    return factor * lr, factor * (source.adam_lr or ADAM_RATE)
+    size = text_size(model.record)
+    started_from_another = bool(origin_of(model.record))
+    if started_from_another and size is not None:
+        _, n_tokens_of_model = size
+        factor /= rate_factor(n_tokens_of_model)  # its rates were lowered for the tokens of its own text already
+    return factor * lr, factor * adam_lr
 
 
 def is_open(train: TrainConfig) -> bool:
@@ -110,25 +123,22 @@ def rate_factor(n_tokens: int) -> float:
 
 
 def resumed(saved: Config, changes: Tree) -> Config:
-    """The saved configuration of a run with the user's changes. A budget unlike the saved one replaces all budgets.
+    """The saved configuration of a run with the user's changes.
 
-    Raises:
-        InvalidSettingError: A changed key is not in `CHANGEABLE`, or no budget is left.
+    A budget unlike the saved one replaces all: with `max_steps` 200, a run saved with `max_steps` 100 and `max_time` 60
+    has no `max_time` any more. `InvalidSettingError` if a changed key is not in `CHANGEABLE`, or no budget is left.
     """
     wanted = settings.change(saved, changes).train
     given_budgets = [key for key in BUDGETS if key in changes.get("train", {})]
-    is_other_budget = False
-    for key in given_budgets:
-        if getattr(wanted, key) not in (None, getattr(saved.train, key)):
-            is_other_budget = True
-    if is_other_budget:
-        changes = settings.merge({"train": dict.fromkeys(BUDGETS)}, changes)
+    if any(getattr(wanted, key) not in (None, getattr(saved.train, key)) for key in given_budgets):
+        no_budgets = {"train": dict.fromkeys(BUDGETS)}
+        changes = settings.merge(no_budgets, changes)
     if changes.get("text", {}).get("tokenizer") == "auto":
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})
     config = settings.change(saved, changes)
     if is_open(config.train):
         raise InvalidSettingError(f"train.{given_budgets[0]}", "was the last budget of the run", "Give another one.")
-    sections = {"model", "text", "train", "runtime"}
+    sections = {"model", "text", "train", "runtime"}  # the others are no part of a run
     changed = settings.differences(saved.model_dump(include=sections), config.model_dump(include=sections))
     refused = [key for key in changed if key not in CHANGEABLE]
     if refused:

@@ -30,9 +30,10 @@ from xlcli.training.validation import check_finite, describe_run
 
 
 def write_held_out(place: Path, data: Prepared) -> None:
-    """Writes the held-out texts, and the places of their documents if these are separate."""
+    """Writes the held-out texts, and the offsets of their documents if these are separate; removes other such files."""
     for name, part in (("valid", data.parts.valid), ("test", data.parts.test)):
-        text, documents = place / HELD_OUT[name], place / DOCUMENTS[name]
+        text = place / HELD_OUT[name]
+        documents = place / DOCUMENTS[name]
         if part.n_bytes:
             write_atomic(text, part.read())
         else:
@@ -69,16 +70,8 @@ def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> 
     """Keeps the model of each point of `train.keep_at` that the last step reached, with the held-out texts.
 
     All ranks must call it. A point is kept before the checkpoint of its step, so none is lost, and is only written
-    again if its step was undone.
-
-    Args:
-        run: The run, which does not change.
-        data: Its texts.
-        folder: Model folder.
-        before: Tokens trained on before the step.
-
-    Raises:
-        DivergedError: The run cannot continue from the present weights.
+    again if its step was undone. `before`: tokens trained on before the step. The run does not change. `DivergedError`
+    if it cannot continue from the present weights.
     """
     step, tokens = run.counters.step, run.counters.tokens
     points = [point for point in run.config.train.keep_at if before < point <= tokens]
@@ -103,23 +96,23 @@ def missed_points(run: TrainingRun, folder: Path) -> Iterator[Notice]:
     """Says which points of `train.keep_at` the run will not keep: those after its end, and missing ones before it."""
     train = run.config.train
     tokens_per_step = train.batch_size * train.segment_len
-    end = math.inf
+    last_token = math.inf
     if train.max_steps is not None:
-        end = train.max_steps * tokens_per_step
+        last_token = train.max_steps * tokens_per_step
     if train.max_tokens is not None:
-        n_steps = -(-train.max_tokens // tokens_per_step)  # the last one may exceed the budget
-        end = min(end, n_steps * tokens_per_step)
+        n_steps = math.ceil(train.max_tokens / tokens_per_step)  # the last one may exceed the budget
+        last_token = min(last_token, n_steps * tokens_per_step)
     after_end: list[str] = []
-    before_start: list[str] = []
+    already_read: list[str] = []
     for point in train.keep_at:
         model = layout.kept_model(place_of_run(folder), point)
         if layout.is_model(model):
             continue
-        if point > end:
+        if point > last_token:
             after_end.append(model.name)
         if point <= run.counters.tokens:
-            before_start.append(model.name)
-    for names, reason in ((after_end, "the run ends before"), (before_start, "the run has already read")):
+            already_read.append(model.name)
+    for names, reason in ((after_end, "the run ends before"), (already_read, "the run has already read")):
         if names:
             yield Notice(f"{reason} {', '.join(names)} tokens, so train.keep_at keeps no model there")
 
@@ -137,20 +130,13 @@ def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
 def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
     """Continues from a verified checkpoint, with the best weights up to it in the folder; all ranks must call it.
 
-    Args:
-        run: A run just built from the same configuration, or one that goes back.
-        data: Its texts.
-        path: The checkpoint.
-
-    Returns:
-        Warnings about losses and differences that make the run deviate from the uninterrupted one.
-
-    Raises:
-        CheckpointError: The checkpoint is of another run, another text or another format.
+    `run` was just built from the same configuration, or goes back. Returns warnings about losses and differences that
+    make it deviate from the uninterrupted one. `CheckpointError` if the checkpoint is of another run, text or format.
     """
-    ranks, warnings = run.runtime.ranks, []
+    ranks = run.runtime.ranks
+    warnings: list[str] = []
     here = checkpoint.facts_of(run.config, run.runtime, data.identity)
-    with checkpoint.opened(path) as saved:
+    with checkpoint.restoring(path) as saved:
         facts = saved.facts
         # A run with another seed or text is another run.
         if facts["seed"] != here["seed"]:
@@ -165,8 +151,9 @@ def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
         if ranks.is_first:
             warnings += _restore_best(run, data, saved)
         for name, now in checkpoint.environment(run.runtime).items():
-            is_start = run.counters.step == 0 and name == "processes"  # the first rank alone writes step 0
-            if facts[name] != now and not is_start:
+            # The first rank alone writes step 0, with which all begin.
+            is_first_start = run.counters.step == 0 and name == "processes"
+            if facts[name] != now and not is_first_start:
                 change = f"{name} was {facts[name]} and is now {now}"
                 warnings.append(f"{change}: results will differ in the last bits from an uninterrupted run")
         checkpoint.restore_generators(saved)
@@ -176,43 +163,51 @@ def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
 
 
 def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[str]:
-    """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
+    """Writes the best weights up to this checkpoint into the model folder, in the encoding of the run.
 
-    Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
-    checkpoint is damaged, the model and other checkpoints may hold the same weights.
+    The model may hold later ones, of steps that are undone. Without a best step the weights in the folder stay. If the
+    copy in the checkpoint is damaged, the model and other checkpoints may hold the same weights; if none does, those
+    of the checkpoint are written, `run` counts no best step, and a warning is returned.
     """
-    folder, step, encoding = saved.path.parents[1], run.counters.best_step, run.config.train.weights
-    present = folder / WEIGHTS
+    folder = saved.path.parents[1]
+    best_step = run.counters.best_step
+    encoding = run.config.train.weights
+    model_file = folder / WEIGHTS
+    # Nothing is written if the model has these weights already.
     with suppress(CheckpointError):
-        is_best = step is None or sha256(present) == manifest(saved.path).get(BEST, (0, ""))[1]
-        if is_best and read_header(present)[1].get("encoding") == encoding:
+        is_best = best_step is None or sha256(model_file) == manifest(saved.path).get(BEST, (0, ""))[1]
+        if is_best and read_header(model_file)[1].get("encoding") == encoding:
             return []
-    copies = [present]
-    if step is not None:
+    copies = [model_file]
+    if best_step is not None:
         others = [path / BEST for path in checkpoints(folder / CHECKPOINTS) if path != saved.path]
-        copies = [saved.path / BEST, present, *others]
+        copies = [saved.path / BEST, model_file, *others]
     for path in copies:
-        with suppress(CheckpointError):
-            is_listed = path == present or BEST in manifest(path.parent)
+        with suppress(CheckpointError):  # a damaged copy: the next one may be whole
+            is_listed = path == model_file or BEST in manifest(path.parent)
             if not is_listed:
                 continue
             metadata = read_header(path)[1]
-            is_best = step is None or metadata.get("step") == str(step)
+            is_best = best_step is None or metadata.get("step") == str(best_step)
             if is_best and metadata.get("encoding") in ENCODINGS:
                 best, metadata = read_weights(path, run.model, metadata["encoding"])
                 store.save_model(folder, run.config, best, data.tokenizer, metadata, encoding=encoding)
                 return []
     run.count(best_bits=None, best_step=None)
-    if step is None and not present.exists():  # no weights have been kept yet
+    if best_step is None and not model_file.exists():  # no weights have been kept yet
         return []
-    # The present weights, or their averages, take the place of the lost ones until the next validation, which is due.
+    return [_replace_lost(run, data, saved, best_step)]
+
+
+def _replace_lost(run: TrainingRun, data: Prepared, saved: Checkpoint, best_step: int | None) -> str:
+    """Writes weights of a checkpoint, or their averages, for lost ones; makes a validation due; returns a warning."""
     run.count(validated_step=None, validation_due=True)
-    weights, of_optimizers = saved.tensors("weights"), saved.tensors("optimizer")
+    weights = saved.tensors("weights")
+    of_optimizers = saved.tensors("optimizer")
     for name in weights:
         weights[name] = of_optimizers.get(f"{name}:{AVERAGE}", weights[name])
-    _write_model(run, data, folder, weights)
-    if step is None:
-        lost = "the stored weights are"
-    else:
-        lost = f"the best weights, of step {step}, are"
-    return [f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"]
+    _write_model(run, data, saved.path.parents[1], weights)
+    lost = "the stored weights are"
+    if best_step is not None:
+        lost = f"the best weights, of step {best_step}, are"
+    return f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"

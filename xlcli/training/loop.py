@@ -44,11 +44,7 @@ class Loop:
         self.checkpoints = IntervalTrigger(run.config.train.save_every or defaults.SAVE_SECONDS)
 
     def events(self) -> Iterator[Event]:
-        """Trains.
-
-        Raises:
-            DivergedError: The run has diverged, and may not or cannot go back to its latest checkpoint.
-        """
+        """Trains; `DivergedError` if the run has diverged, and may not or cannot go back to its latest checkpoint."""
         while True:
             try:
                 yield from self._train()
@@ -124,13 +120,13 @@ class Loop:
 
         With `average_share` these are their averages. If the run is to be stopped, validation stays due.
         """
-        run, clock, before = self.run, self.clock, self.run.counters
-        ids = self.data.valid_ids
+        run, clock = self.run, self.clock
+        before = run.counters
         began = clock.now()
         bits = None
         with run.optimizers.averaged():
-            if len(ids):
-                bits = validation_bits(run, ids, clock.stop)
+            if len(self.data.valid_ids):
+                bits = validation_bits(run, self.data.valid_ids, clock.stop)
                 is_stopped = bits is None
                 if is_stopped:
                     clock.synchronize()
@@ -156,16 +152,18 @@ class Loop:
             yield Notice(OVERFITS.format(run.counters.best_step))
 
     def _log_step(self, update: Update, beginning: Counters) -> Step:
-        """Appends a step to the metrics; returns it. `beginning`: before the first step of this process, or attempt."""
-        run, counters, seconds = self.run, self.run.counters, self.clock.now()
+        """Appends a step to the metrics; returns it. `beginning`: counters when this process, or attempt, began."""
+        run, counters = self.run, self.run.counters
+        seconds = self.clock.now()
         elapsed = max(seconds - beginning.seconds, 1e-9)
-        n_steps, n_tokens = counters.step - beginning.step, counters.tokens - beginning.tokens
-        # The run ends with the budget that is spent first at the present pace, in seconds per unit of each budget.
-        pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
-        end = run.patience.end
+        n_steps = counters.step - beginning.step
+        n_tokens = counters.tokens - beginning.tokens
+        # The run ends with the budget that is spent first at the present pace.
+        seconds_per_unit = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
         seconds_left = math.inf
         for key, budget in run.budgets(seconds).items():
-            seconds_left = min(seconds_left, (end * budget.limit - budget.used) * pace[key])
+            units_left = run.patience.end * budget.limit - budget.used
+            seconds_left = min(seconds_left, units_left * seconds_per_unit[key])
         step = Step(
             step=counters.step,
             tokens=counters.tokens,
@@ -193,12 +191,11 @@ class Loop:
         """Restores the latest checkpoint, with lower learning rates and at the present place in the text.
 
         The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
-        diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
-
-        Raises:
-            DivergedError: The run is not to be rolled back, or was before.
+        diverges again and is rolled back in the same way, so that it equals an uninterrupted one. Raises `error` if the
+        run is not to be rolled back, or was before.
         """
-        run, ranks, place = self.run, self.run.runtime.ranks, place_of_run(self.folder)
+        run, ranks = self.run, self.run.runtime.ranks
+        place = place_of_run(self.folder)
         if run.config.train.on_divergence == "stop" or run.counters.rollbacks:
             raise error
         newest = None

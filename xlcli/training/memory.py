@@ -19,6 +19,7 @@ FRAGMENTATION = 1.3
 """Bytes the allocator holds per byte of live activations: 1.2 to 1.5 with glibc (`benchmarks/training_memory.py`)."""
 ACCURACY = 2
 """Largest ratio of the estimate to the peak. A run is refused if even its estimate divided by it is too much."""
+FLOAT_BYTES = 4  # of weights, gradients, moments, memory and scores, which are in float32
 LARGEST_MACHINE = 2**44  # bytes above which sizes of tensors could exceed the limits of torch
 LARGEST_SCORES = 2**25
 """Bytes of attention weights of a layer, and of logits, above which they are computed again in the backward pass."""
@@ -29,104 +30,121 @@ def require(
 ) -> None:
     """`ResourceError`, with settings that do fit, if none of the configurations can fit the machine, or any machine."""
 
-    def need(config: Config, sizes: Mapping[str, int]) -> int:
+    def least_bytes(config: Config, sizes: Mapping[str, int]) -> int:
         train = config.train.model_copy(update=sizes)
         train = train.model_copy(update={"grad_accum": min(train.grad_accum, train.batch_size)})
         return needed_bytes(config.model_copy(update={"train": train}), runtime, n_parameters) // ACCURACY
 
-    device, config = str(runtime.device), configs[0]
+    device = str(runtime.device)
     available = available_bytes(device)
     limit = LARGEST_MACHINE // ACCURACY if on_any_machine else available
-    if min(need(candidate, {}) for candidate in configs) <= limit:
+    if min(least_bytes(config, {}) for config in configs) <= limit:
         return
-    settings = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
+    config = configs[0]
+    sizes = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
     smaller = "Use a smaller model, such as --preset tiny."
-    remedy = fitting(settings, lambda sizes: ACCURACY * need(config, sizes), available, smaller)
-    require_memory("this training run", need(config, {}), remedy, device)
+    # The proposed sizes fit even if the run takes as much as the estimate.
+    remedy = fitting(sizes, lambda lowered: ACCURACY * least_bytes(config, lowered), available, smaller)
+    require_memory("this training run", least_bytes(config, {}), remedy, device)
 
 
 def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int:
     """Estimated peak in bytes, without the libraries: weights, gradients, optimizer, memory of all rows, activations.
 
     Of a run on several ranks, the peak of those that share the memory of the device; a model that is divided among them
-    counts as if each had all of it.
-
-    Args:
-        config: Settings of the run.
-        runtime: Device, number type and ranks.
-        n_parameters: Number of parameters; 0 counts the matrices of blocks only, which the text does not determine.
+    counts as if each had all of it. With 0 parameters only the matrices of blocks count, which need no text.
     """
-    model, train, ranks = config.model, config.train, runtime.ranks
-    batch_size = max(train.grad_accum, train.batch_size // ranks.size)
+    model, train = config.model, config.train
+    n_sequences = max(train.grad_accum, train.batch_size // runtime.ranks.size)  # of a rank
     mem_len = _longest_memory(config)
     n_weights = n_parameters or model.n_matrix_weights
+    # AdamW has two moments of each weight, Muon one of each in a matrix. An average counts as another moment.
     n_moments = 2 * n_weights
-    if train.optimizer == "muon":  # has one moment of a matrix, AdamW two
+    if train.optimizer == "muon":
         n_moments -= model.n_matrix_weights
     if train.average_share:
         n_moments += n_weights
-    states = 0
+    optimized_bytes = FLOAT_BYTES * (2 * n_weights + n_moments)  # weights and gradients
+    memory_bytes = n_sequences * _memory_bytes(config, mem_len)
+    rows = math.ceil(n_sequences / train.grad_accum)  # of a microbatch
+    activation_bytes = int(FRAGMENTATION * _activation_bytes(config, runtime, rows, mem_len))
+    rank_bytes = optimized_bytes + memory_bytes + activation_bytes
+    if runtime.device.type == "cpu":  # its ranks share the RAM
+        return rank_bytes * runtime.ranks.local_size
+    return rank_bytes
+
+
+def _memory_bytes(config: Config, mem_len: int) -> int:
+    """Memory of one sequence in all layers: keys and values, or what a kind has; hidden: their inputs, if less."""
+    if mem_len == 0:
+        return 0
+    model = config.model
+    n_bytes = 0
     for layer in model.attentions:
-        if not mem_len:
-            continue
-        # Keys and values of tokens, or what a kind has instead of them; `hidden` keeps their inputs if these are less.
-        size = layer.memory_bytes(mem_len, model.head_dim)
-        if train.memory == "hidden" and isinstance(layer, SoftmaxAttentionConfig):
-            size = min(size, 4 * model.dim * (layer.effective_mem_len(mem_len) or 0))
-        states += model.n_repeats * size
-    activations = _activation_bytes(config, runtime, -(-batch_size // train.grad_accum), mem_len)
-    of_rank = 4 * (2 * n_weights + n_moments) + batch_size * states + int(FRAGMENTATION * activations)
-    n_ranks = ranks.local_size if runtime.device.type == "cpu" else 1  # that share the memory of the device
-    return of_rank * n_ranks
+        layer_bytes = layer.memory_bytes(mem_len, model.head_dim)
+        if config.train.memory == "hidden" and isinstance(layer, SoftmaxAttentionConfig):
+            input_bytes = FLOAT_BYTES * model.dim * (layer.effective_mem_len(mem_len) or 0)
+            layer_bytes = min(layer_bytes, input_bytes)
+        n_bytes += layer_bytes
+    return model.n_repeats * n_bytes
 
 
 def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int) -> int:
     """Activations of a microbatch of `rows` sequences at the end of its forward pass."""
     model, train = config.model, config.train
-    n_new, tokens = train.segment_len, rows * train.segment_len
-    size = runtime.dtype.itemsize
-    of_token = 6 * model.dim
-    if model.feedforward.chunk_len is None:  # else its activations are computed again
-        of_token += 4 * model.ffn_dim
-    if model.dropout.is_used:
-        of_token += 6 * model.dim
-    dense = model.dropout.attention > 0 or "bias" in model.position.needs
-    blocks = []
-    for layer in model.attentions:
-        width = key_width = layer.n_heads * model.head_dim
-        if isinstance(layer, SoftmaxAttentionConfig):
-            key_width = layer.key_heads * model.head_dim
-        earlier = rows * (layer.effective_mem_len(mem_len) or 0)
-        block = size * (tokens * (of_token + 2 * width + 2 * key_width) + earlier * 2 * (model.dim + key_width))
-        scores = rows * _score_bytes(layer, model.head_dim, n_new, mem_len)
-        if isinstance(layer, SoftmaxAttentionConfig):
-            if dense:
-                scores *= 2
-            elif scores > LARGEST_SCORES:  # they are computed again in the backward pass
-                scores = 0
-        blocks.append(block + scores)
-    of_blocks = model.n_repeats * sum(blocks)
+    n_tokens = rows * train.segment_len
+    block_bytes = [_block_bytes(layer, config, runtime, rows, mem_len) for layer in model.attentions]
+    stack_bytes = model.n_repeats * sum(block_bytes)
     if train.recompute_activations or isinstance(model.stack, ReversibleStackConfig):
-        of_blocks = max(blocks) + 8 * tokens * model.dim * model.depth  # one at a time, and the inputs of all
-    n_logits = rows * min(n_new, model.loss_chunk or n_new) * (model.vocab_size or 0)
-    logits = 2 * min(LARGEST_SCORES, 4 * n_logits)
+        input_bytes = 8 * n_tokens * model.dim * model.depth
+        stack_bytes = max(block_bytes) + input_bytes  # one block at a time, and the inputs of all
+    embedding_bytes = 24 * n_tokens * model.dim
+    n_logits = rows * min(train.segment_len, model.loss_chunk or train.segment_len) * (model.vocab_size or 0)
+    logit_bytes = 2 * min(LARGEST_SCORES, FLOAT_BYTES * n_logits)
     if runtime.device.type == "cuda":  # logits, their logarithms and gradients, once in 16 bits
-        logits = 14 * min(MAX_LOGITS["cuda"], n_logits)
-    return of_blocks + 24 * tokens * model.dim + logits
+        logit_bytes = 14 * min(MAX_LOGITS["cuda"], n_logits)
+    return stack_bytes + embedding_bytes + logit_bytes
+
+
+def _block_bytes(layer: AttentionConfig, config: Config, runtime: Runtime, rows: int, mem_len: int) -> int:
+    """Activations of a microbatch of `rows` sequences in the block of an attention layer."""
+    model = config.model
+    # Numbers for each new token, beside queries, keys and values.
+    token_numbers = 6 * model.dim
+    if model.feedforward.chunk_len is None:  # else the activations of this branch are computed again
+        token_numbers += 4 * model.ffn_dim
+    if model.dropout.is_used:
+        token_numbers += 6 * model.dim
+    query_width = layer.n_heads * model.head_dim
+    key_width = query_width
+    score_bytes = rows * _score_bytes(layer, model.head_dim, config.train.segment_len, mem_len)
+    if isinstance(layer, SoftmaxAttentionConfig):
+        key_width = layer.key_heads * model.head_dim
+        keeps_scores = model.dropout.attention > 0 or "bias" in model.position.needs
+        if keeps_scores:  # before and after the softmax
+            score_bytes *= 2
+        elif score_bytes > LARGEST_SCORES:  # they are computed again in the backward pass
+            score_bytes = 0
+    n_new = rows * config.train.segment_len
+    n_earlier = rows * (layer.effective_mem_len(mem_len) or 0)
+    n_numbers = n_new * (token_numbers + 2 * query_width + 2 * key_width) + n_earlier * 2 * (model.dim + key_width)
+    return runtime.dtype.itemsize * n_numbers + score_bytes
 
 
 def _score_bytes(layer: AttentionConfig, head_dim: int, n_new: int, mem_len: int) -> int:
     """Attention weights of `n_new` tokens of a sequence in a layer, or what a kind has instead of them."""
     if isinstance(layer, LinearAttentionConfig):
-        return 4 * n_new * 2 * layer.n_heads * layer.n_features
+        return FLOAT_BYTES * n_new * 2 * layer.n_heads * layer.n_features  # features of queries and keys
     if isinstance(layer, LSHAttentionConfig):
+        n_tables = layer.n_heads * layer.n_hashes
         n_buckets = math.prod(layer.factors)
-        if n_new <= GATHERED_TOKENS * n_buckets:
-            return 4 * n_new * layer.n_heads * layer.n_hashes * layer.bucket_size
-        slots = layer.n_heads * layer.n_hashes * (n_new + n_buckets * layer.bucket_size // 2)  # half of a tile is empty
-        return 4 * slots * (7 * head_dim + 5 * layer.bucket_size // 2)
-    reach = (layer.effective_mem_len(n_new) or 0) + (layer.effective_mem_len(mem_len) or 0)
-    return 4 * layer.n_heads * n_new * reach
+        gathers_keys = n_new <= GATHERED_TOKENS * n_buckets  # of each token, else tokens are sorted into tiles
+        if gathers_keys:
+            return FLOAT_BYTES * n_new * n_tables * layer.bucket_size
+        n_slots = n_tables * (n_new + n_buckets * layer.bucket_size // 2)  # half of a tile is empty
+        return FLOAT_BYTES * n_slots * (7 * head_dim + 5 * layer.bucket_size // 2)
+    n_keys = (layer.effective_mem_len(n_new) or 0) + (layer.effective_mem_len(mem_len) or 0)
+    return FLOAT_BYTES * layer.n_heads * n_new * n_keys
 
 
 def _longest_memory(config: Config) -> int:
@@ -136,5 +154,6 @@ def _longest_memory(config: Config) -> int:
     if train.max_steps is not None:
         lengths.append(train.max_steps * train.segment_len)
     if train.max_tokens is not None:
-        lengths.append(-(-train.max_tokens // train.batch_size) + train.segment_len)
+        tokens_of_sequence = math.ceil(train.max_tokens / train.batch_size)
+        lengths.append(tokens_of_sequence + train.segment_len)  # the last step may exceed the budget
     return config.model.tokens_in_memory(train.mem_len, min(lengths))

@@ -47,9 +47,8 @@ def parallel(
 ) -> tuple[Callable[..., ScoreOutput], Callable[[], AbstractContextManager[Any]]]:
     """Prepares a model, which is equal on all ranks, for training on them. Optimizers are made afterwards.
 
-    Returns:
-        `LanguageModel.score` in training, and the context of the forward and backward passes of a microbatch that is
-        not the last of its step: gradients are added up, and averaged over the ranks after the last one.
+    Returns `LanguageModel.score` in training, and the context of the forward and backward passes of a microbatch that
+    is not the last of its step: gradients are added up, and averaged over the ranks after the last one.
     """
     ranks = runtime.ranks
     if ranks.size == 1:
@@ -83,10 +82,7 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
 
     If products are in bfloat16, blocks are gathered so, and their gradients are averaged in float32. Tables of token
     vectors, whose gradients are sums over all tokens of one kind, and hashed attention, whose products are in float32,
-    remain in float32.
-
-    Returns:
-        The context of `parallel`.
+    remain in float32. Returns the context of `parallel`.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -159,9 +155,7 @@ def announce_start(ranks: Ranks) -> Iterator[None]:
 def wait_for_start(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:
     """Checkpoint with which to begin, on another rank than the first; waits for it. None: there is no run.
 
-    Raises:
-        StoppedEarlyError: `stop` became true.
-        XLError: The error of the first rank.
+    Raises the error of the first rank, or `StoppedEarlyError` if `stop` became true.
     """
     ranks.barrier()
     started = ranks.published("run", stop)

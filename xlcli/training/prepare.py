@@ -87,11 +87,8 @@ def prepare_new(
 ) -> Generator[Event, None, Prepared]:
     """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
-    Without `model` it may start from the bundled one, which `load` loads.
-
-    Raises:
-        ConfigError: `configs` lacks the preset that fits text and device.
-        ResourceError: No configuration fits the machine.
+    Without `model` it may start from the bundled one, which `load` loads. `ConfigError` if `configs` lacks the preset
+    that fits text and device, `ResourceError` if no configuration fits the machine.
     """
     text = next(iter(configs.values())).text
     if text.binary and text.text_field is not None:
@@ -100,8 +97,8 @@ def prepare_new(
     n_bytes = parts.train.n_bytes
     similar = _similar_model(configs, runtime, parts)
     if similar is not None:
-        # It has a preset, too; only this configuration is left to choose.
         model = load(similar.folder)
+        # Only this configuration is left to choose, under the preset that the model itself was trained with.
         configs = {str(model.record.get("preset", "")): configs[similar.name]}
         yield Notice(f"training starts from {similar.name}, whose text is similar (--init none: from scratch)")
     if model is None and n_bytes < SHORT_TEXT:
@@ -113,13 +110,17 @@ def prepare_new(
     config.check_division(ranks.size)
     # The vocabulary is part of the model; a run with new weights learns one.
     if model is not None:
-        tokenizer, origin = model.tokenizer, _origin(model)
+        tokenizer = model.tokenizer
+        origin = _origin(model)
     else:
-        tokenizer, origin = (yield from _train_tokenizer(config.text, parts, dry_run=dry_run)), {}
+        tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
+        origin = {}
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     data = Prepared(config, runtime, preset, origin, parts, tokenizer, *ids)
     if model is not None:
-        yield from warn_of_misfit(model, data.train_ids)
+        misfit = _misfit(model, data.train_ids)
+        if misfit:
+            yield Notice(f"{misfit}; with --init none, the run learns a new vocabulary", "warning")
         data = replace(data, weights=weights(model.network))
     # Defaults of rates and budgets depend on the number of tokens, which is known now.
     config = defaults.fill_in(
@@ -134,9 +135,9 @@ def prepare_new(
 
 
 def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split) -> ModelSummary | None:
-    """The bundled model from which a run without `--init` starts, or None.
+    """The bundled model from which a run without `--init` starts, because its text resembles that of the run, or None.
 
-    `configs` has its name if preset, shape and vocabulary are open. Its text must resemble that of the run.
+    `configs` has its name, beside those of presets, if the user left preset, shape and vocabulary open.
     """
     if runtime.device.type != "cpu":
         return None
@@ -152,22 +153,23 @@ def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split
 
 
 def _choose_config(configs: Mapping[str, Config], n_bytes: int, runtime: Runtime) -> tuple[str, Config]:
-    """The preset that fits text and device, and its configuration; the only one of a run from a model or a preset.
+    """Name and configuration of the preset that fits a training text of `n_bytes` and the device.
 
-    Raises:
-        ConfigError: `configs` lacks the preset that fits text and device.
+    `configs` has one configuration, which is taken, if the user named a preset or a model. Otherwise it has those of
+    the presets with which the user's settings are legal, and maybe that of a bundled model, by the name of the model:
+    `_similar_model` has decided against this one. `ConfigError` if the settings are illegal with the preset that fits.
     """
     bundled = {model.name for model in bundled_models()}
-    choices = {preset: config for preset, config in configs.items() if preset not in bundled}
-    if len(choices) == 1:
-        [(preset, config)] = choices.items()
+    presets = {name: config for name, config in configs.items() if name not in bundled}
+    if len(presets) == 1:
+        [(preset, config)] = presets.items()
         return preset, config
     preset = defaults.choose_preset(n_bytes, runtime.device)
-    if preset not in choices:
+    if preset not in presets:
         problem = f"the settings are illegal with preset '{preset}', which fits text size and device."
-        others = " or ".join(choices)
+        others = " or ".join(presets)
         raise ConfigError(problem, f"Choose another: --preset {others}. --preset {preset} names the settings.")
-    return preset, choices[preset]
+    return preset, presets[preset]
 
 
 def prepare_resumed(
@@ -180,11 +182,7 @@ def prepare_resumed(
     dry_run: bool = False,
     ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
-    """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
-
-    Raises:
-        ConfigError: A change that a resumed run cannot have.
-    """
+    """Inputs of the run in `folder` when it is resumed, with the arguments of `workflow.resume`, and its errors."""
     record = yield from _read_record(folder)
     saved = read_config_file(folder, strict=True).config
     saved_config = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
@@ -199,8 +197,8 @@ def prepare_resumed(
         raise ConfigError(problem, "Leave --init out, or train a new model with -o NAME.")
     config.check_division(ranks.size)
     runtime, parts = yield from _read(paths, [config], ranks)
-    tokenizer, by_document = load_tokenizer(folder), config.train.reset_on_document
-    ids = yield from _tokenize(parts, tokenizer, origin, by_document=by_document, dry_run=dry_run)
+    tokenizer = load_tokenizer(folder)
+    ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     return Prepared(config, runtime, saved_preset, origin, parts, tokenizer, *ids)
 
 
@@ -223,23 +221,26 @@ def _origin(model: LoadedModel) -> Tree:
     return _pruned(origin, ANCESTORS)
 
 
-def _pruned(origin: Tree, n: int) -> Tree:
-    """A description of a model with those of at most `n` models before it, which may be damaged."""
+def _pruned(origin: Tree, n_before: int) -> Tree:
+    """A description of a model, in which those of the models before it are nested, without all but `n_before` of these.
+
+    With 1: {"model": "c", "init": {"model": "b", "init": {"model": "a"}}} -> {"model": "c", "init": {"model": "b"}}
+    """
     description = dict(origin)
     description.pop(INIT, None)
-    before = origin_of(origin)
-    if before and n:
-        description[INIT] = _pruned(before, n - 1)
+    before = origin_of(origin)  # empty if there is none, or it is damaged
+    if before and n_before:
+        description[INIT] = _pruned(before, n_before - 1)
     return description
 
 
 def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
     """`record.json`; if it is missing or damaged, the runtime settings in the newest checkpoint."""
-    problem = f"{folder / RECORD} is missing"
     try:
         record = read_record(folder)
         if record:
             return record
+        problem = f"{folder / RECORD} is missing"
     except CheckpointError as error:
         problem = error.message.rstrip(".")
     settings = checkpoint.runtime_settings(folder)
@@ -259,20 +260,23 @@ def _read(
     if runtime.dtype_name == "float16":
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
     memory.require(configs, runtime, on_any_machine=dry_run)  # before a long text is read
-    text, by_document = config.text, config.train.reset_on_document
+    text = config.text
+    by_document = config.train.reset_on_document
     held_out_files = [path for path in (text.valid, text.test) if isinstance(path, str)]  # others are shares
     ranks.require_files([*paths, *held_out_files])
     fields = () if text.text_field is None else (text.text_field,)
     input_format = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, input_format=input_format)
     parts = yield from split(corpus, text.valid, text.test, by_document=by_document)
-    corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))  # often one
+    # Notices on each corpus, of which there is one unless held-out texts are files of their own.
+    corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
     notices: list[Notice] = []
     for text_source in corpora:
         notices += text_source.notices()
     yield from dict.fromkeys(notices)  # once, if it is true of several
     for earlier, held_out in combinations(corpora, 2):
         yield from warn_of_copies(held_out, earlier)
+    # Settings that these texts do not allow.
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:
@@ -297,31 +301,31 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
     limit = SAMPLE_BYTES
     if dry_run:
         limit = DRY_RUN_BYTES
-    elif kind == "words":
+    elif kind == "words":  # which are counted in the whole text
         limit = parts.train.n_bytes
-    n_bytes = min(parts.train.n_bytes, limit)
-    abandoned = False
+    is_abandoned = False
 
-    def read() -> Iterator[bytes]:
+    def sample() -> Iterator[bytes]:
+        """The text for the thread, which ends with an error when nobody waits for the vocabulary any more."""
         for portion in parts.train.sample(limit):
-            if abandoned:
+            if is_abandoned:
                 raise StoppedEarlyError
             yield portion
 
+    n_bytes = min(parts.train.n_bytes, limit)
+    source = f"{n_bytes / 1e3:.0f} kB"
     if n_bytes >= 1e6:
         source = f"{n_bytes / 1e6:.1f} MB"
-    else:
-        source = f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
     # The pool waits at its end, because sentencepiece cannot be interrupted; without a text it ends early.
     with ThreadPoolExecutor(1, "vocabulary") as pool:
-        learned = pool.submit(TOKENIZERS[kind].train, read(), size)
+        learned = pool.submit(TOKENIZERS[kind].train, sample(), size)
         try:
             while not learned.done():
                 yield Progress(f"learning a vocabulary from {source}", int(time.monotonic() - started), None, "s")
                 wait([learned], PROGRESS_INTERVAL)
         finally:
-            abandoned = True
+            is_abandoned = True
     tokenizer = learned.result()
     is_small = text.vocab_size is not None and tokenizer.vocab_size < text.vocab_size
     if is_small and not dry_run:
@@ -342,7 +346,8 @@ def _tokenize(
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
         return sample, sample
     train_ids = yield from token_file(parts.train, tokenizer, by_document=by_document)
-    return train_ids, (yield from token_file(parts.valid, tokenizer, by_document=by_document))
+    valid_ids = yield from token_file(parts.valid, tokenizer, by_document=by_document)
+    return train_ids, valid_ids
 
 
 def _require_utf8(parts: Split, origin: Tree) -> None:
@@ -365,35 +370,30 @@ SHORTEST = 1000  # bytes of text below which their tokens say little of its like
 _SAMPLE_BYTES = 2**18
 
 
-def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
-    """Warning if the vocabulary of `model` fits these tokens of the training text badly."""
-    reason = _misfit(model, tokens)
-    if reason:
-        yield Notice(f"{reason}; with --init none, the run learns a new vocabulary", "warning")
-
-
 def _misfit(model: LoadedModel, tokens: TokenFile) -> str:
-    """Why the vocabulary of `model` fits these tokens badly, or ""."""
-    unknown = model.tokenizer.unknown_id
-    if unknown is not None:
-        share = n_unknown(tokens.ids, unknown) / len(tokens)
+    """Why the vocabulary of `model` fits these tokens badly (unknown words, or tokens of few bytes), or ""."""
+    unknown_id = model.tokenizer.unknown_id
+    if unknown_id is not None:
+        share = n_unknown(tokens.ids, unknown_id) / len(tokens)
         if share < MANY_UNKNOWN:
             return ""
         return f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>"
-    model_text = text_size(model.record)
-    if model_text is None or tokens.n_bytes < SHORTEST:
+    size = text_size(model.record)
+    if size is None or tokens.n_bytes < SHORTEST:
         return ""
-    here, in_model = tokens.n_bytes / len(tokens), model_text[0] / model_text[1]
-    if here >= MISFIT * in_model:
+    n_bytes, n_tokens = size
+    token_bytes = tokens.n_bytes / len(tokens)
+    token_bytes_of_model = n_bytes / n_tokens
+    if token_bytes >= MISFIT * token_bytes_of_model:
         return ""
-    comparison = f"{here:.1f} bytes per token, {in_model:.1f} in its own training text"
+    comparison = f"{token_bytes:.1f} bytes per token, {token_bytes_of_model:.1f} in its own training text"
     return f"the vocabulary of {model.name} fits this text badly: {comparison}"
 
 
 def resembles(model: Path, parts: Split) -> bool:
     """True if a short training text is of the language and style of the model in this folder.
 
-    A vocabulary fits such a text almost as well as the model's own.
+    The tokens of such a text have almost as many bytes as those of the text that the model was trained on.
     """
     sample = b"".join(parts.train.sample(_SAMPLE_BYTES)).strip()
     is_too_short = len(sample) < SHORTEST

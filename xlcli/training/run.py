@@ -80,16 +80,18 @@ class TrainingRun:
         line_ends: NDArray[np.bool_] | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        train, ranks, seed = config.train, runtime.ranks, config.runtime.seed or 0
+        train, ranks = config.train, runtime.ranks
+        seed = config.runtime.seed or 0
         assert train.lr is not None
         self.config, self.runtime = config, runtime
+        # The order counts: new weights are drawn from this seed, and parameters are divided among the ranks before
+        # optimizers are made for them.
         torch.manual_seed(seed)
         self.model = build_model(config.model).to(runtime.device)
         if weights is not None:
             with torch.no_grad():
                 for name, tensor in weights_of(self.model).items():
                     tensor.copy_(weights[name])
-        # Parameters are divided among the ranks before optimizers are made for them.
         self.score, self.delayed = parallel(self.model, config, runtime)
         # Ranks may have different processors, but need one number type of Muon.
         native_bfloat16 = all(ranks.gather(has_bfloat16_units(runtime.device)))
@@ -110,7 +112,7 @@ class TrainingRun:
         )
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
         self.counters = Counters(validation_due=weights is not None)
-        self.skip_to(0)
+        self.skip_to(0)  # sets `states`
 
     def count(self, **changes: object) -> None:
         self.counters = self.counters.model_copy(update=changes)
@@ -120,13 +122,10 @@ class TrainingRun:
     def train_step(self, fraction: float) -> Update:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
-        Args:
-            fraction: Share of the budget spent, for the learning-rate schedule.
-
-        Raises:
-            DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
+        The learning rate is that of the schedule after this fraction of the budget. `states` and counters change.
+        `DivergedError` if loss or gradient is not finite; weights and optimizers are then unchanged.
         """
-        train, ranks, counters = self.config.train, self.runtime.ranks, self.counters
+        train, counters = self.config.train, self.counters
         self._redraw_features()
         microbatches = self.next_batch()
         # The text counts as read even if the run diverges, so that it skips this text when it goes back.
@@ -134,40 +133,50 @@ class TrainingRun:
         nats, steps = self._add_gradients(microbatches)
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
-        if ranks.size > 1:
-            sums = ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
-            nats, steps = (sums[:2] / ranks.size).unbind()
-            norm = norm.double()
-            if self.config.runtime.shard:  # each rank has a part of the gradient, else all of it
-                norm = sums[2].sqrt()
+        if self.runtime.ranks.size > 1:
+            nats, steps, norm = self._over_ranks(nats, steps, norm)
         # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
-        if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
+        is_finite = math.isfinite(loss_now) and math.isfinite(norm_now)
+        if not is_finite:
             raise DivergedError(f"the loss or its gradient is not finite at step {counters.step + 1}.")
-        factor = lr_factor(train, fraction, counters.step) / LR_DIVISOR**counters.rollbacks
         if train.grad_clip and norm_now > train.grad_clip:
-            torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
+            scale = train.grad_clip / (norm + 1e-6)
+            torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+        factor = lr_factor(train, fraction, counters.step) / LR_DIVISOR**counters.rollbacks
         self.optimizers.step(factor, counters.step)
         self.count(step=counters.step + 1, tokens=counters.tokens + train.batch_size * train.segment_len)
         return Update(loss_now, lr=(train.lr or 0.0) * factor, grad_norm=norm_now, mean_steps=steps_now or None)
+
+    def _over_ranks(self, nats: Tensor, steps: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean loss and steps of all ranks, and norm of the whole gradient, in float64. All ranks must call it."""
+        ranks = self.runtime.ranks
+        sums = ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
+        mean_nats, mean_steps = (sums[:2] / ranks.size).unbind()
+        if self.config.runtime.shard:  # each rank has a part of the gradient, so their squares add up
+            return mean_nats, mean_steps, sums[2].sqrt()
+        return mean_nats, mean_steps, norm.double()
 
     def _gradients(self) -> list[Tensor]:
         """Gradients of the parameters, of divided ones the part of this rank."""
         return [local(p.grad) for p in self.model.parameters() if p.grad is not None]
 
     def _add_gradients(self, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
-        """Gradients of a step, and the new memory; returns the mean loss in nats and steps per token of this rank."""
+        """Replaces the gradients by those of these microbatches, and `states` by the memory after them.
+
+        Returns the mean loss in nats of the tokens of this rank, and their mean ponder steps, if they have any, else 0.
+        """
         n_tokens = len(self.loader.starts) * self.config.train.segment_len
         stack = self.config.model.stack
         self.model.train()
         torch._foreach_zero_(self._gradients())
         nats, steps = torch.zeros((2,), device=self.runtime.device)
-        for i, (x, y, documents) in enumerate(microbatches):
+        for i, (inputs, targets, documents) in enumerate(microbatches):
             is_last = i + 1 == len(microbatches)
             context = nullcontext if is_last else self.delayed  # ranks average their gradients once
             with context():
                 with self.runtime.autocast():
-                    nll, state, ponder, _ = self.score(x, y, self.states[i], documents)
+                    nll, state, ponder, _ = self.score(inputs, targets, self.states[i], documents)
                 loss = nll.sum() / n_tokens
                 nats += loss.detach()
                 if ponder is not None and isinstance(stack, UniversalStackConfig):
@@ -202,14 +211,16 @@ class TrainingRun:
     def _redraw_features(self) -> None:
         """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""
         step = self.counters.step
-        due: set[int] = set()
+        if step == 0:
+            return
+        due_layers: set[int] = set()
         for i, layer in enumerate(self.config.model.attentions):
-            interval = layer.redraw_every if isinstance(layer, RandomAttentionConfig) else 0
-            if interval and step and step % interval == 0:
-                due.add(i)
-        if due:
-            self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + step))
-            self.states = [self.model.reset_layers(state, due) for state in self.states]
+            if isinstance(layer, RandomAttentionConfig) and layer.redraw_every and step % layer.redraw_every == 0:
+                due_layers.add(i)
+        if due_layers:
+            seed = (self.config.runtime.seed or 0) + step  # so that all ranks, and a resumed run, draw the same
+            self.model.stack.redraw(due_layers, torch.Generator().manual_seed(seed))
+            self.states = [self.model.reset_layers(state, due_layers) for state in self.states]
 
     # Budget
 
@@ -271,7 +282,8 @@ class TrainingRun:
         """
         self._restore_weights(saved)
         self.optimizers.load(saved.tensors("optimizer"))
-        memory, descriptions = saved.tensors("memory"), saved.facts["states"]
+        memory = saved.tensors("memory")
+        descriptions = saved.facts["states"]  # one for each microbatch
         if len(descriptions) != len(self.states):
             problem = f"{saved.path} was taken with another train.grad_accum."
             raise CheckpointError(problem, "Resume with the same one.")
@@ -285,12 +297,13 @@ class TrainingRun:
 
     def _restore_weights(self, saved: Checkpoint) -> None:
         present = weights_of(self.model)
-        infos = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
-        weights = saved.tensors("weights", infos)
+        expected = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
+        weights = saved.tensors("weights", expected)
         with torch.no_grad():
             for name, tensor in present.items():
                 # Each rank reads the whole weight, and keeps its part.
-                local(tensor).copy_(local(divided(weights[name].to(tensor.device), tensor)))
+                whole = weights[name].to(tensor.device)
+                local(tensor).copy_(local(divided(whole, tensor)))
 
     def _on_this_rank(self, tensor: Tensor) -> Tensor:
         """Rows of this rank of a tensor that has one for each sequence of the run, on its device."""

@@ -176,13 +176,13 @@ class Patience:
         if plateau is None or self.end == 1.0:
             return spent
         # From the plateau to the end of the run, the schedule passes its last part, from 1 - `decay` to 1.
-        length = self.end - plateau
-        if length == 0.0:  # a schedule without decay
+        last_part = self.end - plateau
+        if last_part == 0.0:  # a schedule without decay
             return 1.0
-        left = 1.0 - (spent - plateau) / length
-        if left <= ROUNDING:
+        share_left = 1.0 - (spent - plateau) / last_part
+        if share_left <= ROUNDING:
             return 1.0
-        return 1.0 - self.decay * left
+        return 1.0 - self.decay * share_left
 
 
 ROUNDING = 1e-9  # share of the last part of a run that counts as nothing, so that rounding errors add no step

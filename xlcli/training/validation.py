@@ -39,26 +39,25 @@ segment, because each starts with empty memory."""
 
 
 def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
-    """Bits per byte of the first `VALIDATION_TOKENS` of the validation text, which must not be empty.
+    """Bits per byte of the first `VALIDATION_TOKENS` of the validation text; `DivergedError` if they are not finite.
 
-    An estimate: in the number type of training, and with the mean bytes per token of the whole text. None when
-    stopped. Several ranks divide the sequences, and are not stopped.
-
-    Raises:
-        DivergedError: The loss is not finite.
+    An estimate: in the number type of training, and with the mean bytes per token of the whole text, which must not be
+    empty. None when stopped. Several ranks divide the sequences, and are not stopped.
     """
     reading = EvalConfig().reading(run.config.model, run.config.train.reading)
     ranks, device = run.runtime.ranks, run.runtime.device
     ids = valid.ids[:VALIDATION_TOKENS]
+    # The text as one batch of long sequences, or documents as batches of several.
     settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
     n_sequences = MAX_SEQUENCES
     if reading.has_memory:
-        n_sequences = min(n_sequences, max(1, len(ids) // (MIN_CONTEXTS * (reading.longest + reading.segment_len))))
+        least_tokens = MIN_CONTEXTS * (reading.longest + reading.segment_len)
+        n_sequences = min(n_sequences, max(1, len(ids) // least_tokens))
     loaders: Iterable[EvalLoader] = [text_loader(ids, n_sequences, warmup_len=0, **settings)]
     if valid.documents is not None:
         documents = valid.documents[valid.documents < len(ids)]
         loaders = document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)
-    total_nats = 0.0
+    total_nats = 0.0  # of the sequences of this rank, then of all
     run.model.eval()
     with torch.inference_mode(), run.runtime.autocast():
         for loader in loaders:
@@ -81,17 +80,15 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     total_nats = ranks.sum(torch.tensor(total_nats, dtype=torch.float64)).item()
     if not math.isfinite(total_nats):
         raise DivergedError(f"the validation loss is not finite after step {run.counters.step}.")
-    # The tokens scored are a part of the text: bits per token, times the tokens per byte of all of it.
-    return total_nats / len(ids) / math.log(2) * len(valid) / valid.n_bytes
+    bits_per_token = total_nats / len(ids) / math.log(2)
+    return bits_per_token * len(valid) / valid.n_bytes  # tokens per byte of all of the text
 
 
 def check_finite(run: TrainingRun) -> None:
     """Checks, before a save, that training can continue from this state, which does not change.
 
-    Raises:
-        DivergedError: A weight, optimizer state or memory is not finite, a weight exceeds `ABSURD_WEIGHT`, or the
-            loss of the next batch without dropout exceeds `ABSURD_NATS`: weights can diverge one step before the loss
-            shows it.
+    `DivergedError` if a weight, optimizer state or memory is not finite, a weight exceeds `ABSURD_WEIGHT`, or the loss
+    of the next batch without dropout exceeds `ABSURD_NATS`: weights can diverge one step before the loss shows it.
     """
     for problem in run.runtime.ranks.gather(_problem(run)):
         if problem is not None:
@@ -111,7 +108,7 @@ def check_finite(run: TrainingRun) -> None:
 
 
 def _problem(run: TrainingRun) -> str | None:
-    """The first tensor of this rank that is not finite, or too large."""
+    """What is wrong with the first tensor of this rank that is not finite, or too large; None if all are sound."""
     memory: dict[str, torch.Tensor] = {}
     for i, state in enumerate(run.states):
         memory |= prefixed(f"{i}.", state.tensors())
@@ -121,9 +118,8 @@ def _problem(run: TrainingRun) -> str | None:
             part = local(tensor.detach())
             if not bool(part.isfinite().all()):
                 return f"the {kind} of '{name}' is not finite"
-            largest = float(part.abs().max()) if kind == "weights" and part.numel() else 0.0
-            if largest > ABSURD_WEIGHT:
-                return f"a weight of '{name}' has grown to {largest:.3g}"
+            if kind == "weights" and part.numel() and float(part.abs().max()) > ABSURD_WEIGHT:
+                return f"a weight of '{name}' has grown to {float(part.abs().max()):.3g}"
     return None
 
 

@@ -6,10 +6,9 @@ import errno
 import importlib.util
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -152,16 +151,16 @@ def write_output(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 class Sink:
-    """Takes the events of a workflow but notices and progress. It ends by `close`, or by `discard` after an error."""
+    """Takes the events of a workflow but notices and progress.
 
-    def add(self, event: Any) -> None:
-        """Takes an event."""
+    It ends by `close`, also if the workflow was stopped, or by `discard` after an error.
+    """
 
-    def close(self) -> None:
-        """Writes what is due at the end of the workflow, which may have been stopped."""
+    def add(self, event: Any) -> None: ...
 
-    def discard(self) -> None:
-        """Ends the output of a workflow that has failed."""
+    def close(self) -> None: ...
+
+    def discard(self) -> None: ...
 
 
 class Kept(Sink, Generic[E]):
@@ -178,27 +177,6 @@ class Kept(Sink, Generic[E]):
     def close(self) -> None:
         if self.events:
             self._finish(self.events)
-
-
-class FileSink(Sink):
-    """A sink whose bytes go to the file of this name, or to standard output by `write` if that is `-`.
-
-    A regular file is in its place only after `save`.
-    """
-
-    def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
-        self.name, self.is_saved = name, name == "-"
-        self._file = ExitStack()
-        self.write = write
-        if name != "-":
-            self.write = self._file.enter_context(output_file(Path(name)))
-
-    def save(self) -> None:
-        self._file.close()
-        self.is_saved = True
-
-    def discard(self) -> None:
-        self._file.__exit__(*sys.exc_info())
 
 
 def check_standard_output(name: str) -> None:

@@ -78,7 +78,7 @@ def followed(portions: Iterator[bytes | None], stop: Stop) -> Iterator[bytes | N
     yield None
 
 
-class Output:
+class OutputStream:
     """Standard output or standard error. All bytes are written, also to a descriptor that does not block.
 
     A write waits for a slow reader. After a signal it waits no longer than `GRACE_SECONDS` and discards the bytes that
@@ -87,7 +87,7 @@ class Output:
     Attributes:
         at_line_start: True if the last byte ended a line.
         discarded: Number of bytes discarded.
-        stop: Stop request that ends a wait, or None.
+        stop: Stop request that ends a wait, or None; set by the owner.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -100,10 +100,7 @@ class Output:
         except (OSError, ValueError):  # an object of Python that stands for the stream, as in tests
             self._descriptor = None
 
-    def heed(self, stop: Stop | None) -> None:
-        self.stop = stop
-
-    def shares_file(self, other: Output) -> bool:
+    def shares_file(self, other: OutputStream) -> bool:
         """True if both are the same terminal, pipe or file."""
         a, b = self._descriptor, other._descriptor
         return a is not None and b is not None and os.path.sameopenfile(a, b)

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-MAX_NAMED = 12
-"""Maximum number of names from files or folders in a message."""
+MAX_NAMED = 12  # maximum number of names from files or folders in a message
 
 
 def named(names: Sequence[str], most: int = MAX_NAMED) -> str:

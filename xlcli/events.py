@@ -45,8 +45,7 @@ class Progress(Event):
     rate: float | None = None
 
 
-PROGRESS_INTERVAL = 0.2
-"""Minimum seconds between two `Progress` events of a stage."""
+PROGRESS_INTERVAL = 0.2  # minimum seconds between two `Progress` events of a stage
 
 
 class ProgressMeter:

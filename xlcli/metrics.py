@@ -58,7 +58,6 @@ class TextCounter:
         self._inside = False
 
     def feed(self, data: bytes) -> None:
-        """Adds the next portion."""
         if not data:
             return
         self._utf8.feed(data)

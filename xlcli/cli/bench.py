@@ -23,10 +23,8 @@ from xlcli.events import Speed
 from xlcli.presets import read_preset
 from xlcli.store.layout import read_config
 
-VOCAB_SIZE = 2048
-"""Vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB."""
-COLUMN = 12
-"""Maximum width of a column of figures with the gap before it."""
+VOCAB_SIZE = 2048  # vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB
+COLUMN = 12  # maximum width of a column of figures with the gap before it
 MEANING = (
     "first token: after a prompt as long as the memory. recomputed: the same model without memory reads the window "
     "anew for each token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and "

@@ -22,7 +22,7 @@ PANELS = ("Run", "Text", "Model", "Sampling", "Memory", "Training", "Results", "
 """Headings of options in the order of the help."""
 
 
-class Page:
+class HelpPage:
     """What all help pages share: the context of usage errors, and examples at the end, one per line of the `epilog`."""
 
     epilog: str | None
@@ -66,7 +66,7 @@ class Page:
             formatter.write("".join(f"  {line}\n" for line in (self.epilog or "").splitlines()))
 
 
-class Group(Page, TyperGroup):
+class Group(HelpPage, TyperGroup):
     """Commands, whose help lists them before the options."""
 
     def summaries(self) -> dict[str, str]:

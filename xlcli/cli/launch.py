@@ -19,12 +19,9 @@ from xlcli.errors import ConfigError, RankError
 from xlcli.machine import cpu_limit
 from xlcli.ranks import STORE, environment
 
-LOST = 75
-"""Exit code of a process that has lost another one; its launcher knows which."""
-SECONDS_TO_SAVE = 600
-"""Seconds after a signal or a failure until processes that still run are killed."""
-POLL_SECONDS = 0.02
-"""Seconds between two looks at other processes."""
+LOST = 75  # exit code of a process that has lost another one; its launcher knows which
+SECONDS_TO_SAVE = 600  # seconds after a signal or a failure until processes that still run are killed
+POLL_SECONDS = 0.02  # seconds between two looks at other processes
 
 
 def is_to_launch(nproc: int) -> bool:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
 
-_PROGRAM_BYTES = 300 * 2**20
-"""RAM in bytes of the interpreter with torch imported."""
+_PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
 _FLOAT32_BYTES = 4
 """RAM in bytes of a weight: weights of all encodings are loaded as float32."""
 

@@ -65,7 +65,6 @@ def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
 
 
 def score_object(score: events.Score) -> dict[str, Any]:
-    """The JSON object of an evaluation."""
     by_context = []
     for each in score.by_context:
         by_context.append({"from": each.start, "to": each.stop, **fields(each, "start", "stop")})

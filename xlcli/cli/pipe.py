@@ -13,10 +13,8 @@ from typing import TextIO
 from xlcli.cli.signals import Stop
 from xlcli.errors import DataError
 
-PORTION = 2**16
-"""Maximum number of bytes per read."""
-LONGEST_WAIT_MS = 2**31 - 1
-"""The most that `poll` takes."""
+PORTION = 2**16  # maximum number of bytes per read
+LONGEST_WAIT_MS = 2**31 - 1  # the most that `poll` takes
 GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 

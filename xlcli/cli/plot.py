@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SMOOTHED = 50
-"""Number of means in the smoothed training curve."""
-_TOO_LARGE = 10**18
-"""Numbers of a forged curve with which Matplotlib cannot calculate."""
+_SMOOTHED = 50  # number of means in the smoothed training curve
+_TOO_LARGE = 10**18  # numbers of a forged curve with which Matplotlib cannot calculate
 
 
 def draw_by_context(path: str, scores: Sequence[Score]) -> None:

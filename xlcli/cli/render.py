@@ -25,21 +25,16 @@ from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, vis
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
 
-REFRESH_SECONDS = 0.1
-"""Minimum time between two updates of the live line."""
-PLAIN_SECONDS = 10.0
-"""Time between two plain lines; the first line comes after a tenth of it."""
-MOST_LOSSES = 4096
-"""Number of the latest losses that are drawn."""
-FAREWELL_SECONDS = 0.2
-"""Maximum wait of a process that ends at once for the output of another thread."""
+REFRESH_SECONDS = 0.1  # minimum time between two updates of the live line
+PLAIN_SECONDS = 10.0  # time between two plain lines; the first line comes after a tenth of it
+MOST_LOSSES = 4096  # number of the latest losses that are drawn
+FAREWELL_SECONDS = 0.2  # maximum wait of a process that ends at once for the output of another thread
 COLOR_BITS = 4
 COLORS = ("39", "32", "36", "35", "31", "1;31")
 """Colors of words by bits, from 0 on in steps of `COLOR_BITS`: of letters, green, cyan, magenta, red, bold red.
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
-STYLES = {"warning": "33", "detail": "2"}
-"""Style of messages by level: yellow and dim."""
+STYLES = {"warning": "33", "detail": "2"}  # style of messages by level: yellow and dim
 _UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
 """The live line: cut off at the width of the terminal, with the cursor at its beginning."""
 _ERASE = "\r\x1b[J"

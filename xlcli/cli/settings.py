@@ -129,14 +129,6 @@ def _keys(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{key}.")
 
 
-def config_text(resolved: Config, sections: Sequence[str], *, as_json: bool) -> str:
-    """The text of `--print-config`: these sections, as TOML with comments or as JSON."""
-    tree = resolved.model_dump(mode="json", include={*sections})
-    if as_json:
-        return json.dumps(tree, indent=2) + "\n"
-    return to_toml(tree, resolved).lstrip("\n")
-
-
 def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> str:
     """Tables as TOML. A key without a value becomes a comment, and so do meaning and choices of a key of a section.
 

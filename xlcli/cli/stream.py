@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
     from xlcli.text.follow import FollowedFile
 
-SAVE_SECONDS = 60.0
-"""Interval between two saves with `--state`, unless `--save-every` says otherwise."""
+SAVE_SECONDS = 60.0  # interval between two saves with `--state`, unless `--save-every` says otherwise
 app = App()
 
 Follow = Annotated[

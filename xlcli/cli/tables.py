@@ -22,8 +22,7 @@ from xlcli.errors import DataError, named
 from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder
 
-DIGITS = 4
-"""Decimals of bits in a table."""
+DIGITS = 4  # decimals of bits in a table
 PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair")
 """Columns that are no scores."""
 

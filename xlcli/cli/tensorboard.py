@@ -22,8 +22,7 @@ from xlcli.files import cannot_write
 from xlcli.store.commit import place_of_run
 from xlcli.store.layout import TENSORBOARD, numbers, read_metrics
 
-FLUSH_SECONDS = 5
-"""Maximum age of what TensorBoard does not show yet."""
+FLUSH_SECONDS = 5  # maximum age of what TensorBoard does not show yet
 TAGS = {
     "nats": "train/nats_per_token",
     "bits_per_byte": "train/bits_per_byte",

@@ -95,9 +95,10 @@ class Call(typer.Context):
         """True if this option is on the command line, and not only in the environment."""
         return name in typed_names(self)
 
-    def needs(self, name: str, wanted: str) -> ConfigError:
-        """The error for an option that was given without others, as `--emit words`."""
-        return ConfigError(f"{self.spelled(name)} needs {wanted}.", f"Add {wanted}.")
+    def require(self, name: str, wanted: str, *, is_given: bool) -> None:
+        """`ConfigError` if an option is on the command line without what it needs, as `--emit words`."""
+        if self.is_typed(name) and not is_given:
+            raise ConfigError(f"{self.spelled(name)} needs {wanted}.", f"Add {wanted}.")
 
     def conflict(self, name: str, other: str) -> ConfigError:
         """The error for two options, or settings, that exclude each other."""

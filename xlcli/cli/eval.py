@@ -57,7 +57,9 @@ def evaluate(
     settings, texts = config.eval, files or []
     paths = {TokenList: per_token, WordList: words, PageFile: html, FigureTable: csv, ContextPlot: plot}
     outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
-    check_needs(call, settings, lists=per_token is not None or words is not None, lists_words=words is not None)
+    call.require("by", "--pairs A,B", is_given=settings.pairs is not None or settings.score_field is not None)
+    call.require("columns", "--per-token FILE.jsonl", is_given=per_token is not None or words is not None)
+    call.require("split_punctuation", "--words FILE.tsv", is_given=words is not None)
     for output in outputs:
         output.check_settings(call, settings)
 
@@ -92,16 +94,6 @@ def evaluate(
         sinks = [output.sink(run) for output in outputs]
         screen.drive(score_all(folders, texts, config, run, outputs), *sinks, Kept(Score, show))
         return stop.exit_code
-
-
-def check_needs(call: Call, settings: EvalConfig, *, lists: bool, lists_words: bool) -> None:
-    """`ConfigError` for an option without another one that it needs; `lists`: tokens or words are listed."""
-    if call.is_typed("by") and settings.pairs is None and settings.score_field is None:
-        raise call.needs("by", "--pairs A,B")
-    if call.is_typed("columns") and not lists:
-        raise call.needs("columns", "--per-token FILE.jsonl")
-    if call.is_typed("split_punctuation") and not lists_words:
-        raise call.needs("split_punctuation", "--words FILE.tsv")
 
 
 def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop) -> Run:

@@ -101,8 +101,7 @@ def check_combination(
     call: Call, settings: GenerateConfig, words: list[str], prompts: str | None, *, interactive: bool, saves: bool
 ) -> None:
     """`ConfigError` for options that need or exclude others; `saves`: a state is saved."""
-    if call.is_typed("logprobs") and not call.screen.json and prompts is None:
-        raise call.needs("logprobs", "--json")
+    call.require("logprobs", "--json", is_given=call.screen.json or prompts is not None)
     state = "state" if call.params["state"] is not None else "state_out"
     if prompts is not None and words:
         raise call.conflict("prompts", "words")

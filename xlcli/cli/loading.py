@@ -139,18 +139,9 @@ def print_plan(
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
     available = available_bytes()
     if screen.json:
-        plan = {
-            "model": str(folder),
-            "does": action,
-            "parameters": parameters,
-            "mem_len": reading.mem_len,
-            "batch_size": batch_size,
-            "weights_bytes": weights_bytes,
-            "state_bytes": state_bytes,
-            "needed_bytes": needed_bytes,
-            "available_bytes": available,
-        }
-        screen.object(plan)
+        plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}
+        plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
+        screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
     else:
         texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
         memory = model.describe_memory(reading.mem_len, reading.segment_len)

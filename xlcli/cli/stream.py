@@ -66,7 +66,10 @@ def stream(
 ) -> int:
     config = call.config()
     settings = config.stream
-    check_needs(call, settings, follow=follow, saves=state is not None or state_out is not None)
+    call.require("columns", "--emit tokens --json", is_given=settings.emit == "tokens" and call.screen.json)
+    call.require("split_punctuation", "--emit words", is_given=settings.emit == "words")
+    call.require("save_every", "--state FILE", is_given=state is not None or state_out is not None)
+    call.require("from_end", "--follow", is_given=follow)
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
     name = files[0] if files else "-"
@@ -103,18 +106,6 @@ def stream(
         saves_start = follow and settings.save_every is not None
         print_scores(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)
         return stop.exit_code
-
-
-def check_needs(call: Call, settings: StreamConfig, *, follow: bool, saves: bool) -> None:
-    """`ConfigError` for an option without another one that it needs."""
-    if call.is_typed("columns") and not (settings.emit == "tokens" and call.screen.json):
-        raise call.needs("columns", "--emit tokens --json")
-    if call.is_typed("split_punctuation") and settings.emit != "words":
-        raise call.needs("split_punctuation", "--emit words")
-    if call.is_typed("save_every") and not saves:
-        raise call.needs("save_every", "--state FILE")
-    if call.is_typed("from_end") and not follow:
-        raise call.needs("from_end", "--follow")
 
 
 def print_scores(

@@ -119,14 +119,10 @@ class Call(typer.Context):
 
         `inputs` are the files and folders read; `outputs` has the file of each output option, if it was given.
         """
-        given = []
-        for name, (path, kind) in outputs.items():
-            if path is not None:
-                given.append((f"--{name.replace('_', '-')}", path, kind))
-        files_read = [Path(path) for path in inputs]
+        files_read = [*inputs]
         if self.params.get("config_file") is not None:
-            files_read.append(Path(self.params["config_file"]))
-        check_outputs(given, files_read)
+            files_read.append(self.params["config_file"])
+        check_outputs(outputs, map(Path, files_read))
 
 
 class Command(HelpPage, TyperCommand):

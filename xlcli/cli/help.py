@@ -50,7 +50,7 @@ class HelpPage:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes one section per panel, and where all settings are listed."""
-        _write_panels(self.params_of_help(ctx), formatter, default="Output")
+        _write_panels(self.get_params(ctx), formatter, default="Output")  # type: ignore[attr-defined]
         if ctx.info_name in SECTIONS:
             formatter.write_paragraph()
             formatter.write_text(
@@ -58,12 +58,10 @@ class HelpPage:
                 "option with --set, in a --config file, or by a variable such as XLCLI_DTYPE."
             )
 
-    def params_of_help(self, ctx: Any) -> list[Any]:
-        return self.get_params(ctx)  # type: ignore[attr-defined, no-any-return]
-
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Examples"):
-            formatter.write("".join(f"  {line}\n" for line in (self.epilog or "").splitlines()))
+            for line in (self.epilog or "").splitlines():
+                formatter.write(f"  {line}\n")
 
 
 class Group(HelpPage, TyperGroup):
@@ -75,7 +73,7 @@ class Group(HelpPage, TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, about.partition("\n\n")[0]) for name, about in self.summaries().items()])
-        _write_panels(self.params_of_help(ctx), formatter, default="Options")
+        _write_panels(self.get_params(ctx), formatter, default="Options")
 
 
 def _write_panels(params: list[Any], formatter: Any, *, default: str) -> None:

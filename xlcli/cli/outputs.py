@@ -7,17 +7,17 @@ import importlib.util
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from xlcli.errors import ConfigError, ResourceError
+from xlcli.events import Event
 from xlcli.files import check_writable, identity, linked, replacing
 from xlcli.store.discover import is_state_file
 from xlcli.store.layout import METRICS, is_model
 
-E = TypeVar("E")
 READER_SECONDS = 5.0  # time to wait for the reader of a named pipe
 _OTHER = "Choose another file."
 
@@ -38,8 +38,8 @@ PICTURE = Kind((".png", ".svg", ".pdf"))
 STATE = Kind()
 
 
-def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Path]) -> None:
-    """Checks the outputs of a command before its work: the option, the name and the kind of each.
+def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterable[Path]) -> None:
+    """Checks the outputs of a command before its work: by parameter the file, if it was given, and its kind.
 
     A file is replaced if its name has a right suffix and it is nothing that is read: no input, no state, no curve of a
     model. A state replaces a state only. The standard streams are added to the inputs. A pipe or device takes any kind
@@ -53,7 +53,10 @@ def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Pat
     uses = dict.fromkeys(_identities((), 1, 2), "the output of this command")
     uses |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
     options: dict[Path, str] = {}  # of the outputs so far, also of those that do not exist yet
-    for option, name, kind in outputs:
+    for parameter, (name, kind) in outputs.items():
+        if name is None:
+            continue
+        option = f"--{parameter.replace('_', '-')}"
         if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
             raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
         if kind is PAGE and name == "-":
@@ -161,20 +164,20 @@ class Sink:
     def discard(self) -> None: ...
 
 
-class Kept(Sink, Generic[E]):
+class Kept(Sink):
     """Keeps the events of one class for `finish`, which gets them at the end of the workflow, unless there are none."""
 
-    def __init__(self, kind: type[E], finish: Callable[[list[E]], object]) -> None:
-        self.events: list[E] = []
+    def __init__(self, kind: type[Event], finish: Callable[[list[Any]], object]) -> None:
+        self._events: list[Event] = []
         self._kind, self._finish = kind, finish
 
     def add(self, event: Any) -> None:
         if isinstance(event, self._kind):
-            self.events.append(event)
+            self._events.append(event)
 
     def close(self) -> None:
-        if self.events:
-            self._finish(self.events)
+        if self._events:
+            self._finish(self._events)
 
 
 def check_standard_output(name: str) -> None:

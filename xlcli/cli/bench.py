@@ -75,7 +75,9 @@ def bench(
         from xlcli import bench as benchmark
         from xlcli.runtime import make_runtime
 
-        name = str(preset) if folder is None else folder.resolve().name
+        name = str(preset)
+        if folder is not None:
+            name = folder.resolve().name
         loaded = None
         if task == "train":
             runtime = make_runtime(config.runtime, training=True)
@@ -135,14 +137,17 @@ def _figures(speed: Speed) -> dict[str, str]:
     def ms(value: float | None) -> str:
         return number_or_blank(value, ".3g" if value is None or value < 1000 else ",.0f")
 
-    is_decoding = speed.task == "decode"
-    first_token = ""
+    segment = batch = first_token = ""
+    if speed.task != "decode":
+        segment = f"{speed.segment_len:,}"
+    if speed.task != "decode" or speed.batch_size != 1:
+        batch = f"{speed.batch_size:,}"
     if speed.first_token_seconds is not None:
         first_token = f"{1e3 * speed.first_token_seconds:,.0f} ms"
     return {
         "memory": f"{speed.mem_len:,}",
-        "segment": "" if is_decoding else f"{speed.segment_len:,}",
-        "batch": "" if is_decoding and speed.batch_size == 1 else f"{speed.batch_size:,}",
+        "segment": segment,
+        "batch": batch,
         "tokens/s, mean": compact_number(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),

@@ -168,5 +168,5 @@ class App(typer.Typer):
         self, name: str, *examples: str, about: str | None = None
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator: makes a function a command with these examples. `about` is its help, if not in `COMMANDS`."""
-        help_texts = {"help": about or COMMANDS[name], "epilog": "\n".join(examples)}
-        return super().command(name, cls=Command, context_settings=CONTEXT, **help_texts)
+        text, epilog = about or COMMANDS[name], "\n".join(examples)
+        return super().command(name, cls=Command, context_settings=CONTEXT, help=text, epilog=epilog)

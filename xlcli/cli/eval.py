@@ -28,8 +28,7 @@ from xlcli.events import Event, Notice, Score
 from xlcli.files import is_pipe
 from xlcli.store.layout import HELD_OUT, read_config, read_record
 
-TYPICAL_BATCH_SIZE = 8
-"""Number of texts read at a time that a plan assumes; the text and the machine decide it."""
+TYPICAL_BATCH_SIZE = 8  # number of texts read at a time that a plan assumes; the text and the machine decide it
 app = App()
 
 

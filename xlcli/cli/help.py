@@ -16,8 +16,7 @@ CONTEXT: dict[str, Any] = {
     "max_content_width": 100,
 }
 """Context settings of every command. The option `--mem-len` is also the environment variable `XLCLI_MEM_LEN`."""
-TYPER: dict[str, Any] = {"rich_markup_mode": None, "suggest_commands": False}
-"""Settings of every `typer.Typer`."""
+TYPER: dict[str, Any] = {"rich_markup_mode": None, "suggest_commands": False}  # settings of every `typer.Typer`
 PANELS = ("Run", "Text", "Model", "Sampling", "Memory", "Training", "Results", "Machine", "Settings", "Output")
 """Headings of options in the order of the help."""
 

@@ -55,8 +55,11 @@ def state_files(call: Call, state: str | None, state_in: str | None, state_out: 
         raise call.conflict("state", "state_in")
     if state is not None and state_out is not None:
         raise call.conflict("state", "state_out")
-    before = None if state_in is None else Path(state_in)
-    after = None if state_out is None else Path(state_out)
+    before = after = None
+    if state_in is not None:
+        before = Path(state_in)
+    if state_out is not None:
+        after = Path(state_out)
     if state is not None:
         after = Path(state)
         if after.exists() and after.stat().st_size > 0:

@@ -96,8 +96,9 @@ def _status(option: str, name: str) -> os.stat_result | None:
 
 def _wrong_suffix(option: str, path: Path, kind: Kind) -> ConfigError:
     """The error for a name whose suffix is none of this kind, of which there are some."""
-    *others, last = kind.suffixes
-    legal = f"{', '.join(others)} or {last}" if others else last
+    *others, legal = kind.suffixes
+    if others:
+        legal = f"{', '.join(others)} or {legal}"
     return ConfigError(f"{option} {path} does not end in {legal}.", f"Name it {path.stem}{kind.suffixes[0]}.")
 
 

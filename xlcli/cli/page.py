@@ -205,8 +205,9 @@ class _Blocks:
     def add(self, row: _Row) -> None:
         is_colored = self._n_colored < COLORED_WORDS
         content = row.html() if is_colored else _escaped(row.text)
-        begins_line = row.line > self.last_line
-        anchor = f" id=L{row.line}" if begins_line else ""
+        anchor = ""
+        if row.line > self.last_line:  # else it continues a line
+            anchor = f" id=L{row.line}"
         self._rows.append(f"<b{anchor} data-b={row.bits_per_byte:.2f}>{content}</b>")
         self.n_bytes += len(row.text)
         self.last_line = row.line

@@ -15,8 +15,7 @@ from xlcli.errors import DataError
 
 PORTION = 2**16  # maximum number of bytes per read
 LONGEST_WAIT_MS = 2**31 - 1  # the most that `poll` takes
-GRACE_SECONDS = 0.5
-"""Time after a signal in which a reader that has stalled may go on; then output is discarded."""
+GRACE_SECONDS = 0.5  # time after a signal in which a reader that has stalled may go on; then output is discarded
 
 
 def label(name: str) -> str:
@@ -125,15 +124,15 @@ class OutputStream:
     def _is_writable(self, descriptor: int) -> bool:
         """Waits until the descriptor accepts bytes; False if its reader has stalled after a signal."""
         stop = self.stop
-        waiting = poll({descriptor: select.POLLOUT})
         if stop is None:
-            return bool(waiting.poll())
+            return bool(poll({descriptor: select.POLLOUT}).poll())
         if not stop():
-            waiting.register(stop.fd, select.POLLIN)
-            if descriptor in dict(waiting.poll()):
+            ready = poll({descriptor: select.POLLOUT, stop.fd: select.POLLIN}).poll()
+            if descriptor in dict(ready):
                 return True
-            waiting.unregister(stop.fd)
-        return bool(waiting.poll(0 if self.discarded else 1000 * GRACE_SECONDS))
+        # A signal has come. The reader has a time of grace once, not for each write.
+        grace_ms = 0 if self.discarded else 1000 * GRACE_SECONDS
+        return bool(poll({descriptor: select.POLLOUT}).poll(grace_ms))
 
 
 def poll(events: Mapping[int, int]) -> select.poll:

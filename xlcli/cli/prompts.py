@@ -115,8 +115,9 @@ class Samples(Sink):
     def add(self, event: GeneratedText | Generated) -> None:
         screen = self._screen
         if event.sample != self._current and not screen.json:
-            separator = b"" if self._current is None else b"\n---\n"
-            screen.model_text(separator + (self._prompt or b""))
+            if self._current is not None:
+                screen.model_text(b"\n---\n")
+            screen.model_text(self._prompt or b"")
         self._current = event.sample
         if isinstance(event, Generated):
             self._done.append(generated_object(event, without_prompt=self._prompt is None))

@@ -18,8 +18,9 @@ def compact_number(value: float) -> str:
             value /= scale
             suffix = letter
             break
-    style = ".0f" if value >= 100 else ".3g"  # `g` may write a power of ten from 100 on
-    return f"{value:{style}}{suffix}"
+    if value >= 100:  # where `g` may write a power of ten
+        return f"{value:.0f}{suffix}"
+    return f"{value:.3g}{suffix}"
 
 
 def number_or_blank(value: float | None, style: str) -> str:

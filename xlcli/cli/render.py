@@ -37,8 +37,7 @@ They follow the theme of the terminal and can be read on light and dark ground; 
 STYLES = {"warning": "33", "detail": "2"}  # style of messages by level: yellow and dim
 _UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
 """The live line: cut off at the width of the terminal, with the cursor at its beginning."""
-_ERASE = "\r\x1b[J"
-"""Erases the live line, all rows of it if the terminal has become narrower and has broken it."""
+_ERASE = "\r\x1b[J"  # erases the live line, all rows of it if the terminal has become narrower and has broken it
 
 
 class _Pace:

@@ -58,8 +58,7 @@ def read_settings(
     return UserSettings(tree, written)
 
 
-_Layer = tuple[Tree, Callable[[str], str]]
-"""Settings from one source, and how a dotted key is written there."""
+_Layer = tuple[Tree, Callable[[str], str]]  # settings from one source, and how a dotted key is written there
 
 
 def _of_file(file: str | None) -> _Layer:

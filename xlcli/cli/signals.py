@@ -17,10 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that request a stop
-BEAT_SECONDS = 0.1
-"""Interval at which a process notes that it runs: the error of `Stop.paused` for each pause."""
-SHORTEST_PAUSE = 1.0
-"""Seconds up to which a pause counts as running, as of a program that limits the use of a CPU."""
+BEAT_SECONDS = 0.1  # interval at which a process notes that it runs: the error of `Stop.paused` for each pause
+SHORTEST_PAUSE = 1.0  # seconds up to which a pause counts as running, as of a program that limits the use of a CPU
 LAUNCHER = "XLCLI_LAUNCHER"  # environment variable with the process number of the launcher of `--nproc`
 
 

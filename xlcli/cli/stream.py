@@ -182,7 +182,7 @@ def read_text(
     if settings.binary:
         return data
     warn = partial(screen.say, level="warning")
-    fields = (settings.text_field,) if settings.text_field else ()
+    fields = tuple(filter(None, [settings.text_field]))
     if source is None and fields:
         return json_lines(data, name, fields, warn, settings.reset_on_change)
     if source is None:

@@ -63,7 +63,7 @@ class Table:
         return self.row(self._row, event_columns(event))
 
     def row(self, fields: Mapping[str, Any], columns: dict[str, Any]) -> str:
-        """The line of these columns of the input and of an event."""
+        """The line of these columns of the input and of an event: {"a": 1}, {"a": 2} has `input_a` and `a`."""
         values: dict[str, Any] = {}
         for name, value in fields.items():
             while name in columns or name in values:  # no column of the input is lost

@@ -124,8 +124,10 @@ def show_config(call: Call, configs: Mapping[str, Config], *, is_decided: bool) 
     """
     if call.params["print_config"]:
         name, config = next(iter(configs.items()))
-        note = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
-        call.show_config(config, "" if is_decided else note)
+        note = ""
+        if not is_decided:
+            note = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
+        call.show_config(config, note)
 
 
 def check_paths(call: Call, paths: Sequence[str], text: TextConfig, plot: str | None) -> list[str]:

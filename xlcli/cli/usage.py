@@ -41,7 +41,9 @@ def _remedy(error: Any, context: Any) -> str:
         return _remedy_of_value(_quoted(error.message), context, param)
     if isinstance(command, TyperGroup):
         near = nearest(_quoted(error.message), command.list_commands(context))
-        return "" if near is None else f"Did you mean {path} {near}?"
+        if near is None:
+            return ""
+        return f"Did you mean {path} {near}?"
     return f"Type {' '.join([path, *_argument_names(command)])}."
 
 

@@ -8,6 +8,7 @@ depends on their values only with LSH attention and an adaptive softmax.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -160,10 +161,12 @@ def bench(
 
 def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of a session that samples with full memory, as `generate` does."""
-    n_rows, config = options.batch_size or 1, model.config
+    config = model.config
+    n_rows = options.batch_size or 1
     reading = options.reading(config.model, config.train.reading)
-    mem_len, stage = reading.mem_len, f"memory {reading.mem_len:,}"
-    n_prompt = mem_len or 1
+    mem_len = reading.mem_len
+    stage = f"memory {mem_len:,}"
+    n_prompt = mem_len or 1  # tokens
     session = InferenceSession.open(model, watch.runtime, options, None)
     sizes: dict[str, Any] = {"batch_size": n_rows, "segment_len": 1, "memory_dtype": reading.memory_dtype}
     check_memory(model, watch.runtime, reading.longest, **sizes)
@@ -172,8 +175,8 @@ def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measu
     yield from session.compile(2, watch.stop)
     if watch.stop():
         raise StoppedEarlyError
-    session.predict()
-    session.predict()
+    for _ in range(2):  # so many calls as were announced, after which the decoder is chosen
+        session.predict()
     if session.decoder is None:
         yield replace(describe_decoding(model, watch.runtime), level="info")
 
@@ -183,9 +186,9 @@ def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measu
             raise StoppedEarlyError
         session.predict()
 
-    first = yield from watch.repeat(first_token, f"{stage}: first token", warmup=1)
-    # All rows go on from the memory of the prompt.
-    branch, rngs = session.select([0] * n_rows), [SampleRNG(row) for row in range(n_rows)]
+    first_times = yield from watch.repeat(first_token, f"{stage}: first token", warmup=1)
+    branch = session.select([0] * n_rows)  # all rows go on from the memory of the prompt
+    rngs = [SampleRNG(row) for row in range(n_rows)]
 
     def next_token() -> None:
         branch.append(sample_tokens(branch.predict(), rngs, Sampling()))
@@ -195,7 +198,7 @@ def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measu
     recomputed = None
     if n_rows == 1:  # otherwise the times would not be comparable
         recomputed = yield from _recompute(model, mem_len, watch)
-    figures = {"task": "decode", "first_token_seconds": float(np.median(first)), "prompt_tokens": n_prompt}
+    figures = {"task": "decode", "first_token_seconds": float(np.median(first_times)), "prompt_tokens": n_prompt}
     figures |= _of_model(model, mem_len) | sizes | {"peak_rss_bytes": peak, "kernels": branch.decoder is not None}
     return _speed(watch, times, recomputed, **figures)
 
@@ -211,20 +214,21 @@ def _evaluate(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Mea
     check_memory(model, watch.runtime, lengths.longest, **sizes)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     tokens = _random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
-    whole = torch.from_numpy(tokens).to(watch.runtime.device)
-    x, y = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+    tokens_on_device = torch.from_numpy(tokens).to(watch.runtime.device)
+    inputs, targets = tokens_on_device[:, :-1].contiguous(), tokens_on_device[:, 1:].contiguous()
     state = lengths.init_state(model.network, np.zeros(rows, np.int64))
 
     def call() -> None:
         nonlocal state
         with torch.inference_mode(), watch.runtime.autocast():
-            nll, state, *_ = model.network.score(x, y, state)
-        nll.cpu()
+            nll, state, *_ = model.network.score(inputs, targets, state)
+        nll.cpu()  # which waits for the device
 
-    fill = -(-mem_len // segment_len)
+    fill = math.ceil(mem_len / segment_len)
     times = yield from watch.repeat(call, f"memory {mem_len:,}: evaluation", fill=fill)
     figures = {"task": "eval", "peak_rss_bytes": peak_rss_bytes()} | _of_model(model, mem_len) | sizes
-    return _speed(watch, times, (yield from _recompute(model, mem_len, watch)), **figures)
+    recomputed = yield from _recompute(model, mem_len, watch)
+    return _speed(watch, times, recomputed, **figures)
 
 
 def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
@@ -235,12 +239,13 @@ def _train(name: str, config: Config, options: BenchConfig, watch: Stopwatch) ->
     config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
     memory.require([config], watch.runtime)  # before the parameters of an impossible model are counted
     memory.require([config], watch.runtime, build_on_meta(config.model).n_parameters)
-    shape, stage = config.train, f"memory {config.train.mem_len:,}"
+    shape = config.train
+    stage = f"memory {shape.mem_len:,}"
     yield Progress(stage, 0, None, "calls")
     ids = _random_tokens(vocab_size, shape.batch_size * (shape.mem_len + 64 * shape.segment_len))
     run = TrainingRun(config, watch.runtime, TokenFile(ids, len(ids)), 0)
     step = partial(run.train_step, 0.5)
-    fill = -(-shape.mem_len // shape.segment_len)
+    fill = math.ceil(shape.mem_len / shape.segment_len)
     times = yield from watch.repeat(step, f"{stage}: training", fill=fill)
     figures = {"task": "train", "model": name, "parameters": run.model.n_parameters, "peak_rss_bytes": peak_rss_bytes()}
     figures |= shape.model_dump(include={"mem_len", "segment_len", "batch_size"})
@@ -254,7 +259,8 @@ def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[
     """
     if not 0 < mem_len <= LONGEST_WINDOW:
         return None
-    window, network, stage = mem_len + 1, model.network, f"memory {mem_len:,}: recomputing the window"
+    window, network = mem_len + 1, model.network
+    stage = f"memory {mem_len:,}: recomputing the window"
     try:
         check_memory(model, watch.runtime, window, segment_len=window)
     except ResourceError as error:
@@ -266,11 +272,12 @@ def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[
         with torch.inference_mode(), watch.runtime.autocast():
             network.logits(tokens, network.init_state(1, mem_len=0, segment_len=window))
 
-    return float(np.median((yield from watch.repeat(call, stage, warmup=1))))
+    times = yield from watch.repeat(call, stage, warmup=1)
+    return float(np.median(times))
 
 
 def _random_tokens(vocab_size: int, count: int) -> NDArray[np.int64]:
-    """Random token ids whose frequencies follow Zipf's law."""
+    """Random token ids whose frequencies follow Zipf's law: id i of V has a share of log((i + 2) / (i + 1)) / log V."""
     uniforms = np.random.default_rng(0).random(count)
     return np.minimum(vocab_size**uniforms - 1, vocab_size - 1).astype(np.int64)
 
@@ -285,7 +292,8 @@ def _speed(watch: Stopwatch, times: NDArray[np.float64], recomputed: float | Non
 
     `recomputed` are the seconds of a token without memory, `figures` other fields of `Speed`.
     """
-    n_tokens, total = figures["batch_size"] * figures["segment_len"], float(times.sum())
+    n_tokens = figures["batch_size"] * figures["segment_len"]  # of a call
+    total = float(times.sum())
     median, p90, p99 = (float(seconds) for seconds in np.quantile(times, (0.5, 0.9, 0.99)))
     if len(times) >= LEAST_FOR_P99:
         figures["ms_per_token_p99"] = 1e3 * p99 / n_tokens

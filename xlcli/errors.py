@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-MAX_NAMED = 12
-"""Maximum number of names from files or folders in a message."""
+MAX_NAMED = 12  # maximum number of names from files or folders in a message
 
 
 def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
@@ -34,7 +33,7 @@ def shortened(text: str, length: int = 4000) -> str:
 
 _OPTION = re.compile(
     r"'[^']*'|xlcli [a-z]+ .*|--set ((eval|generate|stream)\.)?|"
-    r"(?<![\w-])(--[a-z-]*[a-z]|-[mo]\b)( (?=[\dA-Z]))?"
+    r"(?<![\w-])(?P<option>--[a-z-]*[a-z]|-[mo]\b)(?P<blank_before_value> (?=[\dA-Z]))?"
 )
 """An option in a sentence, or a name or a command, which stay."""
 _KEYWORDS = {"-m": "model", "-o": "folder"}
@@ -44,12 +43,12 @@ def in_python(text: str) -> str:
     """A sentence of an error with keywords in place of options: `batch_size=1` for `--batch-size 1`. Commands stay."""
 
     def keyword(match: re.Match[str]) -> str:
-        option, is_before_value = match[3], match[4]
+        option = match["option"]
         if option is None:
             is_name_or_command = match[0].startswith(("'", "xlcli"))
             return match[0] if is_name_or_command else ""  # `--set` goes, and the key after it is a keyword
         word = _KEYWORDS.get(option, option.lstrip("-").replace("-", "_"))
-        return f"{word}=" if is_before_value else word
+        return word if match["blank_before_value"] is None else f"{word}="
 
     return _OPTION.sub(keyword, text).replace("=false", "=False")
 

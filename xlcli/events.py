@@ -45,8 +45,7 @@ class Progress(Event):
     rate: float | None = None
 
 
-PROGRESS_INTERVAL = 0.2
-"""Minimum seconds between two `Progress` events of a stage."""
+PROGRESS_INTERVAL = 0.2  # minimum seconds between two `Progress` events of a stage
 
 
 class ProgressMeter:
@@ -370,8 +369,7 @@ class Done(Event):
     """End of the parts that were asked for: the whole text is scored, but maybe not all of its `Score` is measured."""
 
 
-ROUNDING_TOKENS = 2**14
-"""Number of tokens at the beginning of a text on which the cost of rounding is measured."""
+ROUNDING_TOKENS = 2**14  # number of tokens at the beginning of a text on which the cost of rounding is measured
 VALIDATION_TOKENS = 2**15
 """Maximum number of tokens of a validation during training, from the beginning of the validation text."""
 

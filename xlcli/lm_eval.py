@@ -131,29 +131,44 @@ class XlcliLM(LM):
         """
         by_context = defaultdict[bytes, list[_Row]](list)
         for index, request in enumerate(requests):
-            *context, continuation = (text.encode() for text in request.args)
-            text = b"".join((*context, continuation))
-            ids, sizes = self.model.tokenizer.tokens(text)
-            n_context = int(np.searchsorted(np.cumsum(sizes), len(text) - len(continuation), side="right"))
-            by_context[ids[:n_context].tobytes()].append(_Row(index, ids, n_context))
-        singles, groups = list[_Row](), list[tuple[list[_Row], int]]()
-        for context_ids, rows in by_context.items():
-            if context_ids and len(rows) > 1:
-                groups.append((rows, rows[0].n_context))
+            row = self._tokenize(index, [text.encode() for text in request.args])
+            by_context[row.ids[: row.n_context].tobytes()].append(row)
+        alone, groups = list[_Row](), list[list[_Row]]()
+        for context, rows in by_context.items():
+            if context and len(rows) > 1:
+                groups.append(rows)
             else:
-                singles += rows
+                alone += rows
         results: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm) as progress:
-            for rows, n_shared in ((singles, 0), *groups):
-                rows.sort(key=lambda row: len(row.ids), reverse=True)
-                for start in range(0, len(rows), self.batch_size):
-                    if not start:  # one session has read the shared context, and every batch continues it
-                        session = self._open(max(1, len(rows[0].ids)), min(len(rows), self.batch_size))
-                        session.read(rows[0].ids[:n_shared], lambda: False)
-                    batch = rows[start : start + self.batch_size]
-                    self._score(session.select([0] * len(batch)), batch, n_shared, results)
-                    progress.update(len(batch))
+            if alone:
+                self._score_group(alone, 0, results, progress)
+            for rows in groups:
+                self._score_group(rows, rows[0].n_context, results, progress)
         return [results[index] for index in range(len(requests))]
+
+    def _tokenize(self, index: int, texts: Sequence[bytes]) -> _Row:
+        """The texts of a request as one; tokens that end within the context, all texts but the last, are its own."""
+        whole = b"".join(texts)
+        ids, sizes = self.model.tokenizer.tokens(whole)
+        context_bytes = len(whole) - len(texts[-1])
+        token_ends = np.cumsum(sizes)
+        return _Row(index, ids, int(np.searchsorted(token_ends, context_bytes, side="right")))
+
+    def _score_group(
+        self, rows: list[_Row], n_shared: int, results: dict[int, tuple[float, bool]], progress: Any
+    ) -> None:
+        """Scores texts that begin with the same `n_shared` tokens: one session reads these, each batch continues it.
+
+        The results are entered by the index of the request.
+        """
+        rows = sorted(rows, key=lambda row: len(row.ids), reverse=True)
+        shared = self._open(max(1, len(rows[0].ids)), min(len(rows), self.batch_size))
+        shared.read(rows[0].ids[:n_shared], lambda: False)
+        for start in range(0, len(rows), self.batch_size):
+            batch = rows[start : start + self.batch_size]
+            self._score(shared.select([0] * len(batch)), batch, n_shared, results)
+            progress.update(len(batch))
 
     def _open(self, n_tokens: int, batch_size: int) -> InferenceSession:
         """A session of one row at the start of a text, whose memory fits the machine `batch_size` times."""
@@ -176,26 +191,29 @@ class XlcliLM(LM):
     def _score(
         self, session: InferenceSession, rows: Sequence[_Row], n_read: int, results: dict[int, tuple[float, bool]]
     ) -> None:
-        """Scores a batch of texts; `session` has read their first `n_read` tokens.
+        """Scores a batch of texts; `session` has read their first `n_read` tokens. Enters `results`.
 
         Shorter texts are padded at their end, where padding changes no score, and their rows are dropped at the next
-        call.
+        call. Arrays have the axes rows (n), or active rows and positions of a call (a, t).
         """
         network, device = self.model.network, self.runtime.device
         call_len = self._call_len(len(rows))
         nats, greedy = np.zeros(len(rows)), np.ones(len(rows), bool)
+        lengths = np.array([len(row.ids) for row in rows])
+        context_lengths = np.array([row.n_context for row in rows])
+        longest = int(lengths.max())
         active = np.arange(len(rows))  # the texts that have not ended, which are the rows of the session
-        lengths, firsts = np.array([len(row.ids) for row in rows]), np.array([row.n_context for row in rows])
-        for start in range(n_read, int(lengths.max()), call_len):
-            running = np.flatnonzero(lengths[active] > start)
-            if running.size < active.size:
-                session, active = session.select(running.tolist()), active[running]
-            positions = np.arange(start, min(start + call_len, int(lengths.max())))
+        for start in range(n_read, longest, call_len):
+            still_active = np.flatnonzero(lengths[active] > start)
+            if still_active.size < active.size:
+                session = session.select(still_active.tolist())
+                active = active[still_active]
+            positions = np.arange(start, min(start + call_len, longest))
             targets = np.zeros((len(active), len(positions)), np.int64)
             for index, target in zip(active.tolist(), targets, strict=True):
                 ids = rows[index].ids[start : start + call_len]
                 target[: len(ids)] = ids  # the others are padded
-            is_scored = (positions >= firsts[active, None]) & (positions < lengths[active, None])
+            is_scored = (positions >= context_lengths[active, None]) & (positions < lengths[active, None])
             inputs = np.column_stack((session.last_tokens, targets[:, :-1]))
             x, y = (torch.from_numpy(array).to(device) for array in (inputs, targets))
             with torch.inference_mode(), self.runtime.autocast():

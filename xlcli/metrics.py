@@ -58,7 +58,6 @@ class TextCounter:
         self._inside = False
 
     def feed(self, data: bytes) -> None:
-        """Adds the next portion."""
         if not data:
             return
         self._utf8.feed(data)
@@ -75,7 +74,9 @@ class TextCounter:
         """Counts of the text, at its end. A text that ends in an unfinished character is not UTF-8."""
         self._utf8.feed(b"", final=True)
         chars = self._utf8.n_chars
-        return TextCounts(self._utf8.n_bytes, chars, None if chars is None else self._words)
+        if chars is None:  # it is not UTF-8
+            return TextCounts(self._utf8.n_bytes)
+        return TextCounts(self._utf8.n_bytes, chars, self._words)
 
 
 def context_bin_edges(longest: int) -> list[int]:
@@ -89,8 +90,10 @@ def context_bin_edges(longest: int) -> list[int]:
 def share_interval(share: float, n: int) -> tuple[float, float]:
     """95 % confidence interval of a share of `n` independent cases (Wilson 1927)."""
     z = 1.959964  # 97.5 % quantile of the normal distribution
-    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+    middle = share + z * z / (2 * n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return (middle - half) / scale, (middle + half) / scale
 
 
 def half_width(standard_error: float, freedom: float) -> float:

@@ -16,7 +16,7 @@ import pytest
 from programs import TEXT, command, environment
 
 from tests.variants import thinned
-from xlcli.cli.pipe import Output, portions
+from xlcli.cli.pipe import OutputStream, portions
 from xlcli.cli.signals import Stop
 from xlcli.text.formats import text_of
 
@@ -325,7 +325,7 @@ def full_pipe():
 def test_a_stalled_reader_does_not_hold_up_a_stop():
     reader, writer = full_pipe()
     with os.fdopen(writer, "w") as stream, Stop() as stop:
-        output = Output(stream)
+        output = OutputStream(stream)
         output.stop = stop
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         began = time.monotonic()
@@ -350,7 +350,7 @@ def test_a_slow_reader_gets_every_byte(blocking):
     thread = threading.Thread(target=read)
     thread.start()
     with os.fdopen(writer, "w") as stream:
-        Output(stream).write_bytes(data)
+        OutputStream(stream).write_bytes(data)
     thread.join()
     assert bytes(got[n_before:]) == data
     os.close(reader)

@@ -47,7 +47,7 @@ def shows(section: type[BaseConfig], without: Iterable[str] = LOAD_SETTINGS) -> 
 
     def decorate(function: Any) -> Any:
         signature = inspect.signature(function)
-        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "settings"]
         for name, field in section.model_fields.items():
             if name not in without:
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default))
@@ -272,12 +272,7 @@ def generate(
 
 @shows(GenerateConfig)
 def generate_prompts(
-    model: Model,
-    prompts: Iterable[Text],
-    *,
-    state: TextState | None = None,
-    seed: int | None = None,
-    **settings: Any,
+    model: Model, prompts: Iterable[Text], *, state: TextState | None = None, seed: int | None = None, **settings: Any
 ) -> Iterator[tuple[Generated, ...] | Notice]:
     """Continues many prompts in batches, each as `generate` does; see `xlcli.generation.generate_prompts`.
 

@@ -22,8 +22,7 @@ from xlcli.cli.usage import explain
 
 MODULES: Mapping[str, str] = {"import": "exchange", "export": "exchange"}
 """Module of this package, with a Typer `app`, of a command that has not its own."""
-COMPLETION = "_XLCLI_COMPLETE"
-"""Environment variable with which a shell asks for completions."""
+COMPLETION = "_XLCLI_COMPLETE"  # environment variable with which a shell asks for completions
 
 
 class Program(Group):

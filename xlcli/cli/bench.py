@@ -23,10 +23,8 @@ from xlcli.events import Speed
 from xlcli.presets import read_preset
 from xlcli.store.layout import read_config
 
-VOCAB_SIZE = 2048
-"""Vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB."""
-COLUMN = 12
-"""Maximum width of a column of figures with the gap before it."""
+VOCAB_SIZE = 2048  # vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB
+COLUMN = 12  # maximum width of a column of figures with the gap before it
 MEANING = (
     "first token: after a prompt as long as the memory. recomputed: the same model without memory reads the window "
     "anew for each token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and "
@@ -53,11 +51,11 @@ def bench(
     screen = call.screen
     folder = None
     with call.naming_settings():
-        given = call.settings.tree
-        config = configure(task, preset, given)
+        user_settings = call.settings.tree
+        config = configure(task, preset, user_settings)
         if preset is None:
             folder = find_model(call, model, config.bench)
-            config = settings.make(read_config(folder).model_dump(mode="json"), given)
+            config = settings.make(read_config(folder).model_dump(mode="json"), user_settings)
         call.show_config(config)
         if folder is None:
             check_settings("bench", config.bench, config, f"preset {preset}")
@@ -77,48 +75,53 @@ def bench(
         from xlcli import bench as benchmark
         from xlcli.runtime import make_runtime
 
-        name = preset or str(folder and folder.resolve().name)
+        name = str(preset)
+        if folder is not None:
+            name = folder.resolve().name
         loaded = None
-        if folder is not None and task != "train":
+        if task == "train":
+            runtime = make_runtime(config.runtime, training=True)
+        elif folder is not None:
             loaded, runtime = load_model(folder, config.bench, config.runtime, screen)
         else:
-            runtime = make_runtime(config.runtime, training=task == "train")
-            if task != "train":
-                loaded = benchmark.untrained(name, config, runtime)
+            runtime = make_runtime(config.runtime)
+            loaded = benchmark.untrained(name, config, runtime)
         screen.drive(benchmark.bench(task, name, loaded, config, runtime, stop=stop), Kept(Speed, show))
         return stop.exit_code
 
 
-def configure(task: str, preset: str | None, given: Tree) -> Config:
-    """The given settings over a preset, or without one.
+def configure(task: str, preset: str | None, user_settings: Tree) -> Config:
+    """The settings of the user over a preset, or without one.
 
     `ConfigError` if a setting is illegal, or is one of the shape of a trained model.
     """
-    if preset is not None:
-        made = settings.make(read_preset(preset), given)
-        if made.model.vocab_size != settings.ModelConfig().vocab_size or made.text.tokenizer == "bytes":
-            return made
-        return settings.change(made, {"model": {"vocab_size": made.text.vocab_size or VOCAB_SIZE}})
-    for section in ("model", "train"):
-        if section in given and not (section == task == "train"):
-            key = f"{section}.{next(iter(given[section]))}"
-            raise ConfigError(f"{key} cannot be changed in a trained model.", "Use --preset NAME.")
-    return settings.make(given)
+    if preset is None:
+        for section in ("model", "train"):
+            is_of_task = section == task == "train"
+            if section in user_settings and not is_of_task:
+                key = f"{section}.{next(iter(user_settings[section]))}"
+                raise ConfigError(f"{key} cannot be changed in a trained model.", "Use --preset NAME.")
+        return settings.make(user_settings)
+    config = settings.make(read_preset(preset), user_settings)
+    has_vocab_size = config.model.vocab_size != settings.ModelConfig().vocab_size or config.text.tokenizer == "bytes"
+    if has_vocab_size:
+        return config
+    return settings.change(config, {"model": {"vocab_size": config.text.vocab_size or VOCAB_SIZE}})
 
 
 def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> str:
     """Figures as tables of at most `width` cells with a column for each memory length, and perhaps their meaning."""
     first = speeds[0]
     kernels = {None: "", True: ", compiled kernels", False: ", no compiled kernels"}[first.kernels]
+    types = f"{first.device} {first.dtype}{rounding(first.weight_dtype, first.memory_dtype)}"
+    size = f"{compact_number(first.parameters)} parameters"
     threads = approximate_count(first.threads, "thread")
-    about = (
-        f"{first.task} of {first.model}, {compact_number(first.parameters)} parameters, {first.device} {first.dtype}"
-        f"{rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
-    )
-    columns = list(map(_figures, speeds))
-    names = [name for name in columns[0] if any(column[name] for column in columns)]  # rows that say something
+    text = wrapped(f"{first.task} of {first.model}, {size}, {types}, {threads}{kernels}\n", width)
+
+    # So many memory lengths in a table as fit beside the names, in rows that say something.
+    columns = [_figures(speed) for speed in speeds]
+    names = [name for name in columns[0] if any(column[name] for column in columns)]
     n_in_table = max(1, (width - max(map(len, names))) // COLUMN)
-    text = wrapped(about, width)
     for start in range(0, len(columns), n_in_table):
         shown = columns[start : start + n_in_table]
         rows = [[name, *(column[name] for column in shown)] for name in names]

@@ -11,10 +11,13 @@ as arguments; `Call.config` has the settings, and `Call` the others.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,11 +26,11 @@ from typer.core import TyperCommand, TyperOption
 from typer.main import _get_param
 from typer.models import ParamMeta
 
-from xlcli.cli.help import CONTEXT, TYPER, Page
+from xlcli.cli.help import CONTEXT, TYPER, HelpPage
 from xlcli.cli.options import COMMANDS, SECTIONS, SETTINGS_OPTIONS, SHARED_OPTIONS, option_kinds
 from xlcli.cli.outputs import Kind, check_outputs
 from xlcli.cli.render import Screen
-from xlcli.cli.settings import UserSettings, config_text, read_settings
+from xlcli.cli.settings import UserSettings, read_settings, to_toml
 from xlcli.cli.usage import example, spelling, typed_names
 from xlcli.config import Config, make
 from xlcli.errors import ConfigError, InvalidSettingError
@@ -41,23 +44,17 @@ class Call(typer.Context):
     def name(self) -> str:
         return str(self.info_name)
 
-    @property
+    @cached_property
     def screen(self) -> Screen:
         """Standard output and error, with the options of this call. Only the first process of several prints."""
-        if "screen" not in self.meta:
-            options = {name: self.params.get(name) or False for name in ("json", "quiet", "verbose")}
-            self.meta["screen"] = Screen(**options, color=self.params.get("color"), hidden=not environment().is_first)
-        screen: Screen = self.meta["screen"]
-        return screen
+        options = {name: self.params.get(name) or False for name in ("json", "quiet", "verbose")}
+        return Screen(**options, color=self.params.get("color"), hidden=not environment().is_first)
 
-    @property
+    @cached_property
     def settings(self) -> UserSettings:
         """What the user has set: options, `--set`, environment and file."""
-        if "settings" not in self.meta:
-            spelled = {param.name: spelling(self, param) for param in self.command.params}
-            self.meta["settings"] = read_settings(self.name, self.params, typed_names(self), spelled)
-        settings: UserSettings = self.meta["settings"]
-        return settings
+        spelled = {param.name: spelling(self, param) for param in self.command.params}
+        return read_settings(self.name, self.params, typed_names(self), spelled)
 
     def config(self) -> Config:
         """The configuration. With `--print-config` it is printed, and the command ends.
@@ -73,10 +70,11 @@ class Call(typer.Context):
         """With `--print-config`, prints the configuration after a note, and ends the command."""
         if not self.params["print_config"]:
             return
-        text = config_text(config, SECTIONS[self.name], as_json=self.screen.json)
-        if not self.screen.json:
-            text = note + text
-        self.screen.print(text)
+        tree = config.model_dump(mode="json", include={*SECTIONS[self.name]})
+        if self.screen.json:
+            self.screen.print(json.dumps(tree, indent=2) + "\n")
+        else:
+            self.screen.print(note + to_toml(tree, config).lstrip("\n"))
         raise typer.Exit
 
     @contextmanager
@@ -85,12 +83,11 @@ class Call(typer.Context):
         try:
             yield
         except InvalidSettingError as error:
-            key, _, last = error.key.rpartition(".")
-            if not last.isdigit():  # else it is an item of a list, and the list was written
-                key = error.key
+            key = re.sub(r"\.\d+$", "", error.key)  # of an item of a list: the user wrote the list
             spelled = self.settings.spelled.get(key, error.key)
             remedy = error.remedy
-            if not remedy and spelled.startswith(("-", "XLCLI_")):
+            is_option_or_variable = spelled.startswith(("-", "XLCLI_"))
+            if not remedy and is_option_or_variable:
                 remedy = example(self.name, error.key.split(".")[1], spelled)
             raise ConfigError(f"{spelled} {error.reason}.", remedy or "Change that value.") from None
 
@@ -98,9 +95,10 @@ class Call(typer.Context):
         """True if this option is on the command line, and not only in the environment."""
         return name in typed_names(self)
 
-    def needs(self, name: str, wanted: str) -> ConfigError:
-        """The error for an option that was given without others, as `--emit words`."""
-        return ConfigError(f"{self.spelled(name)} needs {wanted}.", f"Add {wanted}.")
+    def require(self, name: str, wanted: str, *, is_given: bool) -> None:
+        """`ConfigError` if an option is on the command line without what it needs, as `--emit words`."""
+        if self.is_typed(name) and not is_given:
+            raise ConfigError(f"{self.spelled(name)} needs {wanted}.", f"Add {wanted}.")
 
     def conflict(self, name: str, other: str) -> ConfigError:
         """The error for two options, or settings, that exclude each other."""
@@ -121,17 +119,13 @@ class Call(typer.Context):
 
         `inputs` are the files and folders read; `outputs` has the file of each output option, if it was given.
         """
-        given = []
-        for name, (path, kind) in outputs.items():
-            if path is not None:
-                given.append((f"--{name.replace('_', '-')}", path, kind))
-        read = list(inputs)
+        files_read = [*inputs]
         if self.params.get("config_file") is not None:
-            read.append(self.params["config_file"])
-        check_outputs(given, map(Path, read))
+            files_read.append(self.params["config_file"])
+        check_outputs(outputs, map(Path, files_read))
 
 
-class Command(Page, TyperCommand):
+class Command(HelpPage, TyperCommand):
     """A command with the options of its settings, and the shared ones."""
 
     context_class = Call
@@ -142,8 +136,8 @@ class Command(Page, TyperCommand):
         if name in SECTIONS:
             kinds |= SETTINGS_OPTIONS
         kinds |= SHARED_OPTIONS
-        further = [_option(key, kind) for key, kind in kinds.items() if key not in self.named_params]
-        super().__init__(name, params=[*params, *further], **settings)
+        more = [_option(key, kind) for key, kind in kinds.items() if key not in self.named_params]
+        super().__init__(name, params=[*params, *more], **settings)
 
     def invoke(self, ctx: Any) -> Any:
         """Calls the function of the command with the options that it names. Needs a working folder."""

@@ -172,7 +172,7 @@ def _ensure_standard_streams() -> None:
 
 def _silence_stdout() -> None:
     """Flushes stdout, or discards its buffer so that the last flush of the interpreter succeeds."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         sys.stdout.flush()
-        return
-    discard_stdout()
+    except (OSError, ValueError):
+        discard_stdout()

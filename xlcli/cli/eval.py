@@ -14,7 +14,7 @@ import typer
 
 from xlcli.cli import eval_outputs, loading, options
 from xlcli.cli.command import App, Call
-from xlcli.cli.eval_outputs import Output, Run
+from xlcli.cli.eval_outputs import ContextPlot, FigureTable, PageFile, ResultFile, Run, TokenList, WordList
 from xlcli.cli.loading import check_texts, find_models, named_models, note_unread_pipe, print_plan
 from xlcli.cli.objects import score_object
 from xlcli.cli.options import option
@@ -28,6 +28,7 @@ from xlcli.events import Event, Notice, Score
 from xlcli.files import is_pipe
 from xlcli.store.layout import HELD_OUT, read_config, read_record
 
+TYPICAL_BATCH_SIZE = 8  # number of texts read at a time that a plan assumes; the text and the machine decide it
 app = App()
 
 
@@ -53,8 +54,11 @@ def evaluate(
     # The other options are the fields of `EvalConfig` (see `cli/command.py`).
     config, screen = call.config(), call.screen
     settings, texts = config.eval, files or []
-    outputs = eval_outputs.outputs_of({"per_token": per_token, "words": words, "html": html, "csv": csv, "plot": plot})
-    check_needs(call, settings, lists=per_token is not None or words is not None, lists_words=words is not None)
+    paths = {TokenList: per_token, WordList: words, PageFile: html, FigureTable: csv, ContextPlot: plot}
+    outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
+    call.require("by", "--pairs A,B", is_given=settings.pairs is not None or settings.score_field is not None)
+    call.require("columns", "--per-token FILE.jsonl", is_given=per_token is not None or words is not None)
+    call.require("split_punctuation", "--words FILE.tsv", is_given=words is not None)
     for output in outputs:
         output.check_settings(call, settings)
 
@@ -87,22 +91,11 @@ def evaluate(
             show_scores(whole or scores[:1], run, to_stderr=is_listed)
 
         sinks = [output.sink(run) for output in outputs]
-        screen.drive(score_all(folders, texts, config, screen, stop, outputs), *sinks, Kept(Score, show))
+        screen.drive(score_all(folders, texts, config, run, outputs), *sinks, Kept(Score, show))
         return stop.exit_code
 
 
-def check_needs(call: Call, settings: EvalConfig, *, lists: bool, lists_words: bool) -> None:
-    """`ConfigError` for an option without another one that it needs; `lists`: tokens or words are listed."""
-    if call.is_typed("by") and settings.pairs is None and settings.score_field is None:
-        raise call.needs("by", "--pairs A,B")
-    if call.is_typed("columns") and not lists:
-        raise call.needs("columns", "--per-token FILE.jsonl")
-    if call.is_typed("split_punctuation") and not lists_words:
-        raise call.needs("split_punctuation", "--words FILE.tsv")
-
-
 def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop) -> Run:
-    """What outputs know of the evaluation of these models."""
     n_rows = 0
     if len(folders) > 1 or settings.sweep_mem_len:
         n_rows = len(folders) * len(settings.sweep)
@@ -111,29 +104,29 @@ def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: 
 
 
 def score_all(
-    folders: Sequence[Path], texts: Sequence[str], config: Config, screen: Screen, stop: Stop, outputs: Sequence[Output]
+    folders: Sequence[Path], texts: Sequence[str], config: Config, run: Run, outputs: Sequence[ResultFile]
 ) -> Iterator[Event]:
     """Events of the evaluation of each model, which leaves the RAM before the next one is loaded; each notice once."""
-    said: set[Event] = set()
+    notices: set[Notice] = set()
     lists_tokens = any(output.lists_tokens for output in outputs)
     lists_words = any(output.lists_words for output in outputs)
-    for folder, name in zip(folders, names_of(folders), strict=True):
-        loaded, runtime = loading.load_model(folder, config.eval, config.runtime, screen)
+    for folder, name in zip(folders, run.names, strict=True):
+        loaded, runtime = loading.load_model(folder, config.eval, config.runtime, run.screen)
         from xlcli import evaluation
 
         events = evaluation.evaluate(
-            loaded, texts or None, config.eval, runtime, stop=stop, per_token=lists_tokens, words=lists_words
+            loaded, texts or None, config.eval, runtime, stop=run.stop, per_token=lists_tokens, words=lists_words
         )
         del loaded  # the events keep it only until the last one
         for event in events:
             if isinstance(event, Score) and len(folders) > 1:
                 event = replace(event, model=name)
-            if isinstance(event, Notice) and event in said:
-                continue
             if isinstance(event, Notice):
-                said.add(event)
+                if event in notices:
+                    continue
+                notices.add(event)
             yield event
-        if stop():
+        if run.stop():
             break
 
 
@@ -158,13 +151,14 @@ def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) ->
 
 def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: Screen) -> None:
     """Prints what the evaluation of this model would do, with the longest memory of a sweep."""
-    settings = max(settings.sweep, key=lambda each: each.mem_len or 0)
-    trained = read_config(folder)
+    longest = max(settings.sweep, key=lambda settings_at_length: settings_at_length.mem_len or 0)
     text = ", ".join(texts) or f"the text {HELD_OUT[settings.split]} of the model"
-    batch_size = settings.batch_size or 8
-    if trained.model.effective_mem_len(1) is None or settings.online_option:
-        batch_size = 1
-    print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
+    remembers_all = read_config(folder).model.effective_mem_len(1) is None
+    if remembers_all or settings.online_option:
+        batch_size = 1  # such a text is read by itself
+    else:
+        batch_size = settings.batch_size or TYPICAL_BATCH_SIZE
+    print_plan(folder, longest, screen, batch_size=batch_size, action=f"scores {text}")
 
 
 def seeds_of(folders: Sequence[Path]) -> list[list[str]]:

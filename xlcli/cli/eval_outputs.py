@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -14,10 +14,10 @@ from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
 from xlcli.cli.score_report import describe_context, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
+from xlcli.cli.tables import csv_text, form_of, listing
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError
-from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, Scored, TokenScore, WordScore
+from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, TokenScore, WordScore
 from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER
 
@@ -50,13 +50,13 @@ class Run(NamedTuple):
     stop: Stop
 
 
-class Output:
-    """A file that `eval` writes, or standard output for `-`.
+class ResultFile:
+    """A file that `eval` writes beside its report, or standard output for `-`.
 
     Attributes:
         name: Its option, as a parameter.
         kind: What it is, by its suffix.
-        excludes: Settings with which it cannot be made, and other outputs.
+        excludes: Settings with which it cannot be made, and other such files.
         lists_tokens, lists_words: True if the evaluation has to yield tokens or words for it.
     """
 
@@ -72,10 +72,7 @@ class Output:
     def check_settings(self, call: Call, settings: EvalConfig) -> None:
         """`ConfigError` if something was given that it excludes."""
         for other in self.excludes:
-            if hasattr(settings, other):
-                value = getattr(settings, other)
-            else:
-                value = call.params[other]
+            value = getattr(settings, other) if hasattr(settings, other) else call.params[other]
             if value:
                 raise call.conflict(self.name, other)
 
@@ -83,10 +80,11 @@ class Output:
         """`ConfigError` if it cannot be made of these models together."""
 
     def sink(self, run: Run) -> Sink:
+        """Takes the events of the evaluation and writes the file."""
         raise NotImplementedError
 
 
-class TokenList(Output):
+class TokenList(ResultFile):
     """`--per-token`."""
 
     name = "per_token"
@@ -95,16 +93,15 @@ class TokenList(Output):
     lists_tokens = True
 
     def check_models(self, folders: Sequence[Path]) -> None:
-        """Refuses models without common tokens."""
         vocabularies = {read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}
         if len(vocabularies) > 1:  # rows of tokens could not be joined
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
 
     def sink(self, run: Run) -> Sink:
-        return list_of((Row, TokenScore), self.path, form_of(self.path, json=True), run)
+        return listing(self.path, form_of(self.path, json=True), run.screen, (Row, TokenScore), run.names)
 
 
-class WordList(Output):
+class WordList(ResultFile):
     """`--words`: words, or what is said of compared rows."""
 
     name = "words"
@@ -114,17 +111,10 @@ class WordList(Output):
 
     def sink(self, run: Run) -> Sink:
         kinds = (Row, WordScore, PairScore, ContinuationScore)
-        return list_of(kinds, self.path, form_of(self.path, json=run.screen.json), run)
+        return listing(self.path, form_of(self.path, json=run.screen.json), run.screen, kinds, run.names)
 
 
-def list_of(kinds: tuple[type[Scored], ...], path: str, form: str, run: Run) -> Sink:
-    """The list of events of these kinds, with columns for each of several models."""
-    if len(run.names) > 1:
-        return JoinedListing(path, form, run.screen, kinds, names=run.names)
-    return Listing(path, form, run.screen, kinds)
-
-
-class PageOutput(Output):
+class PageFile(ResultFile):
     """`--html`."""
 
     name = "html"
@@ -137,7 +127,7 @@ class PageOutput(Output):
         check_single("--html", folders)
 
     def sink(self, run: Run) -> Sink:
-        return ScorePage(self.path, run)
+        return _PageSink(self.path, run)
 
 
 def check_single(what: str, folders: Sequence[Path]) -> None:
@@ -146,8 +136,8 @@ def check_single(what: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"{what} needs one model, not {len(folders)}.", "Give one -m NAME.")
 
 
-class ScorePage(Sink):
-    """The page of a text."""
+class _PageSink(Sink):
+    """Collects the page of a text, and writes it if the text was scored to its end."""
 
     def __init__(self, path: str, run: Run) -> None:
         self._page, self._run = Page(Path(path)), run
@@ -166,7 +156,6 @@ class ScorePage(Sink):
                 self._is_whole = True
 
     def close(self) -> None:
-        """Writes the page of a text that was scored to its end."""
         score, screen = self._score, self._run.screen
         if score is None or not self._is_whole:
             screen.not_written(str(self._page.path))
@@ -181,33 +170,32 @@ class ScorePage(Sink):
         screen.say(f"page written to {self._page.path}")
 
 
-class FigureTable(Output):
+class FigureTable(ResultFile):
     """`--csv`: the table of the report, unless the evaluation was stopped."""
 
     name = "csv"
     kind = TABLE
 
     def sink(self, run: Run) -> Sink:
+        return Kept(Score, lambda scores: self._write(scores, run))
 
-        def write(scores: list[Score]) -> None:
-            if run.stop():
-                run.screen.not_written(self.path)
-                return
-            rows = []
-            for score in scores:
-                rows += score_rows(score)
-            if not scores[0].pairs:  # which have a row for each group
-                rows += seed_rows(seed_statistics(scores, run))
-            text = csv_text(rows)
-            if self.path == "-":
-                run.screen.print(text)
-            else:
-                write_output(Path(self.path), [text.encode("utf-8", "surrogateescape")])
-
-        return Kept(Score, write)
+    def _write(self, scores: Sequence[Score], run: Run) -> None:
+        if run.stop():
+            run.screen.not_written(self.path)
+            return
+        rows = []
+        for score in scores:
+            rows += score_rows(score)
+        if not scores[0].pairs:  # which have a row for each group
+            rows += seed_rows(seed_statistics(scores, run))
+        text = csv_text(rows)
+        if self.path == "-":
+            run.screen.print(text)
+        else:
+            write_output(Path(self.path), [text.encode("utf-8", "surrogateescape")])
 
 
-class ContextPlot(Output):
+class ContextPlot(ResultFile):
     """`--plot`: the loss by context, unless the evaluation was stopped."""
 
     name = "plot"
@@ -215,31 +203,17 @@ class ContextPlot(Output):
     excludes = ("stride", "adapt", "context_cache")
 
     def sink(self, run: Run) -> Sink:
+        return Kept(Score, lambda scores: self._draw(scores, run))
 
-        def draw(scores: list[Score]) -> None:
-            curves = [score for score in scores if score.by_context]
-            if run.stop():
-                run.screen.not_written(self.path)
-            elif not curves:
-                run.screen.say(f"{self.path} was not written: overlapping windows have no loss by context", "warning")
-            else:
-                draw_by_context(self.path, curves)
-                run.screen.say(f"plot written to {self.path}")
-
-        return Kept(Score, draw)
-
-
-OUTPUTS: Sequence[type[Output]] = (TokenList, WordList, PageOutput, FigureTable, ContextPlot)
-
-
-def outputs_of(paths: Mapping[str, str | None]) -> list[Output]:
-    """The outputs of the options that were given, of their values by parameter."""
-    outputs = []
-    for kind in OUTPUTS:
-        path = paths[kind.name]
-        if path is not None:
-            outputs.append(kind(path))
-    return outputs
+    def _draw(self, scores: Sequence[Score], run: Run) -> None:
+        curves = [score for score in scores if score.by_context]
+        if run.stop():
+            run.screen.not_written(self.path)
+        elif not curves:
+            run.screen.say(f"{self.path} was not written: overlapping windows have no loss by context", "warning")
+        else:
+            draw_by_context(self.path, curves)
+            run.screen.say(f"plot written to {self.path}")
 
 
 def seed_statistics(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:

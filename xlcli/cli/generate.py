@@ -20,7 +20,6 @@ from xlcli.errors import ConfigError
 
 app = App()
 
-
 Prompts = Annotated[
     str | None,
     option(
@@ -53,7 +52,6 @@ def generate(
     dry_run: options.DryRun = False,
     no_prompt: Annotated[bool, option("Output", "--no-prompt", "Print the continuation without the prompt.")] = False,
 ) -> int:
-    """Continues a text."""
     config, screen = call.config(), call.screen
     settings = config.generate
     saved = state_files(call, state, state_in, state_out)
@@ -85,14 +83,14 @@ def generate(
         loaded, runtime, resume, save = open_model(call, folder, settings, config.runtime, saved)
         from xlcli import generation, inference
 
-        how: dict[str, Any] = {"seed": config.runtime.seed, "resume": resume, "stop": stop}
+        arguments: dict[str, Any] = {"seed": config.runtime.seed, "resume": resume, "stop": stop}
+        texts_of_prompts = [text for text, _ in given]
         if prompts:
-            all_texts = (text for text, _ in given)
-            results = generation.generate_prompts(loaded, all_texts, settings, runtime, **how)
+            results = generation.generate_prompts(loaded, texts_of_prompts, settings, runtime, **arguments)
             screen.drive(results, Results(given, screen, n_samples=settings.num_samples, without_prompt=no_prompt))
             return stop.exit_code
-        [(prompt, _)] = given
-        events = generation.generate(loaded, prompt, settings, runtime, save=save, **how)
+        [prompt] = texts_of_prompts
+        events = generation.generate(loaded, prompt, settings, runtime, save=save, **arguments)
         screen.drive(events, Samples(screen, None if no_prompt else prompt, several=settings.num_samples > 1))
         if screen.verbose:
             screen.shows(inference.describe_decoding(loaded, runtime))
@@ -103,8 +101,7 @@ def check_combination(
     call: Call, settings: GenerateConfig, words: list[str], prompts: str | None, *, interactive: bool, saves: bool
 ) -> None:
     """`ConfigError` for options that need or exclude others; `saves`: a state is saved."""
-    if call.is_typed("logprobs") and not call.screen.json and prompts is None:
-        raise call.needs("logprobs", "--json")
+    call.require("logprobs", "--json", is_given=call.screen.json or prompts is not None)
     state = "state" if call.params["state"] is not None else "state_out"
     if prompts is not None and words:
         raise call.conflict("prompts", "words")

@@ -16,13 +16,12 @@ CONTEXT: dict[str, Any] = {
     "max_content_width": 100,
 }
 """Context settings of every command. The option `--mem-len` is also the environment variable `XLCLI_MEM_LEN`."""
-TYPER: dict[str, Any] = {"rich_markup_mode": None, "suggest_commands": False}
-"""Settings of every `typer.Typer`."""
+TYPER: dict[str, Any] = {"rich_markup_mode": None, "suggest_commands": False}  # settings of every `typer.Typer`
 PANELS = ("Run", "Text", "Model", "Sampling", "Memory", "Training", "Results", "Machine", "Settings", "Output")
 """Headings of options in the order of the help."""
 
 
-class Page:
+class HelpPage:
     """What all help pages share: the context of usage errors, and examples at the end, one per line of the `epilog`."""
 
     epilog: str | None
@@ -50,7 +49,7 @@ class Page:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes one section per panel, and where all settings are listed."""
-        _write_panels(self.params_of_help(ctx), formatter, default="Output")
+        _write_panels(self.get_params(ctx), formatter, default="Output")  # type: ignore[attr-defined]
         if ctx.info_name in SECTIONS:
             formatter.write_paragraph()
             formatter.write_text(
@@ -58,15 +57,13 @@ class Page:
                 "option with --set, in a --config file, or by a variable such as XLCLI_DTYPE."
             )
 
-    def params_of_help(self, ctx: Any) -> list[Any]:
-        return self.get_params(ctx)  # type: ignore[attr-defined, no-any-return]
-
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Examples"):
-            formatter.write("".join(f"  {line}\n" for line in (self.epilog or "").splitlines()))
+            for line in (self.epilog or "").splitlines():
+                formatter.write(f"  {line}\n")
 
 
-class Group(Page, TyperGroup):
+class Group(HelpPage, TyperGroup):
     """Commands, whose help lists them before the options."""
 
     def summaries(self) -> dict[str, str]:
@@ -75,7 +72,7 @@ class Group(Page, TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, about.partition("\n\n")[0]) for name, about in self.summaries().items()])
-        _write_panels(self.params_of_help(ctx), formatter, default="Options")
+        _write_panels(self.get_params(ctx), formatter, default="Options")
 
 
 def _write_panels(params: list[Any], formatter: Any, *, default: str) -> None:

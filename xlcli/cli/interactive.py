@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 PROMPT = "> "
-LONGEST_LINE = 2**20
-"""Maximum number of bytes of a line of standard input."""
+LONGEST_LINE = 2**20  # maximum number of bytes of a line of standard input
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Conversation:
         if sys.stdin.isatty():
             self.screen.say("Type text to continue; an empty line goes on. Ctrl-C stops, Ctrl-D ends.")
         try:
-            with handling(_end, (signal.SIGTERM, signal.SIGHUP)):
+            with handling(_end_conversation, (signal.SIGTERM, signal.SIGHUP)):
                 line = _read_line(self.screen) if first is None else first
                 while line is not None:
                     self.answer(line)
@@ -80,15 +79,18 @@ class Conversation:
         from xlcli.generation import generate
 
         screen = self.screen
+        if line and not self._at_line_start():
+            line = b"\n" + line
         with screen.stop(announced=True) as stop:
-            prompt = b"\n" * (line != b"" and not self._at_line_start()) + line
-            how: dict[str, Any] = {"seed": self.seed, "resume": self.session, "save": self._keep, "stop": stop}
-            events = generate(self.model, prompt, self.settings, self.runtime, **how)
+            arguments: dict[str, Any] = {"seed": self.seed, "resume": self.session, "save": self._keep, "stop": stop}
+            events = generate(self.model, line, self.settings, self.runtime, **arguments)
             screen.drive(events, Samples(screen, b"", several=False))
-            if not (screen.json or screen.on_terminal or self._at_line_start()):
+            is_in_pipe = not (screen.json or screen.on_terminal)
+            if is_in_pipe and not self._at_line_start():
                 screen.write(b"\n")
         self.seed = None
-        if stop() and not (sys.stdin.isatty() and stop.signal == signal.SIGINT):
+        ends_answer_only = sys.stdin.isatty() and stop.signal == signal.SIGINT
+        if stop() and not ends_answer_only:
             raise Stopped(stop.exit_code)
 
     def _keep(self, session: SessionState) -> None:
@@ -99,7 +101,8 @@ class Conversation:
         session = self.session
         if session is None:
             return True
-        return (session.pending.data or self.model.tokenizer.decode([session.last_token])).endswith(b"\n")
+        end = session.pending.data or self.model.tokenizer.decode([session.last_token])
+        return end.endswith(b"\n")
 
 
 def _read_line(screen: Screen) -> bytes | None:
@@ -127,6 +130,5 @@ def _read_line(screen: Screen) -> bytes | None:
                 screen.say("that line is not UTF-8 and was not read", "warning")
 
 
-def _end(number: int, _: object) -> None:
-    """Handler of a signal that ends the conversation."""
+def _end_conversation(number: int, _: object) -> None:
     raise Stopped(128 + number)

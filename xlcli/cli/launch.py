@@ -19,12 +19,9 @@ from xlcli.errors import ConfigError, RankError
 from xlcli.machine import cpu_limit
 from xlcli.ranks import STORE, environment
 
-LOST = 75
-"""Exit code of a process that has lost another one; its launcher knows which."""
-SECONDS_TO_SAVE = 600
-"""Seconds after a signal or a failure until processes that still run are killed."""
-POLL_SECONDS = 0.02
-"""Seconds between two looks at other processes."""
+LOST = 75  # exit code of a process that has lost another one; its launcher knows which
+SECONDS_TO_SAVE = 600  # seconds after a signal or a failure until processes that still run are killed
+POLL_SECONDS = 0.02  # seconds between two looks at other processes
 
 
 def is_to_launch(nproc: int) -> bool:
@@ -83,8 +80,8 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
         codes = _wait_for(processes, received, send)
 
     failures = [(rank, code) for rank, code in codes.items() if code]
-    followed = (LOST, -signal.SIGTERM)  # from the failure of another process
-    rank, code = min(failures, key=lambda failure: failure[1] in followed, default=(0, 0))
+    consequences = (LOST, -signal.SIGTERM)  # of the failure of another process, which comes first
+    rank, code = min(failures, key=lambda failure: failure[1] in consequences, default=(0, 0))
     if code >= 0 and code != LOST:
         return code
     if code == -signal.SIGPIPE:
@@ -108,12 +105,9 @@ def _wait_for(
     deadline = None
     while len(codes) < len(processes):
         time.sleep(POLL_SECONDS)
-        ended = []
-        for rank, process in enumerate(processes):
-            code = process.poll()
-            if code is not None and rank not in codes:
-                ended.append((code, rank))
-        for code, rank in sorted(ended):  # a signal, which is negative, may have caused the other ends
+        ended = [(process.poll(), rank) for rank, process in enumerate(processes) if rank not in codes]
+        # The code of a signal, which may have caused the other ends, is negative and comes first.
+        for code, rank in sorted((code, rank) for code, rank in ended if code is not None):
             codes[rank] = code
         if deadline is None and (received or any(codes.values())):
             deadline = time.monotonic() + SECONDS_TO_SAVE

@@ -31,15 +31,19 @@ if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
 
-_PROGRAM_BYTES = 300 * 2**20
-"""RAM in bytes of the interpreter with torch imported."""
+_PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
+_FLOAT32_BYTES = 4
+"""RAM in bytes of a weight: weights of all encodings are loaded as float32."""
 
 
 class StateFiles(NamedTuple):
     """The file of the state to continue, and the file to save the new one in; None: there is none."""
 
-    before: Path | None = None
-    after: Path | None = None
+    before: Path | None
+    after: Path | None
+
+
+NO_STATE = StateFiles(None, None)
 
 
 def state_files(call: Call, state: str | None, state_in: str | None, state_out: str | None) -> StateFiles:
@@ -67,10 +71,7 @@ def state_files(call: Call, state: str | None, state_in: str | None, state_out: 
 
 
 def find_model(
-    call: Call,
-    names: Sequence[str] | None,
-    settings: InferenceConfig,
-    state: StateFiles = StateFiles(),  # noqa: B008
+    call: Call, names: Sequence[str] | None, settings: InferenceConfig, state: StateFiles = NO_STATE
 ) -> Path:
     """The folder of the only model, as `find_models`; `ConfigError` if `--model` names several."""
     named = named_models(call, names)
@@ -80,10 +81,7 @@ def find_model(
 
 
 def find_models(
-    call: Call,
-    names: Sequence[str] | None,
-    settings: InferenceConfig,
-    state: StateFiles = StateFiles(),  # noqa: B008
+    call: Call, names: Sequence[str] | None, settings: InferenceConfig, state: StateFiles = NO_STATE
 ) -> list[Path]:
     """Folders of the models that `--model` names, else of the one that made the saved state, else of a chosen one.
 
@@ -120,8 +118,8 @@ def check_settings(section: str, settings: InferenceConfig, config: Config | Sav
         variants = settings.sweep
     try:
         settings.check_model(config.model)
-        for each in variants:
-            each.reading(config.model, config.train.reading)
+        for variant in variants:
+            variant.reading(config.model, config.train.reading)  # raises if they contradict each other
     except InvalidSettingError as error:
         reason = f"does not apply to {name}; it {error.reason}"
         raise InvalidSettingError(f"{section}.{error.key}", reason, error.remedy) from None
@@ -132,38 +130,33 @@ def print_plan(
 ) -> None:
     """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
 
-    `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory. `ResourceError` if the machine
-    has too little RAM.
+    `batch_size` texts are read at a time. Only a text that `is_endless` surely fills the memory of the model.
+    `ResourceError` if the machine has too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)
     reading = settings.reading(config.model, config.train.reading)
     parameters = summarize(folder).parameters or 0
-    weights = 4 * parameters
-    state = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
-    needed = _PROGRAM_BYTES + weights + 2 * state
+    weights_bytes = _FLOAT32_BYTES * parameters
+    state_bytes = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
+    needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
     available = available_bytes()
     if screen.json:
         plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}
-        plan |= {"batch_size": batch_size, "weights_bytes": weights, "state_bytes": state}
-        screen.object(plan | {"needed_bytes": needed, "available_bytes": available})
+        plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
+        screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
     else:
-        if batch_size == 1:
-            texts = "one text at a time"
-        else:
-            texts = f"{batch_size} texts at a time"
+        texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
         memory = model.describe_memory(reading.mem_len, reading.segment_len)
         screen.report(
-            f"model    {folder} ({compact_number(parameters)} parameters, {format_bytes(weights)})\n"
+            f"model    {folder} ({compact_number(parameters)} parameters, {format_bytes(weights_bytes)})\n"
             f"does     {action}\n"
-            f"memory   {memory}, {texts}: {format_bytes(state)}\n"
-            f"needs    about {format_bytes(needed)} of RAM; {format_bytes(available)} available\n"
+            f"memory   {memory}, {texts}: {format_bytes(state_bytes)}\n"
+            f"needs    about {format_bytes(needed_bytes)} of RAM; {format_bytes(available)} available\n"
         )
     # A finite text may be shorter than the memory.
-    least = _PROGRAM_BYTES + weights
-    if is_endless:
-        least = needed
-    require_memory(f"model {folder.name}", least, "Use a smaller --mem-len or model.")
+    least_bytes = needed_bytes if is_endless else _PROGRAM_BYTES + weights_bytes
+    require_memory(f"model {folder.name}", least_bytes, "Use a smaller --mem-len or model.")
 
 
 def check_texts(names: Iterable[str], command: str) -> list[str]:
@@ -210,8 +203,11 @@ def note_unread_pipe(screen: Screen, argument: str) -> None:
 def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
 ) -> tuple[LoadedModel, Runtime]:
-    """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
-    cache_folder(screen.say)
+    """Loads a model on the device that `config` names; returns the runtime, too. Imports torch.
+
+    Prints warnings of the model and of a memory length that has no effect, and with --verbose what was loaded.
+    """
+    cache_folder(screen.say)  # made now, so that it says at once if it is only a temporary folder
     with screen.waiting("loading the model"):
         from xlcli.runtime import make_runtime
         from xlcli.store.folder import load
@@ -220,21 +216,32 @@ def load_model(
         model = load(folder, settings, device=runtime.device)
     for warning in model.warnings:
         screen.say(warning, "warning")
-    about = f"model {model.name}: {folder}"
-    bits_per_byte, scored = model.record.get("bits_per_byte"), scored_text(model.record)
-    if isinstance(bits_per_byte, float) and scored:
-        about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(scored)}"
-    screen.say(about, "detail")
+    screen.say(_describe_model(model, folder), "detail")
     reading = settings.reading(model.config.model, model.config.train.reading)
     dtypes = runtime.dtype_name + rounding(model.weight_dtype, reading.memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {approximate_count(runtime.threads, 'thread')}", "detail")
+    warning_of_idle_memory = model.config.model.mem_len_warning(_longest_given_mem_len(settings))
+    if warning_of_idle_memory is not None:
+        screen.say(warning_of_idle_memory, "warning")
+    return model, runtime
+
+
+def _describe_model(model: LoadedModel, folder: Path) -> str:
+    """Name, folder and score of training: `model m: models/m, 2.013 bits per byte of the 1M bytes of ...`."""
+    about = f"model {model.name}: {folder}"
+    bits_per_byte = model.record.get("bits_per_byte")  # a record may be edited, or of an unfinished run
+    text = scored_text(model.record)
+    if isinstance(bits_per_byte, float) and text is not None:
+        about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(text)}"
+    return about
+
+
+def _longest_given_mem_len(settings: InferenceConfig) -> int:
+    """The longest memory length that the user has given, alone or in a sweep; 0 if it is as in training."""
     mem_lens = [settings.mem_len or 0]
     if isinstance(settings, EvalConfig):
         mem_lens += settings.sweep_mem_len
-    warning_of_idle_memory = model.config.model.mem_len_warning(max(mem_lens))
-    if warning_of_idle_memory:
-        screen.say(warning_of_idle_memory, "warning")
-    return model, runtime
+    return max(mem_lens)
 
 
 class OpenedModel(NamedTuple):
@@ -256,7 +263,7 @@ def open_model(
 ) -> OpenedModel:
     """`load_model`, with the saved session. The file to save in is locked until the command ends.
 
-    `log` is the file that is followed. `BusyError` if another process saves in that file, `StateError` if the state
+    `log` is the file that is followed. `BusyError` if another process saves in the same file, `StateError` if the state
     belongs to another log, whose place in it would be lost.
     """
     if state.after is not None:
@@ -268,11 +275,11 @@ def open_model(
     if state.before is not None:
         resume = load_state(state.before, model=model, device=str(runtime.device))
         _check_log(state, resume, log)
-        read = f"{approximate_count(resume.model_state.seen, 'token')} read"
-        read += rounding("float32", resume.model_state.memory_dtype)
+        tokens = approximate_count(resume.model_state.seen, "token")
+        memory_dtype = rounding("float32", resume.model_state.memory_dtype)
         # Only with `--state` it depends on an earlier command whether a state is continued.
         level = "info" if state.before == state.after else "detail"
-        call.screen.say(f"state {state.before}: {read}", level)
+        call.screen.say(f"state {state.before}: {tokens} read{memory_dtype}", level)
     save: Any = None
     if state.after is not None:
         save = partial(save_state, state.after, model=model)

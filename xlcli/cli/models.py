@@ -36,7 +36,6 @@ class _Models(Group):
     """The command, whose action is `list` if none is named. Options of an action may stand before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Moves the action to the front and parses."""
         for word in args:
             if word in self.commands:
                 args.remove(word)
@@ -134,9 +133,8 @@ def show(
         ("corpus", corpus),
     ]
     if summary.bits_per_byte is not None and summary.scored:
-        rows.append(
-            ("score", f"{summary.bits_per_byte:.4f} bits per byte of the {describe_scored_text(summary.scored)}")
-        )
+        text = describe_scored_text(summary.scored)
+        rows.append(("score", f"{summary.bits_per_byte:.4f} bits per byte of the {text}"))
     screen.print(table([row for row in rows if row[1] != "-"], screen.columns, left=(0, 1)) + "\n")
 
     # How it was made: by its card, else by its record.
@@ -151,15 +149,14 @@ def show(
 def show_preset(name: str, screen: Screen, error: CheckpointError) -> None:
     """Prints a preset; if there is none, raises the error, that there is no such model, with a better remedy."""
     presets = {preset.name: preset for preset in list_presets()}
-    preset = presets.get(name)
-    if preset is None:
+    if name not in presets:
         near = nearest(name, presets)
         remedy = f"Did you mean the preset {near}?" if near else error.remedy
         raise CheckpointError(error.message, remedy) from None
     if screen.json:
-        screen.object({**fields(preset), "config": read_preset(name)})
+        screen.object({**fields(presets[name]), "config": read_preset(name)})
     else:
-        screen.print(preset.path.read_text("utf-8"))
+        screen.print(presets[name].path.read_text("utf-8"))
 
 
 @app.command(

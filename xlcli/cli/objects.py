@@ -38,7 +38,7 @@ def _plain(value: Any) -> Any:
 
 
 def fields(event: Any, *without: str) -> dict[str, Any]:
-    """Name and value of each attribute of a dataclass, but for some, and for those that its text leaves out, too."""
+    """Name and value of each attribute of a dataclass, but for some, and for those with `repr=False`, too."""
     values = {}
     for field in dataclasses.fields(event):
         if field.repr and field.name not in without:
@@ -65,10 +65,9 @@ def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
 
 
 def score_object(score: events.Score) -> dict[str, Any]:
-    """The JSON object of an evaluation."""
     by_context = []
-    for each in score.by_context:
-        by_context.append({"from": each.start, "to": each.stop, **fields(each, "start", "stop")})
+    for part in score.by_context:
+        by_context.append({"from": part.start, "to": part.stop, **fields(part, "start", "stop")})
     return {**fields(score), "by_context": by_context}
 
 

@@ -128,19 +128,21 @@ def settings_of(command: str | None) -> dict[str, Setting]:
     """Settings of a command that are options or environment variables, by name; of two the one of the first section."""
     from xlcli.config import Config, Option, table
 
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     if command is None or command not in SECTIONS:
-        return found
+        return settings
     sections = SECTIONS[command]
     for section in sections[: sections.index("runtime") + 1]:
         kind = table(Config.model_fields[section])
         assert kind is not None
         for name, field in kind.model_fields.items():
-            if name not in found:
-                options = [part for part in field.metadata if isinstance(part, Option)]
-                is_option = options and (not options[0].commands or command in options[0].commands)
-                found[name] = Setting(section, field, options[0] if is_option else None)
-    return found
+            if name in settings:
+                continue
+            declared = [part for part in field.metadata if isinstance(part, Option)]
+            # An option is one of all commands unless it names some.
+            options = [part for part in declared[:1] if not part.commands or command in part.commands]
+            settings[name] = Setting(section, field, options[0] if options else None)
+    return settings
 
 
 def option_kinds(command: str) -> dict[str, Any]:
@@ -149,11 +151,11 @@ def option_kinds(command: str) -> dict[str, Any]:
     An option is a text, which the unit of its setting reads later, unless it is a switch, a choice or a list.
     """
     kinds: dict[str, Any] = {}
-    for name, (_, field, declared) in settings_of(command).items():
-        if declared is None:
+    for name, setting in settings_of(command).items():
+        if setting.option is None:
             continue
-        kind = field.annotation
-        details = option(declared.panel, declared.names, field.description or "", allow_from_autoenv=False)
+        kind, about = setting.field.annotation, setting.field.description or ""
+        details = option(setting.option.panel, setting.option.names, about, allow_from_autoenv=False)
         is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
         if is_switch:
             kinds[name] = Annotated[bool, details]
@@ -168,9 +170,7 @@ def option_kinds(command: str) -> dict[str, Any]:
 
 def choices(kind: Any) -> tuple[str, ...]:
     """Values of a `Literal`, or of one that may be None; none of any other type."""
-    found: list[str] = []
+    texts: list[str] = []
     for part in (kind, *get_args(kind)):
-        for choice in get_args(part):
-            if isinstance(choice, str):
-                found.append(choice)
-    return tuple(found)
+        texts += [choice for choice in get_args(part) if isinstance(choice, str)]
+    return tuple(texts)

@@ -6,21 +6,19 @@ import errno
 import importlib.util
 import os
 import stat
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from xlcli.errors import ConfigError, ResourceError
+from xlcli.events import Event
 from xlcli.files import check_writable, identity, linked, replacing
 from xlcli.store.discover import is_state_file
 from xlcli.store.layout import METRICS, is_model
 
-E = TypeVar("E")
-READER_SECONDS = 5.0
-"""Time to wait for the reader of a named pipe."""
+READER_SECONDS = 5.0  # time to wait for the reader of a named pipe
 _OTHER = "Choose another file."
 
 
@@ -40,8 +38,8 @@ PICTURE = Kind((".png", ".svg", ".pdf"))
 STATE = Kind()
 
 
-def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Path]) -> None:
-    """Checks the outputs of a command before its work: the option, the name and the kind of each.
+def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterable[Path]) -> None:
+    """Checks the outputs of a command before its work: by parameter the file, if it was given, and its kind.
 
     A file is replaced if its name has a right suffix and it is nothing that is read: no input, no state, no curve of a
     model. A state replaces a state only. The standard streams are added to the inputs. A pipe or device takes any kind
@@ -52,10 +50,13 @@ def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Pat
             may be replaced; or it needs a package that is missing.
         ResourceError: An output cannot be written.
     """
-    used = dict.fromkeys(_identities((), 1, 2), "the output of this command")
-    used |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
-    places: dict[Path, str] = {}
-    for option, name, kind in outputs:
+    uses = dict.fromkeys(_identities((), 1, 2), "the output of this command")
+    uses |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
+    options: dict[Path, str] = {}  # of the outputs so far, also of those that do not exist yet
+    for parameter, (name, kind) in outputs.items():
+        if name is None:
+            continue
+        option = f"--{parameter.replace('_', '-')}"
         if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
             raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
         if kind is PAGE and name == "-":
@@ -63,22 +64,23 @@ def check_outputs(outputs: Iterable[tuple[str, str, Kind]], inputs: Iterable[Pat
         is_stream = name == "-"
         path = Path(name)
         status = None if is_stream else _status(option, name)
-        is_file = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        if not is_file and kind is not STATE:  # a device or a pipe
+        is_pipe_or_device = status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+        if is_pipe_or_device and kind is not STATE:
             continue
-        if not is_stream:
-            _check_suffix(option, path, kind)
-        earlier = places.setdefault(path if is_stream else path.resolve(), option)
+        if not is_stream and kind.suffixes and path.suffix.lower() not in kind.suffixes:
+            raise _wrong_suffix(option, path, kind)
+        earlier = options.setdefault(path if is_stream else path.resolve(), option)
         if earlier != option:
             raise ConfigError(f"{option} {name} is also the output of {earlier}.", _OTHER)
         if is_stream:
             continue
         check_writable(linked(path))  # refuses a folder, too
         if status is not None:
-            if identity(status) in used:
-                raise ConfigError(f"{option} {path} is also {used[identity(status)]}.", _OTHER)
+            file = identity(status)
+            if file in uses:
+                raise ConfigError(f"{option} {path} is also {uses[file]}.", _OTHER)
             _check_replaced(option, path, kind, status)
-            used[identity(status)] = f"the output of {option}"
+            uses[file] = f"the output of {option}"
 
 
 def _status(option: str, name: str) -> os.stat_result | None:
@@ -92,14 +94,12 @@ def _status(option: str, name: str) -> os.stat_result | None:
         raise ConfigError(f"cannot write {option} {name}: {reason}.", _OTHER) from None
 
 
-def _check_suffix(option: str, path: Path, kind: Kind) -> None:
-    """`ConfigError` if the suffix names no format of this kind."""
-    if not kind.suffixes or path.suffix.lower() in kind.suffixes:
-        return
-    *others, known = kind.suffixes
+def _wrong_suffix(option: str, path: Path, kind: Kind) -> ConfigError:
+    """The error for a name whose suffix is none of this kind, of which there are some."""
+    *others, legal = kind.suffixes
     if others:
-        known = f"{', '.join(others)} or {known}"
-    raise ConfigError(f"{option} {path} does not end in {known}.", f"Name it {path.stem}{kind.suffixes[0]}.")
+        legal = f"{', '.join(others)} or {legal}"
+    return ConfigError(f"{option} {path} does not end in {legal}.", f"Name it {path.stem}{kind.suffixes[0]}.")
 
 
 def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result) -> None:
@@ -129,14 +129,16 @@ def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
 
 
 def _open_pipe(path: Path) -> int:
-    until = time.monotonic() + READER_SECONDS
+    """Descriptor of a pipe or device, which has a reader at the latest after `READER_SECONDS`."""
+    deadline = time.monotonic() + READER_SECONDS
     while True:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
-            if error.errno != errno.ENXIO:
+            has_no_reader = error.errno == errno.ENXIO
+            if not has_no_reader:
                 raise
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise ResourceError(f"nobody reads {path}; nothing was written.", "Start its reader.") from None
             time.sleep(0.05)
         else:
@@ -145,80 +147,59 @@ def _open_pipe(path: Path) -> int:
 
 
 def write_output(path: Path, pieces: Iterable[bytes]) -> None:
-    """Writes an output of a command, as `output_file`."""
     with output_file(path) as write:
         for piece in pieces:
             write(piece)
 
 
 class Sink:
-    """Takes the events of a workflow but notices and progress. It ends by `close`, or by `discard` after an error."""
+    """Takes the events of a workflow but notices and progress.
 
-    def add(self, event: Any) -> None:
-        """Takes an event."""
+    It ends by `close`, also if the workflow was stopped, or by `discard` after an error.
+    """
 
-    def close(self) -> None:
-        """Writes what is due at the end of the workflow, which may have been stopped."""
+    def add(self, event: Any) -> None: ...
 
-    def discard(self) -> None:
-        """Ends the output of a workflow that has failed."""
+    def close(self) -> None: ...
+
+    def discard(self) -> None: ...
 
 
-class Kept(Sink, Generic[E]):
+class Kept(Sink):
     """Keeps the events of one class for `finish`, which gets them at the end of the workflow, unless there are none."""
 
-    def __init__(self, kind: type[E], finish: Callable[[list[E]], object]) -> None:
-        self.events: list[E] = []
+    def __init__(self, kind: type[Event], finish: Callable[[list[Any]], object]) -> None:
+        self._events: list[Event] = []
         self._kind, self._finish = kind, finish
 
     def add(self, event: Any) -> None:
         if isinstance(event, self._kind):
-            self.events.append(event)
+            self._events.append(event)
 
     def close(self) -> None:
-        if self.events:
-            self._finish(self.events)
-
-
-class FileSink(Sink):
-    """A sink whose bytes go to the file of this name, or to standard output by `write` if that is `-`.
-
-    A regular file is in its place only after `save`.
-    """
-
-    def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
-        self.name, self.is_saved = name, name == "-"
-        self._file = ExitStack()
-        self.write = write
-        if name != "-":
-            self.write = self._file.enter_context(output_file(Path(name)))
-
-    def save(self) -> None:
-        self._file.close()
-        self.is_saved = True
-
-    def discard(self) -> None:
-        self._file.__exit__(*sys.exc_info())
+        if self._events:
+            self._finish(self._events)
 
 
 def check_standard_output(name: str) -> None:
     """`ConfigError` if standard output is the regular file that is read (`-`: standard input), which would grow."""
     text = _identities((), 0) if name == "-" else _identities([Path(name)])
-    if text & _identities((), 1):
+    is_read = not text.isdisjoint(_identities((), 1))
+    if is_read:
         raise ConfigError("standard output is the file that is read.", "Redirect it to another file.")
 
 
 def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]]:
     """Device and inode of regular files: the paths, files in folders among them, and open descriptors."""
-    found: list[os.stat_result] = []
+    files: list[Path | int] = [*descriptors]
     for path in paths:
-        files = [path]
+        files.append(path)
         with suppress(OSError):  # it is no folder, or reading it reports the reason
             files += path.iterdir()
-        for file in files:
-            with suppress(OSError):
-                found.append(file.stat())
-    for descriptor in descriptors:
+    identities = set()
+    for file in files:
         with suppress(OSError):
-            found.append(os.fstat(descriptor))
-    return {identity(status) for status in found if stat.S_ISREG(status.st_mode)}
+            status = os.stat(file)  # noqa: PTH116 - also of a descriptor
+            if stat.S_ISREG(status.st_mode):
+                identities.add(identity(status))
+    return identities

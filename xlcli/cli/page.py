@@ -44,8 +44,9 @@ BLOCK_BYTES, ROW_BYTES = 2**12, 2**13
 """Sizes from which a block and a row end. A browser lays out the visible blocks only."""
 TABLE_ROWS, LONG_LINE, PREVIEW = 12, 20, 240
 """Number of most surprising lines; their minimum size in bytes, if there are any; bytes after which the text ends."""
-CURVE_POINTS = 512
-"""Maximum number of points of the curve."""
+CURVE_POINTS = 512  # maximum number of points of the curve
+
+Facts = Sequence[tuple[str, str]]
 
 
 class Page(AbstractContextManager["Page"]):
@@ -86,12 +87,7 @@ class Page(AbstractContextManager["Page"]):
                 return
 
     def save(
-        self,
-        title: str,
-        model: str,
-        context: str,
-        facts: Sequence[tuple[str, str]] = (),
-        by_context: Sequence[ContextBin] = (),
+        self, title: str, model: str, context: str, facts: Facts = (), by_context: Sequence[ContextBin] = ()
     ) -> None:
         """Writes the page, atomically if the file is a regular one.
 
@@ -112,9 +108,7 @@ class Page(AbstractContextManager["Page"]):
         if is_shown:
             self._blocks.add(row)
 
-    def _pieces(
-        self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin]
-    ) -> Iterator[bytes]:
+    def _pieces(self, title: str, facts: Facts, by_context: Sequence[ContextBin]) -> Iterator[bytes]:
         """The parts of the file; ends the text."""
         for row in self._rows:
             self._show(row)
@@ -227,7 +221,6 @@ class _Blocks:
                 self.note("The words after this line have no colors, so that a browser can open the page.")
 
     def end(self) -> None:
-        """Writes the block."""
         if self._rows:
             # With this attribute, each line has the direction of its first letter.
             self._write(f"<pre dir=auto>{''.join(self._rows)}</pre>\n")
@@ -244,10 +237,9 @@ class _Blocks:
 
 
 class _SurprisingLine(NamedTuple):
-    """A line of the table. Its first two fields are its rank: long lines are before others."""
+    """A line of the table. `rank` is (whether it is long, bits per byte): long lines are before others."""
 
-    is_long: bool
-    bits_per_byte: float
+    rank: tuple[bool, float]
     html: str
 
 
@@ -259,22 +251,19 @@ class _MostSurprising:
 
     def add(self, row: _Row, *, is_linked: bool) -> None:
         rank = (len(row.text) >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf)
-        if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1][:2]:
+        if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1].rank:
             return
-        if is_linked:
-            number = f'<a href="#L{row.line}">{row.line:,}</a>'
-        else:
-            number = f"{row.line:,}"
+        number = f'<a href="#L{row.line}">{row.line:,}</a>' if is_linked else f"{row.line:,}"
         html = f"<tr><td>{row.bits_per_byte:.2f}<td>{number}<td dir=auto>{row.html(PREVIEW)}</tr>"
-        self._lines.append(_SurprisingLine(*rank, html))
-        self._lines.sort(key=lambda line: line[:2], reverse=True)
+        self._lines.append(_SurprisingLine(rank, html))
+        self._lines.sort(key=lambda line: line.rank, reverse=True)
         del self._lines[TABLE_ROWS:]
 
     def table(self) -> dict[str, str]:
         """What the page shows of them, by names of its template."""
         about = "Lines by bits per byte."
         lines = self._lines
-        long_lines = [line for line in lines if line.is_long]
+        long_lines = [line for line in lines if line.rank[0]]
         if long_lines:
             about = f"Lines of at least {LONG_LINE} bytes by bits per byte."
             lines = long_lines
@@ -282,28 +271,28 @@ class _MostSurprising:
 
 
 def _bin(bits: float) -> int:
-    """Bin of a word; the last one also has words without a finite score."""
+    """Bin of a word, 0 to `BINS` - 1: 0 bits in 0, 1 bit in 8, 3 bits in 16. The last one has all without a number."""
     if not math.isfinite(bits):
         return BINS - 1
     return min(BINS - 1, int(BINS_PER_OCTAVE * math.log2(1 + max(0.0, bits))))
 
 
-def _color(bins: Sequence[int]) -> tuple[str, str]:
-    """Style of the bins, of which each has so many words, and legend of their colors."""
+def _color(words_by_bin: Sequence[int]) -> tuple[str, str]:
+    """Style of the bins, whose colors are numbered from 1 on as `SHARES`, and legend: where each color begins."""
     style = legend = ""
-    n_words = n_left = sum(bins)
+    n_words = n_left = sum(words_by_bin)
     last_color = 0
-    for n, in_bin in enumerate(bins):
-        if not in_bin:
+    for number, n_in_bin in enumerate(words_by_bin):
+        if n_in_bin == 0:
             continue
         share = n_left / n_words  # of the words with so many bits or more
-        n_left -= in_bin
+        n_left -= n_in_bin
         color = sum(share <= most for most in SHARES)
         if color > 0:
-            style += f".w{n} {{ background: var(--c{color}); }}\n"
+            style += f".w{number} {{ background: var(--c{color}); }}\n"
         if color > last_color:
-            least_bits = 2 ** (n / BINS_PER_OCTAVE) - 1
-            legend += f"<i class=w{n}>{least_bits:.1f} ({max(0.1, 100 * share):.1f} %)</i>"
+            least_bits = 2 ** (number / BINS_PER_OCTAVE) - 1
+            legend += f"<i class=w{number}>{least_bits:.1f} ({max(0.1, 100 * share):.1f} %)</i>"
             last_color = color
     return style, legend
 
@@ -331,60 +320,60 @@ class _Curve:
     """Bits per byte along the text, in at most `CURVE_POINTS` stretches of about equal size."""
 
     def __init__(self) -> None:
-        self._points: list[_Stretch] = []
-        self._width = 16
+        self._stretches: list[_Stretch] = []
+        self._least_bytes = 16  # of a stretch that has ended
 
     def add(self, token: TokenScore, line: int) -> None:
-        """Adds a token in this line."""
-        if not self._points or self._points[-1].n_bytes >= self._width:
-            if len(self._points) == CURVE_POINTS:  # joins each two; new ones are as wide
-                self._width *= 2
-                for one, other in zip(self._points[::2], self._points[1::2], strict=True):
-                    one.add(other.n_bytes, other.bits)
-                del self._points[1::2]
-            self._points.append(_Stretch(line, token.byte))
-        self._points[-1].add(len(token.text), token.bits)
+        stretches = self._stretches
+        if not stretches or stretches[-1].n_bytes >= self._least_bytes:
+            if len(stretches) == CURVE_POINTS:  # each two become one, and new ones are as long
+                self._least_bytes *= 2
+                for one, next_one in zip(stretches[::2], stretches[1::2], strict=True):
+                    one.add(next_one.n_bytes, next_one.bits)
+                del stretches[1::2]
+            stretches.append(_Stretch(line, token.byte))
+        stretches[-1].add(len(token.text), token.bits)
 
     def drawing(self, last_line: int) -> dict[str, str]:
-        """What the page shows of it, by names of its template; a stretch links to its first line, up to `last_line`."""
-        points = self._points
-        values = [point.bits_per_byte for point in points]
-        total = sum(point.n_bytes for point in points)
-        top = max(1, math.ceil(max(values, default=0.0)))
+        """What the page shows of it, by names of its template; a stretch links to its first line, up to `last_line`.
 
-        # x runs from 0 to 1000, y down from 0 to 100.
-        steps, stretches = [], []
+        In the drawing x runs from 0 to 1000 along the text, and y down from 0 at `top` bits per byte to 100 at 0.
+        """
+        total_bytes = sum(stretch.n_bytes for stretch in self._stretches)
+        top = max(1, math.ceil(max((stretch.bits_per_byte for stretch in self._stretches), default=0.0)))
+        steps = []  # of an SVG path: y, then `H` and the x up to which the line is level
+        areas = ""  # with a text that is shown when the pointer is there
         sum_bits = 0.0
         left = 0
-        for point, value in zip(points, values, strict=True):
-            right = left + point.n_bytes
-            steps.append(f"{100 - 100 * value / top:.4g}H{1000 * right / total:.5g}")
-            place = f'x="{1000 * left / total:.5g}" width="{1000 * point.n_bytes / total:.4g}" height="100"'
-            about = f"{value:.2f} bits per byte, line {point.line:,}, byte {point.byte:,}"
-            stretch = f"<rect {place}><title>{about}</title></rect>"
-            if point.line <= last_line:
-                stretch = f'<a href="#L{point.line}" tabindex="-1">{stretch}</a>'
-            stretches.append(stretch)
-            sum_bits += value * point.n_bytes
-            left = right
-        first_byte = points[0].byte if points else 0
+        for stretch in self._stretches:
+            value, n_bytes = stretch.bits_per_byte, stretch.n_bytes
+            steps.append(f"{100 - 100 * value / top:.4g}H{1000 * (left + n_bytes) / total_bytes:.5g}")
+            place = f'x="{1000 * left / total_bytes:.5g}" width="{1000 * n_bytes / total_bytes:.4g}" height="100"'
+            about = f"{value:.2f} bits per byte, line {stretch.line:,}, byte {stretch.byte:,}"
+            area = f"<rect {place}><title>{about}</title></rect>"
+            if stretch.line <= last_line:
+                area = f'<a href="#L{stretch.line}" tabindex="-1">{area}</a>'
+            areas += area
+            sum_bits += value * n_bytes
+            left += n_bytes
+        first_byte = self._stretches[0].byte if self._stretches else 0
         return {
             "top": str(top),
             "half": f"{top / 2:g}",
             "path": "M0 " + "V".join(steps or ["100"]),
-            "mean": f"{100 - 100 * sum_bits / max(1, total) / top:.4g}",
-            "stretches": "".join(stretches),
+            "mean": f"{100 - 100 * sum_bits / max(1, total_bytes) / top:.4g}",
+            "stretches": areas,
             "first_byte": f"{first_byte:,}",
-            "last_byte": f"{first_byte + total:,}",
+            "last_byte": f"{first_byte + total_bytes:,}",
         }
 
 
 def _context_rows(bins: Sequence[ContextBin]) -> str:
     """Rows of the loss by context length with bars."""
-    most_bits = max((each.bits_per_byte for each in bins), default=0.0) or 1.0
+    most_bits = max((context.bits_per_byte for context in bins), default=0.0) or 1.0
     rows = ""
-    for each in bins:
-        width = f"{100 * each.bits_per_byte / most_bits:.4g}"
+    for context in bins:
+        width = f"{100 * context.bits_per_byte / most_bits:.4g}"
         bar = f'<svg viewBox="0 0 100 1" preserveAspectRatio="none"><rect width="{width}" height="1"/></svg>'
-        rows += "<tr><td>" + "<td>".join((*context_cells(each), bar)) + "</tr>"
+        rows += "<tr><td>" + "<td>".join((*context_cells(context), bar)) + "</tr>"
     return rows

@@ -13,12 +13,9 @@ from typing import TextIO
 from xlcli.cli.signals import Stop
 from xlcli.errors import DataError
 
-PORTION = 2**16
-"""Maximum number of bytes per read."""
-LONGEST_WAIT_MS = 2**31 - 1
-"""The most that `poll` takes."""
-GRACE_SECONDS = 0.5
-"""Time after a signal in which a reader that has stalled may go on; then output is discarded."""
+PORTION = 2**16  # maximum number of bytes per read
+LONGEST_WAIT_MS = 2**31 - 1  # the most that `poll` takes
+GRACE_SECONDS = 0.5  # time after a signal in which a reader that has stalled may go on; then output is discarded
 
 
 def label(name: str) -> str:
@@ -78,7 +75,7 @@ def followed(portions: Iterator[bytes | None], stop: Stop) -> Iterator[bytes | N
     yield None
 
 
-class Output:
+class OutputStream:
     """Standard output or standard error. All bytes are written, also to a descriptor that does not block.
 
     A write waits for a slow reader. After a signal it waits no longer than `GRACE_SECONDS` and discards the bytes that
@@ -87,7 +84,7 @@ class Output:
     Attributes:
         at_line_start: True if the last byte ended a line.
         discarded: Number of bytes discarded.
-        stop: Stop request that ends a wait, or None.
+        stop: Stop request that ends a wait, or None; set by the owner.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -100,10 +97,7 @@ class Output:
         except (OSError, ValueError):  # an object of Python that stands for the stream, as in tests
             self._descriptor = None
 
-    def heed(self, stop: Stop | None) -> None:
-        self.stop = stop
-
-    def shares_file(self, other: Output) -> bool:
+    def shares_file(self, other: OutputStream) -> bool:
         """True if both are the same terminal, pipe or file."""
         a, b = self._descriptor, other._descriptor
         return a is not None and b is not None and os.path.sameopenfile(a, b)
@@ -130,15 +124,15 @@ class Output:
     def _is_writable(self, descriptor: int) -> bool:
         """Waits until the descriptor accepts bytes; False if its reader has stalled after a signal."""
         stop = self.stop
-        waiting = poll({descriptor: select.POLLOUT})
         if stop is None:
-            return bool(waiting.poll())
+            return bool(poll({descriptor: select.POLLOUT}).poll())
         if not stop():
-            waiting.register(stop.fd, select.POLLIN)
-            if descriptor in dict(waiting.poll()):
+            ready = poll({descriptor: select.POLLOUT, stop.fd: select.POLLIN}).poll()
+            if descriptor in dict(ready):
                 return True
-            waiting.unregister(stop.fd)
-        return bool(waiting.poll(0 if self.discarded else 1000 * GRACE_SECONDS))
+        # A signal has come. The reader has a time of grace once, not for each write.
+        grace_ms = 0 if self.discarded else 1000 * GRACE_SECONDS
+        return bool(poll({descriptor: select.POLLOUT}).poll(grace_ms))
 
 
 def poll(events: Mapping[int, int]) -> select.poll:

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SMOOTHED = 50
-"""Number of means in the smoothed training curve."""
-_TOO_LARGE = 10**18
-"""Numbers of a forged curve with which Matplotlib cannot calculate."""
+_SMOOTHED = 50  # number of means in the smoothed training curve
+_TOO_LARGE = 10**18  # numbers of a forged curve with which Matplotlib cannot calculate
 
 
 def draw_by_context(path: str, scores: Sequence[Score]) -> None:
@@ -32,11 +30,10 @@ def draw_by_context(path: str, scores: Sequence[Score]) -> None:
     figure, axes = _picture()
     n_models = len({score.model for score in scores})
     for score in scores:
-        middles, values, margins = [], [], []
-        for part in score.by_context:
-            middles.append((part.start + part.stop) / 2)
-            values.append(part.bits_per_byte)
-            margins.append(math.nan if part.margin is None else part.margin)  # nan draws no bar
+        middles = [(part.start + part.stop) / 2 for part in score.by_context]
+        values = [part.bits_per_byte for part in score.by_context]
+        # A margin that is not a number has no bar.
+        margins = [math.nan if part.margin is None else part.margin for part in score.by_context]
         label = f"memory {score.mem_len}"
         if n_models > 1:
             label += f", {visible(score.model)}"
@@ -50,24 +47,24 @@ def draw_by_context(path: str, scores: Sequence[Score]) -> None:
 
 def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
     """Draws bits per byte of training and validation, of rows of `metrics.jsonl`, over tokens; False without any."""
-    steps, valid = _curve(rows, "bits_per_byte"), _curve(rows, "validation_bits_per_byte")
-    if not steps and not valid:
+    tokens, losses = _curve(rows, "bits_per_byte")
+    valid_tokens, valid_losses = _curve(rows, "validation_bits_per_byte")
+    ascending = sorted(losses + valid_losses)
+    if not ascending:
         return False
     figure, axes = _picture()
     from matplotlib.ticker import EngFormatter
 
-    if steps:
-        axes.plot(*zip(*steps, strict=True), color="C0", alpha=0.25, linewidth=0.8)
-        tokens, smooth = (averaged(values, _SMOOTHED) for values in zip(*steps, strict=True))
-        axes.plot(tokens, smooth, color="C0", label=f"training: {smooth[-1]:.4f}")
-    if valid:
-        places, losses = zip(*valid, strict=True)
-        axes.plot(places, losses, color="C1", marker="o", label=f"validation: {min(losses):.4f} at best")
-    values = sorted(value for _, value in steps + valid)
-    median = values[len(values) // 2]
-    if values[-1] > 2 * median:  # the first steps would take most of the picture
-        to_show = [value for _, value in valid or steps[-1:]]
-        axes.set_ylim(0.95 * values[0], max(2 * median, *to_show))
+    if losses:
+        axes.plot(tokens, losses, color="C0", alpha=0.25, linewidth=0.8)
+        smooth = averaged(losses, _SMOOTHED)
+        axes.plot(averaged(tokens, _SMOOTHED), smooth, color="C0", label=f"training: {smooth[-1]:.4f}")
+    if valid_losses:
+        label = f"validation: {min(valid_losses):.4f} at best"
+        axes.plot(valid_tokens, valid_losses, color="C1", marker="o", label=label)
+    median = ascending[len(ascending) // 2]
+    if ascending[-1] > 2 * median:  # the first steps would take most of the picture
+        axes.set_ylim(0.95 * ascending[0], max(2 * median, *(valid_losses or losses[-1:])))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="tokens", ylabel="bits per byte")
     _save(figure, title, name)
@@ -92,15 +89,16 @@ def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
     _save(figure, f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}", name)
 
 
-def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Tokens and value of this key, of the rows that have both; not numbers too large to draw."""
-    points = []
+def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    """Tokens and values of this key, of the rows that have both; not numbers too large to draw."""
+    tokens, values = [], []
     for row in rows:
         figures = numbers(row)
-        tokens, value = figures.get("tokens", math.inf), figures.get(key, math.inf)
-        if abs(tokens) < _TOO_LARGE and abs(value) < _TOO_LARGE:
-            points.append((tokens, value))
-    return points
+        x, y = figures.get("tokens", math.inf), figures.get(key, math.inf)
+        if abs(x) < _TOO_LARGE and abs(y) < _TOO_LARGE:
+            tokens.append(x)
+            values.append(y)
+    return tokens, values
 
 
 def _picture() -> tuple[Figure, Axes]:

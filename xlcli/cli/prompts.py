@@ -18,12 +18,10 @@ from xlcli.errors import DataError
 from xlcli.events import Generated, GeneratedText, ProgressMeter
 
 if TYPE_CHECKING:
-    from xlcli.text.documents import Notice, Rows
+    from xlcli.text.documents import Rows
 
-MAX_PROMPT = 2**26
-"""Maximum length of a prompt in bytes."""
-MAX_BYTES = 2**28
-"""Maximum size of a file of prompts."""
+MAX_PROMPT = 2**26  # maximum length of a prompt in bytes
+MAX_BYTES = 2**28  # maximum size of a file of prompts
 _EXAMPLE = 'Write each line as {"prompt": "Once upon a"}.'
 
 Prompt = tuple[bytes, dict[str, Any]]
@@ -35,7 +33,7 @@ def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> byte
     data = os.fsencode(words[0]) if words else b""
     if data == b"-":
         remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
-        data = _joined(portions(0, stop, None), stop, "the prompt", MAX_PROMPT, remedy)
+        data = _read_all(0, stop, "the prompt", MAX_PROMPT, remedy)
     return _with_lf([data], screen)[0]
 
 
@@ -48,30 +46,29 @@ def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
     from xlcli.text.formats import text_of
 
     shown, source = label(name), open_source(name)
-    data = iter([_joined(portions(source, stop, None), stop, shown)])
+    data = iter([_read_all(source, stop, shown)])
     warn = partial(screen.say, level="warning")
-    prompts: Any = text_of(data, shown, ["prompt"], source, notice=warn, read=_prompts)
-    found: list[Prompt] = [*filter(None, prompts)]
-    texts = _with_lf([text for text, _ in found], screen)
-    return [(text, tree) for text, (_, tree) in zip(texts, found, strict=True)]
+    rows: Any = text_of(data, shown, ["prompt"], source, notice=warn, read=_prompts)
+    prompts: list[Prompt] = [row for row in rows if row]
+    texts = _with_lf([text for text, _ in prompts], screen)
+    return [(text, table_of_id) for text, (_, table_of_id) in zip(texts, prompts, strict=True)]
 
 
 def _with_lf(texts: Iterable[bytes], screen: Screen) -> list[bytes]:
-    """Texts with LF for CR LF."""
+    """Texts with LF for CR LF, of which the user is told."""
     from xlcli.text.formats import CRLF_NOTICE, LineEnds
 
     line_ends = LineEnds()
-    read = [line_ends.feed(text, final=True) for text in texts]
+    texts_with_lf = [line_ends.feed(text, final=True) for text in texts]
     if line_ends.replaced:
         screen.say(CRLF_NOTICE)
-    return read
+    return texts_with_lf
 
 
-def _joined(
-    parts: Iterable[bytes | None], stop: Stop, name: str, limit: int = MAX_BYTES, remedy: str = "Divide it."
-) -> bytes:
+def _read_all(source: int, stop: Stop, name: str, limit: int = MAX_BYTES, remedy: str = "Divide it.") -> bytes:
+    """All bytes of a descriptor. `DataError` if they are more than the limit; `Stopped` after a signal."""
     data = bytearray()
-    for part in parts:
+    for part in portions(source, stop, None):
         data += part or b""
         if len(data) > limit:
             raise DataError(f"{name} is longer than {limit >> 20} MiB.", remedy)
@@ -80,7 +77,7 @@ def _joined(
     return bytes(data)
 
 
-def _prompts(rows: Rows, name: str, _: Sequence[str], __: Notice) -> Iterator[Prompt]:
+def _prompts(rows: Rows, name: str, _fields: Sequence[str], _notice: object) -> Iterator[Prompt]:
     """The prompts of rows; raises `DataError` for a row with anything else, and if they are too long together."""
     n_bytes = 0
     for place, row in filter(None, rows):
@@ -89,7 +86,8 @@ def _prompts(rows: Rows, name: str, _: Sequence[str], __: Notice) -> Iterator[Pr
             raise DataError(f"{where} is not JSON that can be read.", _EXAMPLE)
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
             raise DataError(f"{where} has no text in 'prompt'.", _EXAMPLE)
-        if unknown := sorted(row.keys() - {"prompt", "id"}):
+        unknown = sorted(row.keys() - {"prompt", "id"})
+        if unknown:
             raise DataError(f"{where} has the unknown key '{unknown[0]}'.", "The keys are prompt and id.")
         if isinstance(row.get("id"), list | dict):
             raise DataError(f"the id in {where} is a list or an object.", "Write a string or a number.")
@@ -112,13 +110,14 @@ class Samples(Sink):
     def __init__(self, screen: Screen, prompt: bytes | None, *, several: bool) -> None:
         self._screen, self._prompt, self._several = screen, prompt, several
         self._done: list[dict[str, object]] = []
-        self._current = -1
+        self._current: int | None = None  # the sample that is shown
 
     def add(self, event: GeneratedText | Generated) -> None:
-        """Shows an event."""
         screen = self._screen
         if event.sample != self._current and not screen.json:
-            screen.model_text(b"\n---\n" * (self._current >= 0) + (self._prompt or b""))
+            if self._current is not None:
+                screen.model_text(b"\n---\n")
+            screen.model_text(self._prompt or b"")
         self._current = event.sample
         if isinstance(event, Generated):
             self._done.append(generated_object(event, without_prompt=self._prompt is None))
@@ -129,7 +128,6 @@ class Samples(Sink):
             screen.model_text(event.text)
 
     def close(self) -> None:
-        """Ends the last line, or prints the object."""
         if not self._screen.json:
             self._screen.model_text(b"", final=True)
         elif self._several:
@@ -146,25 +144,28 @@ class Results(Sink):
 
     def __init__(self, prompts: Sequence[Prompt], screen: Screen, *, n_samples: int, without_prompt: bool) -> None:
         self._screen, self._n_samples, self._without_prompt = screen, n_samples, without_prompt
-        self._n, self._n_complete, self._names = len(prompts), 0, (name for _, name in prompts)
-        self._held: list[dict[str, Any]] = []
+        self._n = len(prompts)
+        self._n_complete = 0
+        self._ids = (table_of_id for _, table_of_id in prompts)
+        self._held: list[dict[str, Any]] = []  # results without a token, after which there may be none with any
         self._meter = ProgressMeter("generating", self._n, "prompts")
 
     def add(self, event: tuple[Generated, ...]) -> None:
         """Takes the samples of the next prompt."""
         samples = [generated_object(result, without_prompt=self._without_prompt) for result in event]
-        self._held.append(next(self._names) | (samples[0] if self._n_samples == 1 else {"samples": samples}))
+        row = samples[0] if self._n_samples == 1 else {"samples": samples}
+        self._held.append(next(self._ids) | row)
         is_complete = all(result.stop_reason != "interrupted" for result in event)
+        if is_complete:
+            self._n_complete += 1
         if is_complete or any(result.tokens for result in event):
-            for each in self._held:
-                self._screen.object(each)
+            for held_row in self._held:
+                self._screen.object(held_row)
             self._held = []
-        self._n_complete += is_complete
         for progress in self._meter.report(self._n_complete):
             self._screen.progress(progress)
 
     def close(self) -> None:
-        """Says how many prompts were not continued to their end."""
         if self._n_complete < self._n:
             done = f"{self._n_complete} of {self._n} prompts were continued to their end"
             self._screen.say(f"stopped: {done}", "warning")

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from xlcli.errors import counted, plural_noun
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def compact_number(value: float) -> str:
     """A number with three significant digits: `1.2k`, `34M`, `6.61B`."""
-    for scale, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    suffix = ""
+    for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
-            return _three_digits(value / scale) + suffix
-    return _three_digits(value)
-
-
-def _three_digits(value: float) -> str:
+            value /= scale
+            suffix = letter
+            break
     if value >= 100:  # where `g` may write a power of ten
-        return f"{value:.0f}"
-    return f"{value:.3g}"
+        return f"{value:.0f}{suffix}"
+    return f"{value:.3g}{suffix}"
 
 
 def number_or_blank(value: float | None, style: str) -> str:
@@ -43,11 +44,7 @@ def difference_or_blank(value: float | None) -> str:
 
 def approximate_count(number: int, noun: str) -> str:
     """A number of things: `1 line`, `1.2k tokens`."""
-    return f"{compact_number(number)} {noun}{_plural_ending(number)}"
-
-
-def _plural_ending(number: int) -> str:
-    return "" if number == 1 else "s"
+    return f"{compact_number(number)} {plural_noun(number, noun)}"
 
 
 def format_bytes(n_bytes: float) -> str:
@@ -55,7 +52,7 @@ def format_bytes(n_bytes: float) -> str:
     for scale, suffix in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if n_bytes >= scale:
             return f"{n_bytes / scale:.1f} {suffix}"
-    return f"{n_bytes:.0f} byte{_plural_ending(round(n_bytes))}"
+    return f"{n_bytes:.0f} {plural_noun(round(n_bytes), 'byte')}"
 
 
 def format_duration(seconds: float) -> str:
@@ -77,8 +74,7 @@ def format_age(seconds: float) -> str:
     """An age in its largest unit: `3 minutes`, `2 days`."""
     for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= length:
-            number = int(seconds // length)
-            return f"{number} {unit}{_plural_ending(number)}"
+            return counted(int(seconds // length), unit)
     return "just now"
 
 

@@ -18,32 +18,26 @@ from typing import Any
 
 from xlcli.cli.objects import to_json
 from xlcli.cli.outputs import Sink
-from xlcli.cli.pipe import Output
+from xlcli.cli.pipe import OutputStream
 from xlcli.cli.run_report import progress_line, step_line
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
 
-REFRESH_SECONDS = 0.1
-"""Minimum time between two updates of the live line."""
-PLAIN_SECONDS = 10.0
-"""Time between two plain lines; the first line comes after a tenth of it."""
-MOST_LOSSES = 4096
-"""Number of the latest losses that are drawn."""
-FAREWELL_SECONDS = 0.2
-"""Maximum wait of a process that ends at once for the output of another thread."""
+REFRESH_SECONDS = 0.1  # minimum time between two updates of the live line
+PLAIN_SECONDS = 10.0  # time between two plain lines; the first line comes after a tenth of it
+MOST_LOSSES = 4096  # number of the latest losses that are drawn
+FAREWELL_SECONDS = 0.2  # maximum wait of a process that ends at once for the output of another thread
 COLOR_BITS = 4
 COLORS = ("39", "32", "36", "35", "31", "1;31")
 """Colors of words by bits, from 0 on in steps of `COLOR_BITS`: of letters, green, cyan, magenta, red, bold red.
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
-STYLES = {"warning": "33", "detail": "2"}
-"""Style of messages by level: yellow and dim."""
+STYLES = {"warning": "33", "detail": "2"}  # style of messages by level: yellow and dim
 _UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
 """The live line: cut off at the width of the terminal, with the cursor at its beginning."""
-_ERASE = "\r\x1b[J"
-"""Erases the live line, all rows of it if the terminal has become narrower and has broken it."""
+_ERASE = "\r\x1b[J"  # erases the live line, all rows of it if the terminal has become narrower and has broken it
 
 
 class _Pace:
@@ -80,27 +74,32 @@ class Screen:
         color: str | None = None,
         hidden: bool = False,
     ) -> None:
-        wants_no_color = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-        plain = color == "never" or (color != "always" and wants_no_color)
-        levels = {"warning"}
-        if not quiet:
-            levels |= {"info", "hint"}
-        if verbose:
-            levels.add("detail")
         self.json = json
         self.verbose = verbose
+
+        # What is printed, and in which form.
+        self._levels = set() if hidden else {"warning"}
+        if not (hidden or quiet):
+            self._levels |= {"info", "hint"}
+        if verbose and not hidden:
+            self._levels.add("detail")
+        wants_no_color = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        is_plain = color == "never" or (color != "always" and wants_no_color)
+        has_terminal = sys.stderr.isatty()
         self.on_terminal = sys.stdout.isatty() or color == "always"
-        self.colored = self.on_terminal and not plain
-        self._levels = set() if hidden else levels
-        self._out, self._err = Output(sys.stdout), Output(sys.stderr)
-        self._styles = {} if plain or not sys.stderr.isatty() else STYLES
-        self._pace = _Pace(live=sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"))
-        self._announced = False
-        self._types = False
-        self._line = ""
+        self.colored = self.on_terminal and not is_plain
+        self._styles = STYLES if has_terminal and not is_plain else {}
+        self._pace = _Pace(live=has_terminal and os.environ.get("TERM") not in ("dumb", "unknown"))
+
+        # What has been printed so far.
+        self._out = OutputStream(sys.stdout)
+        self._err = OutputStream(sys.stderr)
         self._lock = threading.RLock()  # the thread that watches for signals prints, too
+        self._line = ""  # the live line
         self._visible = Visible()
-        self._legend_due = sys.stderr.isatty() and not quiet
+        self._announced = False  # the message of a signal
+        self._types = False  # the user, whose typing progress would disturb
+        self._legend_due = has_terminal and not quiet
 
     @contextmanager
     def stop(self, *, announced: bool = False) -> Iterator[Stop]:
@@ -110,8 +109,7 @@ class Screen:
         """
         self._announced = announced
         with Stop(self.interrupted, self.farewell) as stop:
-            self._out.heed(stop)
-            self._err.heed(stop)
+            self._out.stop = self._err.stop = stop
             try:
                 yield stop
             finally:
@@ -119,8 +117,7 @@ class Screen:
                 if self._out.discarded:
                     lost = f"its last {self._out.discarded:,} bytes are lost"
                     self.say(f"standard output was not read; {lost}", "warning")
-        self._out.heed(None)
-        self._err.heed(None)
+        self._out.stop = self._err.stop = None
 
     def expect_pipes(self, names: Sequence[str]) -> None:
         """Names pipes that are waited for. Shows no progress while one is a keyboard."""
@@ -240,11 +237,13 @@ class Screen:
 
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time."""
-        if "info" in self._levels and not self._types and self._pace.is_due(stage):
-            if self._pace.live:
-                self._draw(line)
-            else:
-                self.say(line)
+        is_wanted = "info" in self._levels and not self._types
+        if not is_wanted or not self._pace.is_due(stage):
+            return
+        if self._pace.live:
+            self._draw(line)
+        else:
+            self.say(line)
 
     def _is_free(self) -> bool:
         """True unless text on stdout stops within the line to which stderr would write."""
@@ -305,7 +304,10 @@ class Screen:
             self.write(text.encode())
 
     def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
-        """Writes a label and tokens, given as (text, bits); words are colored by their bits if colors are on."""
+        """Writes a label and the tokens of a line, given as (text, bits), which end with its line end.
+
+        If colors are on, each word has that of its bits, and a legend precedes the first line.
+        """
         if not self.colored:
             self.write(label.encode())
             self.model_text(b"".join(text for text, _ in spans))
@@ -313,18 +315,36 @@ class Screen:
         if self._legend_due:
             self._legend_due = False
             self.clear()
-            steps = range(0, COLOR_BITS * len(COLORS), COLOR_BITS)
-            self._err.write(f"bits of a word {' '.join(_paint(f'{bits}', bits) for bits in steps)}+\n")
-        line, word, word_bits = label, "", 0.0
-        for token, bits in spans:
-            text = self._visible.feed(token)
-            # A word begins with a token that begins with a blank, or ends the line.
-            if text[:1] in (" ", "\t", "\n") and word.strip():
-                line += _paint(word, word_bits)
-                word, word_bits = "", 0.0
-            word += text
-            word_bits += bits
-        self.write((line + _paint(word, word_bits)).encode())
+            self._err.write(_legend())
+        line = label
+        for word, bits in _words([(self._visible.feed(token), bits) for token, bits in spans]):
+            line += _paint(word, bits)
+        self.write(line.encode())
+
+
+def _words(tokens: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    """Words of a line, each with the sum of the bits of its tokens.
+
+    A word begins with a token that begins with a blank, or ends the line: (" th", 1.0), ("e", 2.0), (" end", 4.0) are
+    (" the", 3.0), (" end", 4.0).
+    """
+    word, word_bits = "", 0.0
+    for text, bits in tokens:
+        is_boundary = text[:1] in (" ", "\t", "\n")
+        if is_boundary and word.strip():
+            yield word, word_bits
+            word, word_bits = "", 0.0
+        word += text
+        word_bits += bits
+    yield word, word_bits
+
+
+def _legend() -> str:
+    """`bits of a word 0 4 8 12 16 20+`, each number in its color."""
+    samples = []
+    for bits in range(0, COLOR_BITS * len(COLORS), COLOR_BITS):
+        samples.append(_paint(str(bits), bits))
+    return f"bits of a word {' '.join(samples)}+\n"
 
 
 def _paint(text: str, bits: float) -> str:

@@ -12,43 +12,37 @@ from xlcli.store.commit import place_of_run
 
 
 def progress_line(progress: events.Progress) -> str:
-    """Fraction done, rate and time left."""
+    """Fraction done, rate and time left: `reading f.txt  50 %  1 of 2 lines  1 lines/s  1.0 s left`."""
 
     def quantity(number: float) -> str:
         if progress.unit == "B":
             return format_bytes(number)
         return f"{compact_number(number)} {progress.unit}"
 
-    parts = [progress.stage]
     if progress.total:
         done = quantity(progress.done).removesuffix(f" {progress.unit}")
-        parts.append(f"{100 * progress.done / progress.total:.0f} %")
-        parts.append(f"{done} of {quantity(progress.total)}")
+        fraction = f"{100 * progress.done / progress.total:.0f} %"
+        line = f"{progress.stage}  {fraction}  {done} of {quantity(progress.total)}"
     else:
-        parts.append(quantity(progress.done))
+        line = f"{progress.stage}  {quantity(progress.done)}"
     if progress.rate:
-        parts.append(f"{quantity(progress.rate)}/s")
+        line += f"  {quantity(progress.rate)}/s"
         if progress.total and progress.total > progress.done:
             left = (progress.total - progress.done) / progress.rate
-            parts.append(f"{format_duration(left)} left")
-    return "  ".join(parts)
+            line += f"  {format_duration(left)} left"
+    return line
 
 
 def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
     """A training step in one line, the most important first; `history` is drawn at its end."""
-    parts = [
-        f"step {step.step}",
-        f"{100 * step.fraction:.0f} %",
-        f"{format_duration(step.eta_seconds)} left",
-        f"{step.bits_per_byte:.3f} bits/byte",
-        f"{compact_number(step.tokens_per_second)} tokens/s",
-    ]
+    line = f"step {step.step}  {100 * step.fraction:.0f} %  {format_duration(step.eta_seconds)} left"
+    line += f"  {step.bits_per_byte:.3f} bits/byte  {compact_number(step.tokens_per_second)} tokens/s"
     if step.mean_steps is not None:
-        parts.append(f"{step.mean_steps:.2f} steps/token")
+        line += f"  {step.mean_steps:.2f} steps/token"
     bars = sparkline(history)
     if bars:
-        parts.append(bars)
-    return "  ".join(parts)
+        line += f"  {bars}"
+    return line
 
 
 def plan_text(plan: events.Plan) -> str:

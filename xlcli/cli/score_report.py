@@ -25,7 +25,7 @@ from xlcli.config import ModelConfig
 
 def score_table(score: events.Score, model: ModelConfig) -> str:
     """An evaluation as text: metrics, set-up, loss by context."""
-    rows = {
+    metrics = {
         "bits per byte": f"{score.bits_per_byte:.4f}",
         "bits per character": decimals_or_blank(score.bits_per_char, 4),
         "perplexity per token": decimals_or_blank(score.perplexity, 3),
@@ -54,7 +54,7 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
     speed = f"{compact_number(score.tokens_per_second)} tokens/s, {format_duration(score.seconds)}"
     machine = f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}"
     text = f"{title}\n{size}; {recurrence}\n\n"
-    for name, value in rows.items():
+    for name, value in metrics.items():
         if value:
             text += f"  {name:22}{value:>10}\n"
     text += f"\n{speed}, peak RAM {format_bytes(score.peak_rss_bytes)}, {machine}\n"
@@ -124,7 +124,7 @@ SPREAD = {
 def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
     """Mean and standard deviation (n - 1) of the figures of models whose training differs in its seed only."""
     means, deviations = {}, {}
-    for key, _style in FIGURES.values():
+    for key, _ in FIGURES.values():
         values = [getattr(score, key) for score in scores]
         if None not in values and max(values) < math.inf:
             means[key] = fmean(values)
@@ -135,10 +135,10 @@ def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
 
 def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of a table, named in place of models, for results of `over_seeds`."""
-    for each in seeds:
-        common = {key: each[key] for key in COMMON}
-        yield {"model": f"mean of {len(each['models'])} seeds", **common, **each["mean"]}
-        yield {"model": "standard deviation", **common, **each["sd"]}
+    for group in seeds:
+        common = {key: group[key] for key in COMMON}
+        yield {"model": f"mean of {len(group['models'])} seeds", **common, **group["mean"]}
+        yield {"model": "standard deviation", **common, **group["sd"]}
 
 
 def sweep_text(
@@ -160,24 +160,26 @@ def sweep_text(
     if len(scores) < n_scores:
         title += f", PARTIAL: {len(scores)} of {n_scores} evaluations"
 
-    heading = ["model", "position", "attention", "params", "memory", *FIGURES]
     rows = []
     for score in scores:
         unfinished = "" if score.finished else " (unfinished)"
         rows.append(_sweep_row(score.model + unfinished, fields(score)))
-    for row in seed_rows(seeds):
-        rows.append(_sweep_row(row["model"], row))
-    columns = [i for i, name in enumerate(heading) if name not in left_out and any(row[i] for row in rows)]
-    cells = [[row[i] for i in columns] for row in (heading, *rows)]
-    n_names = columns.index(heading.index("memory"))
-    return f"{title}\n\n{table(cells, width, left=range(n_names or 1))}"
+    for values in seed_rows(seeds):
+        rows.append(_sweep_row(values["model"], values))
+    # Columns without any cell are left out; those of texts, which come before the memory, are flush left.
+    heading = [name for name in rows[0] if name not in left_out and any(row[name] for row in rows)]
+    n_texts = heading.index("memory")
+    cells = [heading, *([row[name] for name in heading] for row in rows)]
+    return f"{title}\n\n{table(cells, width, left=range(n_texts or 1))}"
 
 
-def _sweep_row(name: str, values: Mapping[str, Any]) -> list[str]:
-    """The cells of a model, or of what several have in common."""
-    figures = [style(values.get(key)) for key, style in FIGURES.values()]
-    parameters = compact_number(values["parameters"])
-    return [name, values["position"], values["attention"], parameters, str(values["mem_len"]), *figures]
+def _sweep_row(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of a model, or of what several have in common, by heading."""
+    row = {"model": name, "position": values["position"], "attention": values["attention"]}
+    row |= {"params": compact_number(values["parameters"]), "memory": str(values["mem_len"])}
+    for heading, (key, style) in FIGURES.items():
+        row[heading] = style(values.get(key))
+    return row
 
 
 def spread_text(
@@ -232,50 +234,45 @@ def pairs_text(
 
     Of two, also the pairs that one of them alone gets right. `seeds` are results of `over_seeds`.
     """
-    if len(scores) == 1:
-        return _pairs_of_one(scores[0], shape, width)
-    groups = _groups(scores[0])
-    meaning = f"Share of pairs whose first text is more probable, in {scores[0].file}\n"
-
-    # A column for each model, then those over seeds, then the comparison of two.
+    first = scores[0]
     names = _labels(scores)
-    heading = ["group", "pairs", *names]
-    columns = []
-    for score in scores:
-        columns.append([f"{pair.share:.3f}" for pair in score.pairs] or ["-"] * len(groups))
-    for each in seeds:
-        heading += ["mean", "SD"]
-        means, deviations = [], []
-        of_seeds = [score for score in scores if score.model in each["models"] and score.mem_len == each["mem_len"]]
-        for pairs in zip(*(score.pairs for score in of_seeds), strict=True):  # those of a group
-            shares = [pair.share for pair in pairs]
-            means.append(f"{fmean(shares):.3f}")
-            deviations.append(f"{stdev(shares):.3f}")
-        columns += [means, deviations]
+    meaning = f"Share of pairs whose first text is more probable, in {first.file}\n"
+
+    # Columns of cells below their headings; each has a cell for each group of pairs.
+    columns = [
+        ["group", *("all" if pair.group is None else pair.group for pair in first.pairs)],
+        ["pairs", *(str(pair.pairs) for pair in first.pairs)],
+    ]
+    if len(scores) == 1:
+        meaning = f"{first.model}; {describe_context(shape, first.mem_len, first.segment_len, first.stride)}\n{meaning}"
+        columns.append(["share", *(f"{pair.share:.3f}" for pair in first.pairs)])
+        columns.append(["95 %", *(f"{pair.low:.3f} to {pair.high:.3f}" for pair in first.pairs)])
+        columns.append(["per token", *(f"{pair.share_per_token:.3f}" for pair in first.pairs)])
+    else:
+        for name, score in zip(names, scores, strict=True):
+            shares = [f"{pair.share:.3f}" for pair in score.pairs]
+            columns.append([name, *(shares or ["-"] * len(first.pairs))])
+    for group in seeds:
+        columns += _seed_columns(scores, group)
     if len(scores) == 2 and comparisons and comparisons[0] is not None:
-        heading += [f"only {names[0]}", f"only {names[1]}", "p"]
         compared = comparisons[0].pairs
-        columns.append([str(pair.only_other) for pair in compared])
-        columns.append([str(pair.only_model) for pair in compared])
-        columns.append([f"{pair.p:.2g}" for pair in compared])
+        columns.append([f"only {names[0]}", *(str(pair.only_other) for pair in compared)])
+        columns.append([f"only {names[1]}", *(str(pair.only_model) for pair in compared)])
+        columns.append(["p", *(f"{pair.p:.2g}" for pair in compared)])
         meaning += "only: pairs in which one of them alone prefers the first text; p: exact McNemar test\n"
-    rows = [[*group, *shares] for group, *shares in zip(groups, *columns, strict=True)]
-    return f"{meaning}\n{table([heading, *rows], width)}"
+    rows = list(zip(*columns, strict=True))
+    return f"{meaning}\n{table(rows, width)}"
 
 
-def _pairs_of_one(score: events.Score, shape: ModelConfig, width: int | None) -> str:
-    context = describe_context(shape, score.mem_len, score.segment_len, score.stride)
-    rows = [["group", "pairs", "share", "95 %", "per token"]]
-    for group, pair in zip(_groups(score), score.pairs, strict=True):
-        interval = f"{pair.low:.3f} to {pair.high:.3f}"
-        rows.append([*group, f"{pair.share:.3f}", interval, f"{pair.share_per_token:.3f}"])
-    title = f"{score.model}; {context}\nShare of pairs whose first text is more probable, in {score.file}"
-    return f"{title}\n\n{table(rows, width)}"
-
-
-def _groups(score: events.Score) -> list[tuple[str, str]]:
-    """Name and number of pairs of each group."""
-    return [("all" if pair.group is None else pair.group, str(pair.pairs)) for pair in score.pairs]
+def _seed_columns(scores: Sequence[events.Score], group: Mapping[str, Any]) -> list[list[str]]:
+    """Columns of means and standard deviations of the shares of models that differ in their seed only."""
+    of_seeds = [score for score in scores if score.model in group["models"] and score.mem_len == group["mem_len"]]
+    means, deviations = ["mean"], ["SD"]
+    for pairs in zip(*(score.pairs for score in of_seeds), strict=True):  # those of a group of pairs
+        shares = [pair.share for pair in pairs]
+        means.append(f"{fmean(shares):.3f}")
+        deviations.append(f"{stdev(shares):.3f}")
+    return [means, deviations]
 
 
 def score_rows(score: events.Score) -> list[dict[str, Any]]:
@@ -291,13 +288,7 @@ def score_rows(score: events.Score) -> list[dict[str, Any]]:
 
 def stats_line(stats: events.StreamStats) -> str:
     """Totals of a stream in one line."""
-    parts = [
-        approximate_count(stats.lines, "line"),
-        format_bytes(stats.bytes),
-        approximate_count(stats.tokens, "token"),
-        f"{stats.bits_per_byte:.4f} bits per byte",
-        f"{compact_number(stats.lines_per_second)} lines/s",
-        f"{compact_number(stats.tokens_per_second)} tokens/s",
-        format_duration(stats.seconds),
-    ]
-    return ", ".join(parts)
+    size = f"{approximate_count(stats.lines, 'line')}, {format_bytes(stats.bytes)}"
+    tokens = f"{approximate_count(stats.tokens, 'token')}, {stats.bits_per_byte:.4f} bits per byte"
+    speed = f"{compact_number(stats.lines_per_second)} lines/s, {compact_number(stats.tokens_per_second)} tokens/s"
+    return f"{size}, {tokens}, {speed}, {format_duration(stats.seconds)}"

@@ -32,13 +32,6 @@ class UserSettings(NamedTuple):
     spelled: Mapping[str, str]
 
 
-class _Layer(NamedTuple):
-    """Settings from one source, and how a dotted key is written there."""
-
-    tree: Tree
-    spell: Callable[[str], str]
-
-
 def read_settings(
     command: str, params: Mapping[str, Any], typed: Collection[str], spelled: Mapping[str, str]
 ) -> UserSettings:
@@ -47,71 +40,100 @@ def read_settings(
     `params` are the values of the options of the command, `typed` those on the command line, and `spelled` how the user
     has given each. `ConfigError` if a value is no setting of the command, or empty, or not UTF-8.
     """
-    layers = [
-        _of_file(params["config_file"]),
-        _of_environment(command),
-        _Layer(_read_overrides(command, params["overrides"] or ()), str),
-        _Layer(
-            _in_sections(command, _typed_settings(command, params, typed, spelled), spelled),
-            lambda key: spelled.get(_without_section(key), key),
-        ),
-    ]
     tree = Tree()
     written: dict[str, str] = {}
-    for layer in layers:
+    for layer, spell in (
+        _of_file(params["config_file"]),
+        _of_environment(command),
+        (_of_overrides(command, params["overrides"] or ()), str),
+        _of_options(command, params, typed, spelled),
+    ):
         for section in SECTIONS[command]:
-            value = layer.tree.get(section, {})
+            value = layer.get(section, {})
             if not isinstance(value, Mapping):
                 raise ConfigError(f"'{section}' is {value!r}, but should be a table.", "Set one of its keys.")
-        for key in _keys(layer.tree):
-            written[key] = layer.spell(key)
-        tree = config.merge(tree, layer.tree)
+        for key in _keys(layer):
+            written[key] = spell(key)
+        tree = config.merge(tree, layer)
     return UserSettings(tree, written)
 
 
+_Layer = tuple[Tree, Callable[[str], str]]  # settings from one source, and how a dotted key is written there
+
+
 def _of_file(file: str | None) -> _Layer:
-    """Settings of a TOML file, or none."""
     tree = Tree()
     if file is not None:
         tree = config.read_toml(Path(file))
         tree.pop("about", None)  # the description of a preset
-    return _Layer(tree, lambda key: f"{file}: {key}")
+    return tree, lambda key: f"{file}: {key}"
 
 
 def _of_environment(command: str) -> _Layer:
     """Settings of environment variables that are not empty."""
-    owners: dict[str, str] = {}
-    # If two settings have one variable, it is of the one with an option, which comes last.
-    for name, setting in sorted(settings_of(command).items(), key=lambda item: item[1].option is not None):
-        owners[variable(name, setting.option)] = name
-    variables = {name: name_of_variable for name_of_variable, name in owners.items()}
-    values = {}
-    for name, name_of_variable in variables.items():
+    settings = settings_of(command)
+    with_option_last = sorted(settings, key=lambda name: settings[name].option is not None)
+    # If two settings have one variable, it is of the last one.
+    owners = {variable(name, settings[name].option): name for name in with_option_last}
+    values, variables = {}, {}
+    for name_of_variable, name in owners.items():
+        variables[name] = name_of_variable
         value = os.environ.get(name_of_variable)
         if value:
             values[name] = value
-    return _Layer(_in_sections(command, values, variables), lambda key: variables.get(_without_section(key), key))
+    return _in_sections(command, values, variables)
 
 
-def _without_section(key: str) -> str:
-    """`mem_len` of `eval.mem_len`."""
-    return key.partition(".")[2]
+def _of_overrides(command: str, overrides: Sequence[str]) -> Tree:
+    """Tables of all `--set a.b=c`; a section that the command does not use is refused."""
+    tree, sections = Tree(), SECTIONS[command]
+    for text in overrides:
+        override = config.parse_override(text)
+        section = next(iter(override))
+        if section in Config.model_fields and section not in sections:
+            used = ", ".join(f"{name}.*" for name in sections)
+            raise ConfigError(f"'xlcli {command}' does not use {section}.*.", f"It uses {used}.")
+        tree = config.merge(tree, override)
+    return tree
 
 
-def config_text(resolved: Config, sections: Sequence[str], *, as_json: bool) -> str:
-    """The text of `--print-config`: these sections, as TOML with comments or as JSON."""
-    tree = resolved.model_dump(mode="json", include={*sections})
-    if as_json:
-        return json.dumps(tree, indent=2) + "\n"
-    return to_toml(tree, resolved).lstrip("\n")
+def _of_options(command: str, params: Mapping[str, Any], typed: Collection[str], spelled: Mapping[str, str]) -> _Layer:
+    """Settings on the command line."""
+    for name in typed:
+        if params[name] == "":
+            remedy = example(command, name, spelled[name]) or f"See xlcli {command} --help."
+            raise ConfigError(f"{spelled[name]} was given an empty value.", remedy)
+    values = {name: params[name] for name in settings_of(command) if name in typed}
+    return _in_sections(command, values, spelled)
+
+
+def _in_sections(command: str, values: Mapping[str, Any], spelled: Mapping[str, str]) -> _Layer:
+    """The tables of these settings, given and spelled by their names without the section."""
+    tree = Tree()
+    settings = settings_of(command)
+    for name, value in values.items():
+        texts = value if isinstance(value, list) else [value]
+        for text in texts:
+            if isinstance(text, str) and as_utf8(text) != text:
+                raise ConfigError(f"{spelled[name]} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
+        tree.setdefault(settings[name].section, {})[name] = value
+    return tree, lambda key: spelled.get(key.partition(".")[2], key)
+
+
+def _keys(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a tree and of its tables."""
+    for key, value in tree.items():
+        yield prefix + key
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")
 
 
 def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> str:
-    """Tables as TOML. A key without a value becomes a comment, and so do meaning and choices of a key of a section."""
-    if prefix.startswith("model."):
-        reason = "is not set"
-    else:
-        reason = "is decided when the run starts"
+    """Tables as TOML. A key without a value becomes a comment, and so do meaning and choices of a key of a section.
+
+    `section` is the configuration with these values, `prefix` the dotted name of the table with its point.
+    """
+    reason = "is not set" if prefix.startswith("model.") else "is decided when the run starts"
     lines = tables = ""
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -134,7 +156,7 @@ def _about(key: str, field: FieldInfo, prefix: str) -> str:
     """Meaning and choices of a key as comments."""
     about = field.description or ""
     legal: Collection[str] = choices(field.annotation)
-    if key == "kind":
+    if key == "kind":  # of a table that has other keys for each kind
         table_name = prefix.rstrip(".").rpartition(".")[2]
         legal = UNIONS.get(table_name) or legal
     if legal:
@@ -151,48 +173,3 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML forbids
     return json.dumps(value)
-
-
-def _read_overrides(command: str, overrides: Sequence[str]) -> Tree:
-    """Tables of all `--set a.b=c`; a section that the command does not use is refused."""
-    tree, sections = Tree(), SECTIONS[command]
-    for text in overrides:
-        override = config.parse_override(text)
-        section = next(iter(override))
-        if section in Config.model_fields and section not in sections:
-            used = ", ".join(f"{name}.*" for name in sections)
-            raise ConfigError(f"'xlcli {command}' does not use {section}.*.", f"It uses {used}.")
-        tree = config.merge(tree, override)
-    return tree
-
-
-def _typed_settings(
-    command: str, params: Mapping[str, Any], typed: Collection[str], spelled: Mapping[str, str]
-) -> dict[str, Any]:
-    """Values of the settings on the command line."""
-    for name in typed:
-        if params[name] == "":
-            remedy = example(command, name, spelled[name]) or f"See xlcli {command} --help."
-            raise ConfigError(f"{spelled[name]} was given an empty value.", remedy)
-    return {name: params[name] for name in settings_of(command) if name in typed}
-
-
-def _in_sections(command: str, values: Mapping[str, Any], spelled: Mapping[str, str]) -> Tree:
-    """The tree of these values of settings."""
-    tree: Tree = {}
-    settings = settings_of(command)
-    for name, value in values.items():
-        texts = value if isinstance(value, list) else [value]
-        for text in texts:
-            if isinstance(text, str) and as_utf8(text) != text:
-                raise ConfigError(f"{spelled[name]} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
-        tree.setdefault(settings[name].section, {})[name] = value
-    return tree
-
-
-def _keys(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of a tree and of its tables."""
-    for key, value in tree.items():
-        yield prefix + key
-        if isinstance(value, Mapping):
-            yield from _keys(value, f"{prefix}{key}.")

@@ -16,14 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that request a stop."""
-BEAT_SECONDS = 0.1
-"""Interval at which a process notes that it runs: the error of `Stop.paused` for each pause."""
-SHORTEST_PAUSE = 1.0
-"""Seconds up to which a pause counts as running, as of a program that limits the use of a CPU."""
-LAUNCHER = "XLCLI_LAUNCHER"
-"""Environment variable with the process number of the launcher of `--nproc`."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that request a stop
+BEAT_SECONDS = 0.1  # interval at which a process notes that it runs: the error of `Stop.paused` for each pause
+SHORTEST_PAUSE = 1.0  # seconds up to which a pause counts as running, as of a program that limits the use of a CPU
+LAUNCHER = "XLCLI_LAUNCHER"  # environment variable with the process number of the launcher of `--nproc`
 
 
 class Stopped(Exception):  # noqa: N818
@@ -112,17 +108,19 @@ class Stop:
         os.close(self._fd_writer)
 
     def _watch(self) -> None:
-        beat, gap = time.monotonic(), 0.0
+        """Runs in a thread: handles signals and measures pauses until a byte of 0 comes."""
+        last_beat, longest_gap = time.monotonic(), 0.0
         while True:
             numbers = b""
             with contextlib.suppress(TimeoutError):
                 numbers = self._inbox.recv(16)
             now = time.monotonic()
-            beat, gap = now, max(gap, now - beat)
+            longest_gap = max(longest_gap, now - last_beat)
+            last_beat = now
             if signal.SIGCONT in numbers:  # the end of a pause, which may have been noticed some beats ago
-                if gap > SHORTEST_PAUSE:
-                    self.paused += gap
-                gap = 0.0
+                if longest_gap > SHORTEST_PAUSE:
+                    self.paused += longest_gap
+                longest_gap = 0.0
             for number in numbers:
                 if number == 0:
                     return
@@ -130,19 +128,20 @@ class Stop:
                     self._handle(number)
 
     def _handle(self, number: int) -> None:
-        if self.signal is not None:
-            if number == signal.SIGINT:
-                with contextlib.suppress(Exception):
-                    waiting = select.poll()
-                    waiting.register(2, select.POLLOUT)
-                    if waiting.poll(0):  # else its reader has stalled
-                        os.write(2, self._farewell().encode())
-                os._exit(130)
-            return
-        self.signal = number
-        os.write(self._fd_writer, b"!")
-        with contextlib.suppress(Exception):
-            self._notice()
+        """Notes the first signal; ends the process at a SIGINT after it."""
+        is_first = self.signal is None
+        if is_first:
+            self.signal = number
+            os.write(self._fd_writer, b"!")
+            with contextlib.suppress(Exception):
+                self._notice()
+        elif number == signal.SIGINT:
+            with contextlib.suppress(Exception):
+                waiting = select.poll()
+                waiting.register(2, select.POLLOUT)
+                if waiting.poll(0):  # else its reader has stalled
+                    os.write(2, self._farewell().encode())
+            os._exit(130)
 
 
 def end_with_launcher() -> None:

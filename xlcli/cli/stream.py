@@ -14,14 +14,7 @@ import typer
 
 from xlcli.cli import options
 from xlcli.cli.command import App, Call
-from xlcli.cli.loading import (
-    OpenedModel,
-    check_texts,
-    find_model,
-    open_model,
-    print_plan,
-    state_files,
-)
+from xlcli.cli.loading import OpenedModel, check_texts, find_model, open_model, print_plan, state_files
 from xlcli.cli.objects import text_object, to_json
 from xlcli.cli.options import option
 from xlcli.cli.outputs import PAGE, STATE, Sink, check_standard_output
@@ -41,10 +34,8 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
     from xlcli.text.follow import FollowedFile
 
-SAVE_SECONDS = 60.0
-"""Interval between two saves with `--state`, unless `--save-every` says otherwise."""
+SAVE_SECONDS = 60.0  # interval between two saves with `--state`, unless `--save-every` says otherwise
 app = App()
-
 
 Follow = Annotated[
     bool,
@@ -73,10 +64,12 @@ def stream(
     html: options.Html = None,
     dry_run: options.DryRun = False,
 ) -> int:
-    """Scores text as it arrives."""
     config = call.config()
     settings = config.stream
-    check_needs(call, settings, follow=follow, saves=state is not None or state_out is not None)
+    call.require("columns", "--emit tokens --json", is_given=settings.emit == "tokens" and call.screen.json)
+    call.require("split_punctuation", "--emit words", is_given=settings.emit == "words")
+    call.require("save_every", "--state FILE", is_given=state is not None or state_out is not None)
+    call.require("from_end", "--follow", is_given=follow)
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
     name = files[0] if files else "-"
@@ -111,23 +104,11 @@ def stream(
         # A generator: nothing is read before `screen.drive` asks for events.
         text = read_text(data, source, settings, opened.model, call.screen, name=label(name), is_continued=is_continued)
         saves_start = follow and settings.save_every is not None
-        score(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)
+        print_scores(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)
         return stop.exit_code
 
 
-def check_needs(call: Call, settings: StreamConfig, *, follow: bool, saves: bool) -> None:
-    """`ConfigError` for an option without another one that it needs."""
-    if call.is_typed("columns") and not (settings.emit == "tokens" and call.screen.json):
-        raise call.needs("columns", "--emit tokens --json")
-    if call.is_typed("split_punctuation") and settings.emit != "words":
-        raise call.needs("split_punctuation", "--emit words")
-    if call.is_typed("save_every") and not saves:
-        raise call.needs("save_every", "--state FILE")
-    if call.is_typed("from_end") and not follow:
-        raise call.needs("from_end", "--follow")
-
-
-def score(
+def print_scores(
     text: Iterator[bytes | None],
     opened: OpenedModel,
     settings: StreamConfig,
@@ -142,13 +123,13 @@ def score(
     from xlcli import streaming
 
     model, runtime, resume, save = opened
-    how: dict[str, Any] = {"resume": resume, "save": save, "stop": stop, "saves_start": saves_start}
-    sinks: list[Sink] = [_Scores(screen, settings, model.name, resume)]
+    arguments: dict[str, Any] = {"resume": resume, "save": save, "stop": stop, "saves_start": saves_start}
+    sinks: list[Sink] = [_ScorePrinter(screen, settings, model.name, resume)]
     if html is not None:
-        page = _StreamPage(Path(html), title, context_of(model, settings, resume), screen)
-        how |= {"on_token": page.page.add, "on_word": page.page.add_word}
-        sinks.append(page)
-    screen.drive(streaming.stream(model, text, settings, runtime, **how), *sinks)
+        page = Page(Path(html))
+        sinks.append(_PageOfStream(page, title, context_of(model, settings, resume), model.name, screen))
+        arguments |= {"on_token": page.add, "on_word": page.add_word}  # whatever is printed
+    screen.drive(streaming.stream(model, text, settings, runtime, **arguments), *sinks)
 
 
 def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end: bool) -> FollowedFile:
@@ -170,11 +151,12 @@ def followed_lines(file: FollowedFile, settings: StreamConfig) -> Iterator[bytes
     return file.portions(bytes.rfind, line_seconds=0)  # the stream waits before it scores an unfinished line
 
 
-def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> tuple[str, str]:
-    """Name of the model, and the context of a token in words."""
-    reading = settings.reading(model.config.model, model.config.train.reading)
-    mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
-    return model.name, describe_context(model.config.model, mem_len, model.config.train.segment_len)
+def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> str:
+    """The context of a token in words."""
+    mem_len = settings.reading(model.config.model, model.config.train.reading).mem_len
+    if resume is not None:
+        mem_len = resume.model_state.span.mem_len
+    return describe_context(model.config.model, mem_len, model.config.train.segment_len)
 
 
 def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:
@@ -192,51 +174,48 @@ def read_text(
     name: str,
     is_continued: bool,
 ) -> Iterator[bytes | None]:
-    """Text of data in any of the formats, as it arrives from a descriptor, or from a file that is followed."""
+    """Text of data in any of the formats, as it arrives from a descriptor; None: from a file that is followed."""
     from xlcli.text.documents import live_texts
     from xlcli.text.formats import checked, text_of
     from xlcli.text.json_rows import json_lines
 
     if settings.binary:
         return data
-    any_bytes = model.tokenizer.kind == "bytes"
-    fields = tuple(filter(None, [settings.text_field]))
     warn = partial(screen.say, level="warning")
+    fields = tuple(filter(None, [settings.text_field]))
+    if source is None and fields:
+        return json_lines(data, name, fields, warn, settings.reset_on_change)
     if source is None:
-        if fields:
-            text = json_lines(data, name, fields, warn, settings.reset_on_change)
-        else:
-            text = data
-    else:
-        formats = {"any_bytes": any_bytes, "token_ids": model.tokenizer.kind == "ids"}
-        text = text_of(data, name, fields, source, notice=warn, read=live_texts, **formats)
-    # Text that continues a stream may begin within a character.
-    if any_bytes or is_continued or source is None:
+        return data
+    kind = model.tokenizer.kind
+    formats = {"any_bytes": kind == "bytes", "token_ids": kind == "ids"}
+    text = text_of(data, name, fields, source, notice=warn, read=live_texts, **formats)
+    if kind == "bytes" or is_continued:  # text that continues a stream may begin within a character
         return text
     return checked(text, name)
 
 
-class _StreamPage(Sink):
-    """The page of a stream, which is written also after an error. `about` are the model and the context of a token."""
+class _PageOfStream(Sink):
+    """Writes the page of a stream at its end, also after an error. The stream itself fills it."""
 
-    def __init__(self, path: Path, title: str, about: tuple[str, str], screen: Screen) -> None:
-        self.page, self._title, self._about, self._screen = Page(path), title, about, screen
+    def __init__(self, page: Page, title: str, context: str, model: str, screen: Screen) -> None:
+        self._page, self._title, self._context, self._model, self._screen = page, title, context, model, screen
 
     def close(self) -> None:
-        if self.page.n_tokens:
-            self.page.save(self._title, *self._about)
-            self._screen.say(f"page written to {self.page.path}")
+        if self._page.n_tokens:
+            self._page.save(self._title, self._model, self._context)
+            self._screen.say(f"page written to {self._page.path}")
 
     discard = close
 
 
-class _Scores(Sink):
+class _ScorePrinter(Sink):
     """Prints the scores and the totals of a stream of a model of this name."""
 
     def __init__(self, screen: Screen, settings: StreamConfig, model: str, resume: SessionState | None) -> None:
         self._screen, self._emit, self._top, self._model = screen, settings.emit, settings.top, model
-        is_listed = resume is not None and resume.stream is not None and resume.stream.words is not None
-        self._table = Table(partial(screen.say, level="warning"), form_of("-", json=screen.json), continued=is_listed)
+        has_header = resume is not None and resume.stream is not None and resume.stream.words is not None
+        self._table = Table(partial(screen.say, level="warning"), form_of("-", json=screen.json), continued=has_header)
 
     def add(self, event: Event) -> None:
         screen = self._screen
@@ -250,9 +229,10 @@ class _Scores(Sink):
             case TokenScore():
                 screen.print(f"{event.byte}\t{event.bits:.3f}\t{to_json(event.text)}\n")
             case StreamStats():
-                self._add_stats(event)
+                self._print_totals(event)
 
-    def _add_stats(self, stats: StreamStats) -> None:
+    def _print_totals(self, stats: StreamStats) -> None:
+        """Prints totals if these are what is asked for; at the end also remarks, and the totals beside other output."""
         from xlcli.metrics import misfit
 
         screen, emit = self._screen, self._emit
@@ -262,14 +242,14 @@ class _Scores(Sink):
             screen.report(f"{stats_line(stats)}\n")
         if not stats.final:
             return
-        if remark := misfit(self._model, stats.bits_per_byte):
+        remark = misfit(self._model, stats.bits_per_byte)
+        if remark is not None:
             screen.say(remark)
         if stats.shown is not None:
             of_all = {"lines": f" of {stats.lines:,}", "tokens": f" of {stats.tokens:,}"}.get(emit, "")
+            start = ""
             if self._top and not stats.shown:
                 start = f"; --top starts after {math.ceil(1 / self._top):,}"
-            else:
-                start = ""
             screen.say(f"{stats.shown:,}{of_all} {emit} shown{start}")
         if emit != "stats" or screen.json:
             screen.say(stats_line(stats))

@@ -6,23 +6,23 @@ import csv
 import io
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import zip_longest
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from xlcli.cli.objects import fields, text_object, to_json
-from xlcli.cli.outputs import LIST, FileSink
+from xlcli.cli.outputs import LIST, Sink, output_file
 from xlcli.cli.render import Screen
 from xlcli.errors import DataError, named
 from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder
 
-DIGITS = 4
-"""Decimals of bits in a table."""
+DIGITS = 4  # decimals of bits in a table
 PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair")
 """Columns that are no scores."""
 
@@ -63,7 +63,7 @@ class Table:
         return self.row(self._row, event_columns(event))
 
     def row(self, fields: Mapping[str, Any], columns: dict[str, Any]) -> str:
-        """The line of these columns of the input and of an event."""
+        """The line of these columns of the input and of an event: {"a": 1}, {"a": 2} has `input_a` and `a`."""
         values: dict[str, Any] = {}
         for name, value in fields.items():
             while name in columns or name in values:  # no column of the input is lost
@@ -90,27 +90,52 @@ class Table:
         return line.getvalue().removesuffix("\r\n") + "\n"
 
 
-class Listing(FileSink):
-    """Prints the lines of events of some classes, or writes them; a regular file only once the list is whole."""
+def listing(path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], models: Sequence[str]) -> Sink:
+    """The list of events of these classes, with columns for each of several models."""
+    if len(models) > 1:
+        return JoinedListing(path, form, screen, kinds, models)
+    return Listing(path, form, screen, kinds)
+
+
+class Listing(Sink):
+    """Prints the lines of events of some classes, or writes them to a file, if its name is not `-`.
+
+    A regular file is in its place only once the list is whole, after `Done`.
+    """
 
     def __init__(self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
-        super().__init__(path, lambda line: screen.print(line.decode("utf-8", "surrogateescape"), json=form == "jsonl"))
+        self._path, self._screen, self._kinds = path, screen, kinds
         self._table = Table(partial(screen.say, level="warning"), form)
-        self._screen, self._kinds = screen, kinds
+        self._file = ExitStack()  # ends the file: without an exception it comes into its place
+        self._is_saved = path == "-"
+        self._write: Callable[[bytes], object] | None = None
+        if path != "-":
+            self._write = self._file.enter_context(output_file(Path(path)))
 
     def add(self, event: Any) -> None:
-        """Adds a line; `Done` puts the file in its place."""
         if isinstance(event, Done):
-            self.save()
+            self._save()
         elif isinstance(event, self._kinds):
-            self.write(self._table.line(event).encode("utf-8", "surrogateescape"))
+            self._write_line(self._table.line(event))
+
+    def _write_line(self, line: str) -> None:
+        if self._write is None:
+            self._screen.print(line, json=self._table.json)
+        else:
+            self._write(line.encode("utf-8", "surrogateescape"))
+
+    def _save(self) -> None:
+        self._file.close()
+        self._is_saved = True
 
     def close(self) -> None:
-        """Warns that a regular file was not written."""
-        if not self.is_saved:
+        if not self._is_saved:
             with suppress(StoppedEarlyError), self._file:
-                raise StoppedEarlyError
-            self._screen.not_written(self.name)
+                raise StoppedEarlyError  # a regular file is not replaced by a part of a list
+            self._screen.not_written(self._path)
+
+    def discard(self) -> None:
+        self._file.__exit__(*sys.exc_info())
 
 
 class JoinedListing(Listing):
@@ -119,26 +144,31 @@ class JoinedListing(Listing):
     `DataError` if the models have divided the text into other words.
     """
 
-    def __init__(self, *listing: Any, names: Sequence[str]) -> None:
-        super().__init__(*listing)
-        self._names, self._n_done = names, 0
-        files = (tempfile.TemporaryFile(dir=cache_folder()) for _ in names)  # noqa: SIM115
-        self._waiting = [*map(self._file.enter_context, files)]
+    def __init__(
+        self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], names: Sequence[str]
+    ) -> None:
+        super().__init__(path, form, screen, kinds)
+        self._names = names
+        self._n_done = 0  # models whose text is scored
         self._row: Mapping[str, Any] = {}
+        self._waiting = []
+        for _ in names:
+            file = tempfile.TemporaryFile(dir=cache_folder())  # noqa: SIM115
+            self._waiting.append(self._file.enter_context(file))
 
     def add(self, event: Any) -> None:
-        """Keeps a line; the last `Done` puts the file in its place."""
         if isinstance(event, Done):
             self._n_done += 1
             if self._n_done == len(self._names):
                 self._join()
-                self.save()
+                self._save()
         elif isinstance(event, Row):
             self._row = event.fields
         elif isinstance(event, self._kinds):
             self._waiting[self._n_done].write(to_json([self._row, event_columns(event)]).encode() + b"\n")
 
     def _join(self) -> None:
+        """Writes the lines that wait: {"word": 1, "bits": 2.0} of each model are {"word": 1, "bits_a": 2.0, ...}."""
         for file in self._waiting:
             file.seek(0)
         for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}]"):
@@ -153,7 +183,7 @@ class JoinedListing(Listing):
                 for key, value in columns.items():
                     if key not in PLACES:
                         joined[f"{key}_{name}"] = value
-            self.write(self._table.row(row, joined).encode("utf-8", "surrogateescape"))
+            self._write_line(self._table.row(row, joined))
 
 
 def _place_of(columns: Mapping[str, Any]) -> dict[str, Any]:

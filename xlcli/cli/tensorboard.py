@@ -22,8 +22,7 @@ from xlcli.files import cannot_write
 from xlcli.store.commit import place_of_run
 from xlcli.store.layout import TENSORBOARD, numbers, read_metrics
 
-FLUSH_SECONDS = 5
-"""Maximum age of what TensorBoard does not show yet."""
+FLUSH_SECONDS = 5  # maximum age of what TensorBoard does not show yet
 TAGS = {
     "nats": "train/nats_per_token",
     "bits_per_byte": "train/bits_per_byte",
@@ -41,23 +40,24 @@ class EventFile(Sink):
 
     def __init__(self, model: Path) -> None:
         self.model = model
-        self._writer: Any = None
-        self._step = 0
-        """Step of the latest event."""
+        self._writer: Any = None  # until the first event
+        self._step = 0  # of the latest event
 
     def add(self, event: Event) -> None:
         """Writes the metrics of a step or validation. `ResourceError` if it cannot, or the folder is a link."""
-        if not isinstance(event, Step | Validation):
+        if isinstance(event, Step):
+            metrics = asdict(event)
+            is_next = event.step > self._step
+        elif isinstance(event, Validation):
+            metrics = {"validation_bits_per_byte": event.bits_per_byte}
+            is_next = event.step >= self._step
+        else:
             return
-        is_step = isinstance(event, Step)
-        is_next = event.step > self._step or (event.step == self._step and not is_step)
         try:
-            if self._writer is None or not is_next:
+            if self._writer is not None and is_next:
+                self._write(metrics, event.step, time.time())
+            else:  # the first event, or one after a roll-back
                 self._start_over(event.seconds)
-            elif is_step:
-                self._write(asdict(event), event.step, time.time())
-            else:
-                self._write({"validation_bits_per_byte": event.bits_per_byte}, event.step, time.time())
         except OSError as error:
             raise cannot_write(self.model / TENSORBOARD, error) from error
         self._step = event.step
@@ -81,16 +81,17 @@ class EventFile(Sink):
         self.close()
         threading.excepthook = _print_no_oserror
         self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=FLUSH_SECONDS)
-        started, at = time.time() - seconds, 0.0
+        started = time.time() - seconds
+        seconds_of_row = 0.0
         for row in read_metrics(place_of_run(self.model)):
-            at = numbers(row).get("seconds", at)
-            self._write(row, row["step"], started + at)
+            seconds_of_row = numbers(row).get("seconds", seconds_of_row)
+            self._write(row, row["step"], started + seconds_of_row)
 
     def _write(self, row: Mapping[str, Any], step: int, wall_time: float) -> None:
-        found = numbers(row)
+        metrics = numbers(row)
         for key, tag in TAGS.items():
-            if key in found:
-                self._writer.add_scalar(tag, found[key], step, wall_time)
+            if key in metrics:
+                self._writer.add_scalar(tag, metrics[key], step, wall_time)
 
 
 def _print_no_oserror(ending: threading.ExceptHookArgs) -> None:

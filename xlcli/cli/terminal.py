@@ -15,13 +15,11 @@ import textwrap
 from collections.abc import Collection, Sequence
 from typing import TextIO
 
-QUOTATION = 200
-"""Maximum length of a quotation in characters."""
+QUOTATION = 200  # maximum length of a quotation in characters
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SEPARATORS = (0x2028, 0x2029)
-_INVALID_BYTES = range(0xDC80, 0xDD00)
-"""Surrogates with which Python stands for bytes that are not UTF-8."""
+_INVALID_BYTES = range(0xDC80, 0xDD00)  # surrogates with which Python stands for bytes that are not UTF-8
 _ESCAPES = {code: f"\\x{code:02x}" for code in _CONTROLS}
 _ESCAPES |= {code: f"\\u{code:04x}" for code in (*_BIDI_CONTROLS, *_SEPARATORS)}
 _ESCAPES |= {code: f"\\x{code - 0xDC00:02x}" for code in _INVALID_BYTES}

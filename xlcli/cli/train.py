@@ -35,10 +35,8 @@ from xlcli.store.discover import LOCAL, find
 from xlcli.store.layout import read_config, read_metrics
 from xlcli.store.origin import NEW, configurations
 
-RESUME = "If there is a checkpoint, --resume continues from it."
-"""Remedy if a process of a run is lost."""
+RESUME = "If there is a checkpoint, --resume continues from it."  # remedy if a process of a run is lost
 app = App()
-
 
 Init = Annotated[
     str | None,
@@ -104,11 +102,11 @@ def train(
             screen.wait("starting")
             from xlcli import training
 
-            how: dict[str, Any] = {"dry_run": dry_run, "stop": stop, "paused": lambda: stop.paused, "ranks": ranks}
+            shared: dict[str, Any] = {"dry_run": dry_run, "stop": stop, "paused": lambda: stop.paused, "ranks": ranks}
             if resume:
-                events = training.resume(paths or (), folder, settings, preset=preset, init=init, **how)
+                events = training.resume(paths or (), folder, settings, preset=preset, init=init, **shared)
             else:
-                events = training.train(paths or (), folder, configs, init=model, overwrite=overwrite, **how)
+                events = training.train(paths or (), folder, configs, init=model, overwrite=overwrite, **shared)
             screen.wait("reading the text")
             sinks: list[Sink] = []
             if tensorboard and ranks.is_first:
@@ -124,12 +122,12 @@ def show_config(call: Call, configs: Mapping[str, Config], *, is_decided: bool) 
 
     `is_decided`: the user has named a preset or a model.
     """
-    for name, config in configs.items():
+    if call.params["print_config"]:
+        name, config = next(iter(configs.items()))
         note = ""
         if not is_decided:
             note = f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n"
         call.show_config(config, note)
-        return
 
 
 def check_paths(call: Call, paths: Sequence[str], text: TextConfig, plot: str | None) -> list[str]:
@@ -161,17 +159,17 @@ def check_division(
     `configs` are the configurations of a new run by preset; with `--resume` the folder has the configuration.
     """
     Ranks(size=n_ranks).require_files(paths)
-    found = list(configs.values())
-    if not found:
+    possible_configs = list(configs.values())
+    if not possible_configs:
         with suppress(CheckpointError):  # the run reports it
-            found = [make(read_config(place_of_run(folder)).model_dump(mode="json"), settings)]
+            possible_configs = [make(read_config(place_of_run(folder)).model_dump(mode="json"), settings)]
     refusals = []
-    for config in found:
+    for config in possible_configs:
         try:
             config.check_division(n_ranks)
         except ConfigError as error:
             refusals.append(error)
-    if refusals and len(refusals) == len(found):  # text size and device choose among several presets
+    if refusals and len(refusals) == len(possible_configs):  # the run would choose another one
         raise refusals[0]
 
 

@@ -25,48 +25,65 @@ def explain(error: typer.TyperException, context: Any) -> ConfigError:
     text = text.replace("Input should be a valid boolean, unable to interpret input", "it should be true or false")
     remedy = "See xlcli --help."
     if context is not None:
-        remedy = _remedy(error, context)
+        remedy = _remedy(error, context) or f"See {context.command_path} --help."
     return ConfigError(f"{text[:1].lower()}{text[1:]}.", remedy)
 
 
 def _remedy(error: Any, context: Any) -> str:
+    """What to type instead; empty if nothing is known. Errors of Typer differ in the attributes that they have."""
     command, path = context.command, context.command_path
-    see = f"See {path} --help."
     option = getattr(error, "option_name", None)
     if option is not None:
-        return _remedy_of_option(option, context) or see
+        return _remedy_of_option(option, context)
     param = getattr(error, "param", None)
-    if param is not None and not hasattr(error, "param_type"):  # it has an illegal value, and is not missing
-        return _legal(error.message, context, param) or see
+    is_missing = hasattr(error, "param_type")
+    if param is not None and not is_missing:
+        return _remedy_of_value(_quoted(error.message), context, param)
     if isinstance(command, TyperGroup):
         near = nearest(_quoted(error.message), command.list_commands(context))
-        if near:
-            return f"Did you mean {path} {near}?"
-        return see
+        if near is None:
+            return ""
+        return f"Did you mean {path} {near}?"
     return f"Type {' '.join([path, *_argument_names(command)])}."
 
 
 def _remedy_of_option(option: str, context: Any) -> str:
-    """What to type instead of an option that does not exist, or lacks its value; empty if nothing is known."""
-    command, path = context.command, context.command_path
+    """What to type instead of an option that lacks its value or does not exist; empty if nothing is known."""
     spellings = []
-    for param in command.params:
-        if option in param.opts:
+    for param in context.command.params:
+        if option in param.opts:  # it exists and lacks its value
             return example(str(context.info_name), param.name, option, choices_of(param))
         spellings += param.opts
     near = nearest(option, spellings)
-    if near:
+    if near is not None:
         return f"Did you mean {near}?"
-    if context.parent is None:
-        for word in context.obj:
-            if word in command.list_commands(context):
-                return f"Options come after the command: xlcli {word} {option}."
-    arguments = _argument_names(command)
-    looks_mistyped = re.fullmatch("--[a-z][a-z-]*", option)
-    if arguments and not looks_mistyped:  # it is rather a text
-        word = arguments[0].partition("|")[0]
-        return f"See {path} --help. A {word} that begins with - comes last, after --: {path} -- {word}"
+    is_before_command = context.parent is None
+    if is_before_command:
+        return _remedy_of_order(option, context)
+    return _remedy_of_text(option, context)
+
+
+def _remedy_of_order(option: str, context: Any) -> str:
+    """`xlcli --mem-len 9 eval`: the option comes after the command, if the line has one.
+
+    `context.obj` are the words of the command line, and `context` is that of the program.
+    """
+    commands = context.command.list_commands(context)
+    for word in context.obj:
+        if word in commands:
+            return f"Options come after the command: xlcli {word} {option}."
     return ""
+
+
+def _remedy_of_text(option: str, context: Any) -> str:
+    """`xlcli generate "-5 degrees"`: a text that begins with `-`, and was taken for an option, comes after `--`."""
+    arguments = _argument_names(context.command)
+    looks_mistyped = re.fullmatch("--[a-z][a-z-]*", option) is not None
+    if looks_mistyped or not arguments:
+        return ""
+    path = context.command_path
+    word = arguments[0].partition("|")[0]
+    return f"See {path} --help. A {word} that begins with - comes last, after --: {path} -- {word}"
 
 
 def _argument_names(command: Any) -> list[str]:
@@ -79,13 +96,14 @@ def _quoted(message: str) -> str:
     return message.partition("'")[2].partition("'")[0]
 
 
-def _legal(message: str, context: Any, param: Any) -> str:
-    """Sentence with a legal value of an option; empty if none is known."""
-    spelled, legal = spelling(context, param), choices_of(param)
+def _remedy_of_value(value: str, context: Any, param: Any) -> str:
+    """What to type instead of an illegal value of an option; empty if no legal one is known."""
+    spelled = spelling(context, param)
     if getattr(param, "is_flag", False):
         return f"Type {spelled}=1, or unset it."
-    near = nearest(_quoted(message).lower(), legal)
-    if near:
+    legal = choices_of(param)
+    near = nearest(value.lower(), legal)
+    if near is not None:
         return f"Did you mean {_typed(spelled, near)}?"
     return example(str(context.info_name), param.name, spelled, legal)
 
@@ -117,16 +135,18 @@ def variable(name: str, option: Option | None) -> str:
 
 
 def example(command: str, name: str, spelled: str, legal: Sequence[str] = ()) -> str:
-    """Sentence with a valid value of an option or variable of a command; empty without an example.
+    """`Try --mem-len 512.`: a valid value of an option or variable of a command; empty if none is known.
 
-    `legal` are the values of a choice that is no setting.
+    `name` is that of its parameter or setting, and `legal` are the values of a choice that is no setting.
     """
     setting = settings_of(command).get(name)
     if setting is not None:
         legal = choices(setting.field.annotation)
         if setting.option is not None and setting.option.example:
             legal = (setting.option.example, *legal)
-    return f"Try {_typed(spelled, legal[0])}." if legal else ""
+    if not legal:
+        return ""
+    return f"Try {_typed(spelled, legal[0])}."
 
 
 def choices_of(param: Any) -> tuple[str, ...]:
@@ -135,7 +155,10 @@ def choices_of(param: Any) -> tuple[str, ...]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word of which `word` is a part of at least four letters, or that is similar to it."""
+    """The known word that contains `word`, or else is similar to it; None if there is none. Leading dashes are ignored.
+
+    `--temp` finds `--temperature`, and `genrate` finds `generate`. A word of less than four letters is in too many.
+    """
     stem = word.lstrip("-")
     stems = {name.lstrip("-"): name for name in known}
     longer = [name for name in stems if len(stem) >= 4 and stem in name]

@@ -343,7 +343,7 @@ def test_columns_of_the_input_travel(tmp_path):
 )  # fmt: skip
 def test_odd_rows_are_remarked_on(tmp_path, odd, remark):
     path = tmp_path / "items.csv"
-    path.write_text(f"item,text\n1,The dog.\n2,{odd}\n3,NAs\n")
+    path.write_text(f"item,text\n1,The dog.\n2,{odd}\n3,NAs here.\n")
     events = evaluate(toy("sentencepiece"), [path], EvalConfig(text_field="text"), RUNTIME, words=True)
     [notice] = [each.text for each in only(events, Notice) if "rows" in each.text and "read as one" not in each.text]
     assert remark in notice

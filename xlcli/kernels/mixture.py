@@ -186,27 +186,17 @@ def append(index: Index, token: int, line_end: int) -> None:
     index.sizes[N_READ] = at + 1
 
 
-class LinePlace(NamedTuple):
-    """Where the last token read is in its line, which begins with the end mark of the line before; -1: no such token.
-
-    `column` counts the tokens of the line before it, `above` is the token of the line before at the next column, and
-    `first` and `second` are those in columns 1 and 2.
-    """
-
-    column: int
-    above: int
-    first: int
-    second: int
-
-
 @inner()
-def place_in_line(index: Index) -> LinePlace:
-    """Place of the last token read; of a column from `LINE` on only that it is one of these is known."""
+def place_in_line(index: Index) -> tuple[int, int, int, int]:
+    """Column of the last token read, the token above it, and those in columns 1 and 2 up to it; -1 if there is none.
+
+    In column 0 is the end mark of the line before. Of columns from `LINE` on nothing else is told.
+    """
     at = index.sizes[N_READ] - 1
     start = index.lines[at]
     column = at - start
     if column >= LINE:
-        return LinePlace(LINE, -1, -1, -1)
+        return LINE, -1, -1, -1
     first = token_at(index, start + 1) if column > 0 else -1
     second = token_at(index, start + 2) if column > 1 else -1
     above = -1
@@ -214,7 +204,7 @@ def place_in_line(index: Index) -> LinePlace:
     place_above = start_before + column + 1
     if start_before >= 0 and at - start_before < REACH and place_above <= at:
         above = token_at(index, place_above)
-    return LinePlace(column, above, first, second)
+    return column, above, first, second
 
 
 @inner()
@@ -230,14 +220,14 @@ def hash_contexts(index: Index, out: Array) -> None:
         out[i] = key
     last, second = index.inputs[at], token_at(index, at - 1)
     third, fourth = token_at(index, at - 2), token_at(index, at - 3)
-    line = place_in_line(index)
+    column, above, first_in_line, second_in_line = place_in_line(index)
     # Numbers 11 to 15 keep the kinds of contexts apart.
     n = len(_ORDERS)
-    out[n] = hashed(hashed(np.uint64(11), line.column), last)
+    out[n] = hashed(hashed(np.uint64(11), column), last)
     out[n + 1] = hashed(hashed(np.uint64(12), second), third)
-    out[n + 2] = hashed(hashed(np.uint64(13), line.above), last)
+    out[n + 2] = hashed(hashed(np.uint64(13), above), last)
     out[n + 3] = hashed(hashed(hashed(np.uint64(14), second), third), fourth)
-    out[n + 4] = hashed(hashed(hashed(np.uint64(15), line.first), line.second), line.column)
+    out[n + 4] = hashed(hashed(hashed(np.uint64(15), first_in_line), second_in_line), column)
 
 
 @inner()
@@ -351,20 +341,12 @@ def in_bins(logit: float, most: float, n_bins: int) -> float:
     return min(max((logit + most) * n_bins / (2 * most), 0.0), n_bins - 1e-6)
 
 
-class Followers(NamedTuple):
-    """Which half of a node, 0 lower or 1 upper, the `latest` follower of a context took; -1 if there is none.
-
-    `n_same` is how many followers in a row took it last, `n_other` how many took the other half at any time.
-    """
-
-    latest: int
-    n_same: int
-    n_other: int
-
-
 @inner()
-def followers_below(node: int, depth: int, c: int, space: Space) -> Followers:
-    """What the followers of context c below a node did. Example: 1, 1, 1, 0, 1, the latest first, are (1, 3, 1)."""
+def followers_below(node: int, depth: int, c: int, space: Space) -> tuple[int, int, int]:
+    """Half that the latest follower of context c below a node took, how often in a row, and how many took the other.
+
+    The half is 0 (lower), 1 (upper), or -1 without followers. Example: 1, 1, 1, 0, 1, the latest first, give (1, 3, 1).
+    """
     n_levels = len(space.inputs)
     latest, n_same, n_other = -1, 0, 0
     for i in range(space.n_found[c]):
@@ -378,7 +360,7 @@ def followers_below(node: int, depth: int, c: int, space: Space) -> Followers:
             n_other += 1
         elif not n_other:
             n_same += 1
-    return Followers(latest, n_same, n_other)
+    return latest, n_same, n_other
 
 
 @inner()
@@ -390,16 +372,16 @@ def add_context(node: int, depth: int, c: int, mixer: Mixer, space: Space) -> No
     x = space.inputs[depth]
     by_order = N_COMMON + 2 * c  # place of what the followers alone predict
     by_model = by_order + 1  # and of how they change the prediction of the model
-    followers = followers_below(node, depth, c, space)
-    if followers.latest < 0:
+    latest, n_same, n_other = followers_below(node, depth, c, space)
+    if latest < 0:
         x[by_order] = x[by_model] = 0.0
         space.states[depth, c] = NO_STATE
         return
-    state = N_LEVELS * level(followers.n_same) + level(followers.n_other)
+    state = N_LEVELS * level(n_same) + level(n_other)
     if node > 1:  # the root has states of its own
         state += N_LEVELS * N_LEVELS
     # Inputs are logits of the upper half; states and maps know those of the half of the latest follower.
-    sign = 1.0 if followers.latest else -1.0
+    sign = 1.0 if latest else -1.0
     model_logit = sign * x[MODEL]
     place = in_bins(model_logit, MAP_RANGE, MAP_BINS)
     low = int(place)
@@ -409,7 +391,7 @@ def add_context(node: int, depth: int, c: int, mixer: Mixer, space: Space) -> No
     x[by_order] = sign * stretch(mixer.states[c, state, PROBABILITY], least=1e-5)
     x[by_model] = sign * min(max(stretch(mapped, least=1e-6) - model_logit, -LIMIT), LIMIT)
     space.states[depth, c] = state
-    space.halves[depth, c] = followers.latest
+    space.halves[depth, c] = latest
     space.lows[depth, c] = low
     space.shares[depth, c] = share
 

@@ -61,7 +61,6 @@ class Memory:
 
     @property
     def n_sinks(self) -> int:
-        """Number of tokens in `sinks`."""
         return self.sinks[0].shape[2] if self.sinks else 0
 
     @property

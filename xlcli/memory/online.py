@@ -85,7 +85,6 @@ class Adaptation(OnlineMemory):
         }
 
     def describe(self) -> dict[str, str]:
-        """Settings, number of steps and memory kinds."""
         kinds = " ".join(layer.kind for layer in self.start)
         return {"settings": json.dumps(self.settings), "n_steps": str(self.n_steps), "start": kinds}
 

@@ -75,7 +75,6 @@ class TokenBuffers(TokenMemory):
         return cls(parts[:n], 0, parts[0].shape[2], parts[n:])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors without unused rows."""
         return dict(zip(self.axes, self.rows() + self.sinks, strict=False))
 
     def rows(self) -> tuple[Tensor, ...]:
@@ -84,12 +83,10 @@ class TokenBuffers(TokenMemory):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Number type of keys and values."""
         return self.buffers[0].dtype
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
         return self.stop - self.start
 
     def with_sinks(self, *new: Tensor) -> Self:
@@ -181,7 +178,6 @@ class Hidden(TokenMemory):
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
         return self.h.shape[1]
 
     def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Hidden]:
@@ -228,12 +224,10 @@ class Int8KeyValue(TokenBuffers):
 
     @staticmethod
     def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Rows rounded to int8."""
         keys, key_scales = quantize(k, torch.float32)
         values, value_scales = quantize(v, torch.float32)
         return keys, values, key_scales, value_scales
 
     def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies in the types of `k` and `v`."""
         keys, values, key_scales, value_scales = self.rows()
         return dequantize(keys, key_scales).to(k.dtype), dequantize(values, value_scales).to(v.dtype)

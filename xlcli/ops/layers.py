@@ -140,7 +140,6 @@ class HeadNorm(RMSNorm):
     """RMSNorm of queries or keys (... e), computed in float32 or wider: under autocast the input is 16-bit."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalized input, in the type of the input."""
         return super().forward(x.to(torch.promote_types(self.weight.dtype, torch.float32))).to(x.dtype)
 
 

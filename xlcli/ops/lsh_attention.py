@@ -128,7 +128,8 @@ def _attend_tiles(
         tile=tile,
         dropout=dropout,
     )
-    tiles_per_round = _n_tiles(ranks.sizes, tile).sum((0, 1, 3)).tolist()
+    tiles_per_bucket = (ranks.sizes + tile - 1) // tile  # rounded up: the last tile may have free places
+    tiles_per_round = tiles_per_bucket.sum((0, 1, 3)).tolist()
     rounds: list[Sums] = []
     for r, n_tiles in enumerate(tiles_per_round):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
@@ -139,11 +140,6 @@ def _attend_tiles(
     # A query without visible keys attends to itself.
     alone = (total == 0).to(total.dtype)
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
-
-
-def _n_tiles(n_tokens: Tensor, tile: int) -> Tensor:
-    """Number of tiles of each bucket, of which the last one may have free places."""
-    return (n_tokens + tile - 1) // tile
 
 
 class _Codes(NamedTuple):
@@ -242,7 +238,8 @@ class _Call(NamedTuple):
         """Attention (b·h·t ...) to the keys first seen in round r, which has `n_tiles` tiles."""
         tiles = self.tiles(r, n_tiles)
         limit = self._limit()
-        q, k, v = (arrange(part, tiles.token_at_place, tiles.place_of_token) for part in self.qkv)
+        places = tiles.token_at_place, tiles.place_of_token
+        q, k, v = (_Arrange.apply(part, *places) for part in self.qkv)  # type: ignore[no-untyped-call]
         codes = [self.codes.new[:, :, i].flatten().index_select(0, tiles.token_at_place) for i in range(r)]
         keys = _Keys(k, v, codes, self._positions(tiles.token_at_place, limit))
         before, exists = self._before(tiles, keys, r, limit)
@@ -255,20 +252,10 @@ class _Call(NamedTuple):
         sums = []
         tiles_at_once = max(1, MAX_SCORES // (self.tile * self.bucket_size))
         for first in range(0, n_tiles, tiles_at_once):
-            some = slice(first, first + tiles_at_once)
-            cut = operator.itemgetter(some)
-            some_large = None if large is None else large[some]
-            sums.append(
-                mix(
-                    queries[some],
-                    inside.map(cut),
-                    before.map(cut),
-                    exists[some],
-                    some_large,
-                    limit=limit,
-                    dropout=self.dropout,
-                )
-            )
+            some = operator.itemgetter(slice(first, first + tiles_at_once))
+            some_large = None if large is None else some(large)
+            arguments = some(queries), inside.map(some), before.map(some), some(exists), some_large
+            sums.append(mix(*arguments, limit=limit, dropout=self.dropout))
         return _join(sums, tiles.place_of_token - self.bucket_size)
 
     def _limit(self) -> int | None:
@@ -319,7 +306,7 @@ class _Call(NamedTuple):
         b, h, _, _ = ranks.buckets.shape
         n, device = ranks.sizes.shape[-1], ranks.sizes.device
         bucket_sizes = ranks.sizes[:, :, r].flatten()
-        tiles_of_bucket = _n_tiles(bucket_sizes, tile)
+        tiles_of_bucket = (bucket_sizes + tile - 1) // tile  # rounded up
         first_tile = tiles_of_bucket.cumsum(0) - tiles_of_bucket  # of each bucket
         bucket_of_token = flat_index(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
         place_of_token = (first_tile[bucket_of_token] * tile + ranks.ranks[:, :, r]).flatten() + self.bucket_size
@@ -398,13 +385,9 @@ def add_rounds(rounds: list[Sums]) -> tuple[Tensor, Tensor]:
     return y, total
 
 
-def arrange(x: Tensor, order: Tensor, place: Tensor) -> Tensor:
-    """Rows (n ...) of `x` in the order `order` (p), where row i is at `place[i]` and other places have no gradient."""
-    y: Tensor = _Arrange.apply(x, order, place)  # type: ignore[no-untyped-call]
-    return y
-
-
 class _Arrange(torch.autograd.Function):
+    """Rows (n ...) of x in the order `order` (p), where row i is at `place[i]`; other places have no gradient."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor) -> Tensor:
         ctx.save_for_backward(place)
@@ -488,14 +471,7 @@ class _Window(NamedTuple):
 
 
 def mix(
-    q: Tensor,
-    inside: _Keys,
-    before: _Keys,
-    exists: Tensor,
-    large: Tensor | None,
-    *,
-    limit: int | None,
-    dropout: float,
+    q: Tensor, inside: _Keys, before: _Keys, exists: Tensor, large: Tensor | None, *, limit: int | None, dropout: float
 ) -> Sums:
     """Attention (m c ...) of m tiles to their own keys and to the n keys before them.
 

@@ -71,7 +71,6 @@ class LSHAttention(Attention):
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
-        """Empty table of `n_hashes` rounds for `batch` sequences."""
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)
         return Buckets(Table.empty(like, batch, self.n_heads, self.n_hashes, n_buckets))

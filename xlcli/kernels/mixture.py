@@ -548,17 +548,12 @@ def encode(log_p: Array, target: int, leaf_of: Array, index: Index, mixer: Mixer
         node = node_above(leaf, depth, n_levels)
         if has_tokens(2 * node + 1, depth + 1, leaf_of, space):
             update(depth, half_of(leaf, depth, n_levels), mixer, space)
-    count_expected(space.sums, mixer)
-    return nats
-
-
-@inner()
-def count_expected(sums: Array, mixer: Mixer) -> None:
-    """Counts a prediction, and adds its probabilities (2 l), as shares of the root, to those of the earlier ones."""
-    scale = 1 / sums[1]
-    for node in range(1, len(sums)):
-        mixer.expected[node] += sums[node] * scale
+    # The model's expectations of each node, as shares of the root.
+    scale = 1 / space.sums[1]
+    for node in range(1, len(space.sums)):
+        mixer.expected[node] += space.sums[node] * scale
     mixer.progress[0] += 1
+    return nats
 
 
 @inner()
@@ -573,21 +568,15 @@ def advance(index: Index, leaf_of: Array, line_end: int, token: int) -> None:
         index.earlier[:] = 0
         index.counts[:] = 0
         index.sizes[N_READ] = index.sizes[N_COUNTED] = 0
-        store(index, leaf_of, line_end, inputs, targets)
+        space = new_space(1)
+        for i in range(len(inputs)):
+            append(index, inputs[i], line_end)
+            forget(index, leaf_of)
+            if targets[i] >= 0:
+                find(index, leaf_of, space)
+                learn(index, leaf_of, targets[i], space)
     append(index, token, line_end)
     forget(index, leaf_of)
-
-
-@inner()
-def store(index: Index, leaf_of: Array, line_end: int, tokens: Array, targets: Array) -> None:
-    """Reads tokens (t), for which there is room, and stores what follows them (t), -1 if it is unknown."""
-    space = new_space(1)
-    for i in range(len(tokens)):
-        append(index, tokens[i], line_end)
-        forget(index, leaf_of)
-        if targets[i] >= 0:
-            find(index, leaf_of, space)
-            learn(index, leaf_of, targets[i], space)
 
 
 @compiled()

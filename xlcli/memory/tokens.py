@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +135,8 @@ class TokenBuffers(TokenMemory):
         """
         buffers, length = self.buffers, self.length
         capacity = buffers[0].shape[2]
-        if self.stop + n_new <= capacity:
+        has_room = self.stop + n_new <= capacity
+        if has_room:
             return type(self)(buffers, self.start, self.stop + n_new, self.sinks)
         # The rows move to the beginning of the same buffers, unless these are too small or far too large, or the rows
         # would overwrite themselves.
@@ -143,7 +145,8 @@ class TokenBuffers(TokenMemory):
         has_right_size = length + n_new <= capacity <= 2 * needed
         rows_can_move = self.start >= length
         if not (has_right_size and rows_can_move):
-            buffers = tuple(_new_buffer(rows, old, needed) for rows, old in zip(like or buffers, buffers, strict=True))
+            models = buffers if like is None else like
+            buffers = tuple(_new_buffer(model, old, needed) for model, old in zip(models, buffers, strict=True))
         for buffer, rows in zip(buffers, self.rows(), strict=True):
             buffer[:, :, :length] = rows
         return type(self)(buffers, 0, length + n_new, self.sinks)
@@ -165,7 +168,8 @@ def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
     if not (dtype.is_floating_point and width):
         return like.new_empty((b, h, capacity, *width), dtype=dtype)
     step = ALIGNMENT // dtype.itemsize
-    return like.new_empty((b, h, capacity, -(-width[0] // step) * step), dtype=dtype)[..., : width[0]]
+    aligned_width = math.ceil(width[0] / step) * step
+    return like.new_empty((b, h, capacity, aligned_width), dtype=dtype)[..., : width[0]]
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,13 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
-    settings: dict[str, Any] = {"vocab_size": config.vocab_size, "dim": config.dim}
-    settings |= {"scaled": config.embedding.scaled, "dropout": config.dropout.embedding}
-    settings["inner_dim"] = config.embedding.inner_dim
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "dim": config.dim,
+        "inner_dim": config.embedding.inner_dim,
+        "scaled": config.embedding.scaled,
+        "dropout": config.dropout.embedding,
+    }
     if config.cutoffs:
         return AdaptiveEmbedding(cutoffs=config.cutoffs, div_val=config.embedding.div_val, **settings)
     return TokenEmbedding(**settings)
@@ -81,6 +85,7 @@ def _head(config: ModelConfig, embedding: TokenEmbedding | AdaptiveEmbedding) ->
     """Head that shares matrices of the embedding if they are tied."""
     source = embedding if config.embedding.tied else _embedding(config)
     tables = [source] if isinstance(source, TokenEmbedding) else source.clusters
+    # Number of first tables whose projection the head does not share.
     n_untied = {"all": 0, "rest": 1, "none": len(tables)}[config.embedding.tied_projections]
     settings: dict[str, Any] = {"bias": config.bias, "softcap": config.logit_softcap, "loss_chunk": config.loss_chunk}
     heads = []

@@ -238,7 +238,7 @@ def slot_of(index: Index, c: int, key: Any) -> int:
     slot = np.int64((key * HASH_FACTOR) >> np.uint64(20)) & last_slot
     while index.owners[c, slot] != 0 and index.owners[c, slot] != key:
         slot = (slot + 1) & last_slot
-    return slot
+    return slot  # type: ignore[no-any-return]
 
 
 @inner()

@@ -98,7 +98,8 @@ class LSHAttention(Attention):
                 memory = memory.writable(self.bucket_size)
                 y = attend_hashed_one(q, k, v, buckets, memory.stored, key_window)
             else:
-                ranks, y = rank_in_buckets(buckets, memory.stored.counts), v
+                ranks = rank_in_buckets(buckets, memory.stored.counts)
+                y = v  # read by nobody unless it is replaced
                 if context.needs_output:
                     has_earlier = context.n_memory > 0 and memory.stored.n_slots > 0
                     table = memory.stored if has_earlier else None

@@ -79,7 +79,6 @@ class TokenBuffers(TokenMemory):
         return dict(zip(self.axes, self.rows() + self.sinks, strict=False))
 
     def rows(self) -> tuple[Tensor, ...]:
-        """The buffers without unused rows."""
         return tuple(buffer[:, :, self.start : self.stop] for buffer in self.buffers)
 
     @property
@@ -106,20 +105,15 @@ class TokenBuffers(TokenMemory):
         k, v = project(x)
         new = self.encode(k, v)
         if torch.is_inference_mode_enabled():
-            whole = self._written(new, keep)
+            n_new = k.shape[2]
+            whole = self.reserve(n_new, keep, new)
+            for buffer, rows in zip(whole.buffers, new, strict=True):
+                buffer[:, :, whole.stop - n_new : whole.stop] = rows
             return *whole.decode(k, v), whole.keep(keep)
         whole = self._concatenated(new)
         # Copies: views would keep the keys and values of the whole call alive.
         copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
         return *whole.decode(k, v), replace(self, buffers=copies, start=0, stop=keep)
-
-    def _written(self, new: Sequence[Tensor], keep: int) -> Self:
-        """This memory with new rows, written into its buffers, or into larger ones."""
-        n_new = new[0].shape[2]
-        whole = self.reserve(n_new, keep, new)
-        for buffer, rows in zip(whole.buffers, new, strict=True):
-            buffer[:, :, whole.stop - n_new : whole.stop] = rows
-        return whole
 
     def _concatenated(self, new: Sequence[Tensor]) -> Self:
         """This memory with new rows, in new buffers."""
@@ -152,7 +146,6 @@ class TokenBuffers(TokenMemory):
         return type(self)(buffers, 0, length + n_new, self.sinks)
 
     def keep(self, n: int) -> Self:
-        """Memory of the `n` latest tokens."""
         return type(self)(self.buffers, self.stop - n, self.stop, self.sinks)
 
 

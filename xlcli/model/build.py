@@ -69,13 +69,9 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
-    settings: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "dim": config.dim,
-        "inner_dim": config.embedding.inner_dim,
-        "scaled": config.embedding.scaled,
-        "dropout": config.dropout.embedding,
-    }
+    settings: dict[str, Any] = {"vocab_size": config.vocab_size, "dim": config.dim}
+    settings |= {"scaled": config.embedding.scaled, "dropout": config.dropout.embedding}
+    settings["inner_dim"] = config.embedding.inner_dim
     if config.cutoffs:
         return AdaptiveEmbedding(cutoffs=config.cutoffs, div_val=config.embedding.div_val, **settings)
     return TokenEmbedding(**settings)

@@ -50,7 +50,6 @@ class ScoreTerm(NamedTuple):
     clamp: Clamp | None = None
 
     def scaled(self, scale: float) -> ScoreTerm:
-        """This term, multiplied by a factor."""
         clamp = self.clamp
         if clamp is not None:
             clamp = clamp._replace(scores=clamp.scores * scale)

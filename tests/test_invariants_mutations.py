@@ -95,7 +95,7 @@ def alter_absolute(monkeypatch, facts):
 def distances_off_by_one(monkeypatch, by=1):
     right = Positions.distance.func
     monkeypatch.setattr(Positions, "distance", property(lambda self: right(self) + by))
-    monkeypatch.setattr(attend, "_band_kernel", lambda *given: None)
+    monkeypatch.setattr(attend, "_attend_in_blocks", lambda *given: None)
 
 
 def distances_too_short(monkeypatch):
@@ -157,7 +157,7 @@ def a_future_token_is_visible(monkeypatch):
         return right(Mask(altered_positions(self.positions, distance=self.positions.distance + 1), self.max_distance))
 
     monkeypatch.setattr(Mask, "visible", property(wrong))
-    monkeypatch.setattr(attend, "_band_kernel", lambda *given: None)
+    monkeypatch.setattr(attend, "_attend_in_blocks", lambda *given: None)
 
 
 def a_future_token_is_in_the_band(monkeypatch):

@@ -44,7 +44,8 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
 
         def to_int8(row: Any, values: Any, scales: Any, at: Any) -> Any:
             # As `ops.layers.quantize`; an undefined number makes the whole row undefined.
-            largest, is_number = np.float32(0), True
+            largest = np.float32(0)
+            is_number = True
             for i in range(values.size):
                 largest = max(largest, abs(values[i]))
                 is_number &= values[i] == values[i]
@@ -65,17 +66,21 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
 
 @inner(fastmath=FASTMATH)
 def rotated_dots(rows: Array, x: Array, turns: Array, first: int, layout: int, out: Array) -> None:
-    """Inner products (n) of x (e) and rows (n e), row r rotated by `turns[first - r]` (sines, then cosines)."""
-    half = turns.shape[1] // 2
+    """Writes the inner products of x (e) and rows (n e), which are rotated, to `out` (n).
+
+    Row r is rotated by `turns[first - r]` (r), the sines and then the cosines of its pairs of features.
+    """
+    n_pairs = turns.shape[1] // 2
     for r in range(out.size):
         row, turn = rows[r], turns[first - r]
         total = np.float32(0)
-        for f in range(half):
-            i, j = (f, f + half) if layout == HALF else (2 * f, 2 * f + 1)  # the features of a pair
+        for f in range(n_pairs):
+            i, j = (f, f + n_pairs) if layout == HALF else (2 * f, 2 * f + 1)  # the features of a pair
             a, b = widen(row[i]), widen(row[j])
-            total += turn[half + f] * (x[i] * a + x[j] * b) + turn[f] * (x[j] * a - x[i] * b)
+            sin, cos = turn[f], turn[n_pairs + f]
+            total += cos * (x[i] * a + x[j] * b) + sin * (x[j] * a - x[i] * b)
         # Features that are not rotated.
-        for f in range(2 * half, x.size):
+        for f in range(2 * n_pairs, x.size):
             total += x[f] * widen(row[f])
         out[r] = total
 
@@ -112,31 +117,33 @@ def buffers(n_kv_heads: int, cache: Any, batch: int, memory_type: Array) -> Buff
 def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries: Array, team: Team) -> None:
     """Writes keys and values of the new tokens, and queries (b h e+f) with those for position keys behind them."""
     batch, h, g, e = len(qkv), attention.n_heads, attention.n_kv_heads, attention.head_dim
-    r = attention.rotary_dim
     memory = buffers(g, cache, batch, memory_type)
-    last = cache.stop - 1  # row of the new token
+    new_row = cache.stop - 1
     task = take(team, batch * g)
     while task >= 0:
-        # A task is one head of keys and values of one sequence, with the heads of queries that share it.
+        # A task is head j of keys and values of sequence b, with the heads i of queries that share it.
         b, j = task // g, task % g
         # A row of qkv has the h heads of queries, then the g heads of keys, then those of values.
         k = qkv[b, (h + j) * e : (h + j + 1) * e]
         v = qkv[b, (h + g + j) * e : (h + g + j + 1) * e]
-        normalize(k, attention.key_norm, k)
-        if attention.rope:
-            sin, cos = array(cache.sin, (batch, r // 2))[b], array(cache.cos, (batch, r // 2))[b]
-            rotate(k, sin, cos, attention.rope)
-        store_row(memory.keys[b, j, last], k, memory.key_scales, (b, j, last))
-        store_row(memory.values[b, j, last], v, memory.value_scales, (b, j, last))
+        normalize_and_rotate(k, attention.key_norm, attention, cache, b)
+        store_row(memory.keys[b, j, new_row], k, memory.key_scales, (b, j, new_row))
+        store_row(memory.values[b, j, new_row], v, memory.value_scales, (b, j, new_row))
         for i in range(j * h // g, (j + 1) * h // g):
             q = qkv[b, i * e : (i + 1) * e]
-            normalize(q, attention.query_norm, q)
-            if attention.rope:
-                sin, cos = array(cache.sin, (batch, r // 2))[b], array(cache.cos, (batch, r // 2))[b]
-                rotate(q, sin, cos, attention.rope)
+            normalize_and_rotate(q, attention.query_norm, attention, cache, b)
             prepare_query(attention, i, q, queries[b, i])
         finish(team)
         task = take(team, batch * g)
+
+
+@register_jitable
+def normalize_and_rotate(x: Array, norm: Any, attention: Any, cache: Any, b: int) -> None:
+    """Changes a query or key (e) of sequence b in place: its norm, then, with rotary positions, its rotation."""
+    normalize(x, norm, x)
+    if attention.rope:
+        shape = (b + 1, attention.rotary_dim // 2)
+        rotate(x, array(cache.sin, shape)[b], array(cache.cos, shape)[b], attention.rope)
 
 
 @inner(fastmath=FASTMATH)
@@ -195,10 +202,11 @@ def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: A
         n_keys = count_keys(call, cache, b)
         n_chunks = count_parts(attention, cache, n_keys) - (cache.n_sinks > 0)
         heads = slice(j * n_shared, (j + 1) * n_shared)  # of queries that share the keys
-        # Sequences with fewer keys than others have fewer chunks; behind the last one come the sinks.
+        # Sequences with fewer keys than others have fewer chunks; behind the last one come the sinks, if any.
         if c == n_chunks and cache.n_sinks:
             attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, c, heads])
         if c < n_chunks:
+            # As equal as possible: of 5 keys in 2 chunks, the first one has keys 0 and 1, the second 2 to 4.
             first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
             attend_chunk(attention, cache, memory, n_keys, b, j, first, last, queries[b, heads], parts[b, c, heads])
         finish(team)
@@ -229,13 +237,13 @@ def attend_chunk(
     scores = np.empty((n_queries, n), np.float32)
 
     # Keys beyond clamp_len come first. Stored keys are rotated by their positions: these are turned to that distance.
-    beyond = n_keys - 1 - cache.clamp_len - first  # by how much the first key is
-    n_far = max(0, min(n, beyond))
+    turn_of_first = n_keys - 1 - cache.clamp_len - first  # its distance beyond clamp_len; that of the next is one less
+    n_far = max(0, min(n, turn_of_first))
     n_turned = n_far if cache.turns else 0
     if n_turned:
-        turns = array(cache.turns, (beyond + first + 1, attention.rotary_dim))
+        turns = array(cache.turns, (turn_of_first + first + 1, attention.rotary_dim))
         for i in range(n_queries):
-            rotated_dots(keys, queries[i, :e], turns, beyond, attention.rope, scores[i, :n_turned])
+            rotated_dots(keys, queries[i, :e], turns, turn_of_first, attention.rope, scores[i, :n_turned])
 
     # Inner products with all other keys, for two queries at once where possible.
     near = keys[n_turned:]
@@ -248,7 +256,8 @@ def attend_chunk(
     for i in range(n_queries):
         if cache.key_scales:
             multiply(scores[i], memory.key_scales[b, j, rows])
-        weigh(attention, cache, n_keys, j * n_queries + i, first, n_far, queries[i], scores[i], out[i])
+        complete_scores(attention, cache, n_keys, j * n_queries + i, first, n_far, queries[i], scores[i])
+        exponentiate(scores[i], out[i])
         if cache.value_scales:
             multiply(scores[i], memory.value_scales[b, j, rows])
 
@@ -262,16 +271,19 @@ def attend_chunk(
 @inner(fastmath=FASTMATH)
 def attend_sinks(attention: Any, cache: Any, b: int, j: int, queries: Array, out: Array) -> None:
     """`attend_chunk` for the sinks of a head that the queries see, if any."""
-    e, r, n = attention.head_dim, attention.rotary_dim, array(cache.sink_counts, b + 1, np.int64)[b]
+    e, n_seen = attention.head_dim, array(cache.sink_counts, b + 1, np.int64)[b]
     shape = (b + 1, attention.n_kv_heads, cache.n_sinks, e)
-    keys, values = array(cache.sink_keys, shape)[b, j, :n], array(cache.sink_values, shape)[b, j, :n]
-    sin, cos = array(cache.sink_sin, (b + 1, r // 2))[b], array(cache.sink_cos, (b + 1, r // 2))[b]
-    scores = np.empty(n, np.float32)
+    keys, values = array(cache.sink_keys, shape)[b, j, :n_seen], array(cache.sink_values, shape)[b, j, :n_seen]
+    shape_of_angles = (b + 1, attention.rotary_dim // 2)
+    sin, cos = array(cache.sink_sin, shape_of_angles)[b], array(cache.sink_cos, shape_of_angles)[b]
+    scores = np.empty(n_seen, np.float32)
     for i in range(len(queries)):
         query = queries[i, :e].copy()
         rotate(query, sin, cos, attention.rope)
         dots(keys, query, scores)
-        weigh(attention, cache, 0, 0, 0, 0, query, scores, out[i])  # with 0 keys, none is far
+        for s in range(n_seen):
+            scores[s] *= attention.scale
+        exponentiate(scores, out[i])
         add_rows(values, 0, scores, out[i, :e])
 
 
@@ -282,13 +294,12 @@ def multiply(x: Array, y: Array) -> None:
 
 
 @inner(fastmath=FASTMATH)
-def weigh(
-    attention: Any, cache: Any, n_keys: int, h: int, first: int, n_far: int, query: Array, scores: Array, out: Array
+def complete_scores(
+    attention: Any, cache: Any, n_keys: int, h: int, first: int, n_far: int, query: Array, scores: Array
 ) -> None:
-    """Replaces inner products (n) of head h by weights, relative to the largest one.
+    """Turns inner products (n) of the query of head h into scores, in place: position terms, scale, biases.
 
-    Writes zeros, the largest score and the sum of weights to `out` (e+2). The products are those of the keys from
-    number `first` on, of which the first `n_far` are beyond `clamp_len`.
+    The products are those of the keys from number `first` on, of which the first `n_far` are beyond `clamp_len`.
     """
     e, n = attention.head_dim, scores.size
     column = cache.n_distances - n_keys + first  # of the first key, in tables whose last column is that of the query
@@ -305,26 +316,35 @@ def weigh(
                 far += head_keys[i, cache.n_distances - 1 - cache.clamp_len] * query[e + i]
             for s in range(n_far):
                 scores[s] += far
-    # Scores.
     for s in range(n):
         scores[s] *= attention.scale
     if cache.bias:
         bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, column:]
         for s in range(n):
             scores[s] += bias[s]
-    for s in range(min(n, n_keys - 1 - cache.full_len - first)):
+    n_beyond_full_len = n_keys - 1 - cache.full_len - first
+    for s in range(min(n, n_beyond_full_len)):
         scores[s] += cache.far_bias
-    # Weights.
+
+
+@inner(fastmath=FASTMATH)
+def exponentiate(scores: Array, out: Array) -> None:
+    """Replaces scores (n) by weights, relative to the largest one, in place.
+
+    Writes zeros (e), to which the values are added later, the largest score and the sum of weights to `out` (e+2).
+    """
+    e = out.size - N_STATISTICS
     largest = LOWEST
-    for s in range(n):
+    for s in range(scores.size):
         largest = max(largest, scores[s])
     total = np.float32(0)
-    for s in range(n):
+    for s in range(scores.size):
         scores[s] = exp(scores[s] - largest)
         total += scores[s]
     for i in range(e):
         out[i] = 0
-    out[e + LARGEST], out[e + TOTAL] = largest, total
+    out[e + LARGEST] = largest
+    out[e + TOTAL] = total
 
 
 @inner(fastmath=FASTMATH)

@@ -221,14 +221,17 @@ def linear(matrix: Any, x: Array, weight_type: Array, out: Array, team: Team) ->
     reads four rows at once. If the layer is gated they are divided into halves, and the four rows are those of two
     outputs and of their gates.
     """
-    (batch, n), d, gated = out.shape, x.shape[1], matrix.gated
+    batch, n = out.shape
+    gated = matrix.gated  # 1, else 0: the number of gates of an output
     n_parts = 2 if gated else 4
     part_len = n // n_parts
-    near, far = part_len, (n if gated else 2 * part_len)  # distances between the four rows, see `four_dots`
-    weight = array(matrix.weight, (n + gated * n, d), weight_type.dtype)
+    near = part_len  # distances between the four rows, see `four_dots`
+    far = n if gated else 2 * part_len
+    weight = array(matrix.weight, (n + gated * n, x.shape[1]), weight_type.dtype)
     y = np.empty(len(weight), np.float32)
     # Several tasks for each thread, which may be late, and none with more of a matrix than stays in its cache.
-    n_tasks = max(1, min(part_len, max(4 * team.size, weight.size * weight.itemsize // TASK_BYTES)))
+    n_cache_parts = weight.size * weight.itemsize // TASK_BYTES
+    n_tasks = max(1, min(part_len, max(4 * team.size, n_cache_parts)))
     task = take(team, n_tasks)
     while task >= 0:
         first, last = task * part_len // n_tasks, (task + 1) * part_len // n_tasks

@@ -42,9 +42,10 @@ class Memory:
         zeros = {}
         for name, t in self.tensors().items():
             axes = self.axes[name]
-            if "s" not in axes:
-                none_or_all = tuple(slice(0) if axis in "mc" else slice(None) for axis in axes)
-                zeros[name] = torch.zeros_like(t[none_or_all])
+            if "s" in axes:  # a memory without sinks has no such tensor
+                continue
+            none_or_all = tuple(slice(0) if axis in "mc" else slice(None) for axis in axes)
+            zeros[name] = torch.zeros_like(t[none_or_all])
         return self.from_tensors(zeros)
 
     def overwrite_earlier(self) -> Self:
@@ -61,7 +62,6 @@ class Memory:
 
     @property
     def n_sinks(self) -> int:
-        """Number of tokens in `sinks`."""
         return self.sinks[0].shape[2] if self.sinks else 0
 
     @property

@@ -62,7 +62,6 @@ class Buckets(Memory):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Buckets:
-        """Memory of the tensors of a table."""
         return Buckets(Table(**tensors))
 
     @classmethod
@@ -81,12 +80,10 @@ class Buckets(Memory):
         return self.written().stored
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the table."""
         return self.table._asdict()
 
     @property
     def n_rounds(self) -> int:
-        """Number of hash rounds."""
         return self.stored.counts.shape[2]
 
     def written(self) -> Buckets:

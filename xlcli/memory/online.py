@@ -77,15 +77,13 @@ class Adaptation(OnlineMemory):
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name: `weights.NAME`, `moments.NAME`, `inputs`, `targets`, `last`, and `start.0.k`."""
-        return {
-            **{f"weights.{name}": t for name, t in self.weights.items()},
-            **{f"moments.{name}": t for name, t in self.moments.items()},
-            **{f"start.{i}.{name}": t for i, layer in enumerate(self.start) for name, t in layer.tensors().items()},
-            **{"inputs": self.inputs, "targets": self.targets, "last": self.last},
-        }
+        tensors = {f"weights.{name}": t for name, t in self.weights.items()}
+        tensors |= {f"moments.{name}": t for name, t in self.moments.items()}
+        for i, layer in enumerate(self.start):
+            tensors |= {f"start.{i}.{name}": t for name, t in layer.tensors().items()}
+        return tensors | {"inputs": self.inputs, "targets": self.targets, "last": self.last}
 
     def describe(self) -> dict[str, str]:
-        """Settings, number of steps and memory kinds."""
         kinds = " ".join(layer.kind for layer in self.start)
         return {"settings": json.dumps(self.settings), "n_steps": str(self.n_steps), "start": kinds}
 
@@ -97,10 +95,11 @@ class Adaptation(OnlineMemory):
         start = restored(description["start"], memories, 1)
         inputs, targets = single["inputs"], single["targets"]
         last = single.get("last", inputs.new_empty(1, 0))
-        for t, n_axes in ((inputs, 1), (targets, 1), (last, 2)):
-            if (t.ndim, t.dtype) != (n_axes, torch.int64) or (n_axes == 2 and len(t) != 1):
-                raise ValueError("tokens of the adaptation are not int64 of one sequence")
-        if len(inputs) != len(targets) or (len(inputs) > 0) != (len(start) > 0):
+        are_int64 = inputs.dtype == targets.dtype == last.dtype == torch.int64
+        if not are_int64 or (inputs.ndim, targets.ndim, last.ndim) != (1, 1, 2) or len(last) != 1:
+            raise ValueError("tokens of the adaptation are not int64 of one sequence")
+        has_block, has_memories = len(inputs) > 0, len(start) > 0
+        if len(inputs) != len(targets) or has_block != has_memories:
             raise ValueError("the unfinished block of the adaptation is incomplete")
         n_steps = int(description["n_steps"])
         if not 0 <= n_steps < 2**53:
@@ -110,8 +109,8 @@ class Adaptation(OnlineMemory):
 
     def extended(self, inputs: Tensor, targets: Tensor, **start: Any) -> Adaptation:
         """This value with tokens (n) added to the block; `start` are fields of a block that begins."""
-        both = torch.cat((self.inputs, inputs)), torch.cat((self.targets, targets))
-        return replace(self, inputs=both[0], targets=both[1], **start)
+        inputs, targets = torch.cat((self.inputs, inputs)), torch.cat((self.targets, targets))
+        return replace(self, inputs=inputs, targets=targets, **start)
 
     def without_block(self) -> Adaptation:
         """This value at the beginning of a block."""

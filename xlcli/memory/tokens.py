@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,21 +76,17 @@ class TokenBuffers(TokenMemory):
         return cls(parts[:n], 0, parts[0].shape[2], parts[n:])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors without unused rows."""
         return dict(zip(self.axes, self.rows() + self.sinks, strict=False))
 
     def rows(self) -> tuple[Tensor, ...]:
-        """The buffers without unused rows."""
         return tuple(buffer[:, :, self.start : self.stop] for buffer in self.buffers)
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Number type of keys and values."""
         return self.buffers[0].dtype
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
         return self.stop - self.start
 
     def with_sinks(self, *new: Tensor) -> Self:
@@ -108,20 +105,15 @@ class TokenBuffers(TokenMemory):
         k, v = project(x)
         new = self.encode(k, v)
         if torch.is_inference_mode_enabled():
-            whole = self._written(new, keep)
+            n_new = k.shape[2]
+            whole = self.reserve(n_new, keep, new)
+            for buffer, rows in zip(whole.buffers, new, strict=True):
+                buffer[:, :, whole.stop - n_new : whole.stop] = rows
             return *whole.decode(k, v), whole.keep(keep)
         whole = self._concatenated(new)
         # Copies: views would keep the keys and values of the whole call alive.
         copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
         return *whole.decode(k, v), replace(self, buffers=copies, start=0, stop=keep)
-
-    def _written(self, new: Sequence[Tensor], keep: int) -> Self:
-        """This memory with new rows, written into its buffers, or into larger ones."""
-        n_new = new[0].shape[2]
-        whole = self.reserve(n_new, keep, new)
-        for buffer, rows in zip(whole.buffers, new, strict=True):
-            buffer[:, :, whole.stop - n_new : whole.stop] = rows
-        return whole
 
     def _concatenated(self, new: Sequence[Tensor]) -> Self:
         """This memory with new rows, in new buffers."""
@@ -137,7 +129,8 @@ class TokenBuffers(TokenMemory):
         """
         buffers, length = self.buffers, self.length
         capacity = buffers[0].shape[2]
-        if self.stop + n_new <= capacity:
+        has_room = self.stop + n_new <= capacity
+        if has_room:
             return type(self)(buffers, self.start, self.stop + n_new, self.sinks)
         # The rows move to the beginning of the same buffers, unless these are too small or far too large, or the rows
         # would overwrite themselves.
@@ -146,13 +139,13 @@ class TokenBuffers(TokenMemory):
         has_right_size = length + n_new <= capacity <= 2 * needed
         rows_can_move = self.start >= length
         if not (has_right_size and rows_can_move):
-            buffers = tuple(_new_buffer(rows, old, needed) for rows, old in zip(like or buffers, buffers, strict=True))
+            models = buffers if like is None else like
+            buffers = tuple(_new_buffer(model, old, needed) for model, old in zip(models, buffers, strict=True))
         for buffer, rows in zip(buffers, self.rows(), strict=True):
             buffer[:, :, :length] = rows
         return type(self)(buffers, 0, length + n_new, self.sinks)
 
     def keep(self, n: int) -> Self:
-        """Memory of the `n` latest tokens."""
         return type(self)(self.buffers, self.stop - n, self.stop, self.sinks)
 
 
@@ -168,7 +161,8 @@ def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
     if not (dtype.is_floating_point and width):
         return like.new_empty((b, h, capacity, *width), dtype=dtype)
     step = ALIGNMENT // dtype.itemsize
-    return like.new_empty((b, h, capacity, -(-width[0] // step) * step), dtype=dtype)[..., : width[0]]
+    aligned_width = math.ceil(width[0] / step) * step
+    return like.new_empty((b, h, capacity, aligned_width), dtype=dtype)[..., : width[0]]
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,6 @@ class Hidden(TokenMemory):
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
         return self.h.shape[1]
 
     def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Hidden]:
@@ -228,12 +221,10 @@ class Int8KeyValue(TokenBuffers):
 
     @staticmethod
     def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Rows rounded to int8."""
         keys, key_scales = quantize(k, torch.float32)
         values, value_scales = quantize(v, torch.float32)
         return keys, values, key_scales, value_scales
 
     def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies in the types of `k` and `v`."""
         keys, values, key_scales, value_scales = self.rows()
         return dequantize(keys, key_scales).to(k.dtype), dequantize(values, value_scales).to(v.dtype)

@@ -81,6 +81,7 @@ def _head(config: ModelConfig, embedding: TokenEmbedding | AdaptiveEmbedding) ->
     """Head that shares matrices of the embedding if they are tied."""
     source = embedding if config.embedding.tied else _embedding(config)
     tables = [source] if isinstance(source, TokenEmbedding) else source.clusters
+    # Number of first tables whose projection the head does not share.
     n_untied = {"all": 0, "rest": 1, "none": len(tables)}[config.embedding.tied_projections]
     settings: dict[str, Any] = {"bias": config.bias, "softcap": config.logit_softcap, "loss_chunk": config.loss_chunk}
     heads = []

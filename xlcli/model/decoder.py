@@ -209,21 +209,22 @@ class Decoder:
     ) -> tuple[Tensor, list[Memory]]:
         """Output (b 1 d), or logits (b 1 v) if the part has a head, and the new memories.
 
-        The kernel gets addresses only. What they point to is held by the local variables, `part` and `extended`.
+        The kernel gets addresses only. What they point to lives as long as the local variables here, `kept` among them,
+        and, for weights, as long as the packer, which owns them.
         """
         caches, extended, kept = self._caches(part, memories, context)
-        packed = np.array(caches, records.CACHE)
+        cache_records = np.array(caches, records.CACHE)
         assert context.tokens is not None
-        tokens, x, stack_input = (t[:, 0].contiguous() for t in (context.tokens.long(), x, stack_input))
-        if context.mask.reach is None:
-            reach = ABSENT
-        else:
+        tokens = context.tokens[:, 0].long().contiguous()
+        x, stack_input = x[:, 0].contiguous(), stack_input[:, 0].contiguous()
+        reach = ABSENT
+        if context.mask.reach is not None:
             reach = context.mask.reach[:, 0].contiguous()
         call = {
             "head": NO_HEAD if part.head is None else part.head,
             "n_blocks": len(caches),
             "blocks": part.packed.ctypes.data,
-            "caches": packed.ctypes.data,
+            "caches": cache_records.ctypes.data,
             "tokens": tokens.data_ptr(),
             "x": x.data_ptr(),
             "x0": stack_input.data_ptr(),
@@ -233,16 +234,19 @@ class Decoder:
         }
         types = TYPES[self.weight_type], TYPES[extended[0].buffers[0].dtype]
         out = self.kernels.decode(call, torch.get_num_threads(), *types)
-        del kept
+        del kept  # not before the call is over
         return torch.from_numpy(out)[:, None], [*extended]
 
     def _caches(
         self, part: Part, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[list[Packed], list[TokenBuffers], list[Tensor]]:
-        """`CACHE` of each block of a part, the new memories, and arrays to be kept during the call."""
+        """`CACHE` of each block of a part, the new memories, and arrays that the caller must keep during the call.
+
+        The kernel writes the new token into the buffers of the memories, in the row that is reserved here.
+        """
         caches, extended = [], []
         kept: list[Tensor] = []
-        shared: dict[Hashable, Shared] = {}
+        shared_fields: dict[Hashable, Shared] = {}
         for block, kind, memory in zip(part.blocks, part.kinds, memories, strict=True):
             assert isinstance(memory, TokenBuffers)
             attention, layer_context = block.attention, context
@@ -251,20 +255,21 @@ class Decoder:
             memory = memory.reserve(1, layer_context.keep)
             # What else `Shared` depends on is the same for all layers of a call.
             key = kind, memory.length, memory.n_sinks
-            if key not in shared:
-                shared[key] = self._tables.share(attention, memory, layer_context)
-                kept += shared[key].arrays
+            if key not in shared_fields:
+                shared_fields[key] = self._tables.share(attention, memory, layer_context)
+                kept += shared_fields[key].arrays
+            shared = shared_fields[key]
             sinks = [ABSENT, ABSENT]
-            if shared[key].sees_sinks:
+            if shared.sees_sinks:
                 sinks = [sink.float().contiguous() for sink in memory.sinks]
             kept += sinks
             # Keys, values and, of int8, their scales: four in all.
             buffers = [*memory.buffers, ABSENT, ABSENT][:4]
             addresses = [t.data_ptr() for t in (*buffers, *sinks)]
             keys = memory.buffers[0]
-            capacity, row = keys.shape[2], keys.stride(2)
+            capacity, row_size = keys.shape[2], keys.stride(2)
             # The fields of `CACHE` in their order; names would cost a short call more than its arithmetic.
-            caches.append((*addresses, capacity, row, memory.start, memory.stop, *shared[key].fields))
+            caches.append((*addresses, capacity, row_size, memory.start, memory.stop, *shared.fields))
             extended.append(memory.keep(layer_context.keep))
         return caches, extended, kept
 
@@ -301,7 +306,7 @@ class Part:
 
 
 class Packer:
-    """Packs weights of a network.
+    """Packs weights of a network: records with their addresses, which are valid as long as the packer lives.
 
     Attributes:
         kept: Tensors whose addresses are packed.
@@ -355,17 +360,8 @@ class Packer:
         )
 
     def _attention(self, attention: Attention) -> Packed:
+        """Fields of `ATTENTION`; the tensors behind the addresses are in `kept`."""
         assert isinstance(attention, FullAttention)
-        position, head_dim = attention.position, attention.head_dim
-        rope, rotary_dim = 0, 0
-        if isinstance(position, RopePosition):
-            rope, rotary_dim = records.ROPE_LAYOUTS[position.layout], position.rotary_dim or head_dim
-        n_features, content_bias, position_bias, relative = 0, None, None, None
-        if isinstance(position, XLPosition):
-            content_bias, position_bias = position.biases.content, position.biases.position
-            n_features = min(position.n_features, head_dim)
-            if _has_shared_keys(position):
-                relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=head_dim)
         # One matrix makes queries, keys and values: fewer steps at which threads wait for each other.
         layers = attention.query, attention.key, attention.value
         weight = torch.cat([layer.weight for layer in layers])
@@ -378,15 +374,25 @@ class Packer:
             key_norm=self._norm(attention.key_norm),
             n_heads=attention.n_heads,
             n_kv_heads=attention.n_kv_heads,
-            head_dim=head_dim,
-            n_features=n_features,
-            content=self._address(content_bias),
-            position=self._address(position_bias),
-            relative=self._address(relative),
-            rope=rope,
-            rotary_dim=rotary_dim,
+            head_dim=attention.head_dim,
             scale=attention.scale,
+            **self._position(attention.position, attention.head_dim),
         )
+
+    def _position(self, position: Position, head_dim: int) -> dict[str, int]:
+        """Fields of `ATTENTION` that a position encoding sets; all are 0 for an encoding that needs none."""
+        fields = dict.fromkeys(("rope", "rotary_dim", "n_features", "content", "position", "relative"), 0)
+        if isinstance(position, RopePosition):
+            fields["rope"] = records.ROPE_LAYOUTS[position.layout]
+            fields["rotary_dim"] = position.rotary_dim or head_dim
+        if isinstance(position, XLPosition):
+            fields["n_features"] = min(position.n_features, head_dim)
+            fields["content"] = self._address(position.biases.content)
+            fields["position"] = self._address(position.biases.position)
+            if _has_shared_keys(position):
+                weight = rearrange(position.relative.weight, "(h e) f -> h f e", e=head_dim)
+                fields["relative"] = self._address(weight)
+        return fields
 
     def _up(self, network: FeedForward) -> Packed:
         """`MATRIX` of the first linear layer of a feed-forward branch, with its gate behind it, if any."""
@@ -488,22 +494,26 @@ class DistanceTables:
         sinks = sink_arrays(attention, memory, context)
         span = context.span
         n_distances = max(tables.position_keys.shape[1], tables.bias.shape[1])
-        clamp_len, full_len = span.clamp_len or memory.length, span.full_len or memory.length
+        # No key is further back than the length of the memory.
+        clamp_len = memory.length if span.clamp_len is None else span.clamp_len
+        full_len = memory.length if span.full_len is None else span.full_len
         n_sinks = memory.n_sinks if sinks else 0
-        of_tables = [t.data_ptr() for t in tables]
-        of_sinks = [t.data_ptr() for t in sinks or (ABSENT, ABSENT, ABSENT)]
+        table_addresses = [t.data_ptr() for t in tables]
+        sink_addresses = [t.data_ptr() for t in sinks or (ABSENT, ABSENT, ABSENT)]
         # The fields of `CACHE` in their order.
-        fields = n_distances, clamp_len, full_len, *of_tables, n_sinks, *of_sinks, span.far_bias
+        fields = n_distances, clamp_len, full_len, *table_addresses, n_sinks, *sink_addresses, span.far_bias
         return Shared(fields, [*tables, *sinks], sees_sinks=bool(sinks))
 
     def _of(self, attention: FullAttention, length: int, context: AttentionContext) -> Tables:
         """Tables for `length` keys, the new one included."""
-        position, head_dim, key = attention.position, attention.head_dim, table_key(attention)
+        position, head_dim = attention.position, attention.head_dim
+        key = table_key(attention)
         clamp_len, farthest = context.span.clamp_len, context.mask.max_distance
         longest = context.span.segment_len if farthest is None else 1 + farthest
         if isinstance(position, XLPosition):
             if clamp_len is not None:  # all keys further back are at this distance
-                length, longest = min(length, clamp_len + 1), min(longest, clamp_len + 1)
+                length = min(length, clamp_len + 1)
+                longest = min(longest, clamp_len + 1)
             return Tables(self._table(key, length, longest, lambda n: _position_keys(position, n, head_dim)))
         if isinstance(position, (AlibiPosition, T5Position)):
             return Tables(bias=self._table(key, length, longest, lambda n: _bias(attention, n, head_dim)))

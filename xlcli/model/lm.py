@@ -224,21 +224,21 @@ class LanguageModel(nn.Module):
         `documents` as in `embed`, `inner` as `Readout.layers`, whose outputs (b t d) are normed as the last ones.
         """
         parts = self._split_at_resets(tokens, state)
-        places: list[Tensor | None] = [None] * len(parts)
+        document_parts: Sequence[Tensor | None] = [None] * len(parts)
         if documents is not None:
-            places = [*self._split_at_resets(documents, state)]
+            document_parts = self._split_at_resets(documents, state)
         hidden, ponders = list[Tensor](), list[Ponder | None]()
         inner_hidden = [list[Tensor]() for _ in inner]  # the parts of each inner block
-        for part, place in zip(parts, places, strict=True):
-            embedded, context = self.embed(part, state, place)
-            outputs = list[Tensor]()
-            with self.stack.watched(outputs) if inner else nullcontext():
+        for part, document_part in zip(parts, document_parts, strict=True):
+            embedded, context = self.embed(part, state, document_part)
+            block_outputs = list[Tensor]()
+            with self.stack.watched(block_outputs) if inner else nullcontext():
                 x, layers, ponder = self.stack(embedded, state.layers, context)
             state = self.advance(state, part, layers)
             hidden.append(self.stack.final(x))
             ponders.append(ponder)
             for number, block_parts in zip(inner, inner_hidden, strict=True):
-                block_parts.append(self.stack.final(outputs[number - 1]))
+                block_parts.append(self.stack.final(block_outputs[number - 1]))
         return joined(hidden), state, Ponder.join(ponders), [joined(block_parts) for block_parts in inner_hidden]
 
     def score(
@@ -283,15 +283,18 @@ class LanguageModel(nn.Module):
 
         `documents` are positions (b t) of the tokens in their documents, on the CPU; None: one document.
         """
-        span, n_new, within = state.span, tokens.shape[1], None
+        span, n_new = state.span, tokens.shape[1]
         n_memory = span.n_kept(state.seen)
+        within = None
         if documents is not None:
             new = torch.arange(n_new)
             if span.kind == "segment":  # a segment begins anew even within a document
                 documents = documents.minimum(span.next_position(state.seen) + new)
-            is_masked = bool((documents - new < n_memory).any())  # on the CPU: no device has to be waited for
+            n_earlier_of_document = documents - new  # before the call; fewer than in memory: the others are masked
+            is_masked = bool((n_earlier_of_document < n_memory).any())  # on the CPU: no device has to be waited for
             within = DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
-        has_padding = state.lag > 0 and n_memory > state.seen - state.lag
+        n_of_shortest = state.seen - state.lag  # of joined states, which may have read fewer tokens than others
+        has_padding = state.lag > 0 and n_memory > n_of_shortest
         if has_padding and not span.zero_memory:
             # Shorter sequences of joined states have padding before their texts, which is masked like other documents.
             positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)

@@ -93,9 +93,10 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        saved: tuple[Tensor, ...] = ctx.saved_tensors
-        # The last layer has saved its outputs behind the parameters; those of another one were recomputed by the next.
-        y1, y2 = (*saved, *call.recomputed(ctx.place))[-2:]
+        saved: tuple[Tensor, ...] = ctx.saved_tensors  # raises an error if a parameter has changed
+        # The last layer has saved its outputs behind the parameters; those of another one are recomputed by the next.
+        is_last = ctx.place == call.n_layers
+        y1, y2 = saved[-2:] if is_last else call.recomputed
         gradients: dict[int, Tensor] = {}
 
         def differentiate(
@@ -122,12 +123,15 @@ class _Recomputed(torch.autograd.Function):
             _restore(*before_f)
             y, d = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
             x1, d2 = y1 - y, d2 + d
-        call.pass_on(x1, x2, ctx.place)
+        call.recomputed = (x1, x2) if ctx.place > 1 else ()
         return d1, d2, None, None, None, None, *(gradients.get(id(p)) for p in ctx.used)
 
 
 class _Call:
-    """Values shared by the layers of one call: settings for calling branches, and the inputs recomputed last."""
+    """Values shared by the layers of one call: settings for calling branches, and the inputs recomputed last.
+
+    In the backward pass a layer leaves its inputs in `recomputed`: they are the outputs of the layer before.
+    """
 
     def __init__(self, x: Tensor, n_layers: int) -> None:
         self.n_layers = n_layers
@@ -135,16 +139,7 @@ class _Call:
         self.dtype = x.dtype
         self.autocast = torch.get_autocast_dtype(x.device.type)
         self.enabled = torch.is_autocast_enabled(x.device.type)
-        self._inputs: tuple[Tensor, ...] = ()
-
-    def recomputed(self, place: int) -> tuple[Tensor, ...]:
-        """Outputs of a layer, which are the inputs of the next one; none of the last layer, which saved them."""
-        if place == self.n_layers:
-            return ()
-        return self._inputs
-
-    def pass_on(self, x1: Tensor, x2: Tensor, place: int) -> None:
-        self._inputs = (x1, x2) if place > 1 else ()
+        self.recomputed: tuple[Tensor, ...] = ()
 
     def branch(self, branch: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Tensor, Tensor]:
         """Input and output of a branch, with the graph between them.

@@ -327,23 +327,29 @@ class AdaptiveStack(UniversalStack):
         self.initial_constants = {"halt.bias": halt_bias}
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
+        """Sum (b t d) of the states of each position after its steps, weighted by its halting probabilities p.
+
+        Example with epsilon 0.01: with p = 0.5, 0.3 and 0.4 a position halts in the third step, with the remainder 0.2
+        as its weight there. The ponder cost is 3 steps plus 0.2.
+        """
         steps = self._by_step(memories)
         running = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         total = x.new_zeros(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))
         taken, remainder = torch.zeros_like(total), torch.zeros_like(total)
         out = torch.zeros_like(x)
         after: tuple[Memory, ...] = ()
-        for step, before in enumerate(steps, start=1):
+        for step, step_memories in enumerate(steps, start=1):
             rows = _rows(running) if step > 1 else None  # in the first step none has halted
             step_context = context.for_rows(rows)
-            new, memory, _ = Stack.forward(self, self._signal(x, step), before, step_context)
-            after += memory
+            new, new_memories, _ = Stack.forward(self, self._signal(x, step), step_memories, step_context)
+            after += new_memories
             if not step_context.needs_output:  # all positions have halted; later tokens need their memory of this step
                 continue
             # Positions that have halted keep their state. The others halt with probability p, surely in the last step.
             new = torch.where(running[..., None], new.to(x.dtype), x)
             p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
-            halts = running & ((total + p > 1 - self.epsilon) | (step == len(steps)))
+            is_enough = (total + p > 1 - self.epsilon) | (step == len(steps))
+            halts = running & is_enough
             # The output is a mean of the states by these probabilities; the last one gets what is left of 1.
             left = 1 - total
             weight = torch.where(halts, left, torch.where(running, p, 0.0))

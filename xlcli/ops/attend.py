@@ -46,10 +46,10 @@ def attend(
     scoring = scoring.joined()
     on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
     if isinstance(visible, Mask):
-        can_be_blocks = on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling()
-        kernel = _band_kernel(visible, scoring, needed) if can_be_blocks else None
-        if kernel is not None:
-            return kernel(q, k, v)
+        if on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling():
+            out = _attend_in_blocks(q, k, v, visible, scoring, needed)
+            if out is not None:
+                return out
         visible = visible.visible
     if n_new == 1 and visible is None and scoring.given == {"term"} and not dropout:
         return _attend_one(q, k, v, scoring)
@@ -76,38 +76,26 @@ def attend(
     return attend_fused(q, k, v, visible=visible, scale=scoring.scale, bias=bias, dropout=dropout)
 
 
-BandKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+def _attend_in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, needed: Tensor | None
+) -> Tensor | None:
+    """`attend` of a call on a CPU by a kernel of blocks; None if none of them computes it.
 
-
-def _band_kernel(mask: Mask, scoring: Scoring, needed: Tensor | None) -> BandKernel | None:
-    """The kernel of blocks for a call on a CPU whose visible keys are a band, as a function of q, k and v; or None.
-
-    The kernels with gradients compute products and a term only.
+    Only `attend_band` hides earlier documents. It and `attend_rows`, which have gradients, add nothing but a term.
     """
     has_only_products = scoring.given <= {"term"}
     hides_documents = mask.reach is not None
-
-    def attend_needed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        assert needed is not None
+    if needed is not None and has_only_products and not hides_documents:
         if scoring.term is not None:
             q, k = _append_term(q, k, scoring.term)
         return attend_rows(q, k, v, needed, mask.band, scale=scoring.scale)
-
-    def attend_with_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_band(q, k.to(q.dtype), v.to(q.dtype), mask.band, scoring.term, scoring.scale)
-
-    def attend_at_inference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_blocks(q, k, v, mask.band, scoring)
-
-    if needed is not None and has_only_products and not hides_documents:
-        return attend_needed
     if torch.is_inference_mode_enabled():
         if scoring.given <= COMPUTED_BY_BLOCKS and not hides_documents:
-            return attend_at_inference
+            return attend_blocks(q, k, v, mask.band, scoring)
         return None
-    if not has_only_products or (needed is not None and hides_documents):
-        return None
-    return attend_with_gradients
+    if has_only_products and (needed is None or not hides_documents):
+        return attend_band(q, k.to(q.dtype), v.to(q.dtype), mask.band, scoring.term, scoring.scale)
+    return None
 
 
 def _attend_one(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:

@@ -10,6 +10,7 @@ as it has queries, can be hidden.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -46,14 +47,18 @@ class Band(NamedTuple):
     def edges(self, query: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Additions (t t) to the last and to the first t scores of t queries from `query` on: 0, or -inf where hidden.
 
-        `like` (... t e) are queries. The second is None if all first keys are visible.
+        `like` (... t e) are queries. The second is None if all first keys are visible. Example of 3 queries that see
+        equally many keys, with - for -inf: (0 - -, 0 0 -, 0 0 0), and (0 0 0, - 0 0, - - 0).
         """
-        n = like.shape[-2]
-        hidden = like.new_full((n, n), float("-inf"))
-        if self.max_distance is None or query + n - 1 + self.n_memory <= self.max_distance:
-            return hidden.triu(1), None
-        n_in_reach = self.max_distance - (query + self.n_memory - self.first(query))
-        return hidden.triu(1), hidden.tril(-1 - n_in_reach)
+        n_queries = like.shape[-2]
+        hidden = like.new_full((n_queries, n_queries), float("-inf"))
+        later = hidden.triu(1)
+        last_query = query + n_queries - 1
+        if self.max_distance is None or last_query + self.n_memory <= self.max_distance:
+            return later, None
+        # If the first query could see further than to the oldest key, so many later ones still see all first keys.
+        n_more_in_reach = self.max_distance - (query + self.n_memory - self.first(query))
+        return later, hidden.tril(-1 - n_more_in_reach)
 
 
 def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
@@ -64,7 +69,15 @@ def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
 
 
 class Part(NamedTuple):
-    """Scores of some heads and some successive queries: slices of the axes, and their place among all scores."""
+    """Scores of some heads and some successive queries, as slices.
+
+    rows       sequences
+    heads      heads of queries
+    key_heads  heads of keys, which these share
+    new        queries, which are those of the new tokens
+    seen       keys that they see
+    place      these scores among those of all parts, one after the other
+    """
 
     rows: slice
     heads: slice
@@ -83,14 +96,14 @@ class Part(NamedTuple):
 
     def write(self, x: Tensor, values: Tensor) -> None:
         """Writes values (n t e) of the queries to x (b h t e)."""
-        at = x[self.rows, self.heads, self.new]
-        at.copy_(values.view(at.shape))
+        target = x[self.rows, self.heads, self.new]
+        target.copy_(values.view(target.shape))
 
     def write_keys(self, x: Tensor, values: Tensor, *, add: bool) -> None:
         """Writes values (n s e) of the keys to x (b g s e), or adds them there."""
-        at = x[self.rows, self.key_heads, self.seen]
-        values = values.view(at.shape)
-        at.copy_(at + values if add else values)
+        target = x[self.rows, self.key_heads, self.seen]
+        values = values.view(target.shape)
+        target.copy_(target + values if add else values)
 
     @property
     def size(self) -> int:
@@ -107,21 +120,23 @@ def parts(q: Tensor, k: Tensor, band: Band, limit: int) -> Iterator[Part]:
     A part has at most `limit` scores, unless one head has more. It has all queries of each of its keys, or one head.
     """
     n_rows, n_heads, n_new, _ = q.shape
-    n_shared = n_heads // k.shape[1]
-    n_before = 0
-    for new, seen in blocks(n_new, band):
-        head_size = (new.stop - new.start) * (seen.stop - seen.start)
-        n_heads_at_once = max(1, limit // head_size)
-        rows_at_once = max(1, n_heads_at_once // n_heads)
-        # Whole groups of heads that share keys, if there is room for one.
-        heads_at_once = min(n_heads_at_once, n_heads) // n_shared * n_shared or 1
+    n_shared = n_heads // k.shape[1]  # heads of queries for each head of keys
+    n_scores = 0  # of all parts before
+    for queries, keys in blocks(n_new, band):
+        scores_per_head = (queries.stop - queries.start) * (keys.stop - keys.start)
+        most_heads = max(1, limit // scores_per_head)
+        rows_at_once = max(1, most_heads // n_heads)
+        heads_at_once = 1
+        if most_heads >= n_shared:  # whole groups of heads that share keys
+            heads_at_once = min(most_heads, n_heads) // n_shared * n_shared
         for row, head in itertools.product(range(0, n_rows, rows_at_once), range(0, n_heads, heads_at_once)):
             rows = slice(row, min(row + rows_at_once, n_rows))
             heads = slice(head, min(head + heads_at_once, n_heads))
-            key_heads = slice(heads.start // n_shared, -(-heads.stop // n_shared))
-            size = (rows.stop - rows.start) * (heads.stop - heads.start) * head_size
-            yield Part(rows, heads, key_heads, new, seen, slice(n_before, n_before + size))
-            n_before += size
+            last_head = heads.stop - 1
+            key_heads = slice(heads.start // n_shared, last_head // n_shared + 1)
+            n_before = n_scores
+            n_scores += (rows.stop - rows.start) * (heads.stop - heads.start) * scores_per_head
+            yield Part(rows, heads, key_heads, new=queries, seen=keys, place=slice(n_before, n_scores))
 
 
 def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
@@ -146,7 +161,8 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring)
     out = q.new_empty(n_rows, n_new, n_heads, v.shape[-1]).transpose(1, 2)
     sinks = scoring.sinks
     sink_scores = None if sinks is None else sinks.scores(scoring.scale)
-    q, scoring = q * scoring.scale, _scaled(scoring)
+    q = q * scoring.scale
+    scoring = _scaled(scoring)
     buffer = q.new_empty(max(part.size for part in parts(q, k, band, SCORES)))
     for new, block in itertools.groupby(parts(q, k, band, SCORES), lambda part: part.new):
         edges = band.edges(new.start, q[:, :, new])
@@ -211,25 +227,20 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     """
     recompute = torch.is_grad_enabled() and q[..., 0].numel() * k.shape[2] > SAVED_SCORES
     k, v = k.to(q.dtype), v.to(q.dtype)
-    groups: list[QueryGroup] = []
-    for new, seen in blocks(needed.shape[1], band):
-        of_block = needed[:, new]
-        # Of each sequence the needed queries first. As many groups as the one with most of them fills.
-        order = of_block.byte().argsort(dim=1, descending=True, stable=True) + new.start
-        most = int(of_block.sum(1).max())
-        n_groups = -(-most // GROUP)
-        for queries in torch.split(order, GROUP, dim=1)[:n_groups]:
-            groups.append(QueryGroup(queries, new, seen))
-    index = torch.cat([group.queries for group in groups], dim=1)
-    rows = (index + q.shape[2] * torch.arange(len(q))[:, None]).flatten()
-    packed = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, rows)
-    packed = rearrange(packed, "(b g) h e -> b h g e", b=len(q))
+    groups = list(_query_groups(needed, band))
+    # The queries of all groups in a row, gathered at once from the tokens of all sequences.
+    n_rows, n_new = needed.shape
+    first_tokens = n_new * torch.arange(n_rows)[:, None]
+    tokens = (torch.cat([group.queries for group in groups], dim=1) + first_tokens).flatten()
+    packed = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, tokens)
+    packed = rearrange(packed, "(b g) h e -> b h g e", b=n_rows)
     outputs, start = [], 0
     for queries, new, seen in groups:
-        place, (last, first) = queries - new.start, band.edges(new.start, q[:, :, new])
         stop = start + queries.shape[1]
-        hidden_last = last[place][:, None]
-        hidden_first = None if first is None else first[place][:, None]
+        last, first = band.edges(new.start, q[:, :, new])
+        place_in_block = queries - new.start
+        hidden_last = last[place_in_block][:, None]
+        hidden_first = None if first is None else first[place_in_block][:, None]
         arguments = packed[:, :, start:stop], k[:, :, seen], v[:, :, seen], hidden_last, hidden_first
         if recompute:
             outputs.append(checkpoint(_attend, *arguments, use_reentrant=False))
@@ -237,8 +248,8 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
             outputs.append(_attend(*arguments))
         start = stop
     y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
-    out = y.new_zeros(q.shape[0] * q.shape[2], *y.shape[1:]).index_copy(0, rows, y)
-    return rearrange(out, "(b t) h w -> b h t w", b=len(q))
+    out = y.new_zeros(n_rows * n_new, *y.shape[1:]).index_copy(0, tokens, y)
+    return rearrange(out, "(b t) h w -> b h t w", b=n_rows)
 
 
 class QueryGroup(NamedTuple):
@@ -247,6 +258,19 @@ class QueryGroup(NamedTuple):
     queries: Tensor
     new: slice
     seen: slice
+
+
+def _query_groups(needed: Tensor, band: Band) -> Iterator[QueryGroup]:
+    """Groups with all needed queries, of `GROUP` in each sequence at most.
+
+    A sequence that needs fewer in a block than another one fills its groups with queries that it does not need.
+    """
+    for new, seen in blocks(needed.shape[1], band):
+        is_needed = needed[:, new]
+        needed_first = is_needed.byte().argsort(dim=1, descending=True, stable=True) + new.start
+        n_groups = math.ceil(int(is_needed.sum(1).max()) / GROUP)
+        for queries in torch.split(needed_first, GROUP, dim=1)[:n_groups]:
+            yield QueryGroup(queries, new, seen)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None) -> Tensor:
@@ -340,7 +364,8 @@ class BandAttention(torch.autograd.Function):
         is_one_block = last.new.start == 0 and first.seen.start == 0
         has_whole_groups = first.heads.stop % (q.shape[1] // k.shape[1]) == 0
         once = is_one_block and has_whole_groups
-        d_q, d_k, d_v = (x.new_empty(x.shape) if once else x.new_zeros(x.shape) for x in (q, k, v))
+        new = Tensor.new_empty if once else Tensor.new_zeros
+        d_q, d_k, d_v = (new(x, x.shape) for x in (q, k, v))
         d_term = None if term_queries is None else term_queries.new_empty(term_queries.shape)
         for part in ctx.parts:
             if len(saved):
@@ -348,7 +373,8 @@ class BandAttention(torch.autograd.Function):
             else:
                 weights = inputs.weights(part, saved, ctx.band)
             keys, values = part.keys(k), part.keys(v)
-            weights, d_out = share(weights, keys), share(part.queries(grad), keys)
+            weights = share(weights, keys)
+            d_out = share(part.queries(grad), keys)
             part.write_keys(d_v, torch.bmm(weights.mT, d_out), add=not once)
             d_scores = torch.bmm(d_out, values.mT)
             torch._softmax_backward_data(d_scores, weights, -1, weights.dtype, grad_input=d_scores)

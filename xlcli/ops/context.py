@@ -82,11 +82,11 @@ class Rows:
 
         `function` computes each position independently, on tensors (1 n ...).
         """
-        group = min(GROUP, self.batch * self.length)
-        tail = -len(self.index) % group
-        packed = [F.pad(rearrange(x, "b t d -> (t b) d")[self.index], (0, 0, 0, tail)) for x in inputs]
-        groups = zip(*(torch.split(part[None], group, dim=1) for part in packed), strict=True)
-        out = torch.cat([function(*group) for group in groups], dim=1)[0, : len(self.index)]
+        size, n_needed = min(GROUP, self.batch * self.length), len(self.index)
+        n_padding = -n_needed % size  # up to a multiple of the size
+        packed = [F.pad(rearrange(x, "b t d -> (t b) d")[self.index], (0, 0, 0, n_padding)) for x in inputs]
+        groups = zip(*(torch.split(part[None], size, dim=1) for part in packed), strict=True)
+        out = torch.cat([function(*group) for group in groups], dim=1)[0, :n_needed]
         full = out.new_zeros(self.length * self.batch, out.shape[-1]).index_copy(0, self.index, out)
         return rearrange(full, "(t b) d -> b t d", b=self.batch)
 
@@ -173,9 +173,11 @@ class AttentionContext:
             return None
 
         def make() -> Tensor:
-            began = 0 if self.offsets is None else self.offsets.clamp(max=0)[:, None]
-            read = began + torch.arange(self.start, self.start + self.n_new, device=self.device)[None]
-            return (read[:, None, :, None] - torch.arange(n, device=self.device)) > limit
+            queries = torch.arange(self.start, self.start + self.n_new, device=self.device)[None]
+            if self.offsets is not None:
+                queries = self.offsets.clamp(max=0)[:, None] + queries
+            sinks = torch.arange(n, device=self.device)
+            return (queries[:, None, :, None] - sinks) > limit
 
         return self.constant(("sinks", n), make)
 

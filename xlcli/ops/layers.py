@@ -140,7 +140,6 @@ class HeadNorm(RMSNorm):
     """RMSNorm of queries or keys (... e), computed in float32 or wider: under autocast the input is 16-bit."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalized input, in the type of the input."""
         return super().forward(x.to(torch.promote_types(self.weight.dtype, torch.float32))).to(x.dtype)
 
 
@@ -181,18 +180,18 @@ def dropout(x: Tensor, rate: float, share: Share = ALL_ROWS) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, n_dropped: int, share: Share) -> Tensor:
-        # Four numbers from each one of 64 bits. PyTorch draws one number for each element, and comparisons whose result
-        # is Boolean are slow.
+        # Four numbers from each word of 64 bits: PyTorch draws one number for each element, and comparisons whose
+        # result is Boolean are slow. If x has 6 elements and is part 1 of 3, they are 6 to 11 of 18, whose numbers are
+        # in words 1 and 2 of 0 to 4.
         n, first = x.numel(), share.part * x.numel()
-        # Words of all rows: those before x, those of x from `first_word` to `end_word`, and those after it.
         first_word = first // NUMBERS_IN_WORD
         end_word = math.ceil((first + n) / NUMBERS_IN_WORD)
         n_words = math.ceil(n * share.parts / NUMBERS_IN_WORD)
         _discard(first_word)
         words = torch.empty(end_word - first_word, dtype=torch.int64).random_(-(2**63), None)
         _discard(n_words - end_word)
-        # Words need not begin with x.
-        numbers = words.view(torch.int16)[first - NUMBERS_IN_WORD * first_word :][:n].view(x.shape)
+        n_before = first - NUMBERS_IN_WORD * first_word  # numbers of the first word that x does not have
+        numbers = words.view(torch.int16)[n_before : n_before + n].view(x.shape)
         mask = torch.ge(numbers, n_dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=torch.uint8))
         ctx.save_for_backward(mask)
         ctx.scale = LEVELS / (LEVELS - n_dropped)

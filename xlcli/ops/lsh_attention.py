@@ -16,7 +16,8 @@ in the order of the tiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -123,11 +124,12 @@ def _attend_tiles(
         codes=_codes(ranks, bucket_size),
         table=table,
         key_window=key_window,
-        size=bucket_size,
+        bucket_size=bucket_size,
         tile=tile,
         dropout=dropout,
     )
-    tiles_per_round = (-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()
+    tiles_per_bucket = (ranks.sizes + tile - 1) // tile  # rounded up: the last tile may have free places
+    tiles_per_round = tiles_per_bucket.sum((0, 1, 3)).tolist()
     rounds: list[Sums] = []
     for r, n_tiles in enumerate(tiles_per_round):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
@@ -143,8 +145,10 @@ def _attend_tiles(
 class _Codes(NamedTuple):
     """Global ranks as small floats, which are fast to subtract.
 
-    Two codes differ by at most `size` exactly where the global ranks do: tokens of a bucket have successive codes, all
-    tokens more than `size` before the call share one, and codes of different buckets differ by more than `size`.
+    Two codes differ by at most `bucket_size` exactly where the global ranks do: tokens of a bucket have successive
+    codes, all tokens more than `bucket_size` before the call share one, and those of two buckets differ by more.
+    Example with bucket size 1 and new tokens in buckets 0, 0, 1: their codes are 2, 3 and 8. The last earlier token of
+    each bucket has 1 and 7, all before it 0 and 6.
 
     first   (b h r n)  code of the first token of the call in each bucket
     new     (b h r t)  codes of the tokens of the call
@@ -154,30 +158,63 @@ class _Codes(NamedTuple):
     new: Tensor
 
 
-def _codes(ranks: BucketRanks, size: int) -> _Codes:
-    steps = ranks.sizes + 2 * size + 2
-    first = steps.cumsum(-1) - steps + size + 1
-    largest = ranks.buckets.shape[-1] + steps.shape[-1] * (2 * size + 2)
+def _codes(ranks: BucketRanks, bucket_size: int) -> _Codes:
+    n_earlier_codes = bucket_size + 1
+    codes_per_bucket = ranks.sizes + 2 * n_earlier_codes
+    first = codes_per_bucket.cumsum(-1) - codes_per_bucket + n_earlier_codes
+    n_new, n_buckets = ranks.buckets.shape[-1], ranks.sizes.shape[-1]
+    largest = n_new + n_buckets * 2 * n_earlier_codes
     exact = torch.float32 if largest < 2**24 else torch.float64
     return _Codes(first.to(exact), (first.gather(-1, ranks.buckets) + ranks.ranks).to(exact))
 
 
 class _Tiles(NamedTuple):
-    """Tiles of one round.
+    """Tiles of one round. Places are those of the tiles in their order, behind `bucket_size` free ones.
 
-    sizes   (b·h·n)  number of tokens of each bucket
-    place   (b·h·t)  place of each token
-    order   (p)      token at each place; any, never visible, before the first bucket and after the last token of one
-    bucket  (m)      bucket of each tile
-    before  (m n)    ranks of the keys before each tile, counted from the first new token of the bucket: negative in the
-                     table
+    Example with tiles of 2 tokens, bucket size 4 and 3 new tokens in a bucket: of its two tiles the first has tokens 0
+    and 1, and before it are -4 to -1, which only the table may have. The second has token 2 and a free place, and
+    before it are -2 to 1, of which 0 and 1 are in the call.
+
+    bucket_sizes    (b·h·n)  number of tokens of each bucket
+    place_of_token  (b·h·t)
+    token_at_place  (p)      any token, which is never visible, at a free place
+    bucket          (m)      bucket of each tile
+    ranks_before    (m n)    ranks of the keys before each tile, counted from the first new token of the bucket
     """
 
-    sizes: Tensor
-    place: Tensor
-    order: Tensor
+    bucket_sizes: Tensor
+    place_of_token: Tensor
+    token_at_place: Tensor
     bucket: Tensor
-    before: Tensor
+    ranks_before: Tensor
+
+
+class _Keys(NamedTuple):
+    """Keys at places (...), and what decides whether a query sees them.
+
+    k          (... e)
+    v          (... w)
+    codes      (...)    codes in each earlier round
+    positions  (...)    None if all keys are near enough
+    """
+
+    k: Tensor
+    v: Tensor
+    codes: Sequence[Tensor]
+    positions: Tensor | None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> _Keys:
+        positions = None if self.positions is None else change(self.positions)
+        return _Keys(change(self.k), change(self.v), [change(codes) for codes in self.codes], positions)
+
+    def merge(self, join: Callable[[Tensor, Tensor], Tensor], other: _Keys) -> _Keys:
+        """Results of a function for each tensor of both."""
+        k, v = join(self.k, other.k), join(self.v, other.v)
+        codes = [join(*both) for both in zip(self.codes, other.codes, strict=True)]
+        positions = None
+        if self.positions is not None and other.positions is not None:
+            positions = join(self.positions, other.positions)
+        return _Keys(k, v, codes, positions)
 
 
 class _Call(NamedTuple):
@@ -193,35 +230,33 @@ class _Call(NamedTuple):
     codes: _Codes
     table: Table | None
     key_window: KeyWindow
-    size: int
+    bucket_size: int
     tile: int
     dropout: float
 
     def attend(self, r: int, n_tiles: int) -> Sums:
         """Attention (b·h·t ...) to the keys first seen in round r, which has `n_tiles` tiles."""
-        tiles, limit = self.tiles(r, n_tiles), self._limit()
-        q, k, v = (arrange(part, tiles.order, tiles.place) for part in self.qkv)
-        marks = self._marks(tiles.order, r, limit)
-        before, exists = self._before(tiles, [k, v, *marks], r, limit)
-        inside = [rearrange(part[self.size :], "(m c) ... -> m c ...", c=self.tile) for part in (q, k, v, *marks)]
-        large = None
-        if self.large is not None:
-            large = rearrange(self.large[tiles.order[self.size :]], "(m c) -> m c 1", c=self.tile)
+        tiles = self.tiles(r, n_tiles)
+        limit = self._limit()
+        places = tiles.token_at_place, tiles.place_of_token
+        q, k, v = (_Arrange.apply(part, *places) for part in self.qkv)  # type: ignore[no-untyped-call]
+        codes = [self.codes.new[:, :, i].flatten().index_select(0, tiles.token_at_place) for i in range(r)]
+        keys = _Keys(k, v, codes, self._positions(tiles.token_at_place, limit))
+        before, exists = self._before(tiles, keys, r, limit)
+
+        def in_tiles(x: Tensor) -> Tensor:
+            return rearrange(x[self.bucket_size :], "(m c) ... -> m c ...", c=self.tile)
+
+        queries, inside = in_tiles(q), keys.map(in_tiles)
+        large = None if self.large is None else in_tiles(self.large[tiles.token_at_place]).unsqueeze(-1)
         sums = []
-        tiles_at_once = max(1, MAX_SCORES // (self.tile * self.size))
+        tiles_at_once = max(1, MAX_SCORES // (self.tile * self.bucket_size))
         for first in range(0, n_tiles, tiles_at_once):
-            some = slice(first, first + tiles_at_once)
-            sums.append(
-                mix(
-                    [part[some] for part in inside],
-                    [part[some] for part in before],
-                    exists[some],
-                    None if large is None else large[some],
-                    limit=limit,
-                    dropout=self.dropout,
-                )
-            )
-        return _join(sums, tiles.place - self.size)
+            some = operator.itemgetter(slice(first, first + tiles_at_once))
+            some_large = None if large is None else some(large)
+            arguments = some(queries), inside.map(some), before.map(some), some(exists), some_large
+            sums.append(mix(*arguments, limit=limit, dropout=self.dropout))
+        return _join(sums, tiles.place_of_token - self.bucket_size)
 
     def _limit(self) -> int | None:
         """Largest distance of a visible key; None if all keys that a query can find are as near."""
@@ -231,84 +266,86 @@ class _Call(NamedTuple):
             return None
         return limit
 
-    def _marks(self, order: Tensor, r: int, limit: int | None) -> list[Tensor]:
-        """Codes (p) in the rounds before r of the tokens at each place, and their positions if there is a limit."""
-        marks = [self.codes.new[:, :, i].flatten().index_select(0, order) for i in range(r)]
-        if limit is not None:
-            n_new = self.ranks.buckets.shape[-1]
-            exact = torch.float32 if n_new + limit < 2**24 else torch.float64
-            marks.append((order % n_new).to(exact))
-        return marks
+    def _positions(self, tokens: Tensor, limit: int | None) -> Tensor | None:
+        """Positions of tokens of the call, the first one 0; None without a limit."""
+        if limit is None:
+            return None
+        n_new = self.ranks.buckets.shape[-1]
+        exact = torch.float32 if n_new + limit < 2**24 else torch.float64
+        return (tokens % n_new).to(exact)
 
-    def _before(
-        self, tiles: _Tiles, placed: Sequence[Tensor], r: int, limit: int | None
-    ) -> tuple[list[Tensor], Tensor]:
-        """Keys, values and marks (m n ...) at the n places before each tile, and the mask (m n) of those that exist.
+    def _before(self, tiles: _Tiles, keys: _Keys, r: int, limit: int | None) -> tuple[_Keys, Tensor]:
+        """The n keys before each tile (m n ...), and the mask (m n) of those that exist.
 
-        `placed` are those (p ...) of the call in the order of the places.
+        `keys` are those at all places of the call (p ...). Earlier ones are in the table, if there is one.
         """
-        exists = tiles.before >= 0
+        is_new = tiles.ranks_before >= 0
         if self.table is None:
-            return [windows(part, None, None, size=self.size, tile=self.tile) for part in placed], exists
-        in_table, *of_table = self._in_table(self.table, tiles.sizes, r, limit)
-        # Rows of the call come first, then those of the table, whose buckets are only those with new tokens.
-        n_places, n_tiles = len(tiles.order), len(tiles.bucket)
-        nonempty_before = (tiles.sizes > 0).cumsum(0)[tiles.bucket]
-        in_old = (n_places + nonempty_before * self.size).unsqueeze(1) + tiles.before
-        first_places = torch.arange(0, n_tiles * self.tile, self.tile, device=tiles.order.device).unsqueeze(1)
-        in_new = first_places + torch.arange(self.size, device=tiles.order.device)
-        index = torch.where(exists, in_new, in_old)
-        exists |= torch.cat((exists.new_zeros(n_places), in_table.flatten()))[index]
-        before = []
-        for new, old in zip(placed, of_table, strict=True):
+            return keys.map(lambda x: windows(x, None, None, size=self.bucket_size, tile=self.tile)), is_new
+        stored, is_stored = self._stored(self.table, tiles.bucket_sizes, r, limit)
+
+        # Rows to gather from: the places of the call, then `bucket_size` stored keys of each bucket with new tokens.
+        n_places, n_tiles = len(tiles.token_at_place), len(tiles.bucket)
+        device = tiles.bucket.device
+        first_rows = torch.arange(0, n_tiles * self.tile, self.tile, device=device).unsqueeze(1)
+        rows_of_new = first_rows + torch.arange(self.bucket_size, device=device)
+        n_buckets_up_to = (tiles.bucket_sizes > 0).cumsum(0)[tiles.bucket]
+        ends_of_stored = (n_places + n_buckets_up_to * self.bucket_size).unsqueeze(1)
+        rows = torch.where(is_new, rows_of_new, ends_of_stored + tiles.ranks_before)  # the latest stored one is -1
+
+        def gather(new: Tensor, old: Tensor) -> Tensor:
             old = old.flatten(0, 1).to(new.dtype)
-            before.append(windows(new, old, index, size=self.size, tile=self.tile))
-        return before, exists
+            return windows(new, old, rows, size=self.bucket_size, tile=self.tile)
+
+        is_stored_row = torch.cat((is_stored.new_zeros(n_places), is_stored.flatten()))
+        return keys.merge(gather, stored), is_new | is_stored_row[rows]
 
     def tiles(self, r: int, n_tiles: int) -> _Tiles:
+        """The tiles of round r; `n_tiles` is their number, which no device has to be asked for."""
         ranks, tile = self.ranks, self.tile
         b, h, _, _ = ranks.buckets.shape
         n, device = ranks.sizes.shape[-1], ranks.sizes.device
-        # Tiles of each bucket, rounded up, and the first one of each.
-        sizes = ranks.sizes[:, :, r].flatten()
-        counts = -(-sizes // tile)
-        begins = counts.cumsum(0) - counts
-        # Places begin with as many as are before a tile.
-        cells = flat_index(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
-        place = (begins[cells] * tile + ranks.ranks[:, :, r]).flatten() + self.size
-        order = place.new_zeros(self.size + n_tiles * tile)
-        order.index_copy_(0, place, torch.arange(len(place), device=device))
-        bucket = torch.repeat_interleave(torch.arange(len(sizes), device=device), counts, output_size=n_tiles)
-        tile_ids, slots = torch.arange(n_tiles, device=device), torch.arange(self.size, device=device)
-        before = ((tile_ids - begins[bucket]) * tile - self.size).unsqueeze(1) + slots
-        return _Tiles(sizes, place, order, bucket, before)
+        bucket_sizes = ranks.sizes[:, :, r].flatten()
+        tiles_of_bucket = (bucket_sizes + tile - 1) // tile  # rounded up
+        first_tile = tiles_of_bucket.cumsum(0) - tiles_of_bucket  # of each bucket
+        bucket_of_token = flat_index(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
+        place_of_token = (first_tile[bucket_of_token] * tile + ranks.ranks[:, :, r]).flatten() + self.bucket_size
+        token_at_place = place_of_token.new_zeros(self.bucket_size + n_tiles * tile)
+        token_at_place.index_copy_(0, place_of_token, torch.arange(len(place_of_token), device=device))
+        bucket_ids, tile_ids = torch.arange(len(bucket_sizes), device=device), torch.arange(n_tiles, device=device)
+        bucket = torch.repeat_interleave(bucket_ids, tiles_of_bucket, output_size=n_tiles)
+        rank_of_tile = (tile_ids - first_tile[bucket]) * tile  # of its first token
+        slots = torch.arange(self.bucket_size, device=device)
+        ranks_before = (rank_of_tile - self.bucket_size).unsqueeze(1) + slots
+        return _Tiles(bucket_sizes, place_of_token, token_at_place, bucket, ranks_before)
 
-    def _in_table(self, table: Table, sizes: Tensor, r: int, limit: int | None) -> list[Tensor]:
-        """Tokens (m c ...) in the table, of the buckets of round r that have new ones.
+    def _stored(self, table: Table, bucket_sizes: Tensor, r: int, limit: int | None) -> tuple[_Keys, Tensor]:
+        """Keys (m c ...) in the table, of the buckets of round r that have new tokens, and a mask of visible ones.
 
-        A mask of those that exist, keys, values, codes in earlier rounds, and positions if there is a limit.
+        `bucket_sizes` (b·h·n) are the numbers of new tokens.
         """
         n_rounds, n_buckets = table.counts.shape[2:]
-        nonempty = sizes.nonzero().squeeze(1)
+        nonempty = bucket_sizes.nonzero().squeeze(1)
         head, bucket = nonempty // n_buckets, nonempty % n_buckets
         bucket_ids = (head * n_rounds + r) * n_buckets + bucket
-        keys, values, positions, global_ranks, known = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
+        k, v, positions, global_ranks, is_used = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
         codes = _codes_of(global_ranks[..., :r], self.codes, table, head).unbind(-1)
-        found = [known & (positions >= self.key_window.oldest), keys, values, *codes]
+        since_start = None
         if limit is not None:
-            found.append((positions - self.key_window.start).clamp(min=-limit - 1))
-        return found
+            since_start = (positions - self.key_window.start).clamp(min=-limit - 1)
+        return _Keys(k, v, codes, since_start), is_used & (positions >= self.key_window.oldest)
 
 
 def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
     """Codes (m c r) of earlier tokens with these global ranks (m c r); `heads` (m) counts sequences and heads."""
-    rounds, n = global_ranks.shape[-1], table.counts.shape[-1]
-    buckets, counts = global_ranks // RANKS_PER_BUCKET, global_ranks % RANKS_PER_BUCKET
-    n_rounds = table.counts.shape[2]
-    cells = (rearrange(heads, "m -> m 1 1") * n_rounds + flat_index(heads, rounds).squeeze(-1)) * n + buckets
-    since = counts - table.counts.flatten()[cells]
-    first = codes.first.flatten()[cells]
-    return first + since.clamp(min=-table.positions.shape[-1] - 1).to(first.dtype)
+    buckets, n_earlier = global_ranks // RANKS_PER_BUCKET, global_ranks % RANKS_PER_BUCKET
+    n_rounds, n_buckets = table.counts.shape[2:]
+    rounds = torch.arange(global_ranks.shape[-1], device=heads.device)
+    bucket_ids = (rearrange(heads, "m -> m 1 1") * n_rounds + rounds) * n_buckets + buckets
+    # The first token of the call would be the next one of its bucket: the latest stored one is 1 before it.
+    before_call = n_earlier - table.counts.flatten()[bucket_ids]
+    first = codes.first.flatten()[bucket_ids]
+    return first + before_call.clamp(min=-table.n_slots - 1).to(first.dtype)
 
 
 class Sums(NamedTuple):
@@ -348,13 +385,9 @@ def add_rounds(rounds: list[Sums]) -> tuple[Tensor, Tensor]:
     return y, total
 
 
-def arrange(x: Tensor, order: Tensor, place: Tensor) -> Tensor:
-    """Rows (n ...) of `x` in the order `order` (p), where row i is at `place[i]` and other places have no gradient."""
-    y: Tensor = _Arrange.apply(x, order, place)  # type: ignore[no-untyped-call]
-    return y
-
-
 class _Arrange(torch.autograd.Function):
+    """Rows (n ...) of x in the order `order` (p), where row i is at `place[i]`; other places have no gradient."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor) -> Tensor:
         ctx.save_for_backward(place)
@@ -401,6 +434,9 @@ class _Windows(torch.autograd.Function):
 class _Window(NamedTuple):
     """The keys of a query: the earlier ones of its tile where `from_tile` (c c) is 1, else keys before the tile.
 
+    Query i of a tile sees the keys before i in the tile, and the keys from i on before the tile. These are n keys
+    together, so values of the first keys before the tile are replaced by values of its own keys.
+
     Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
     """
 
@@ -413,48 +449,45 @@ class _Window(NamedTuple):
         of_window[..., :tile] = kept + of_tile * self.from_tile.to(of_window.dtype)
         return of_window
 
+    def differences(self, inside: Tensor, before: Tensor) -> Tensor:
+        """Numbers (m c) of queries, minus those of their keys, which are inside (m c) or before the tile (m n)."""
+        queries = inside.unsqueeze(2)
+        return self.join(queries - before.unsqueeze(1), queries - inside.unsqueeze(1))
+
+    def visible(self, inside: _Keys, before: _Keys, exists: Tensor, limit: int | None) -> Tensor:
+        """Factor (m c n) of each key: 1 if it is visible and was in no earlier round, else 0."""
+        tile = len(self.from_tile)
+        exists = exists.to(self.from_tile.dtype).unsqueeze(1).repeat(1, tile, 1)
+        visible = self.join(exists, torch.ones_like(self.from_tile))
+        distances = [self.differences(*both).abs_() for both in zip(inside.codes, before.codes, strict=True)]
+        if limit is not None and inside.positions is not None and before.positions is not None:
+            positions_back = self.differences(inside.positions, before.positions)
+            visible *= (limit + 1 - positions_back).clamp_(0, 1)
+        if distances:
+            # A key was in an earlier round if codes there differ by at most the bucket size, the number of keys before.
+            nearest = reduce(torch.minimum, distances)
+            visible *= nearest.sub_(before.k.shape[1]).clamp_(0, 1)
+        return visible
+
 
 def mix(
-    inside: Sequence[Tensor],
-    before: Sequence[Tensor],
-    exists: Tensor,
-    large: Tensor | None,
-    *,
-    limit: int | None,
-    dropout: float,
+    q: Tensor, inside: _Keys, before: _Keys, exists: Tensor, large: Tensor | None, *, limit: int | None, dropout: float
 ) -> Sums:
     """Attention (m c ...) of m tiles to their own keys and to the n keys before them.
 
-    Query i of a tile sees the keys before i in the tile, and the keys from i on before the tile. These are n keys
-    together, so scores with the first keys before the tile are replaced by scores with its own keys.
-
     Args:
-        inside: Queries (m c e), keys and values of the tiles, their codes in earlier rounds (m c), and their positions
-            (m c) if there is a limit.
-        before: Keys (m n e) and values before the tiles, their codes, and their positions.
+        q: Queries (m c e).
+        inside: Keys of the tiles (m c ...).
+        before: Keys before the tiles (m n ...).
         exists: Mask (m n) of the keys before the tiles that exist.
         large: Mask (m c 1) of the queries whose maximum score is subtracted.
         limit: Largest distance of a visible key; None: any.
         dropout: Dropout rate of the weights.
     """
-    q, k, v, *marks = inside
-    k_before, v_before, *marks_before = before
-    tile, size = k.shape[1], k_before.shape[1]
+    tile = q.shape[1]
     window = _Window(torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1))
-    distances = []
-    for mark, mark_before in zip(marks, marks_before, strict=True):
-        to_window = mark.unsqueeze(2) - mark_before.unsqueeze(1)
-        to_tile = mark.unsqueeze(2) - mark.unsqueeze(1)
-        distances.append(window.join(to_window, to_tile))
-    visible = window.join(exists.to(q.dtype).unsqueeze(1).repeat(1, tile, 1), torch.ones_like(window.from_tile))
-    if limit is not None:
-        positions_back = distances.pop()
-        visible *= (limit + 1 - positions_back).clamp_(0, 1)
-    if distances:
-        # A key counts in the first round in which it is seen, where codes differ by at most `size`.
-        nearest = reduce(torch.minimum, [distance.abs_() for distance in distances])
-        visible *= nearest.sub_(size).clamp_(0, 1)
-    scores = window.join(q @ k_before.mT, q @ k.mT)
+    visible = window.visible(inside, before, exists, limit)
+    scores = window.join(q @ before.k.mT, q @ inside.k.mT)
     shift = None
     if large is not None:
         lowest = torch.finfo(scores.dtype).min
@@ -465,9 +498,10 @@ def mix(
     total = weights.sum(-1, keepdim=True)
     if dropout:
         weights = F.dropout(weights, dropout)
+    # The weights of the keys inside, and in their places none for those before.
     of_tile = weights[..., :tile] * window.from_tile
     weights[..., :tile] *= 1 - window.from_tile
-    return Sums(torch.baddbmm(weights @ v_before, of_tile, v), total, shift)
+    return Sums(torch.baddbmm(weights @ before.v, of_tile, inside.v), total, shift)
 
 
 def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: Table, key_window: KeyWindow) -> Tensor:
@@ -475,19 +509,23 @@ def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: T
 
     The token, with key (b h 1 e) and value (b h 1 w), is then written into the table, in place.
     """
-    b, h, r, n, size, _ = table.keys.shape
-    bucket_ids = (flat_index(buckets, b, h, r) * n + buckets).squeeze(-1)
+    b, h, n_rounds, n_buckets, bucket_size, _ = table.keys.shape
+    bucket_ids = (flat_index(buckets, b, h, n_rounds) * n_buckets + buckets).squeeze(-1)
     counts = table.counts.flatten()[bucket_ids]
     global_rank = buckets.squeeze(-1) * RANKS_PER_BUCKET + counts
     keys, values, positions, global_ranks, exists = latest(table, bucket_ids, counts)
     oldest = key_window.oldest
     if key_window.limit is not None:
         oldest = max(oldest, key_window.start - key_window.limit)
-    seen = (exists & (positions >= oldest) & ~seen_before(global_rank, global_ranks, size)).flatten(2)
+    # All rounds together; a key that several of them find counts in the first.
+    is_repeated = seen_before(global_rank, global_ranks, bucket_size)
+    seen = (exists & (positions >= oldest) & ~is_repeated).flatten(2)
     scores = (keys.flatten(2, 3) @ q.mT).squeeze(-1).masked_fill(~seen, -torch.inf)
     y = scores.softmax(-1).unsqueeze(2) @ values.flatten(2, 3)
-    keys, values = (repeat(part, "b h 1 e -> (b h r) e", r=r) for part in (k, v))
-    global_ranks = repeat(global_rank, "b h s -> (b h r) s", r=r)
-    write(table, bucket_ids.flatten(), counts.flatten(), keys, values, key_window.start, global_ranks)
-    table.counts.view(-1)[bucket_ids.flatten()] += 1
-    return y.where(seen.any(-1)[..., None, None], v)
+
+    new_keys, new_values = (repeat(part, "b h 1 e -> (b h r) e", r=n_rounds) for part in (k, v))
+    new_ranks = repeat(global_rank, "b h s -> (b h r) s", r=n_rounds)
+    written_ids = bucket_ids.flatten()
+    write(table, written_ids, counts.flatten(), new_keys, new_values, key_window.start, new_ranks)
+    table.counts.view(-1)[written_ids] += 1
+    return y.where(seen.any(-1)[..., None, None], v)  # without visible keys, the token attends to itself

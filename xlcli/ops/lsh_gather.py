@@ -107,23 +107,25 @@ class _Call:
     def keys(self, part: slice, k: Tensor, v: Tensor) -> _Keys:
         """Keys of the queries `part`, from the table and from the call, whose keys are k (p e) and values v (p w)."""
         cells, ranks, table = self.cells[part], self.ranks[part], self.table
-        # Each query has `size` slots of each round, for the latest tokens of its bucket. Those of the call come last;
-        # `sources` are these tokens.
+        # Each query has `size` slots in each round, for the latest tokens of its bucket, the earliest first. Those of
+        # the call come last.
         slots = torch.arange(self.size, device=cells.device)
-        of_call = slots >= self.size - ranks.unsqueeze(-1)
-        places = of_call.flatten().nonzero().squeeze(1)
-        place_of_query = self.begins[part] + ranks
-        sources = self.order[(place_of_query.unsqueeze(-1) - self.size + slots).flatten()[places]]
+        is_of_call = slots >= self.size - ranks.unsqueeze(-1)
+        places = is_of_call.flatten().nonzero().squeeze(1)
+        # The tokens of a bucket are adjacent in `order`.
+        place_of_query = (self.begins[part] + ranks).unsqueeze(-1)
+        places_in_order = place_of_query - self.size + slots
+        sources = self.order[places_in_order.flatten()[places]]
 
         # All slots from the table, then those of the call over them.
         of_tokens = k, v, self.positions, self.global_ranks
         if table is None:
-            entries = [x.new_zeros(*of_call.shape, *x.shape[1:]) for x in of_tokens]
-            exists = of_call
+            entries = [x.new_zeros(*is_of_call.shape, *x.shape[1:]) for x in of_tokens]
+            exists = is_of_call
         else:
             *entries, is_used = latest(table, cells, table.counts.flatten()[cells] + ranks)
             is_remembered = entries[2] >= self.key_window.oldest
-            exists = of_call | (is_used & is_remembered)
+            exists = is_of_call | (is_used & is_remembered)
         for slot_entries, new in zip(entries, of_tokens, strict=True):
             slot_entries.flatten(0, 2).index_copy_(0, places, new[sources].to(slot_entries.dtype))
         keys, values, positions, global_ranks = entries

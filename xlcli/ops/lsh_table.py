@@ -160,12 +160,13 @@ def insert(table: Table, ranks: BucketRanks, k: Tensor, v: Tensor, start: int) -
     # The last `size` tokens of each bucket: earlier ones would be overwritten. Indices are those of the axes b h r t.
     n_from_here = ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks
     written = (n_from_here <= size).flatten().nonzero().squeeze(1)
-    bucket_ids = written // t * n + ranks.buckets.flatten()[written]
+    round_of_head, token = written // t, written % t
+    bucket_ids = round_of_head * n + ranks.buckets.flatten()[written]
     counts = table.counts.flatten()[bucket_ids] + ranks.ranks.flatten()[written]
     # The same tokens as indices of the axes b h t.
-    tokens = written // (r * t) * t + written % t
+    tokens = round_of_head // r * t + token
     global_ranks = rearrange(ranks.global_ranks, "b h r t -> (b h t) r")[tokens]
-    write(table, bucket_ids, counts, k.flatten(0, 2)[tokens], v.flatten(0, 2)[tokens], start + tokens % t, global_ranks)
+    write(table, bucket_ids, counts, k.flatten(0, 2)[tokens], v.flatten(0, 2)[tokens], start + token, global_ranks)
     table.counts.add_(ranks.sizes)
 
 

@@ -50,7 +50,6 @@ class ScoreTerm(NamedTuple):
     clamp: Clamp | None = None
 
     def scaled(self, scale: float) -> ScoreTerm:
-        """This term, multiplied by a factor."""
         clamp = self.clamp
         if clamp is not None:
             clamp = clamp._replace(scores=clamp.scores * scale)
@@ -158,10 +157,15 @@ class FarPart(NamedTuple):
     first: int
 
     def divide(self, scores: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Number of keys that are far from all queries, the scores of those far from some, and their mask (t s)."""
+        """Number of keys that are far from all queries, the scores of those far from some, and their mask (t s).
+
+        Example of 3 queries and `first` 2: keys 0 and 1 are far from all. 2 and 3 are far from some, with the mask
+        (0 0, 1 0, 1 1).
+        """
         n_queries, n_keys = scores.shape[1:]
         n_far = min(max(self.first, 0), n_keys)
-        mixed = scores[..., n_far : max(self.first + n_queries - 1, 0)]
+        first_near_of_last = max(self.first + n_queries - 1, 0)
+        mixed = scores[..., n_far:first_near_of_last]
         mask = torch.ones(n_queries, mixed.shape[2], dtype=torch.bool, device=scores.device)
         return n_far, mixed, mask.tril_(self.first - n_far - 1)
 

@@ -44,24 +44,25 @@ class LocalAttention(FullAttention):
         k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep)
         b, window = q.shape[0], self.window
         n_blocks = math.ceil(context.n_new / window)
-        tail = n_blocks * window - context.n_new
-        # Keys begin one window before the first query; the part that memory does not fill is padded and masked. Blocks
-        # of two windows overlap.
-        pad = (0, 0, window - context.n_memory, tail)
+        n_after = n_blocks * window - context.n_new  # padding behind the last query
+        n_before = window - context.n_memory  # and before the oldest key in memory; it is masked
 
         def to_blocks(x: Tensor) -> Tensor:
-            return rearrange(F.pad(x, pad).unfold(2, 2 * window, window), "b h c e s -> (b c) h s e")
+            """Keys or values of each block: those of its own window and of the one before, so blocks overlap."""
+            padded = F.pad(x, (0, 0, n_before, n_after))
+            return rearrange(padded.unfold(2, 2 * window, window), "b h c e s -> (b c) h s e")
 
         keys, values = to_blocks(k), to_blocks(v)
-        queries = rearrange(F.pad(q, (0, 0, 0, tail)), "b h (c w) e -> (b c) h w e", w=window)
+        queries = rearrange(F.pad(q, (0, 0, 0, n_after)), "b h (c w) e -> (b c) h w e", w=window)
         block, reach = context.block(window), context.mask.reach
 
         def visible_in_blocks() -> Tensor:
             mask = block_mask(block, n_blocks, context.n_memory)
             if reach is None:  # the same for all sequences
                 return mask
-            near = block.positions.distance <= rearrange(F.pad(reach, (0, tail)), "b (c w) -> b c 1 w 1", w=window)
-            return rearrange(mask & near, "b c h w s -> (b c) h w s")
+            reach_in_blocks = rearrange(F.pad(reach, (0, n_after)), "b (c w) -> b c 1 w 1", w=window)
+            is_of_document = block.positions.distance <= reach_in_blocks
+            return rearrange(mask & is_of_document, "b c h w s -> (b c) h w s")
 
         in_blocks = context.constant("block mask", visible_in_blocks)
         if reach is None:
@@ -74,8 +75,10 @@ class LocalAttention(FullAttention):
 def block_mask(block: AttentionContext, n_blocks: int, n_memory: int) -> Tensor:
     """Boolean mask (c 1 w 2w) of all blocks: keys in the band that are not padding before the oldest of the memory."""
     window, device = block.n_new, block.positions.device
-    first = torch.arange(n_blocks, device=device)[:, None] * window - window
-    exists = rearrange(first + torch.arange(2 * window, device=device) >= -n_memory, "c s -> c 1 1 s")
+    # Positions of the keys of each block, from the first new token on: a window of the block before comes first.
+    first_keys = torch.arange(n_blocks, device=device)[:, None] * window - window
+    keys = first_keys + torch.arange(2 * window, device=device)
+    exists = rearrange(keys >= -n_memory, "c s -> c 1 1 s")
     if block.mask.visible is None:
         return exists
     return block.mask.visible & exists

@@ -71,7 +71,6 @@ class LSHAttention(Attention):
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
-        """Empty table of `n_hashes` rounds for `batch` sequences."""
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)
         return Buckets(Table.empty(like, batch, self.n_heads, self.n_hashes, n_buckets))
@@ -99,7 +98,8 @@ class LSHAttention(Attention):
                 memory = memory.writable(self.bucket_size)
                 y = attend_hashed_one(q, k, v, buckets, memory.stored, key_window)
             else:
-                ranks, y = rank_in_buckets(buckets, memory.stored.counts), v
+                ranks = rank_in_buckets(buckets, memory.stored.counts)
+                y = v  # read by nobody unless it is replaced
                 if context.needs_output:
                     has_earlier = context.n_memory > 0 and memory.stored.n_slots > 0
                     table = memory.stored if has_earlier else None

@@ -27,7 +27,7 @@ from xlcli.text.tokenizers import (
 )
 
 CODE = b"".join(path.read_bytes() for path in sorted(Path(xlcli.__file__).parent.glob("*.py")))
-MIXED = CODE + "Ünïcode, 漢字と仮名。\r\n\tTab\n".encode() * 50
+MIXED = CODE + "Ünïcode, 漢字と仮名。\r\n\tTab\ntwo words of text\n".encode() * 50
 
 ALPHABET = [b" ", b"  ", b"\n", b"\r\n", b"\t", b"def ", b"self", b"the", "é".encode(), "漢字".encode(), b"\xff"]
 ODD = [b"\xe2\x96", "\u2581".encode(), "\u2585".encode(), "\u240a\u2409".encode(), b"\0", b"<0x41>", b"<unk>", b"<s>"]

@@ -293,22 +293,23 @@ def test_the_schedule(fraction, step, lr_schedule, final, factor):
     )
 
 
-AFTER_HALF = {
-    "cosine": 0.5,
-    "linear": 0.5,
-    "wsd": 1.0,  # then straight down within the last quarter
-    "constant": 1.0,
-    "inverse_sqrt": (5 / 20) ** 0.5,
+SHARES = {
+    "cosine": (0.5, 0.5 * (1 - (1 + 5**0.5) / 4), 0.0),
+    "linear": (0.5, 0.2, 0.0),
+    "wsd": (1.0, 0.8, 0.0),  # straight down within the last quarter
+    "constant": (1.0, 1.0, 1.0),
+    "inverse_sqrt": ((5 / 20) ** 0.5, (5 / 32) ** 0.5, (5 / 40) ** 0.5),
 }
-"""Share of the learning rate of each schedule after half of the budget, 4 steps of warmup and 15 more."""
+"""Shares of the learning rate after 50, 80 and 100 % of the budget, in steps 19, 31 and 39, of which 4 are warmup."""
 
 
 def test_every_schedule_has_a_name_and_a_class_and_is_what_it_says():
-    assert set(get_args(ScheduleName)) == set(SCHEDULES) == set(AFTER_HALF)
+    assert set(get_args(ScheduleName)) == set(SCHEDULES) == set(SHARES)
     assert len(set(SCHEDULES.values())) == len(SCHEDULES)
-    for name, expected in AFTER_HALF.items():
+    for name, shares in SHARES.items():
         train = TrainConfig(warmup_steps=4, lr_schedule=name, min_lr_ratio=0.0, decay_fraction=0.25)
-        assert lr_factor(train, 0.5, 19) == pytest.approx(expected)
+        found = [lr_factor(train, fraction, step) for fraction, step in ((0.5, 19), (0.8, 31), (1.0, 39))]
+        assert found == pytest.approx(shares, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

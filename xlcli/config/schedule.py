@@ -11,7 +11,7 @@ ScheduleName = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """How the learning rate decays.
+    """How the learning rate decays: from 1 at the end of the warmup, and it never rises.
 
     Attributes:
         n_warmup: Steps of warmup.

@@ -26,8 +26,8 @@ FAR_BIAS = -2.0
 class Span:
     """Attention span. With memory length 0 it is always `segment`, without zero inputs: the vanilla Transformer.
 
-    `mem_len` acts in three places: `max_distance` is the mask, `n_kept` the memory that is kept, and `n_until_reset`
-    says where a segment ends if nothing is kept.
+    `mem_len` acts in four places: `max_distance` is the mask, `n_kept` the memory that is kept, `n_until_reset` says
+    where a segment ends if nothing is kept, and `far_bias` how much keys beyond those of training weigh.
     """
 
     kind: Literal["uniform", "growing", "segment"]

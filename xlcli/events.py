@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -232,10 +232,14 @@ class TokenScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class Row(Event):
-    """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object."""
+    """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object.
+
+    `regions` are the offsets in its text at which marked regions begin and end.
+    """
 
     document: int
     fields: Mapping[str, Any]
+    regions: Sequence[tuple[int, int]] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,48 @@ class WordScore(Event):
     entropy: float
     tokens: int
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionScore(Event):
+    """Words of a text that the user has marked (`xlcli.evaluation.regions`), after the words of the text.
+
+    Attributes:
+        document: Number of its document, as that of its words.
+        region: Its number in the text, from 1.
+        number: Number of its first word in the text, from 1.
+        words: Number of its words.
+        next_bits: Bits of the word after it in the text; None if there is none.
+        next_two_bits: Bits of the two words after it together; None if there are fewer.
+    """
+
+    document: int
+    region: int
+    number: int
+    byte: int
+    text: str
+    words: int
+    bits: float
+    tokens: int
+    next_bits: float | None
+    next_two_bits: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentScore(Event):
+    """All tokens of a document, whether it was scored alone or with what was before it.
+
+    `words` and `word_perplexity` are None if the text is not UTF-8; `fields` are those of its `Row`.
+    """
+
+    document: int
+    bytes: int
+    words: int | None
+    tokens: int
+    bits: float
+    bits_per_byte: float
+    word_perplexity: float | None
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +406,7 @@ class ContinuationScore(Event):
     best_per_byte: bool | None = None
 
 
-Scored = TokenScore | Row | WordScore | PairScore | ContinuationScore
+Scored = TokenScore | Row | WordScore | RegionScore | DocumentScore | PairScore | ContinuationScore
 """Parts of a text with their scores, and the rows that they are in."""
 
 
@@ -395,6 +441,7 @@ class Score(Event):
     `pairs` has the results of all pairs of texts and of each group, if pairs were compared. `correct` is the share of
     groups of continuations whose most probable one is correct, if rows say which one is; `correct_per_byte` compares
     means per byte.
+    `by_document`, not in JSON, has each document, if there are a few with names of files or other columns.
     `spread` is that over documents, if there are several that are neither pairs nor groups. `sums`, not in JSON, are
     bits and bytes of each, from which it comes.
     """
@@ -441,6 +488,7 @@ class Score(Event):
     correct_per_byte: float | None = None
     spread: Spread | None = None
     sums: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    by_document: tuple[DocumentScore, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

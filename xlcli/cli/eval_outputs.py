@@ -17,7 +17,19 @@ from xlcli.cli.signals import Stop
 from xlcli.cli.tables import csv_text, form_of, listing
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError
-from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, TokenScore, WordScore
+from xlcli.events import (
+    ContinuationScore,
+    DocumentScore,
+    Done,
+    Event,
+    PairScore,
+    RegionScore,
+    Row,
+    Score,
+    Scored,
+    TokenScore,
+    WordScore,
+)
 from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER
 
@@ -27,6 +39,12 @@ PerToken = Annotated[
 Words = Annotated[
     str | None,
     option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines."),
+]
+Regions = Annotated[
+    str | None, option("Results", "--regions FILE.tsv", "Write the bits of each region of a text (--region-mark).")
+]
+Documents = Annotated[
+    str | None, option("Results", "--documents FILE.tsv", "Write the bits of each document: a row or a file.")
 ]
 Csv = Annotated[
     str | None,
@@ -57,7 +75,7 @@ class ResultFile:
         name: Its option, as a parameter.
         kind: What it is, by its suffix.
         excludes: Settings with which it cannot be made, and other such files.
-        lists_tokens, lists_words: True if the evaluation has to yield tokens or words for it.
+        lists_tokens, lists_words, lists_documents: True if the evaluation has to yield these for it.
     """
 
     name: ClassVar[str]
@@ -65,6 +83,7 @@ class ResultFile:
     excludes: ClassVar[Sequence[str]] = ()
     lists_tokens: ClassVar[bool] = False
     lists_words: ClassVar[bool] = False
+    lists_documents: ClassVar[bool] = False
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -101,17 +120,40 @@ class TokenList(ResultFile):
         return listing(self.path, form_of(self.path, json=True), run.screen, (Row, TokenScore), run.names)
 
 
-class WordList(ResultFile):
+class _List(ResultFile):
+    """Events of some classes, with the columns of their rows."""
+
+    kind = LIST
+    excludes = ("sweep_mem_len",)
+    kinds: ClassVar[tuple[type[Scored], ...]]
+
+    def sink(self, run: Run) -> Sink:
+        return listing(self.path, form_of(self.path, json=run.screen.json), run.screen, (Row, *self.kinds), run.names)
+
+
+class WordList(_List):
     """`--words`: words, or what is said of compared rows."""
 
     name = "words"
-    kind = LIST
-    excludes = ("sweep_mem_len",)
     lists_words = True
+    kinds = (WordScore, PairScore, ContinuationScore)
 
-    def sink(self, run: Run) -> Sink:
-        kinds = (Row, WordScore, PairScore, ContinuationScore)
-        return listing(self.path, form_of(self.path, json=run.screen.json), run.screen, kinds, run.names)
+
+class RegionList(_List):
+    """`--regions`."""
+
+    name = "regions"
+    lists_words = True
+    kinds = (RegionScore,)
+
+
+class DocumentList(_List):
+    """`--documents`."""
+
+    name = "documents"
+    excludes = ("sweep_mem_len", "pairs", "score_field")
+    lists_documents = True
+    kinds = (DocumentScore,)
 
 
 class PageFile(ResultFile):

@@ -21,6 +21,7 @@ from xlcli.cli.quantities import (
 )
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
+from xlcli.errors import shortened
 
 
 def score_table(score: events.Score, model: ModelConfig) -> str:
@@ -110,6 +111,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 """Figures of a table of evaluations: heading, field of `Score`, style."""
 COMMON = "position", "attention", "parameters", "mem_len"
 """Fields of `Score` that models have in common if they differ in their seed only."""
+LONGEST_NAME = 60  # number of characters of the columns of a row that name a document
 SPREAD = {
     "bits_per_byte": "bits/byte",
     "bits_per_byte_low": "from",
@@ -205,6 +207,28 @@ def spread_text(
     if first.bits_per_byte_low is None:
         about = f"{first.documents} {unit} are too few for 95 % intervals"
     return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *rows], width)}"
+
+
+def documents_text(scores: Sequence[events.Score], width: int | None = None) -> str:
+    """Table of documents, the least predictable one first, by one or several models; empty if they are not listed."""
+    documents = scores[0].by_document
+    if not documents:
+        return ""
+    heading = ["document", "bytes", "words", "tokens", "bits", "bits/byte", "perplexity per word"]
+    if len(scores) > 1:
+        heading = ["document", "bytes", "words", *_labels(scores)]
+    rows = []
+    for number in sorted(range(len(documents)), key=lambda number: -documents[number].bits_per_byte):
+        document = documents[number]
+        name = ", ".join(str(value) for value in document.fields.values() if value is not None)
+        row = [shortened(name, LONGEST_NAME) or str(document.document), str(document.bytes), number_or_blank(document.words, "")]
+        if len(scores) > 1:
+            row += [f"{score.by_document[number].bits_per_byte:.4f}" for score in scores]
+        else:
+            row += [str(document.tokens), f"{document.bits:.1f}", f"{document.bits_per_byte:.4f}"]
+            row.append(decimals_or_blank(document.word_perplexity, 2))
+        rows.append(row)
+    return f"\n{table([heading, *rows], width)}"
 
 
 def _unit(score: events.Score) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -18,9 +19,21 @@ from xlcli.config import EvalConfig
 from xlcli.errors import DataError
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text, text_batches
 from xlcli.evaluation.text import TokenizedText, TokenScores
-from xlcli.events import ContextBin, ContinuationScore, PairScore, PairShare, Progress, ProgressMeter, Row, Scored
-from xlcli.metrics import LN2, bits_per, share_interval
+from xlcli.events import (
+    ContextBin,
+    ContinuationScore,
+    DocumentScore,
+    PairScore,
+    PairShare,
+    Progress,
+    ProgressMeter,
+    Row,
+    Scored,
+)
+from xlcli.metrics import LN2, TextCounter, bits_per, perplexity, share_interval
+from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
+from xlcli.text.pretokenize import divided
 
 WINDOW_LIMIT = 2**20  # maximum number of tokens in the windows for the loss by context length
 SHORT_WINDOW = 64
@@ -85,6 +98,48 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
     sums = np.column_stack([np.add.reduceat(column, text.documents, dtype=np.float64) for column in columns])
     sums[:, 0] /= LN2
     return sums
+
+
+def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -> Iterator[DocumentScore]:
+    """Each row or file, or each line, whatever was scored alone, given the surprisal of all tokens (n).
+
+    A token belongs to the document that it ends in. Reads the text again.
+    """
+    part = replace(text.part, starts=None)
+    starts = np.array(part.documents, np.int64)
+    n_bytes = np.diff(starts, append=part.n_bytes).tolist()
+    token_ends = np.cumsum(text.tokens.sizes(slice(None)), dtype=np.int64)
+    indices = np.searchsorted(starts, token_ends - 1, side="right") - 1  # of the documents that they end in
+    nats_of = np.bincount(indices, nats, len(starts)).tolist()
+    tokens_of = np.bincount(indices, minlength=len(starts)).tolist()
+    rows = part.corpus.rows()
+    upcoming = next(rows, None)
+    row = Row(1, {})
+    for index, words in enumerate(_words_of(part)):
+        while upcoming is not None and upcoming[0] <= starts[index]:
+            row = upcoming[1]
+            upcoming = next(rows, None)
+        yield DocumentScore(
+            document=index + 1 if by_line else row.document,
+            bytes=n_bytes[index],
+            words=words,
+            tokens=tokens_of[index],
+            bits=nats_of[index] / LN2,
+            bits_per_byte=bits_per(nats_of[index], n_bytes[index]),
+            word_perplexity=perplexity(nats_of[index], words) if words else None,
+            fields=row.fields,
+        )
+
+
+def _words_of(part: Part) -> Iterator[int | None]:
+    """Number of words of each document."""
+    counter = TextCounter()
+    for portion, ends_document in divided(part.read(), part.documents, at_lines=False):
+        counter.feed(portion)
+        if ends_document:
+            yield counter.counts().words
+            counter = TextCounter()
+    yield counter.counts().words
 
 
 def row_scores(text: TokenizedText, nats: NDArray[Any], options: EvalConfig) -> Iterator[Scored]:

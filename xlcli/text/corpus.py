@@ -19,11 +19,10 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
-
 from xlcli.errors import DataError, counted, named
 from xlcli.events import Notice, Progress, ProgressMeter, Row
 from xlcli.files import is_pipe
+from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import WORDS, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
@@ -194,7 +193,8 @@ class Corpus:
     def rows(self) -> Iterator[tuple[int, Row]]:
         """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
 
-        A row of two texts comes twice, with two numbers. Files of rows are read again.
+        A row of two texts comes twice, with two numbers. Files of rows are read again. If there are several files, the
+        field `file` is the name of the row's, unless it has such a field.
 
         Raises:
             DataError: A file has changed since the scan.
@@ -202,17 +202,18 @@ class Corpus:
         place, number = 0, 0
         documents = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
-            rows: Iterable[tuple[int, Mapping[str, Any] | None]] = source.rows(place, size)
+            names = {"file": source.name} if len(self.sources) > 1 else {}
+            rows: Iterable[tuple[int, Document]] = source.rows(place, size)
             if self._documents is not None:
-                rows = [(at, {}) for at in self._documents]
-            for at, fields in rows:
+                rows = [(at, Document(b" ")) for at in self._documents]  # in place of their texts
+            for at, document in rows:
                 number += 1
-                if fields is None:
+                if not document:
                     continue
                 is_document = bisect_left(documents, at) < bisect_right(documents, at)
                 if not is_document:
                     raise source.changed()
-                yield at, Row(number, fields)
+                yield at, Row(number, names | plain(document.fields), document.regions)
             place += size
 
     def range_sha256(self, start: int, stop: int) -> str:

@@ -93,6 +93,7 @@ class Plan(Event):
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
     `valid_from_end`: the validation text was split off the end of `corpus`.
     `left_out`: files among the given ones that are not read, because they are held-out text.
+    `held_out_files`: whole files among the given ones that are validation or test text.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -122,6 +123,7 @@ class Plan(Event):
     rows: int | None = None
     valid_from_end: bool = False
     left_out: tuple[str, ...] = ()
+    held_out_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,15 +272,10 @@ class WordScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class RegionScore(Event):
-    """Words of a text that the user has marked (`xlcli.evaluation.regions`), after the words of the text.
+    """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text.
 
-    Attributes:
-        document: Number of its document, as that of its words.
-        region: Its number in the text, from 1.
-        number: Number of its first word in the text, from 1.
-        words: Number of its words.
-        next_bits: Bits of the word after it in the text; None if there is none.
-        next_two_bits: Bits of the two words after it together; None if there are fewer.
+    `region` and `number` are the numbers of the region and of its first word in the text, from 1. `next_bits` are those
+    of the word after it, `next_two_bits` those of the two words after it, None at the end of the text.
     """
 
     document: int
@@ -295,10 +292,7 @@ class RegionScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class DocumentScore(Event):
-    """All tokens of a document, whether it was scored alone or with what was before it.
-
-    `words` and `word_perplexity` are None if the text is not UTF-8; `fields` are those of its `Row`.
-    """
+    """A document, scored alone or after others. `words` and `word_perplexity` are None if it is not UTF-8."""
 
     document: int
     bytes: int
@@ -307,7 +301,6 @@ class DocumentScore(Event):
     bits: float
     bits_per_byte: float
     word_perplexity: float | None
-    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +434,7 @@ class Score(Event):
     `pairs` has the results of all pairs of texts and of each group, if pairs were compared. `correct` is the share of
     groups of continuations whose most probable one is correct, if rows say which one is; `correct_per_byte` compares
     means per byte.
-    `by_document`, not in JSON, has each document, if there are a few with names of files or other columns.
+    `by_document`, not in JSON, has the `Row` and `DocumentScore` of each document, by turns, if they are few.
     `spread` is that over documents, if there are several that are neither pairs nor groups. `sums`, not in JSON, are
     bits and bytes of each, from which it comes.
     """
@@ -488,7 +481,7 @@ class Score(Event):
     correct_per_byte: float | None = None
     spread: Spread | None = None
     sums: tuple[tuple[float, float], ...] = field(default=(), repr=False)
-    by_document: tuple[DocumentScore, ...] = field(default=(), repr=False)
+    by_document: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

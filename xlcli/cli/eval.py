@@ -14,17 +14,7 @@ import typer
 
 from xlcli.cli import eval_outputs, loading, options
 from xlcli.cli.command import App, Call
-from xlcli.cli.eval_outputs import (
-    ContextPlot,
-    DocumentList,
-    FigureTable,
-    PageFile,
-    RegionList,
-    ResultFile,
-    Run,
-    TokenList,
-    WordList,
-)
+from xlcli.cli.eval_outputs import OUTPUTS, ResultFile, Run
 from xlcli.cli.loading import check_texts, find_models, named_models, note_unread_pipe, print_plan
 from xlcli.cli.objects import score_object
 from xlcli.cli.options import option
@@ -66,8 +56,7 @@ def evaluate(
     # The other options are the fields of `EvalConfig` (see `cli/command.py`).
     config, screen = call.config(), call.screen
     settings, texts = config.eval, files or []
-    paths = {TokenList: per_token, WordList: words, RegionList: regions, DocumentList: documents}
-    paths |= {PageFile: html, FigureTable: csv, ContextPlot: plot}
+    paths = {kind: call.params[kind.name] for kind in OUTPUTS}
     outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
     call.require("by", "--pairs A,B", is_given=settings.pairs is not None or settings.score_field is not None)
     call.require("columns", "--per-token FILE.jsonl", is_given=per_token is not None or words is not None)
@@ -123,23 +112,14 @@ def score_all(
 ) -> Iterator[Event]:
     """Events of the evaluation of each model, which leaves the RAM before the next one is loaded; each notice once."""
     notices: set[Notice] = set()
-    lists_tokens = any(output.lists_tokens for output in outputs)
-    lists_words = any(output.lists_words for output in outputs)
-    lists_documents = any(output.lists_documents for output in outputs)
+    lists: dict[str, bool] = {}
+    for output in outputs:
+        lists |= dict.fromkeys(output.lists, True)
     for folder, name in zip(folders, run.names, strict=True):
         loaded, runtime = loading.load_model(folder, config.eval, config.runtime, run.screen)
         from xlcli import evaluation
 
-        events = evaluation.evaluate(
-            loaded,
-            texts or None,
-            config.eval,
-            runtime,
-            stop=run.stop,
-            per_token=lists_tokens,
-            words=lists_words,
-            documents=lists_documents,
-        )
+        events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=run.stop, **lists)
         del loaded  # the events keep it only until the last one
         for event in events:
             if isinstance(event, Score) and len(folders) > 1:
@@ -215,8 +195,7 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
         text = sweep_text(scores, run.n_rows, screen.columns, seeds)
     else:
         text = score_table(scores[0], run.shape)
-    if not run.n_rows or len(scores) == len(run.names):  # not for several memory lengths
-        text += documents_text(scores, screen.columns)
+    text += documents_text(scores, screen.columns)
     text += spread_text(scores, comparisons, screen.columns)
     if to_stderr:
         screen.say(text)

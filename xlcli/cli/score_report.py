@@ -210,25 +210,22 @@ def spread_text(
 
 
 def documents_text(scores: Sequence[events.Score], width: int | None = None) -> str:
-    """Table of documents, the least predictable one first, by one or several models; empty if they are not listed."""
-    documents = scores[0].by_document
-    if not documents:
-        return ""
-    heading = ["document", "bytes", "words", "tokens", "bits", "bits/byte", "perplexity per word"]
-    if len(scores) > 1:
-        heading = ["document", "bytes", "words", *_labels(scores)]
+    """Table of the documents of the text by one or several models, the least predictable one first; empty if none."""
     rows = []
-    for number in sorted(range(len(documents)), key=lambda number: -documents[number].bits_per_byte):
-        document = documents[number]
-        name = ", ".join(str(value) for value in document.fields.values() if value is not None)
-        row = [shortened(name, LONGEST_NAME) or str(document.document), str(document.bytes), number_or_blank(document.words, "")]
-        if len(scores) > 1:
-            row += [f"{score.by_document[number].bits_per_byte:.4f}" for score in scores]
-        else:
-            row += [str(document.tokens), f"{document.bits:.1f}", f"{document.bits_per_byte:.4f}"]
-            row.append(decimals_or_blank(document.word_perplexity, 2))
-        rows.append(row)
-    return f"\n{table([heading, *rows], width)}"
+    for i in range(0, len(scores[0].by_document), 2):  # a row and its score, by turns
+        row, document = scores[0].by_document[i : i + 2]
+        name = ", ".join(str(value) for value in row.fields.values() if value is not None)
+        cells = [shortened(name, LONGEST_NAME) or str(document.document), str(document.bytes)]
+        cells.append(number_or_blank(document.words, ""))
+        if len(scores) == 1:
+            cells.append(decimals_or_blank(document.word_perplexity, 2))
+        cells += [f"{score.by_document[i + 1].bits_per_byte:.4f}" for score in scores]
+        rows.append((-document.bits_per_byte, cells))
+    if not rows:
+        return ""
+    heading = ["document", "bytes", "words"]
+    heading += ["perplexity per word", "bits/byte"] if len(scores) == 1 else _labels(scores)
+    return f"\n{table([heading, *(cells for _, cells in sorted(rows))], width)}"
 
 
 def _unit(score: events.Score) -> str:

@@ -398,21 +398,10 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return tuple(field for field in (self.text_field, self.score_field) if field)
 
     @property
-    def region_marks(self) -> tuple[str, str] | None:
-        """What is before and behind each region in a text; None without regions, or if a column names them."""
-        marks = self.region_mark
-        if marks is None or self.region_column is not None:
-            return None
-        if len(set(marks)) == 1:
-            return marks, marks
-        return marks[0], marks[1]
-
-    @property
     def region_column(self) -> str | None:
-        """Column or key that names the numbers of the words in each region, if one does."""
-        if self.region_mark is None or not self.region_mark.startswith(REGION_COLUMN):
-            return None
-        return self.region_mark.removeprefix(REGION_COLUMN)
+        """Column or key that names the words of regions, if one does; else `region_mark` has their marks, if any."""
+        name = (self.region_mark or "").removeprefix(_REGION_COLUMN)
+        return name if name and name != self.region_mark else None
 
     @property
     def by_row(self) -> bool:
@@ -464,7 +453,7 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return bool(getattr(self, name))
 
 
-REGION_COLUMN = "column:"  # before the name of a column in `region_mark`, longer than any marks
+_REGION_COLUMN = "column:"  # before the name of a column in `region_mark`, longer than any marks
 _MARKS = re.compile(r"(?:[^\w\s]|_){1,2}")
 _OUT_OF_ORDER = ("batch_size", "span", "reset_on_document", "reset_on_change", "each_line", "pairs", "score_field")
 """Settings of an evaluation with which tokens are not read one after the other."""

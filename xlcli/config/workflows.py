@@ -37,7 +37,7 @@ Interval = Annotated[Count | Positive, INTERVAL]
 """Interval in steps (int) or in seconds (float)."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 HeldOut = Annotated[str | float | None, units.reads(units.share)]
-"""A file, or a fraction off the end of the text."""
+"""A file, or a fraction: whole files of a folder, or the end of the text."""
 
 
 class TextConfig(BaseConfig):

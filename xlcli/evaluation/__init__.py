@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import chain
@@ -36,18 +36,7 @@ from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_te
 from xlcli.evaluation.regions import check_regions, with_regions
 from xlcli.evaluation.spread import spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
-from xlcli.events import (
-    ROUNDING_TOKENS,
-    Done,
-    Notice,
-    Progress,
-    ProgressMeter,
-    Row,
-    Score,
-    Scored,
-    StoppedEarlyError,
-    until,
-)
+from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
@@ -62,8 +51,7 @@ from xlcli.text.tokens import TokenFile
 from xlcli.words import Predictions, Words
 
 Event = Notice | Progress | Scored | Done | Score
-LISTED_DOCUMENTS = 20
-"""Number of documents with names up to which a `Score` has the score of each."""
+LISTED_DOCUMENTS = 20  # number of documents up to which a `Score` has the score of each
 
 
 def evaluate(
@@ -116,7 +104,7 @@ def evaluate(
     except StoppedEarlyError:
         yield _NOT_BEGUN
         return
-    lists = _Lists(per_token, words, documents)
+    lists = {"tokens": per_token, "words": words, "documents": documents}
     yield from _Evaluation(model, text, options, runtime, predictions, frequencies, lists, stop).run()
 
 
@@ -159,14 +147,6 @@ def score_texts(
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 
-class _Lists(NamedTuple):
-    """The lists of scores that are asked for."""
-
-    tokens: bool
-    words: bool
-    documents: bool
-
-
 class _Evaluation(NamedTuple):
     """The arguments of `evaluate`, the text, and what is kept of the prediction of each token."""
 
@@ -176,7 +156,7 @@ class _Evaluation(NamedTuple):
     runtime: Runtime
     predictions: Predictions | None
     frequencies: Frequencies | None
-    lists: _Lists
+    lists: Mapping[str, bool]
     stop: Callable[[], bool]
 
     def run(self) -> Iterator[Event]:
@@ -193,7 +173,9 @@ class _Evaluation(NamedTuple):
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
-        ends_words = self.lists.words and not options.by_row  # the prediction after the last token says how its word ends
+        ends_words = (
+            self.lists["words"] and not options.by_row
+        )  # the prediction after the last token says how its word ends
         for number, lengths in enumerate(sweep, 1):
             run = Pass(model, scorer, self.runtime, text, lengths, self.stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
@@ -214,8 +196,10 @@ class _Evaluation(NamedTuple):
         options, text = self.options, self.text
         started = time.perf_counter()
         by_document = run.lengths.by_document
-        names_documents = _has_named_documents(text, options)
-        needs_tokens = any(self.lists) or exact is not None or by_document or options.by_row or names_documents
+        has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
+        shows_documents = has_few_documents and not (options.by_row or options.each_line)
+        is_listed = any(self.lists.values()) or shows_documents
+        needs_tokens = is_listed or exact is not None or by_document or options.by_row
         with ExitStack() as files:
             scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
             sums = ContextSums(batches.longest)
@@ -242,7 +226,7 @@ class _Evaluation(NamedTuple):
                     rows += figures.row_scores(text, scores.nats, options)
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
-                if names_documents and is_whole:
+                if shows_documents and is_whole:
                     fields["by_document"] = tuple(figures.document_scores(text, scores.nats, by_line=False))
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
@@ -260,11 +244,11 @@ class _Evaluation(NamedTuple):
         """Tokens, words or `rows` that are compared, if they are asked for, until stopped."""
         options, text = self.options, self.text
         parts: list[Iterable[Scored]] = []
-        if self.lists.words and options.by_row:
+        if self.lists["words"] and options.by_row:
             parts.append(rows)
-        if self.lists.words and not options.by_row:
+        if self.lists["words"] and not options.by_row:
             search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
-            by_line, with_tokens = options.each_line, self.lists.tokens
+            by_line, with_tokens = options.each_line, self.lists["tokens"]
             words: Iterable[Scored]
             words = text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search)
             if self.frequencies is not None:
@@ -272,29 +256,16 @@ class _Evaluation(NamedTuple):
             if options.region_mark is not None:
                 words = with_regions(words, text.part.corpus, options.region_column)
             parts.append(words)
-        elif self.lists.tokens and not options.score_field:
+        elif self.lists["tokens"] and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
-        if self.lists.documents and is_whole:
-            parts.append(_rows_and_documents(text, scores, by_line=options.each_line))
+        if self.lists["documents"] and is_whole:
+            parts.append(figures.document_scores(text, scores.nats, by_line=options.each_line))
         for part in chain.from_iterable(parts):
             if self.stop():
                 return
             yield part
-        if any(self.lists) and is_whole:
+        if any(self.lists.values()) and is_whole:
             yield Done()
-
-
-def _has_named_documents(text: TokenizedText, options: EvalConfig) -> bool:
-    """True if the text has a few documents that differ by their files or the other columns of their rows."""
-    if options.by_row or options.each_line or not 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS:
-        return False
-    return all(row.fields for _, row in text.part.corpus.rows())
-
-
-def _rows_and_documents(text: TokenizedText, scores: TokenScores, *, by_line: bool) -> Iterator[Scored]:
-    for document in figures.document_scores(text, scores.nats, by_line=by_line):
-        yield Row(document.document, document.fields)
-        yield document
 
 
 def _exact_beginning(run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:
@@ -322,7 +293,7 @@ def _read(
             any_bytes=kind == "bytes",
             each_line=options.each_line,
             token_ids=kind == "ids",
-            region_marks=options.region_marks,
+            region_marks=None if options.region_column else options.region_mark,
         )
         corpus = yield from gather(source, input_format=input_format)
     if options.by is not None:

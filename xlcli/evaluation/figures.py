@@ -100,8 +100,8 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
     return sums
 
 
-def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -> Iterator[DocumentScore]:
-    """Each row or file, or each line, whatever was scored alone, given the surprisal of all tokens (n).
+def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -> Iterator[Row | DocumentScore]:
+    """Each row or file, or each line, and its score, given the surprisal of all tokens (n).
 
     A token belongs to the document that it ends in. Reads the text again.
     """
@@ -119,15 +119,16 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
         while upcoming is not None and upcoming[0] <= starts[index]:
             row = upcoming[1]
             upcoming = next(rows, None)
+        number = index + 1 if by_line else row.document
+        yield Row(number, row.fields)
         yield DocumentScore(
-            document=index + 1 if by_line else row.document,
+            document=number,
             bytes=n_bytes[index],
             words=words,
             tokens=tokens_of[index],
             bits=nats_of[index] / LN2,
             bits_per_byte=bits_per(nats_of[index], n_bytes[index]),
             word_perplexity=perplexity(nats_of[index], words) if words else None,
-            fields=row.fields,
         )
 
 

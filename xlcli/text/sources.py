@@ -38,7 +38,7 @@ class InputFormat:
         any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
         each_line: A document begins with each line.
         token_ids: The text is ids of tokens, which NumPy files have, too.
-        region_marks: What is before and behind a region in the texts of rows, and is removed from them.
+        region_marks: Marks around regions in the texts of rows, which are removed (`text/marks.py`).
     """
 
     binary: bool = False
@@ -46,7 +46,7 @@ class InputFormat:
     any_bytes: bool = False
     each_line: bool = False
     token_ids: bool = False
-    region_marks: tuple[str, str] | None = None
+    region_marks: str | None = None
 
 
 class Block(NamedTuple):
@@ -95,9 +95,9 @@ class Source:
                 yield from self._converted(file, first, notice)
 
     def rows(self, start: int, size: int) -> Iterator[tuple[int, Document]]:
-        """Where rows of this file begin, whose text of `size` bytes begins at `start`, and the rows; or the file itself.
+        """The rows of this file, whose text of `size` bytes begins at `start`, each with the place where it begins.
 
-        A row without text is empty. Errors as of `blocks`.
+        A row without text is empty; a file without rows is one. Errors as of `blocks`.
         """
         if self.seekable:
             yield start, Document(b" ")  # in place of its text, which is not empty

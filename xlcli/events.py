@@ -93,7 +93,7 @@ class Plan(Event):
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
     `valid_from_end`: the validation text was split off the end of `corpus`.
     `left_out`: files among the given ones that are not read, because they are held-out text.
-    `held_out_files`: whole files among the given ones that are validation or test text.
+    `held_out_files`: files among the given ones that the seed has drawn as validation and test text.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 

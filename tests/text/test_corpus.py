@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -308,11 +309,6 @@ def test_held_out_parts_come_off_the_end_at_line_ends() -> None:
         assert 10_000 <= part.n_bytes < 10_200
 
 
-def files_of(part: Part) -> list[bytes]:
-    """The text of each file of a part of whole files."""
-    return [Path(name).read_bytes() for name in part.whole_files]
-
-
 @pytest.mark.parametrize(("valid", "test"), [(None, None), (0.2, 0.1), (0.1, 0.0), (None, 0.3)])
 @pytest.mark.parametrize("seed", range(5))
 def test_of_ten_files_whole_ones_are_drawn(seed: int, valid: float | None, test: float | None, tmp_path: Path) -> None:
@@ -321,15 +317,14 @@ def test_of_ten_files_whole_ones_are_drawn(seed: int, valid: float | None, test:
     for number, text in enumerate(texts):
         (tmp_path / f"{number:02}.txt").write_bytes(text)
     parts = drain(split(open_corpus([tmp_path]), valid, test, seed=seed))
-    total = sum(map(len, texts))
+    drawn = [Path(name).read_bytes() for name in parts.drawn]
+    n_of_valid = [*accumulate(map(len, drawn), initial=0)].index(parts.valid.n_bytes)
+    assert whole(parts.valid) == b"".join(drawn[:n_of_valid])
+    assert whole(parts.test) == b"".join(drawn[n_of_valid:])
+    assert whole(parts.train) == b"".join(text for text in texts if text not in drawn)  # in their order
     for part, share in ((parts.valid, valid), (parts.test, test)):
-        assert whole(part) == b"".join(files_of(part))
-        wanted = total * (0.05 if share is None else share)
+        wanted = sum(map(len, texts)) * (0.05 if share is None else share)
         assert wanted / 2 <= part.n_bytes <= 3 * wanted
-    files = [file for part in (parts.train, parts.valid, parts.test) for file in files_of(part)]
-    assert sorted(files) == sorted(texts)  # each once
-    for part in (parts.train, parts.valid, parts.test):
-        assert files_of(part) == [text for text in texts if text in files_of(part)]  # in their order
     again = drain(split(open_corpus([tmp_path]), valid, test, seed=seed))
     assert [part.sha256 for part in (again.valid, again.test)] == [part.sha256 for part in (parts.valid, parts.test)]
 
@@ -337,7 +332,7 @@ def test_of_ten_files_whole_ones_are_drawn(seed: int, valid: float | None, test:
 def test_held_out_files_differ_by_seed_and_are_spread(tmp_path: Path) -> None:
     for number in range(10):
         (tmp_path / f"{number}.txt").write_bytes(prose(5000, number))
-    drawn = [drain(split(open_corpus([tmp_path]), seed=seed)).valid.whole_files for seed in range(60)]
+    drawn = [drain(split(open_corpus([tmp_path]), 0.1, 0.0, seed=seed)).drawn for seed in range(60)]
     assert len({*drawn}) == 10
 
 

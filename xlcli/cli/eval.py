@@ -56,15 +56,7 @@ def evaluate(
     # The other options are the fields of `EvalConfig` (see `cli/command.py`).
     config, screen = call.config(), call.screen
     settings, texts = config.eval, files or []
-    paths = {kind: call.params[kind.name] for kind in OUTPUTS}
-    outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
-    call.require("by", "--pairs A,B", is_given=settings.pairs is not None or settings.score_field is not None)
-    call.require("columns", "--per-token FILE.jsonl", is_given=per_token is not None or words is not None)
-    call.require("split_punctuation", "--words FILE.tsv", is_given=words is not None)
-    call.require("regions", "--region-mark MARKS", is_given=settings.region_mark is not None)
-    call.require("region_mark", "--regions FILE.tsv", is_given=regions is not None or words is not None)
-    for output in outputs:
-        output.check_settings(call, settings)
+    outputs = outputs_of(call, settings)
 
     # What needs the models: their number, and what they have in common.
     check_texts(texts, "xlcli eval -m {}")
@@ -97,6 +89,23 @@ def evaluate(
         sinks = [output.sink(run) for output in outputs]
         screen.drive(score_all(folders, texts, config, run, outputs), *sinks, Kept(Score, show))
         return stop.exit_code
+
+
+def outputs_of(call: Call, settings: EvalConfig) -> list[ResultFile]:
+    """The files to write; `ConfigError` if an option lacks another one, or excludes it."""
+    paths = {kind: call.params[kind.name] for kind in OUTPUTS}
+    outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
+    names = {output.name for output in outputs}
+    lists_words = not names.isdisjoint({"words", "regions"})
+    lists_columns = not names.isdisjoint({"words", "per_token"})
+    call.require("by", "--pairs A,B", is_given=settings.by_row)
+    call.require("columns", "--per-token FILE.jsonl", is_given=lists_columns)
+    call.require("split_punctuation", "--words FILE.tsv", is_given=lists_words)
+    call.require("regions", "--region-mark MARKS", is_given=settings.region_mark is not None)
+    call.require("region_mark", "--regions FILE.tsv", is_given=lists_words)
+    for output in outputs:
+        output.check_settings(call, settings)
+    return outputs
 
 
 def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop) -> Run:

@@ -58,7 +58,7 @@ def plan_text(plan: events.Plan) -> str:
         rows.append(("left out", f"{named(plan.left_out, most=3)} (named by --valid or --test)"))
 
     if plan.held_out_files:
-        rows.append(("held out", named(plan.held_out_files, most=3)))
+        rows.append(("held out", f"{named(plan.held_out_files, most=3)} (drawn by the seed)"))
 
     # Sizes of training, validation and test text.
     sizes = f"train {format_bytes(plan.train_bytes)}"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import chain
@@ -104,8 +104,8 @@ def evaluate(
     except StoppedEarlyError:
         yield _NOT_BEGUN
         return
-    lists = {"tokens": per_token, "words": words, "documents": documents}
-    yield from _Evaluation(model, text, options, runtime, predictions, frequencies, lists, stop).run()
+    lists = per_token, words, documents
+    yield from _Evaluation(model, text, options, runtime, predictions, frequencies, *lists, stop).run()
 
 
 def score_texts(
@@ -156,8 +156,15 @@ class _Evaluation(NamedTuple):
     runtime: Runtime
     predictions: Predictions | None
     frequencies: Frequencies | None
-    lists: Mapping[str, bool]
+    per_token: bool
+    words: bool
+    documents: bool
     stop: Callable[[], bool]
+
+    @property
+    def is_listed(self) -> bool:
+        """True if more than the `Score` is asked for."""
+        return self.per_token or self.words or self.documents
 
     def run(self) -> Iterator[Event]:
         """Scores the text once for each memory length of `options.sweep`, until stopped."""
@@ -173,9 +180,7 @@ class _Evaluation(NamedTuple):
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
-        ends_words = (
-            self.lists["words"] and not options.by_row
-        )  # the prediction after the last token says how its word ends
+        ends_words = self.words and not options.by_row  # the prediction after the last token says how its word ends
         for number, lengths in enumerate(sweep, 1):
             run = Pass(model, scorer, self.runtime, text, lengths, self.stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
@@ -198,8 +203,7 @@ class _Evaluation(NamedTuple):
         by_document = run.lengths.by_document
         has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
         shows_documents = has_few_documents and not (options.by_row or options.each_line)
-        is_listed = any(self.lists.values()) or shows_documents
-        needs_tokens = is_listed or exact is not None or by_document or options.by_row
+        needs_tokens = self.is_listed or shows_documents or exact is not None or by_document or options.by_row
         with ExitStack() as files:
             scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
             sums = ContextSums(batches.longest)
@@ -244,11 +248,11 @@ class _Evaluation(NamedTuple):
         """Tokens, words or `rows` that are compared, if they are asked for, until stopped."""
         options, text = self.options, self.text
         parts: list[Iterable[Scored]] = []
-        if self.lists["words"] and options.by_row:
+        if self.words and options.by_row:
             parts.append(rows)
-        if self.lists["words"] and not options.by_row:
+        if self.words and not options.by_row:
             search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
-            by_line, with_tokens = options.each_line, self.lists["tokens"]
+            by_line, with_tokens = options.each_line, self.per_token
             words: Iterable[Scored]
             words = text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search)
             if self.frequencies is not None:
@@ -256,15 +260,15 @@ class _Evaluation(NamedTuple):
             if options.region_mark is not None:
                 words = with_regions(words, text.part.corpus, options.region_column)
             parts.append(words)
-        elif self.lists["tokens"] and not options.score_field:
+        elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
-        if self.lists["documents"] and is_whole:
+        if self.documents and is_whole:
             parts.append(figures.document_scores(text, scores.nats, by_line=options.each_line))
         for part in chain.from_iterable(parts):
             if self.stop():
                 return
             yield part
-        if any(self.lists.values()) and is_whole:
+        if self.is_listed and is_whole:
             yield Done()
 
 

@@ -42,7 +42,10 @@ def regions_of(row: Row, column: str | None) -> Sequence[tuple[int, int]]:
     n_before = 0  # number of the last word of the regions so far
     for part in filter(None, _DIVIDER.split(cell)):
         numbers = _NUMBERS.fullmatch(part)
-        first, last = (0, 0) if numbers is None else (int(numbers[1]), int(numbers[2] or numbers[1]))
+        first = last = 0  # no word has this number
+        if numbers is not None:
+            first = int(numbers[1])
+            last = int(numbers[2] or first)
         if not n_before < first <= last:
             problem = f"'{column}' of row {row.document} is '{shortened(cell, 40)}', not ascending numbers of words."
             raise DataError(problem, "Write 3, or 3-5, or 3-5, 8. Format the column as text, and leave others empty.")

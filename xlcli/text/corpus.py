@@ -320,15 +320,6 @@ class Part:
         return self.corpus.range_sha256(self.start, self.stop)
 
     @property
-    def whole_files(self) -> tuple[str, ...]:
-        """Names of its files; none if it begins or ends within a file."""
-        edges = [*accumulate(self.corpus.facts.sizes, initial=0)]
-        if self.start not in edges or self.stop not in edges:
-            return ()
-        inside = self.corpus.sources[edges.index(self.start) : edges.index(self.stop)]
-        return tuple(source.name for source in inside)
-
-    @property
     def documents(self) -> Sequence[int]:
         """Offsets at which its documents begin, ascending from 0; a cut document begins with the part."""
         starts = self.corpus.facts.documents if self.starts is None else self.starts
@@ -364,11 +355,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The three parts of a corpus; validation and test may be empty."""
+    """The three parts of a corpus; validation and test may be empty. `drawn` are files that these have as a whole."""
 
     train: Part
     valid: Part
     test: Part
+    drawn: tuple[str, ...] = ()
 
 
 def split(
@@ -421,7 +413,8 @@ def split(
         held_out.append(Part(corpus, cut, end))
         end = cut
     test_part, valid_part = held_out
-    return Split(Part(corpus, 0, end), valid_part, test_part)
+    drawn = corpus.sources[n_files : n_files + sum(n_drawn)]
+    return Split(Part(corpus, 0, end), valid_part, test_part, tuple(source.name for source in drawn))
 
 
 def _held_out_size(given: str | float | None, n_bytes: int) -> int:

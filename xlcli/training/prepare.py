@@ -196,7 +196,7 @@ def prepare_resumed(
         problem = f"this run started from {origin.get('model', 'scratch')}, not from {init}."
         raise ConfigError(problem, "Leave --init out, or train a new model with -o NAME.")
     config.check_division(ranks.size)
-    draws_files = "files" in record.get("valid", {"files": []})  # earlier versions held out the end of any text
+    draws_files = "held_out_files" in record or "valid" not in record  # earlier versions held out the end of any text
     runtime, parts = yield from _read(paths, [config], ranks, draws_files=draws_files)
     tokenizer = load_tokenizer(folder)
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)

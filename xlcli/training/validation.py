@@ -24,7 +24,6 @@ from xlcli.store import folder as store
 from xlcli.store import layout
 from xlcli.store.commit import place_of_run
 from xlcli.store.origin import INIT
-from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.prepare import Prepared
@@ -195,11 +194,6 @@ def final_evaluation(
     return end
 
 
-def _describe_held_out(part: Part) -> dict[str, Any]:
-    """Its size and place, and its files if these are whole."""
-    return {"bytes": part.n_bytes, "corpus": part.corpus.name, "start": part.start, "files": part.whole_files}
-
-
 def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
     """Data, size, machine and versions of a run, for `record.json`."""
     parts, runtime = data.parts, data.runtime
@@ -210,8 +204,9 @@ def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
         "corpus_sha256": corpus.facts.sha256,
         "crlf": sum(corpus.facts.crlf),
         "train": {"bytes": parts.train.n_bytes, "tokens": len(data.train_ids), "start": parts.train.start},
-        "valid": _describe_held_out(parts.valid),
-        "test": _describe_held_out(parts.test),
+        "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
+        "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
+        "held_out_files": parts.drawn,
         "tokenizer": {"kind": data.tokenizer.kind, "vocab_size": data.tokenizer.vocab_size},
         "preset": data.preset,
         **({INIT: data.origin} if data.origin else {}),

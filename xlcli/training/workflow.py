@@ -350,10 +350,6 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
     config, parts, runtime = data.config, data.parts, data.runtime
     n_parameters = build_on_meta(config.model).n_parameters
     left_out = dict.fromkeys((*parts.train.corpus.left_out, *parts.valid.corpus.left_out))
-    held_out_files: tuple[str, ...] = ()
-    for held_out in (parts.valid, parts.test):
-        if held_out.corpus is parts.train.corpus:
-            held_out_files += held_out.whole_files
     yield Plan(
         folder=folder,
         corpus=parts.train.corpus.name,
@@ -379,8 +375,8 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
         n_ranks=runtime.ranks.size,
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,
-        valid_from_end=parts.valid.corpus is parts.train.corpus and not parts.valid.whole_files,
+        valid_from_end=parts.valid.corpus is parts.train.corpus and not parts.drawn,
         left_out=tuple(left_out),
-        held_out_files=held_out_files,
+        held_out_files=parts.drawn,
     )
     memory.require([config], runtime, n_parameters)

@@ -180,11 +180,12 @@ def test_numbers_of_words(cell, numbers, tmp_path):
         ("*", "A *do*g*gy* word"),  # two regions of one word
         ("[]", "An empty [ ] region"),
         ("column:at", "one two"),  # of which the third is asked for
+        ("column:to", "one two"),
         ("column:other", "one two"),
     ],
 )
 def test_what_is_no_region_is_refused_with_its_row(mark, text, tmp_path):
-    path = write(tmp_path / "rows.jsonl", [{"text": text, "at": 3}])
+    path = write(tmp_path / "rows.jsonl", [{"text": text, "at": 3, "to": "2-3"}])
     with pytest.raises(DataError, match=r"row 1|no row"):
         events_of(toy(), path, region_mark=mark)
 

@@ -51,11 +51,11 @@ class TextConfig(BaseConfig):
     ] = Field(default=None, description="Set the vocabulary size. Default: by size of the text.")
     valid: Annotated[HeldOut, Option("Text", "--valid FILE|FRACTION", "0.05")] = Field(
         default=None,
-        description="Validate on this file, or this fraction of the text's end. Default: 5%, at most 1 MiB.",
+        description="Validate on this file, or this fraction of the text. Default: 5%, at most 1 MiB.",
     )
     test: Annotated[HeldOut, Option("Text", "--test FILE|FRACTION", "0.05")] = Field(
         default=None,
-        description="Test on this file, or this fraction of the text's end. Default: 5%, at most 1 MiB.",
+        description="Test on this file, or this fraction of the text. Default: 5%, at most 1 MiB.",
     )
     binary: Binary = False
     text_field: TextField = None

@@ -106,29 +106,29 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
     A token belongs to the document that it ends in. Reads the text again.
     """
     part = replace(text.part, starts=None)
-    starts = np.array(part.documents, np.int64)
-    n_bytes = np.diff(starts, append=part.n_bytes).tolist()
+    edges = [*part.documents, part.n_bytes]
     token_ends = np.cumsum(text.tokens.sizes(slice(None)), dtype=np.int64)
-    indices = np.searchsorted(starts, token_ends - 1, side="right") - 1  # of the documents that they end in
-    nats_of = np.bincount(indices, nats, len(starts)).tolist()
-    tokens_of = np.bincount(indices, minlength=len(starts)).tolist()
+    n_before = np.searchsorted(token_ends, edges, side="right").tolist()  # tokens that end before each edge
     rows = part.corpus.rows()
     upcoming = next(rows, None)
     row = Row(1, {})
     for index, words in enumerate(_words_of(part)):
-        while upcoming is not None and upcoming[0] <= starts[index]:
+        while upcoming is not None and upcoming[0] <= edges[index]:
             row = upcoming[1]
             upcoming = next(rows, None)
         number = index + 1 if by_line else row.document
+        n_bytes = edges[index + 1] - edges[index]
+        inside = nats[n_before[index] : n_before[index + 1]]
+        sum_of_nats = float(inside.sum(dtype=np.float64))
         yield Row(number, row.fields)
         yield DocumentScore(
             document=number,
-            bytes=n_bytes[index],
+            bytes=n_bytes,
             words=words,
-            tokens=tokens_of[index],
-            bits=nats_of[index] / LN2,
-            bits_per_byte=bits_per(nats_of[index], n_bytes[index]),
-            word_perplexity=perplexity(nats_of[index], words) if words else None,
+            tokens=len(inside),
+            bits=sum_of_nats / LN2,
+            bits_per_byte=bits_per(sum_of_nats, n_bytes),
+            word_perplexity=perplexity(sum_of_nats, words) if words else None,
         )
 
 

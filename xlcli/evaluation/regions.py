@@ -102,12 +102,14 @@ class _Words:
     def regions(self) -> Iterator[RegionScore]:
         """The regions, after the last word."""
         numbers = [word.columns["region"] for word in self._words]
-        for region in range(1, len(self._regions) + 1):
-            if region not in numbers:
-                problem = f"region {region} of row {self._row.document} has no word: the row has {len(numbers)} words."
+        for region, (begin, end) in enumerate(self._regions, 1):
+            n_words = numbers.count(region)
+            is_beyond_row = self._is_numbered and n_words < end - begin
+            if not n_words or is_beyond_row:
+                problem = f"region {region} of row {self._row.document} is not there: the row has {len(numbers)} words."
                 raise DataError(problem, "Correct that region.")
             first = numbers.index(region)
-            behind = first + numbers.count(region)
+            behind = first + n_words
             words = self._words[first:behind]
             following = [word.bits for word in self._words[behind : behind + 2]]
             yield RegionScore(
@@ -116,7 +118,7 @@ class _Words:
                 number=first + 1,
                 byte=words[0].byte,
                 text=_joined(words),
-                words=len(words),
+                words=n_words,
                 bits=sum(word.bits for word in words),
                 tokens=sum(word.tokens for word in words),
                 next_bits=following[0] if following else None,

@@ -196,7 +196,8 @@ def prepare_resumed(
         problem = f"this run started from {origin.get('model', 'scratch')}, not from {init}."
         raise ConfigError(problem, "Leave --init out, or train a new model with -o NAME.")
     config.check_division(ranks.size)
-    draws_files = "held_out_files" in record or "valid" not in record  # earlier versions held out the end of any text
+    # Earlier versions held out the end of any text. A record that is lost does not tell.
+    draws_files = bool(record.get("held_out_files")) or "valid" not in record
     runtime, parts = yield from _read(paths, [config], ranks, draws_files=draws_files)
     tokenizer = load_tokenizer(folder)
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
@@ -256,7 +257,7 @@ def _read(
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
     """Runtime and texts of a run; its configurations differ in model and training settings only.
 
-    `draws_files`: held-out text may be whole files, as in runs whose record names them.
+    `draws_files`: held-out text may be whole files.
     """
     config = configs[0]  # text and runtime settings are equal in all
     by_clock = config.train.max_time is not None or defaults.is_open(config.train)

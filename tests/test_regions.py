@@ -152,6 +152,12 @@ def test_a_column_of_numbers_gives_the_same_regions(kind, tmp_path):
     assert only(named, WordScore) == only(marked, WordScore)
 
 
+def test_characters_that_are_words_are_joined_without_blanks(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"text": "我*爱你 ab* 吗"}])
+    [region] = only(events_of(toy("bytes"), path, region_mark="*"), RegionScore)
+    assert (region.text, region.words, region.number, region.byte) == ("爱你 ab", 3, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("cell", "numbers"),
     [("3", "3"), ("3 - 4", "3-4"), ("3–4;", None), ("1,3-4", "1, 3-4"), ("1 3-4", "1, 3-4"), (3, "3"), ("3.0", "3")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -93,6 +93,7 @@ class Plan(Event):
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
     `valid_from_end`: the validation text was split off the end of `corpus`.
     `left_out`: files among the given ones that are not read, because they are held-out text.
+    `held_out_files`: files among the given ones that the seed has drawn as validation and test text.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -122,6 +123,7 @@ class Plan(Event):
     rows: int | None = None
     valid_from_end: bool = False
     left_out: tuple[str, ...] = ()
+    held_out_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +234,14 @@ class TokenScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class Row(Event):
-    """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object."""
+    """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object.
+
+    `regions` are the offsets in its text at which marked regions begin and end.
+    """
 
     document: int
     fields: Mapping[str, Any]
+    regions: Sequence[tuple[int, int]] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +268,39 @@ class WordScore(Event):
     entropy: float
     tokens: int
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionScore(Event):
+    """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text.
+
+    `region` and `number` are the numbers of the region and of its first word in the text, from 1. `next_bits` are those
+    of the word after it, `next_two_bits` those of the two words after it, None at the end of the text.
+    """
+
+    document: int
+    region: int
+    number: int
+    byte: int
+    text: str
+    words: int
+    bits: float
+    tokens: int
+    next_bits: float | None
+    next_two_bits: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentScore(Event):
+    """A document, scored alone or after others. `words` and `word_perplexity` are None if it is not UTF-8."""
+
+    document: int
+    bytes: int
+    words: int | None
+    tokens: int
+    bits: float
+    bits_per_byte: float
+    word_perplexity: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +399,7 @@ class ContinuationScore(Event):
     best_per_byte: bool | None = None
 
 
-Scored = TokenScore | Row | WordScore | PairScore | ContinuationScore
+Scored = TokenScore | Row | WordScore | RegionScore | DocumentScore | PairScore | ContinuationScore
 """Parts of a text with their scores, and the rows that they are in."""
 
 
@@ -395,6 +434,7 @@ class Score(Event):
     `pairs` has the results of all pairs of texts and of each group, if pairs were compared. `correct` is the share of
     groups of continuations whose most probable one is correct, if rows say which one is; `correct_per_byte` compares
     means per byte.
+    `by_document`, not in JSON, has the `Row` and `DocumentScore` of each document, by turns, if they are few.
     `spread` is that over documents, if there are several that are neither pairs nor groups. `sums`, not in JSON, are
     bits and bytes of each, from which it comes.
     """
@@ -441,6 +481,7 @@ class Score(Event):
     correct_per_byte: float | None = None
     spread: Spread | None = None
     sums: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    by_document: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ import errno
 import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -168,6 +169,54 @@ def test_words_of_vocabularies_are_the_same(run, model, items):
     assert [row["word"] for row in rows] == ["The", "dog", "sat.", "A", "fox,", "lazy"]
     assert rows[0]["tokens_tiny"] == "3"
     assert rows[0]["tokens_books"] == "1"
+
+
+def test_table_of_regions_of_two_models(run, models):
+    rows = [["item", "condition", "sentence"], [1, "a", "The *quick fox* ran"], [1, "b", "The *lazy dog* ran"]]
+    with Path("items.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    ended = run(
+        "eval", "items.csv", "--text-field", "sentence", "--reset-on-document", "--region-mark", "*",
+        "--words", "w.tsv", "--regions", "r.tsv", *models,
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    with Path("r.tsv").open() as file:
+        found = [*csv.DictReader(file, delimiter="\t")]
+    assert [(row["item"], row["condition"], row["region"], row["number"], row["text"]) for row in found] == [
+        ("1", "a", "1", "2", "quick fox"),
+        ("1", "b", "1", "2", "lazy dog"),
+    ]
+    with Path("w.tsv").open() as file:
+        words = [*csv.DictReader(file, delimiter="\t")]
+    assert [word["region"] for word in words] == ["0", "1", "1", "0"] * 2
+    for name in ("tiny", "linear"):
+        for row in found:
+            inside = [w for w in words if (w["document"], w["region"]) == (row["document"], "1")]
+            assert float(row[f"bits_{name}"]) == pytest.approx(sum(float(w[f"bits_{name}"]) for w in inside), abs=2e-4)
+
+
+def test_documents_of_several_models_stand_beside_each_other(run, models):
+    for name, n in (("b.txt", 3), ("a.txt", 1), ("c.txt", 2)):
+        Path(name).write_bytes(TEXT * n)
+    done = run("eval", "b.txt", "a.txt", "c.txt", *models, "--documents", "d.tsv", "--words", "w.jsonl")
+    assert done.code == 0, done.err
+    with Path("d.tsv").open() as file:
+        found = [*csv.DictReader(file, delimiter="\t")]
+    assert [(row["file"], row["document"], row["bytes"], row["words"]) for row in found] == [
+        ("b.txt", "1", str(3 * len(TEXT)), "30"),
+        ("a.txt", "2", str(len(TEXT)), "10"),
+        ("c.txt", "3", str(2 * len(TEXT)), "20"),
+    ]
+    scores = json.loads(run("eval", "b.txt", "a.txt", "c.txt", *models, "--json").out)["sweep"]
+    for score in scores:
+        total = sum(float(row[f"bits_{score['model']}"]) for row in found)
+        assert total == pytest.approx(score["nats"] / math.log(2), abs=2e-4)  # a table has four decimals
+    words = [json.loads(line) for line in Path("w.jsonl").read_text().splitlines()]
+    assert [word["file"] for word in words] == ["b.txt"] * 27 + ["a.txt"] * 9 + ["c.txt"] * 18
+    shown = done.out.decode().split("document ")[1].splitlines()
+    assert sorted(line.split()[0] for line in shown[1:4]) == ["a.txt", "b.txt", "c.txt"]
+    first = {row["file"]: float(row["bits_per_byte_tiny"]) for row in found}
+    assert [line.split()[0] for line in shown[1:4]] == sorted(first, key=first.__getitem__, reverse=True)
 
 
 def test_pairs_of_several_models_stand_beside_each_other(run, models):

@@ -103,6 +103,7 @@ def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.Mon
         "array.json": b'[\n  {"text": "a"},\n  {"text": "\\ud800"}\n]\n',
         "cut.json": b'[{"text": "a"},\n{"text": "b"},\n',
         "strings.json": b'["The dog.", "The cat."]\n',
+        "marked.csv": b"at,body\n1-2,The *quick fox*\n,A dog\n9,One *dog\n",
         "quotation.tsv": b'id\ttext\n1\t"Come in, he said.\n2\tThe door was open."\n',
         "keys.jsonl": b'{"text": "a"}\n{"text": "b", %s}\n' % b", ".join(b'"k%d": 1' % i for i in range(99)),
         "table.parquet": b"PAR1",

@@ -55,6 +55,45 @@ def test_from_a_text_to_the_next_commands(run, text):
     assert run("train", text, "--max-steps", "2", "--overwrite", *SMALL, "-q").err == ""
 
 
+def test_of_ten_files_the_seed_draws_those_that_are_held_out(run):
+    Path("novels").mkdir()
+    texts = {f"novels/{number:02}.txt": TEXT * 4 + b"%d\n" % number for number in range(12)}
+    for name, text in texts.items():
+        Path(name).write_bytes(text)
+    done = run("train", "novels", "--max-steps", "2", "--seed", "3", *SMALL)
+    assert done.code == 0, done.err
+    record = json.loads(Path("models/novels/record.json").read_text())
+    valid, test = record["held_out_files"]
+    assert Path("models/novels/valid.txt").read_bytes() == texts[valid]
+    assert Path("models/novels/test.txt").read_bytes() == texts[test]
+    assert f"held out {valid}, {test} (drawn by the seed)" in done.err
+    assert "from its end" not in done.err
+    assert run("train", "novels", "--max-steps", "3", "--resume", *SMALL).code == 0
+    again = run("train", "novels", "-o", "again", "--max-steps", "2", "--seed", "3", "--json", *SMALL)
+    assert json.loads(again.out.splitlines()[0])["held_out_files"] == [valid, test]
+    other = run("train", "novels", "-o", "other", "--seed", "4", "--dry-run", "--json", *SMALL)
+    assert json.loads(other.out.splitlines()[0])["held_out_files"] != [valid, test]
+
+
+def test_a_run_of_an_earlier_version_keeps_the_end_of_its_text(run, monkeypatch):
+    Path("novels").mkdir()
+    for number in range(12):
+        Path(f"novels/{number:02}.txt").write_bytes(TEXT * 4 + b"%d\n" % number)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("xlcli.text.corpus.DRAWN_FROM", 99)
+        assert run("train", "novels", "--max-steps", "2", *SMALL).code == 0
+    path = Path("models/novels/record.json")
+    record = json.loads(path.read_text())
+    del record["held_out_files"]
+    path.write_text(json.dumps(record))
+    valid = Path("models/novels/valid.txt").read_bytes()
+    done = run("train", "novels", "--max-steps", "3", "--resume", *SMALL)
+    assert done.code == 0, done.err
+    assert "from its end: valid" in done.err
+    assert Path("models/novels/valid.txt").read_bytes() == valid
+    assert run("train", "novels", "--max-steps", "4", "--resume", *SMALL).code == 0  # whose record is of this version
+
+
 def test_the_plan_names_the_files_that_are_held_out(run):
     Path("data").mkdir()
     for i, name in enumerate(("train", "valid", "test")):

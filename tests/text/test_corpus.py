@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -306,6 +307,43 @@ def test_held_out_parts_come_off_the_end_at_line_ends() -> None:
         assert whole(part).endswith(b"\n")
     for part in (parts.valid, parts.test):
         assert 10_000 <= part.n_bytes < 10_200
+
+
+@pytest.mark.parametrize(("valid", "test"), [(None, None), (0.2, 0.1), (0.1, 0.0), (None, 0.3)])
+@pytest.mark.parametrize("seed", range(5))
+def test_of_ten_files_whole_ones_are_drawn(seed: int, valid: float | None, test: float | None, tmp_path: Path) -> None:
+    random.seed(seed)
+    texts = [prose(random.randint(3000, 9000), number) for number in range(12)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number:02}.txt").write_bytes(text)
+    parts = drain(split(open_corpus([tmp_path]), valid, test, seed=seed))
+    drawn = [Path(name).read_bytes() for name in parts.drawn]
+    n_of_valid = [*accumulate(map(len, drawn), initial=0)].index(parts.valid.n_bytes)
+    assert whole(parts.valid) == b"".join(drawn[:n_of_valid])
+    assert whole(parts.test) == b"".join(drawn[n_of_valid:])
+    assert whole(parts.train) == b"".join(text for text in texts if text not in drawn)  # in their order
+    for part, share in ((parts.valid, valid), (parts.test, test)):
+        wanted = sum(map(len, texts)) * (0.05 if share is None else share)
+        assert wanted / 2 <= part.n_bytes <= 3 * wanted
+    again = drain(split(open_corpus([tmp_path]), valid, test, seed=seed))
+    assert [part.sha256 for part in (again.valid, again.test)] == [part.sha256 for part in (parts.valid, parts.test)]
+
+
+def test_held_out_files_differ_by_seed_and_are_spread(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_bytes(prose(5000, number))
+    drawn = [drain(split(open_corpus([tmp_path]), 0.1, 0.0, seed=seed)).drawn for seed in range(60)]
+    assert len({*drawn}) == 10
+
+
+@pytest.mark.parametrize("sizes", [[5000] * 9, [300] + [20_000] * 9 + [10**6], [10**6] + [10] * 20])
+def test_few_files_or_files_of_other_sizes_are_cut_at_the_end(sizes: list[int], tmp_path: Path) -> None:
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number:02}.txt").write_bytes(prose(size, number))
+    drawn = drain(split(open_corpus([tmp_path]), 0.003, 0.003, seed=1))
+    cut = drain(split(open_corpus([tmp_path]), 0.003, 0.003))
+    for name in ("train", "valid", "test"):
+        assert whole(getattr(drawn, name)) == whole(getattr(cut, name))
 
 
 def test_held_out_parts_are_bounded_unless_asked_for(tmp_path: Path) -> None:

@@ -230,18 +230,31 @@ def test_rows_of_a_corpus_begin_with_its_documents(tmp_path: Path) -> None:
     tabular = [(text.replace(b"\r\n", b"\n"), fields) for text, fields in ROWS]
     long = (b"Z" * 3 * 2**20 + b"\n", {"k": "v"})
     values |= {"nested": json.dumps(values["nested"]), "surrogate": "\ufffd"}
-    assert rows_of(whole) == [(b"one\ntwo\n", values), *tabular, (b"x\n", {"id": 1}), (b"y\n", {"id": 3}), long]
+    found = rows_of(whole)
+    files = [fields.pop("file") for _, fields in found]
+    assert [Path(file).name for file in files] == [
+        "a.jsonl",
+        *["b.tsv"] * len(ROWS),
+        "c.parquet",
+        "c.parquet",
+        "d.csv.gz",
+    ]
+    assert found == [(b"one\ntwo\n", values), *tabular, (b"x\n", {"id": 1}), (b"y\n", {"id": 3}), long]
     assert [at for at, _ in whole.rows()] == list(whole.facts.documents)
     (tmp_path / "a.jsonl").write_text('{"text": "short"}' + " " * 100)
     with pytest.raises(DataError, match=r"a\.jsonl"):
         list(whole.rows())
 
 
-def test_a_plain_file_is_a_row_without_fields() -> None:
+def test_a_plain_file_is_a_row_whose_field_is_its_name() -> None:
     Path("plain").write_bytes(b"one\r\ntwo\n")
     Path("lines").write_bytes(b'{"text": "x", "n": 1}\n')
     found = list(open_corpus(["plain", "lines", "plain"]).rows())
-    assert found == [(0, Row(1, {})), (8, Row(2, {"n": 1})), (10, Row(3, {}))]
+    plain = {"file": "plain"}
+    assert found == [(0, Row(1, plain)), (8, Row(2, {"file": "lines", "n": 1})), (10, Row(3, plain))]
+    assert list(open_corpus(["plain"]).rows()) == [(0, Row(1, {}))]
+    Path("lines").write_bytes(b'{"text": "x", "file": "of the user"}\n')
+    assert [row.fields["file"] for _, row in open_corpus(["plain", "lines"]).rows()] == ["plain", "of the user"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.TSV", "a.tsv.gz"])

@@ -231,17 +231,25 @@ def copy_model(
 
 @shows(EvalConfig)
 def evaluate(
-    model: Model, text: Source | None = None, *, per_token: bool = False, words: bool = False, **settings: Any
+    model: Model,
+    text: Source | None = None,
+    *,
+    per_token: bool = False,
+    words: bool = False,
+    documents: bool = False,
+    **settings: Any,
 ) -> Iterator[Event]:
     """Scores files or folders, once per memory length; see `xlcli.evaluation.evaluate`.
 
     Without `text`, the validation text of the model is scored. `per_token` also yields the score of every token,
-    `words` that of every word, or of every pair if pairs are compared, and the rows they are in. Settings are those of
-    `EvalConfig`.
+    `words` that of every word and region, or of every pair if pairs are compared, `documents` that of every row or
+    file, and the rows they are in. Settings are those of `EvalConfig`.
     """
     files = None if text is None else paths(text)
     chosen, runtime = validate(EvalConfig, settings), model.runtime
-    return evaluation.evaluate(model.loaded, files, chosen, runtime, per_token=per_token, words=words)
+    return evaluation.evaluate(
+        model.loaded, files, chosen, runtime, per_token=per_token, words=words, documents=documents
+    )
 
 
 @shows(GenerateConfig)

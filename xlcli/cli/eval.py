@@ -14,13 +14,13 @@ import typer
 
 from xlcli.cli import eval_outputs, loading, options
 from xlcli.cli.command import App, Call
-from xlcli.cli.eval_outputs import ContextPlot, FigureTable, PageFile, ResultFile, Run, TokenList, WordList
+from xlcli.cli.eval_outputs import OUTPUTS, ResultFile, Run
 from xlcli.cli.loading import check_texts, find_models, named_models, note_unread_pipe, print_plan
 from xlcli.cli.objects import score_object
 from xlcli.cli.options import option
 from xlcli.cli.outputs import Kept
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import pairs_text, score_table, spread_text, sweep_text
+from xlcli.cli.score_report import documents_text, pairs_text, score_table, spread_text, sweep_text
 from xlcli.cli.signals import Stop
 from xlcli.config import Config, EvalConfig
 from xlcli.errors import DataError
@@ -47,6 +47,8 @@ def evaluate(
     dry_run: options.DryRun = False,
     per_token: eval_outputs.PerToken = None,
     words: eval_outputs.Words = None,
+    regions: eval_outputs.Regions = None,
+    documents: eval_outputs.Documents = None,
     html: options.Html = None,
     csv: eval_outputs.Csv = None,
     plot: eval_outputs.Plot = None,
@@ -54,13 +56,7 @@ def evaluate(
     # The other options are the fields of `EvalConfig` (see `cli/command.py`).
     config, screen = call.config(), call.screen
     settings, texts = config.eval, files or []
-    paths = {TokenList: per_token, WordList: words, PageFile: html, FigureTable: csv, ContextPlot: plot}
-    outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
-    call.require("by", "--pairs A,B", is_given=settings.pairs is not None or settings.score_field is not None)
-    call.require("columns", "--per-token FILE.jsonl", is_given=per_token is not None or words is not None)
-    call.require("split_punctuation", "--words FILE.tsv", is_given=words is not None)
-    for output in outputs:
-        output.check_settings(call, settings)
+    outputs = outputs_of(call, settings)
 
     # What needs the models: their number, and what they have in common.
     check_texts(texts, "xlcli eval -m {}")
@@ -95,6 +91,23 @@ def evaluate(
         return stop.exit_code
 
 
+def outputs_of(call: Call, settings: EvalConfig) -> list[ResultFile]:
+    """The files to write; `ConfigError` if an option lacks another one, or excludes it."""
+    paths = {kind: call.params[kind.name] for kind in OUTPUTS}
+    outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
+    names = {output.name for output in outputs}
+    lists_words = not names.isdisjoint({"words", "regions"})
+    lists_columns = not names.isdisjoint({"words", "per_token"})
+    call.require("by", "--pairs A,B", is_given=settings.by_row)
+    call.require("columns", "--per-token FILE.jsonl", is_given=lists_columns)
+    call.require("split_punctuation", "--words FILE.tsv", is_given=lists_words)
+    call.require("regions", "--region-mark MARKS", is_given=settings.region_mark is not None)
+    call.require("region_mark", "--regions FILE.tsv", is_given=lists_words)
+    for output in outputs:
+        output.check_settings(call, settings)
+    return outputs
+
+
 def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop) -> Run:
     n_rows = 0
     if len(folders) > 1 or settings.sweep_mem_len:
@@ -108,15 +121,14 @@ def score_all(
 ) -> Iterator[Event]:
     """Events of the evaluation of each model, which leaves the RAM before the next one is loaded; each notice once."""
     notices: set[Notice] = set()
-    lists_tokens = any(output.lists_tokens for output in outputs)
-    lists_words = any(output.lists_words for output in outputs)
+    lists: dict[str, bool] = {}
+    for output in outputs:
+        lists |= dict.fromkeys(output.lists, True)
     for folder, name in zip(folders, run.names, strict=True):
         loaded, runtime = loading.load_model(folder, config.eval, config.runtime, run.screen)
         from xlcli import evaluation
 
-        events = evaluation.evaluate(
-            loaded, texts or None, config.eval, runtime, stop=run.stop, per_token=lists_tokens, words=lists_words
-        )
+        events = evaluation.evaluate(loaded, texts or None, config.eval, runtime, stop=run.stop, **lists)
         del loaded  # the events keep it only until the last one
         for event in events:
             if isinstance(event, Score) and len(folders) > 1:
@@ -192,6 +204,7 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
         text = sweep_text(scores, run.n_rows, screen.columns, seeds)
     else:
         text = score_table(scores[0], run.shape)
+    text += documents_text(scores, screen.columns)
     text += spread_text(scores, comparisons, screen.columns)
     if to_stderr:
         screen.say(text)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from xlcli import events
 from xlcli.cli.command import Call
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, write_output
@@ -17,7 +18,6 @@ from xlcli.cli.signals import Stop
 from xlcli.cli.tables import csv_text, form_of, listing
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError
-from xlcli.events import ContinuationScore, Done, Event, PairScore, Row, Score, TokenScore, WordScore
 from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER
 
@@ -27,6 +27,12 @@ PerToken = Annotated[
 Words = Annotated[
     str | None,
     option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines."),
+]
+Regions = Annotated[
+    str | None, option("Results", "--regions FILE.tsv", "Write the bits of each region of a text (--region-mark).")
+]
+Documents = Annotated[
+    str | None, option("Results", "--documents FILE.tsv", "Write the bits of each document: a row or a file.")
 ]
 Csv = Annotated[
     str | None,
@@ -57,14 +63,13 @@ class ResultFile:
         name: Its option, as a parameter.
         kind: What it is, by its suffix.
         excludes: Settings with which it cannot be made, and other such files.
-        lists_tokens, lists_words: True if the evaluation has to yield tokens or words for it.
+        lists: What the evaluation has to yield for it: arguments of `evaluate`.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
     excludes: ClassVar[Sequence[str]] = ()
-    lists_tokens: ClassVar[bool] = False
-    lists_words: ClassVar[bool] = False
+    lists: ClassVar[Sequence[str]] = ()
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -90,7 +95,7 @@ class TokenList(ResultFile):
     name = "per_token"
     kind = LIST
     excludes = ("words", "score_field", "sweep_mem_len")
-    lists_tokens = True
+    lists = ("per_token",)
 
     def check_models(self, folders: Sequence[Path]) -> None:
         vocabularies = {read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}
@@ -98,20 +103,45 @@ class TokenList(ResultFile):
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
 
     def sink(self, run: Run) -> Sink:
-        return listing(self.path, form_of(self.path, json=True), run.screen, (Row, TokenScore), run.names)
+        return listing(self.path, form_of(self.path, json=True), run.screen, (events.Row, events.TokenScore), run.names)
 
 
-class WordList(ResultFile):
+class _List(ResultFile):
+    """Events of some classes, with the columns of their rows."""
+
+    kind = LIST
+    excludes: ClassVar[Sequence[str]] = ("sweep_mem_len",)
+    kinds: ClassVar[tuple[type[events.Scored], ...]]
+
+    def sink(self, run: Run) -> Sink:
+        return listing(
+            self.path, form_of(self.path, json=run.screen.json), run.screen, (events.Row, *self.kinds), run.names
+        )
+
+
+class WordList(_List):
     """`--words`: words, or what is said of compared rows."""
 
     name = "words"
-    kind = LIST
-    excludes = ("sweep_mem_len",)
-    lists_words = True
+    lists = ("words",)
+    kinds = (events.WordScore, events.PairScore, events.ContinuationScore)
 
-    def sink(self, run: Run) -> Sink:
-        kinds = (Row, WordScore, PairScore, ContinuationScore)
-        return listing(self.path, form_of(self.path, json=run.screen.json), run.screen, kinds, run.names)
+
+class RegionList(_List):
+    """`--regions`."""
+
+    name = "regions"
+    lists = ("words",)
+    kinds = (events.RegionScore,)
+
+
+class DocumentList(_List):
+    """`--documents`."""
+
+    name = "documents"
+    excludes = ("sweep_mem_len", "pairs", "score_field")
+    lists = ("documents",)
+    kinds = (events.DocumentScore,)
 
 
 class PageFile(ResultFile):
@@ -120,8 +150,7 @@ class PageFile(ResultFile):
     name = "html"
     kind = PAGE
     excludes = ("score_field", "sweep_mem_len")
-    lists_tokens = True
-    lists_words = True
+    lists = ("per_token", "words")
 
     def check_models(self, folders: Sequence[Path]) -> None:
         check_single("--html", folders)
@@ -141,18 +170,18 @@ class _PageSink(Sink):
 
     def __init__(self, path: str, run: Run) -> None:
         self._page, self._run = Page(Path(path)), run
-        self._score: Score | None = None
+        self._score: events.Score | None = None
         self._is_whole = False
 
-    def add(self, event: Event) -> None:
+    def add(self, event: events.Event) -> None:
         match event:
-            case TokenScore():
+            case events.TokenScore():
                 self._page.add(event)
-            case WordScore():
+            case events.WordScore():
                 self._page.add_word(event)
-            case Score():
+            case events.Score():
                 self._score = event
-            case Done():
+            case events.Done():
                 self._is_whole = True
 
     def close(self) -> None:
@@ -177,9 +206,9 @@ class FigureTable(ResultFile):
     kind = TABLE
 
     def sink(self, run: Run) -> Sink:
-        return Kept(Score, lambda scores: self._write(scores, run))
+        return Kept(events.Score, lambda scores: self._write(scores, run))
 
-    def _write(self, scores: Sequence[Score], run: Run) -> None:
+    def _write(self, scores: Sequence[events.Score], run: Run) -> None:
         if run.stop():
             run.screen.not_written(self.path)
             return
@@ -203,9 +232,9 @@ class ContextPlot(ResultFile):
     excludes = ("stride", "adapt", "context_cache")
 
     def sink(self, run: Run) -> Sink:
-        return Kept(Score, lambda scores: self._draw(scores, run))
+        return Kept(events.Score, lambda scores: self._draw(scores, run))
 
-    def _draw(self, scores: Sequence[Score], run: Run) -> None:
+    def _draw(self, scores: Sequence[events.Score], run: Run) -> None:
         curves = [score for score in scores if score.by_context]
         if run.stop():
             run.screen.not_written(self.path)
@@ -216,7 +245,10 @@ class ContextPlot(ResultFile):
             run.screen.say(f"plot written to {self.path}")
 
 
-def seed_statistics(scores: Sequence[Score], run: Run) -> list[dict[str, Any]]:
+OUTPUTS = TokenList, WordList, RegionList, DocumentList, PageFile, FigureTable, ContextPlot
+
+
+def seed_statistics(scores: Sequence[events.Score], run: Run) -> list[dict[str, Any]]:
     """Means and standard deviations over seeds, at each memory length."""
     lengths = dict.fromkeys(score.mem_len for score in scores)
     rows = []

@@ -57,6 +57,9 @@ def plan_text(plan: events.Plan) -> str:
     if plan.left_out:
         rows.append(("left out", f"{named(plan.left_out, most=3)} (named by --valid or --test)"))
 
+    if plan.held_out_files:
+        rows.append(("held out", f"{named(plan.held_out_files, most=3)} (drawn by the seed)"))
+
     # Sizes of training, validation and test text.
     sizes = f"train {format_bytes(plan.train_bytes)}"
     if plan.train_tokens:

@@ -21,6 +21,7 @@ from xlcli.cli.quantities import (
 )
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
+from xlcli.errors import shortened
 
 
 def score_table(score: events.Score, model: ModelConfig) -> str:
@@ -110,6 +111,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 """Figures of a table of evaluations: heading, field of `Score`, style."""
 COMMON = "position", "attention", "parameters", "mem_len"
 """Fields of `Score` that models have in common if they differ in their seed only."""
+LONGEST_NAME = 60  # number of characters of the columns of a row that name a document
 SPREAD = {
     "bits_per_byte": "bits/byte",
     "bits_per_byte_low": "from",
@@ -205,6 +207,25 @@ def spread_text(
     if first.bits_per_byte_low is None:
         about = f"{first.documents} {unit} are too few for 95 % intervals"
     return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *rows], width)}"
+
+
+def documents_text(scores: Sequence[events.Score], width: int | None = None) -> str:
+    """Table of the documents of the text by one or several models, the least predictable one first; empty if none."""
+    rows = []
+    for i in range(0, len(scores[0].by_document), 2):  # a row and its score, by turns
+        row, document = scores[0].by_document[i : i + 2]
+        name = ", ".join(str(value) for value in row.fields.values() if value is not None)
+        cells = [shortened(name, LONGEST_NAME) or str(document.document), str(document.bytes)]
+        cells.append(number_or_blank(document.words, ""))
+        if len(scores) == 1:
+            cells.append(decimals_or_blank(document.word_perplexity, 2))
+        cells += [f"{score.by_document[i + 1].bits_per_byte:.4f}" for score in scores]
+        rows.append((-document.bits_per_byte, cells))
+    if not rows:
+        return ""
+    heading = ["document", "bytes", "words"]
+    heading += ["perplexity per word", "bits/byte"] if len(scores) == 1 else _labels(scores)
+    return f"\n{table([heading, *(cells for _, cells in sorted(rows))], width)}"
 
 
 def _unit(score: events.Score) -> str:

@@ -19,11 +19,11 @@ from xlcli.cli.objects import fields, text_object, to_json
 from xlcli.cli.outputs import LIST, Sink, output_file
 from xlcli.cli.render import Screen
 from xlcli.errors import DataError, named
-from xlcli.events import Done, Row, Scored, StoppedEarlyError, TokenScore
+from xlcli.events import DocumentScore, Done, Row, Scored, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder
 
 DIGITS = 4  # decimals of bits in a table
-PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair")
+PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words")
 """Columns that are no scores."""
 
 
@@ -165,29 +165,30 @@ class JoinedListing(Listing):
         elif isinstance(event, Row):
             self._row = event.fields
         elif isinstance(event, self._kinds):
-            self._waiting[self._n_done].write(to_json([self._row, event_columns(event)]).encode() + b"\n")
+            columns = event_columns(event)
+            places = {key: columns.pop(key) for key in _places(event) if key in columns}
+            self._waiting[self._n_done].write(to_json([self._row, places, columns]).encode() + b"\n")
 
     def _join(self) -> None:
         """Writes the lines that wait: {"word": 1, "bits": 2.0} of each model are {"word": 1, "bits_a": 2.0, ...}."""
         for file in self._waiting:
             file.seek(0)
-        for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}]"):
-            row, first_columns = json.loads(lines[0])
-            place = _place_of(first_columns)
-            joined = dict(place)
+        for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}, {}]"):
+            row, places, _ = json.loads(lines[0])
+            joined = dict(places)
             for name, line in zip(self._names, lines, strict=True):
-                _, columns = json.loads(line)
-                if _place_of(columns) != place:
-                    reason = f"the models have different words from byte {place.get('byte', 'the end')} on."
+                _, own_places, columns = json.loads(line)
+                if own_places != places:
+                    reason = f"the models have different words from byte {places.get('byte', 'the end')} on."
                     raise DataError(reason, "List each by itself: -m NAME.")
                 for key, value in columns.items():
-                    if key not in PLACES:
-                        joined[f"{key}_{name}"] = value
+                    joined[f"{key}_{name}"] = value
             self._write_line(self._table.row(row, joined))
 
 
-def _place_of(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in columns.items() if key in PLACES}
+def _places(event: Scored) -> Sequence[str]:
+    """Columns of an event that are no scores, and equal for all models."""
+    return (*PLACES, "bytes") if isinstance(event, DocumentScore) else PLACES
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

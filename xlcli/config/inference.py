@@ -375,6 +375,10 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=None,
         description="Score only the text in this column or key, as a continuation of --text-field.",
     )
+    region_mark: Annotated[str | None, Option("Results", "--region-mark MARKS", "'*'")] = Field(
+        default=None,
+        description="Sum words between these marks, such as '*' or '[]', which are removed; or column:NAME.",
+    )
     joiner: str = Field(
         default=" ", description="With score_field: text between context and continuation, unless there is white space."
     )
@@ -392,6 +396,12 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         if self.pairs is not None:
             return self.pairs
         return tuple(field for field in (self.text_field, self.score_field) if field)
+
+    @property
+    def region_column(self) -> str | None:
+        """Column or key that names the words of regions, if one does; else `region_mark` has their marks, if any."""
+        name = (self.region_mark or "").removeprefix(_REGION_COLUMN)
+        return name if name and name != self.region_mark else None
 
     @property
     def by_row(self) -> bool:
@@ -415,6 +425,11 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
             self._refuse_beside("pairs", "compares whole rows", ("text_field", "score_field", *_PARTS_OF_TEXT))
         if self.score_field:
             self._refuse_beside("score_field", "compares whole rows", _PARTS_OF_TEXT)
+        if self.region_mark is not None:
+            self._refuse_beside("region_mark", "sums words of whole rows", ("pairs", "score_field", "limit", "binary"))
+            if not self.region_column and not _MARKS.fullmatch(self.region_mark):
+                reason = "is one mark, or two: neither letters nor digits nor blanks"
+                raise InvalidSettingError("region_mark", reason, "Try '*', '[]', or column:NAME for numbers of words.")
         if self.pairs is not None and self.pairs[0] == self.pairs[1]:
             raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
         if self.score_field and self.text_field in (None, self.score_field):
@@ -438,6 +453,8 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return bool(getattr(self, name))
 
 
+_REGION_COLUMN = "column:"  # before the name of a column in `region_mark`, longer than any marks
+_MARKS = re.compile(r"(?:[^\w\s]|_){1,2}")
 _OUT_OF_ORDER = ("batch_size", "span", "reset_on_document", "reset_on_change", "each_line", "pairs", "score_field")
 """Settings of an evaluation with which tokens are not read one after the other."""
 _PARTS_OF_TEXT = ("reset_on_change", "each_line", "limit", "binary", "columns")

@@ -37,7 +37,7 @@ Interval = Annotated[Count | Positive, INTERVAL]
 """Interval in steps (int) or in seconds (float)."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 HeldOut = Annotated[str | float | None, units.reads(units.share)]
-"""A file, or a fraction off the end of the text."""
+"""A file, or a fraction: whole files of a folder, or the end of the text."""
 
 
 class TextConfig(BaseConfig):
@@ -51,11 +51,11 @@ class TextConfig(BaseConfig):
     ] = Field(default=None, description="Set the vocabulary size. Default: by size of the text.")
     valid: Annotated[HeldOut, Option("Text", "--valid FILE|FRACTION", "0.05")] = Field(
         default=None,
-        description="Validate on this file, or this fraction of the text's end. Default: 5%, at most 1 MiB.",
+        description="Validate on this file, or this fraction of the text. Default: 5%, at most 1 MiB.",
     )
     test: Annotated[HeldOut, Option("Text", "--test FILE|FRACTION", "0.05")] = Field(
         default=None,
-        description="Test on this file, or this fraction of the text's end. Default: 5%, at most 1 MiB.",
+        description="Test on this file, or this fraction of the text. Default: 5%, at most 1 MiB.",
     )
     binary: Binary = False
     text_field: TextField = None

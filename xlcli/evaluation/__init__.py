@@ -33,6 +33,7 @@ from xlcli.evaluation import figures
 from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
+from xlcli.evaluation.regions import check_regions, with_regions
 from xlcli.evaluation.spread import spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
@@ -50,6 +51,7 @@ from xlcli.text.tokens import TokenFile
 from xlcli.words import Predictions, Words
 
 Event = Notice | Progress | Scored | Done | Score
+LISTED_DOCUMENTS = 20  # number of documents up to which a `Score` has the score of each
 
 
 def evaluate(
@@ -60,6 +62,7 @@ def evaluate(
     *,
     per_token: bool = False,
     words: bool = False,
+    documents: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Scores a text.
@@ -71,7 +74,8 @@ def evaluate(
         runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, then `Done`, before each `Score`.
         words: Also yield a `WordScore` for each word, or a `PairScore` or `ContinuationScore` for each row if rows are
-            compared, after the `Row` that it is in, if any; then `Done`.
+            compared, after the `Row` that it is in, if any; then `Done`. Regions come as `RegionScore` after their row.
+        documents: Also yield a `DocumentScore` for each document, after its `Row`; then `Done`.
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
@@ -100,7 +104,8 @@ def evaluate(
     except StoppedEarlyError:
         yield _NOT_BEGUN
         return
-    yield from _Evaluation(model, text, options, runtime, predictions, frequencies, per_token, words, stop).run()
+    lists = per_token, words, documents
+    yield from _Evaluation(model, text, options, runtime, predictions, frequencies, *lists, stop).run()
 
 
 def score_texts(
@@ -153,7 +158,13 @@ class _Evaluation(NamedTuple):
     frequencies: Frequencies | None
     per_token: bool
     words: bool
+    documents: bool
     stop: Callable[[], bool]
+
+    @property
+    def is_listed(self) -> bool:
+        """True if more than the `Score` is asked for."""
+        return self.per_token or self.words or self.documents
 
     def run(self) -> Iterator[Event]:
         """Scores the text once for each memory length of `options.sweep`, until stopped."""
@@ -190,7 +201,9 @@ class _Evaluation(NamedTuple):
         options, text = self.options, self.text
         started = time.perf_counter()
         by_document = run.lengths.by_document
-        needs_tokens = self.per_token or self.words or exact is not None or by_document or options.by_row
+        has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
+        shows_documents = has_few_documents and not (options.by_row or options.each_line)
+        needs_tokens = self.is_listed or shows_documents or exact is not None or by_document or options.by_row
         with ExitStack() as files:
             scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
             sums = ContextSums(batches.longest)
@@ -217,6 +230,8 @@ class _Evaluation(NamedTuple):
                     rows += figures.row_scores(text, scores.nats, options)
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
+                if shows_documents and is_whole:
+                    fields["by_document"] = tuple(figures.document_scores(text, scores.nats, by_line=False))
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
@@ -238,16 +253,22 @@ class _Evaluation(NamedTuple):
         if self.words and not options.by_row:
             search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
             by_line, with_tokens = options.each_line, self.per_token
-            parts.append(text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search))
+            words: Iterable[Scored]
+            words = text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search)
+            if self.frequencies is not None:
+                words = map(self.frequencies.added_to, words)
+            if options.region_mark is not None:
+                words = with_regions(words, text.part.corpus, options.region_column)
+            parts.append(words)
         elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
+        if self.documents and is_whole:
+            parts.append(figures.document_scores(text, scores.nats, by_line=options.each_line))
         for part in chain.from_iterable(parts):
             if self.stop():
                 return
-            if self.frequencies is not None:
-                part = self.frequencies.added_to(part)
             yield part
-        if (self.per_token or self.words) and is_whole:
+        if self.is_listed and is_whole:
             yield Done()
 
 
@@ -271,11 +292,18 @@ def _read(
         if options.score_field:
             fields = Joined(fields, options.joiner)
         input_format = InputFormat(
-            options.binary, fields, any_bytes=kind == "bytes", each_line=options.each_line, token_ids=kind == "ids"
+            binary=options.binary,
+            text_fields=fields,
+            any_bytes=kind == "bytes",
+            each_line=options.each_line,
+            token_ids=kind == "ids",
+            region_marks=None if options.region_column else options.region_mark,
         )
         corpus = yield from gather(source, input_format=input_format)
     if options.by is not None:
         yield from _check_values(corpus, options.by, options)
+    if options.region_mark is not None:
+        yield from check_regions(corpus, options.region_column)
     starts = None
     if options.reset_on_change is not None:
         yield from _check_values(corpus, options.reset_on_change, options)
@@ -294,8 +322,9 @@ def _read(
 
 def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
     path = model.held_out(options.split)
-    if options.by_row:
-        raise DataError("--pairs and --score-field need a file of rows.", "Give a file: xlcli eval FILE ...")
+    if options.by_row or options.region_mark is not None:
+        reason = "--pairs, --score-field and --region-mark need a file of rows."
+        raise DataError(reason, "Give a file: xlcli eval FILE ...")
     if path is None:
         raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
     documents = None if options.each_line else model.held_out_documents(options.split)

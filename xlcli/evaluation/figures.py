@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -18,9 +19,21 @@ from xlcli.config import EvalConfig
 from xlcli.errors import DataError
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text, text_batches
 from xlcli.evaluation.text import TokenizedText, TokenScores
-from xlcli.events import ContextBin, ContinuationScore, PairScore, PairShare, Progress, ProgressMeter, Row, Scored
-from xlcli.metrics import LN2, bits_per, share_interval
+from xlcli.events import (
+    ContextBin,
+    ContinuationScore,
+    DocumentScore,
+    PairScore,
+    PairShare,
+    Progress,
+    ProgressMeter,
+    Row,
+    Scored,
+)
+from xlcli.metrics import LN2, TextCounter, bits_per, perplexity, share_interval
+from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
+from xlcli.text.pretokenize import divided
 
 WINDOW_LIMIT = 2**20  # maximum number of tokens in the windows for the loss by context length
 SHORT_WINDOW = 64
@@ -85,6 +98,49 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
     sums = np.column_stack([np.add.reduceat(column, text.documents, dtype=np.float64) for column in columns])
     sums[:, 0] /= LN2
     return sums
+
+
+def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -> Iterator[Row | DocumentScore]:
+    """Each row or file, or each line, and its score, given the surprisal of all tokens (n).
+
+    A token belongs to the document that it ends in. Reads the text again.
+    """
+    part = replace(text.part, starts=None)
+    edges = [*part.documents, part.n_bytes]
+    token_ends = np.cumsum(text.tokens.sizes(slice(None)), dtype=np.int64)
+    n_before = np.searchsorted(token_ends, edges, side="right").tolist()  # tokens that end before each edge
+    rows = part.corpus.rows()
+    upcoming = next(rows, None)
+    row = Row(1, {})
+    for index, words in enumerate(_words_of(part)):
+        while upcoming is not None and upcoming[0] <= edges[index]:
+            row = upcoming[1]
+            upcoming = next(rows, None)
+        number = index + 1 if by_line else row.document
+        n_bytes = edges[index + 1] - edges[index]
+        inside = nats[n_before[index] : n_before[index + 1]]
+        sum_of_nats = float(inside.sum(dtype=np.float64))
+        yield Row(number, row.fields)
+        yield DocumentScore(
+            document=number,
+            bytes=n_bytes,
+            words=words,
+            tokens=len(inside),
+            bits=sum_of_nats / LN2,
+            bits_per_byte=bits_per(sum_of_nats, n_bytes),
+            word_perplexity=perplexity(sum_of_nats, words) if words else None,
+        )
+
+
+def _words_of(part: Part) -> Iterator[int | None]:
+    """Number of words of each document."""
+    counter = TextCounter()
+    for portion, ends_document in divided(part.read(), part.documents, at_lines=False):
+        counter.feed(portion)
+        if ends_document:
+            yield counter.counts().words
+            counter = TextCounter()
+    yield counter.counts().words
 
 
 def row_scores(text: TokenizedText, nats: NDArray[Any], options: EvalConfig) -> Iterator[Scored]:

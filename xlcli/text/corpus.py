@@ -10,6 +10,7 @@ has grown is read up to its length in the scan, and a file that has changed is r
 from __future__ import annotations
 
 import os
+import random
 import re
 import sys
 import zlib
@@ -18,12 +19,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from xlcli.errors import DataError, counted, named
 from xlcli.events import Notice, Progress, ProgressMeter, Row
 from xlcli.files import is_pipe
+from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import WORDS, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
@@ -194,7 +196,8 @@ class Corpus:
     def rows(self) -> Iterator[tuple[int, Row]]:
         """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
 
-        A row of two texts comes twice, with two numbers. Files of rows are read again.
+        A row of two texts comes twice, with two numbers. Files of rows are read again. If there are several files, the
+        field `file` is the name of the row's, unless it has such a field.
 
         Raises:
             DataError: A file has changed since the scan.
@@ -202,17 +205,18 @@ class Corpus:
         place, number = 0, 0
         documents = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
-            rows: Iterable[tuple[int, Mapping[str, Any] | None]] = source.rows(place, size)
+            names = {"file": source.name} if len(self.sources) > 1 else {}
+            rows: Iterable[tuple[int, Document]] = source.rows(place, size)
             if self._documents is not None:
-                rows = [(at, {}) for at in self._documents]
-            for at, fields in rows:
+                rows = [(at, Document(b" ")) for at in self._documents]  # in place of their texts
+            for at, document in rows:
                 number += 1
-                if fields is None:
+                if not document:
                     continue
                 is_document = bisect_left(documents, at) < bisect_right(documents, at)
                 if not is_document:
                     raise source.changed()
-                yield at, Row(number, fields)
+                yield at, Row(number, names | plain(document.fields), document.regions)
             place += size
 
     def range_sha256(self, start: int, stop: int) -> str:
@@ -288,6 +292,9 @@ def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> 
 
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20  # maximum bytes of a held-out part of default size
+DRAWN_FROM = 10  # number of files from which a held-out part is whole files
+LEAST_DRAWN, MOST_DRAWN = 0.5, 3.0
+"""Bytes of such a part for each byte that it should have; without files that fit, it is the end of the text."""
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
 PASSAGE = 512
@@ -348,18 +355,25 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The three parts of a corpus; validation and test may be empty."""
+    """The three parts of a corpus; validation and test may be empty. `drawn` are files that these have as a whole."""
 
     train: Part
     valid: Part
     test: Part
+    drawn: tuple[str, ...] = ()
 
 
 def split(
-    corpus: Corpus, valid: str | float | None = None, test: str | float | None = None, *, by_document: bool = False
+    corpus: Corpus,
+    valid: str | float | None = None,
+    test: str | float | None = None,
+    *,
+    by_document: bool = False,
+    seed: int | None = None,
 ) -> Generator[Progress, None, Split]:
-    """Splits a corpus into training, validation and test part, in order, at line ends if possible. Yields progress.
+    """Splits a corpus into training, validation and test part, at line ends if possible. Yields progress.
 
+    The parts are in this order. If whole files are held out, they are moved to the end of the corpus.
     No file is read in two parts: test text comes first, then validation text.
 
     Args:
@@ -367,6 +381,7 @@ def split(
         valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
         test: As `valid`; None is an empty part if `valid` is a file.
         by_document: Split between documents where one begins at most 64 KiB before the place of the split.
+        seed: Draws the files that are held out, if there are `DRAWN_FROM` or more; None: hold out the end.
 
     Raises:
         DataError: A file cannot be read or is empty, or nothing but held-out text is given.
@@ -379,20 +394,65 @@ def split(
             text = yield from gather([given], input_format=corpus.sources[0].input_format)
             texts[given] = text.without(texts.values())
     corpus = corpus.without(texts.values())
+    n_drawn = [0, 0]
+    if seed is not None and len(corpus.sources) >= DRAWN_FROM:
+        corpus, n_drawn = _drawn_last(corpus, (test, valid), seed)
     yield from corpus.scan()
+    file_starts = [*accumulate(corpus.facts.sizes, initial=0)]
+    n_files = len(corpus.sources)
     end = corpus.n_bytes
     held_out: list[Part] = []
-    for given in (test, valid):
+    for given, n_files_of_part in zip((test, valid), n_drawn, strict=True):
         if isinstance(given, str):
             held_out.append(Part(texts[given], 0, texts[given].n_bytes))
             continue
-        default = min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
-        size = default if given is None else int(corpus.n_bytes * given)
-        cut = _boundary(corpus, end - size, end, by_document=by_document)
+        n_files -= n_files_of_part
+        cut = file_starts[n_files]
+        if not n_files_of_part:
+            cut = _boundary(corpus, end - _held_out_size(given, corpus.n_bytes), end, by_document=by_document)
         held_out.append(Part(corpus, cut, end))
         end = cut
     test_part, valid_part = held_out
-    return Split(Part(corpus, 0, end), valid_part, test_part)
+    drawn = corpus.sources[n_files : n_files + sum(n_drawn)]
+    return Split(Part(corpus, 0, end), valid_part, test_part, tuple(source.name for source in drawn))
+
+
+def _held_out_size(given: str | float | None, n_bytes: int) -> int:
+    """Bytes of a held-out part of a text of `n_bytes`, none if it is another text."""
+    if isinstance(given, str):
+        return 0
+    if given is None:
+        return min(int(n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
+    return int(n_bytes * given)
+
+
+def _drawn_last(corpus: Corpus, parts: Sequence[str | float | None], seed: int) -> tuple[Corpus, list[int]]:
+    """The corpus with the files that are drawn for each part at its end, the first part last, and their numbers.
+
+    Sizes are those of the stored files, because the text is not read yet. If the files of a part do not have about its
+    size, it and those after it have none.
+    """
+    sizes = [source.stored_bytes for source in corpus.sources]
+    left = random.Random(seed).sample(range(len(sizes)), len(sizes))  # noqa: S311
+    drawn: list[list[int]] = []
+    for given in parts:
+        wanted = _held_out_size(given, sum(sizes))
+        part: list[int] = []
+        n_bytes = 0
+        for number in left:
+            if n_bytes < wanted and n_bytes + sizes[number] <= MOST_DRAWN * wanted:
+                part.append(number)
+                n_bytes += sizes[number]
+        if n_bytes < LEAST_DRAWN * wanted:
+            break
+        drawn.append(sorted(part))
+        left = [number for number in left if number not in part]
+    order = sorted(left)
+    for part in reversed(drawn):
+        order += part
+    n_drawn = [len(part) for part in drawn]
+    n_drawn += [0] * (len(parts) - len(drawn))
+    return Corpus([corpus.sources[number] for number in order], corpus.skipped, left_out=corpus.left_out), n_drawn
 
 
 def warn_of_copies(held_out: Corpus, text: Corpus) -> Generator[Progress | Notice, None, None]:

@@ -47,13 +47,18 @@ class Document(bytes):
 
     Attributes:
         fields: The fields of its row that are not texts: strings of a table, values of a JSON object or of Parquet.
+        regions: Offsets at which its marked regions begin and end (`text/marks.py`).
     """
 
     fields: Mapping[str, Any]
+    regions: Sequence[tuple[int, int]]
 
-    def __new__(cls, text: bytes, fields: Mapping[str, Any] | None = None) -> Self:
+    def __new__(
+        cls, text: bytes, fields: Mapping[str, Any] | None = None, regions: Sequence[tuple[int, int]] = ()
+    ) -> Self:
         self = super().__new__(cls, text)
         self.fields = {} if fields is None else fields
+        self.regions = regions
         return self
 
 

@@ -121,6 +121,7 @@ _JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
 _WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
 _DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)[^*]*$"
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
+_REGION_MARK = "eval --region-mark reads them"
 _ENCODING = "read the source in its own encoding"
 KINDS = (
     Kind("decomposed letters", "normalize the text to NFC", _DECOMPOSED, accepts=is_decomposed),
@@ -151,12 +152,12 @@ KINDS = (
     Kind("quotes around all", _REMOVE, r'^(").*"$', "row", least_share=0.5),
     Kind("a mark of judgment (*The)", "remove it", r"^([*?%]+)\p{L}[^*]*$", "row"),
     Kind("divisions of a text (A / B)", _COLUMN, r"\S( [/|] )\S", "row", least_share=0.2),
-    Kind("asterisks around words (*was*)", _COLUMN, _REGION.format("*"), "row", least_share=0.2),
-    Kind("double asterisks around words (**was**)", _COLUMN, _DOUBLE_REGION, "row", least_share=0.2),
-    Kind("bars around words (|was|)", _COLUMN, _REGION.format("|"), "row", least_share=0.2),
-    Kind("underscores around words (_was_)", _COLUMN, _REGION.format("_"), "row", least_share=0.9),
-    Kind("brackets around words ([was])", _COLUMN, _REGION.format(r"\[\]"), "row", least_share=0.9),
-    Kind("other marks around words ({was}, ~was~)", _COLUMN, _REGION.format("{}~#^"), "row", least_share=0.2),
+    Kind("asterisks around words (*was*)", _REGION_MARK, _REGION.format("*"), "row", least_share=0.2),
+    Kind("double asterisks around words (**was**)", _REGION_MARK, _DOUBLE_REGION, "row", least_share=0.2),
+    Kind("bars around words (|was|)", _REGION_MARK, _REGION.format("|"), "row", least_share=0.2),
+    Kind("underscores around words (_was_)", _REGION_MARK, _REGION.format("_"), "row", least_share=0.9),
+    Kind("brackets around words ([was])", _REGION_MARK, _REGION.format(r"\[\]"), "row", least_share=0.9),
+    Kind("other marks around words ({was}, ~was~)", _REGION_MARK, _REGION.format("{}~#^"), "row", least_share=0.2),
     Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),
 )

@@ -11,16 +11,17 @@ import stat
 import tempfile
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
 from xlcli.files import STANDARD_INPUT, cache_folder, identity, kind_of, read_json
 from xlcli.text import formats
-from xlcli.text.documents import Document, plain
+from xlcli.text.documents import Document
+from xlcli.text.marks import without_marks
 
 BLOCK = 2**20  # bytes of text per read
 QUIET_MS = 100  # milliseconds without text from a pipe after which progress is reported
@@ -37,6 +38,7 @@ class InputFormat:
         any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
         each_line: A document begins with each line.
         token_ids: The text is ids of tokens, which NumPy files have, too.
+        region_marks: Marks around regions in the texts of rows, which are removed (`text/marks.py`).
     """
 
     binary: bool = False
@@ -44,6 +46,7 @@ class InputFormat:
     any_bytes: bool = False
     each_line: bool = False
     token_ids: bool = False
+    region_marks: str | None = None
 
 
 class Block(NamedTuple):
@@ -91,13 +94,13 @@ class Source:
             else:
                 yield from self._converted(file, first, notice)
 
-    def rows(self, start: int, size: int) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
-        """Where rows of this file begin, whose text of `size` bytes begins at `start`, and their fields.
+    def rows(self, start: int, size: int) -> Iterator[tuple[int, Document]]:
+        """The rows of this file, whose text of `size` bytes begins at `start`, each with the place where it begins.
 
-        None are the fields of a row without text. Errors as of `blocks`.
+        A row without text is empty; a file without rows is one. Errors as of `blocks`.
         """
         if self.seekable:
-            yield start, {}
+            yield start, Document(b" ")  # in place of its text, which is not empty
             return
         place = start
         has_begun = False
@@ -105,9 +108,9 @@ class Source:
             for text, document, _, _ in self._portions(file):
                 is_first_text = text != b"" and not has_begun
                 if document is not None:
-                    yield place, plain(document.fields) if document else None
+                    yield place, document
                 elif is_first_text:  # before the first row, or of a file without rows
-                    yield place, {}
+                    yield place, Document(text)
                 has_begun = has_begun or document is not None or is_first_text
                 place += len(text)
         if place != start + size:
@@ -164,6 +167,8 @@ class Source:
             token_ids=input_format.token_ids,
             notice=notice,
         )
+        if input_format.region_marks is not None:
+            texts = without_marks(texts, self.name, input_format.region_marks)
         for portion in texts:
             document = portion if isinstance(portion, Document) else None
             yield line_ends.feed(portion or b""), document, n_stored, line_ends.replaced
@@ -293,6 +298,8 @@ def _is_plain(descriptor: int, name: str, input_format: InputFormat) -> bool:
         head = os.pread(descriptor, formats.HEAD, 0)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the disk.") from None
+    if input_format.region_marks is not None:
+        return False
     return input_format.binary or formats.is_plain(head, name, input_format.text_fields)
 
 

@@ -196,7 +196,9 @@ def prepare_resumed(
         problem = f"this run started from {origin.get('model', 'scratch')}, not from {init}."
         raise ConfigError(problem, "Leave --init out, or train a new model with -o NAME.")
     config.check_division(ranks.size)
-    runtime, parts = yield from _read(paths, [config], ranks)
+    # Earlier versions held out the end of any text. A record that is lost does not tell.
+    draws_files = bool(record.get("held_out_files")) or "valid" not in record
+    runtime, parts = yield from _read(paths, [config], ranks, draws_files=draws_files)
     tokenizer = load_tokenizer(folder)
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     return Prepared(config, runtime, saved_preset, origin, parts, tokenizer, *ids)
@@ -251,9 +253,12 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
 
 
 def _read(
-    paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, dry_run: bool = False
+    paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, draws_files: bool = True, dry_run: bool = False
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
-    """Runtime and texts of a run; its configurations differ in model and training settings only."""
+    """Runtime and texts of a run; its configurations differ in model and training settings only.
+
+    `draws_files`: held-out text may be whole files.
+    """
     config = configs[0]  # text and runtime settings are equal in all
     by_clock = config.train.max_time is not None or defaults.is_open(config.train)
     runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
@@ -267,7 +272,8 @@ def _read(
     fields = () if text.text_field is None else (text.text_field,)
     input_format = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, input_format=input_format)
-    parts = yield from split(corpus, text.valid, text.test, by_document=by_document)
+    seed = (config.runtime.seed or 0) if draws_files else None
+    parts = yield from split(corpus, text.valid, text.test, by_document=by_document, seed=seed)
     # Notices on each corpus, of which there is one unless held-out texts are files of their own.
     corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
     notices: list[Notice] = []

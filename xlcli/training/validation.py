@@ -206,6 +206,7 @@ def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
         "train": {"bytes": parts.train.n_bytes, "tokens": len(data.train_ids), "start": parts.train.start},
         "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
+        "held_out_files": parts.drawn,
         "tokenizer": {"kind": data.tokenizer.kind, "vocab_size": data.tokenizer.vocab_size},
         "preset": data.preset,
         **({INIT: data.origin} if data.origin else {}),

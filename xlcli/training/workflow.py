@@ -375,7 +375,8 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
         n_ranks=runtime.ranks.size,
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,
-        valid_from_end=parts.valid.corpus is parts.train.corpus,
+        valid_from_end=parts.valid.corpus is parts.train.corpus and not parts.drawn,
         left_out=tuple(left_out),
+        held_out_files=parts.drawn,
     )
     memory.require([config], runtime, n_parameters)

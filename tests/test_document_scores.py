@@ -1,0 +1,98 @@
+"""The score of each document beside sums over its tokens, and the whole text."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import PROSE, RUNTIME, toy
+
+from xlcli.config import EvalConfig
+from xlcli.evaluation import evaluate
+from xlcli.events import DocumentScore, Row, Score, TokenScore
+
+LINES = [line for line in PROSE.splitlines() if line.strip()]
+
+
+def only(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def files_in(folder, texts):
+    paths = [folder / f"{number}.txt" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text)
+    return paths
+
+
+def rows_in(folder, texts):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({"n": n, "text": text.decode()}) + "\n" for n, text in enumerate(texts)))
+    return [path]
+
+
+TEXTS = [f"{line}\n".encode() for line in LINES[:4]] + [f"{LINES[5]}\n{LINES[0]}\n".encode()]
+
+
+@pytest.mark.parametrize("options", [{}, {"reset_on_document": True}, {"each_line": True}, {"reset_on_change": "n"}])
+@pytest.mark.parametrize("write", [files_in, rows_in])
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+def test_each_document_is_the_sum_of_its_tokens(kind, write, options, tmp_path):
+    if "reset_on_change" in options and write is files_in:
+        options = {"reset_on_change": "file"}
+    model = toy(kind, dtype=torch.float32)
+    paths = write(tmp_path, TEXTS)
+    events = [*evaluate(model, paths, EvalConfig(**options), RUNTIME, per_token=True, documents=True)]
+    tokens, found, [score] = only(events, TokenScore), only(events, DocumentScore), only(events, Score)
+    expected = b"".join(TEXTS).splitlines(keepends=True) if "each_line" in options else TEXTS
+    assert [document.document for document in found] == [*range(1, len(expected) + 1)]
+    start = 0
+    for document, text in zip(found, expected, strict=True):
+        inside = [token for token in tokens if start < token.byte + len(token.text) <= start + len(text)]
+        bits = math.fsum(token.bits for token in inside)
+        assert (document.bytes, document.tokens) == (len(text), len(inside))
+        assert document.words == len(text.split()) + text.count(b"\n")
+        assert document.bits == pytest.approx(bits, abs=1e-9)
+        assert document.bits_per_byte == pytest.approx(bits / len(text), abs=1e-9)
+        assert document.word_perplexity == pytest.approx(2 ** (bits / document.words), rel=1e-9)
+        start += len(text)
+    assert math.fsum(document.bits for document in found) == pytest.approx(score.nats / math.log(2), abs=1e-9)
+    for name in ("bytes", "tokens", "words"):
+        assert sum(getattr(document, name) for document in found) == getattr(score, name)
+    if "each_line" not in options:
+        assert [event for event in score.by_document if isinstance(event, DocumentScore)] == found
+        own = [{"file": str(path)} for path in paths] if write is files_in else [{"n": n} for n in range(len(TEXTS))]
+        assert [row.fields for row in score.by_document[::2]] == own
+
+
+def test_documents_that_were_reset_are_those_of_the_intervals(tmp_path):
+    events = [*evaluate(toy(), files_in(tmp_path, TEXTS), EvalConfig(reset_on_document=True), RUNTIME, documents=True)]
+    [score] = only(events, Score)
+    found = np.array([(document.bits, document.bytes) for document in only(events, DocumentScore)])
+    assert found == pytest.approx(np.array(score.sums), abs=1e-9)
+
+
+def test_a_token_across_two_files_and_a_part_of_a_text(tmp_path):
+    paths = files_in(tmp_path, [b"The quick bro", b"wn fox jumps", b" over the lazy dog.\n"])
+    model = toy("sentencepiece", dtype=torch.float32)
+    for limit in (None, 20):
+        events = [*evaluate(model, paths, EvalConfig(limit=limit), RUNTIME, documents=True)]
+        found, [score] = only(events, DocumentScore), only(events, Score)
+        assert [document.bytes for document in found] == ([13, 12, 20] if limit is None else [13, 7])
+        assert math.fsum(document.bits for document in found) == pytest.approx(score.nats / math.log(2), abs=1e-9)
+        assert sum(document.tokens for document in found) == score.tokens
+
+
+def test_rows_without_text_keep_their_numbers(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("n,text\n1,The fox\n2,\n3,The dog\n")
+    events = [*evaluate(toy(), [path], EvalConfig(text_field="text"), RUNTIME, documents=True)]
+    assert [document.document for document in only(events, DocumentScore)] == [1, 3]
+    assert [row.fields["n"] for row in only(events, Row)] == ["1", "3"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 20, 21])
+def test_a_score_has_two_to_twenty_documents(n, tmp_path):
+    events = [*evaluate(toy(), rows_in(tmp_path, TEXTS[:1] * n), EvalConfig(), RUNTIME)]
+    assert len(only(events, Score)[0].by_document) == (2 * n if 2 <= n <= 20 else 0)

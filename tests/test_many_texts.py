@@ -15,7 +15,7 @@ def places(parts):
 
 
 def others(part, value):
-    return {name: value for name in ("naive_bits", "entropy") if hasattr(part, name)}
+    return {name: value for name in ("naive_bits", "token_entropy") if hasattr(part, name)}
 
 
 def numbers(parts):

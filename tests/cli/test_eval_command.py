@@ -149,7 +149,7 @@ def test_words_of_several_models_stand_beside_each_other(run, models, items):
     for name in ("tiny", "linear"):
         assert run("eval", *items, "-m", name, "--words", f"{name}.tsv", *columns).code == 0
         alone[name] = read_table(f"{name}.tsv")
-    own = {"bits", "naive_bits", "entropy", "tokens", "rank", "layer_1"}
+    own = {"bits", "naive_bits", "token_entropy", "tokens", "rank", "layer_1"}
     for row, *rows in zip(read_table("both.tsv"), *alone.values(), strict=True):
         expected = {key: value for key, value in rows[0].items() if key not in own}
         expected["bits"] = expected.pop("input_bits")  # no longer a name of a score

@@ -32,6 +32,7 @@ from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import figures
 from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.frequency import Frequencies
+from xlcli.evaluation.neighbors import with_neighbors
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.spread import spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
@@ -88,7 +89,7 @@ def evaluate(
     layers = options.asked.layers_of(model.config.model, options)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
     if options.asked.of_words and not words:
-        raise ConfigError("alternatives and frequency are columns of words.", "Use --words FILE.tsv.")
+        raise ConfigError(f"--columns {','.join(options.asked.of_words)} is of words only.", "Use --words FILE.tsv.")
     check_settings(model, options, runtime)
     check_memory(model, runtime, 1, segment_len=1)  # of any text
     frequencies = None
@@ -236,16 +237,19 @@ class _Evaluation(NamedTuple):
         if self.words and options.by_row:
             parts.append(rows)
         if self.words and not options.by_row:
-            search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
+            search = NextWords(run, scores.predictions) if options.asked.n_searched and scores.predictions else None
             by_line, with_tokens = options.each_line, self.per_token
             parts.append(text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search))
         elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
-        for part in chain.from_iterable(parts):
+        listed: Iterator[Scored] = chain.from_iterable(parts)
+        if self.frequencies is not None:
+            listed = map(self.frequencies.added_to, listed)
+        if options.asked.of_neighbors:
+            listed = with_neighbors(listed, options.asked)
+        for part in listed:
             if self.stop():
                 return
-            if self.frequencies is not None:
-                part = self.frequencies.added_to(part)
             yield part
         if (self.per_token or self.words) and is_whole:
             yield Done()

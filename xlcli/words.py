@@ -88,60 +88,37 @@ def is_ended(last: int) -> bool:
 
 
 class Features(NamedTuple):
-    """What is kept of a prediction by one layer, in nats: tensors, or after `unpack` the numbers of one token.
+    """What is kept of a prediction by one layer, in nats: lists of tensors (b t), or of the numbers of one token.
 
-    word_ends      (b t k)  log-probability that a word ends here after a letter and, if marks are divided, after a mark
-    entropy        (b t)
-    token          (b t)    log-probability of the token that came
-    rank           (b t)    its rank, from 1; 0 if it is not asked for
-    renyi          (b t) of each order that is asked for: the Rényi entropy
-    tempered       of each temperature: the log-probability (b t) of the token that came, and those of `word_ends`
-    best_ids       (b t n)  the most probable tokens
-    best_logprobs  (b t n)  their log-probabilities
+    word_ends      log-probability that a word ends here after a letter and, if marks are divided, after a mark
+    entropy        one
+    token          log-probability of the token that came
+    rank           its rank, from 1, if it is asked for
+    renyi          Rényi entropy of each order that is asked for
+    tempered       at each temperature that is asked for, `token` and `word_ends`
+    best_ids       the most probable tokens
+    best_logprobs  their log-probabilities
     """
 
-    word_ends: Any
-    entropy: Any
-    token: Any
-    rank: Any
+    word_ends: Sequence[Any]
+    entropy: Sequence[Any]
+    token: Sequence[Any]
+    rank: Sequence[Any]
     renyi: Sequence[Any]
-    tempered: Sequence[Sequence[Any]]
-    best_ids: Any
-    best_logprobs: Any
+    tempered: Sequence[Any]
+    best_ids: Sequence[Any]
+    best_logprobs: Sequence[Any]
 
     def pack(self) -> Tensor:
         """All of them as one tensor (b t f)."""
-        tempered = chain.from_iterable(self.tempered)
-        single = torch.stack((self.entropy, self.token, self.rank, *self.renyi, *tempered), dim=-1)
-        return torch.cat((self.word_ends, single, self.best_ids.to(single.dtype), self.best_logprobs), dim=-1)
+        (entropy,) = self.entropy
+        return torch.stack([each.to(entropy.dtype) for each in chain.from_iterable(self)], dim=-1)
 
     @classmethod
-    def unpack(cls, numbers: Sequence[float], sizes: Sizes) -> Features:
+    def unpack(cls, numbers: Sequence[float], sizes: Sequence[int]) -> Features:
+        """The lists of these sizes, whose numbers follow one another."""
         rest = iter(numbers)
-        return cls(
-            word_ends=tuple(islice(rest, sizes.ends)),
-            entropy=next(rest),
-            token=next(rest),
-            rank=next(rest),
-            renyi=tuple(islice(rest, sizes.renyi)),
-            tempered=[tuple(islice(rest, 1 + sizes.ends)) for _ in range(sizes.temperatures)],
-            best_ids=tuple(islice(rest, sizes.best)),
-            best_logprobs=tuple(islice(rest, sizes.best)),
-        )
-
-
-class Sizes(NamedTuple):
-    """Numbers of word ends, Rényi entropies, temperatures and most probable tokens in `Features`."""
-
-    ends: int
-    renyi: int
-    temperatures: int
-    best: int
-
-    @property
-    def total(self) -> int:
-        n_single = 3  # entropy, token and rank
-        return self.ends + n_single + self.renyi + self.temperatures * (1 + self.ends) + 2 * self.best
+        return cls(*(tuple(islice(rest, size)) for size in sizes))
 
 
 class Predictions(Readout):
@@ -165,32 +142,34 @@ class Predictions(Readout):
         for kind in kinds:
             ids = [i for i, first in enumerate(firsts) if first != kind]
             self._boundary_ids.append(torch.tensor(ids, device=device))
-        n_best = min(self.asked.logprobs, tokenizer.vocab_size)
-        self._sizes = Sizes(len(kinds), len(self.asked.renyi), len(self.asked.temperature), n_best)
-        self.size = self._sizes.total * (len(layers) + 1)
+        self.n_best = min(self.asked.logprobs, tokenizer.vocab_size)
+        n_ends, n_renyi = len(kinds), len(self.asked.renyi)
+        n_tempered = len(self.asked.temperature) * (1 + n_ends)
+        # In the order of `Features`; entropy and token are one number.
+        self._sizes = (n_ends, 1, 1, int(self.asked.rank), n_renyi, n_tempered, self.n_best, self.n_best)
+        self.size = sum(self._sizes) * (len(layers) + 1)
 
     def __call__(self, log_p: Tensor, targets: Tensor) -> Tensor:
         """Features (b t f) of log-probabilities (b t v) and the tokens that came (b t), by one layer."""
-        best = log_p.topk(self._sizes.best, dim=-1)
-        entropy = _renyi_entropy(log_p, 1.0)
         token = log_p.gather(-1, targets[..., None])
-        rank = torch.zeros_like(entropy)
+        rank = []
         if self.asked.rank:  # one more reading of all log-probabilities
-            rank = 1 + (log_p > token).sum(-1, dtype=log_p.dtype)
+            rank.append(1 + (log_p > token).sum(-1, dtype=log_p.dtype))
         tempered = []
         for temperature in self.asked.temperature:
             tempered_log_p = (log_p / temperature).log_softmax(-1)
-            tempered_token = tempered_log_p.gather(-1, targets[..., None])
-            tempered.append((tempered_token.squeeze(-1), *self._word_ends(tempered_log_p)))
+            tempered.append(tempered_log_p.gather(-1, targets[..., None]).squeeze(-1))
+            tempered += self._word_ends(tempered_log_p)
+        best = log_p.topk(self.n_best, dim=-1)
         return Features(
-            word_ends=torch.stack(self._word_ends(log_p), dim=-1),
-            entropy=entropy,
-            token=token.squeeze(-1),
+            word_ends=self._word_ends(log_p),
+            entropy=[_renyi_entropy(log_p, 1.0)],
+            token=[token.squeeze(-1)],
             rank=rank,
             renyi=[_renyi_entropy(log_p, order) for order in self.asked.renyi],
             tempered=tempered,
-            best_ids=best.indices,
-            best_logprobs=best.values,
+            best_ids=best.indices.unbind(-1),
+            best_logprobs=best.values.unbind(-1),
         ).pack()
 
     def _word_ends(self, log_p: Tensor) -> list[Tensor]:
@@ -200,31 +179,33 @@ class Predictions(Readout):
     def value(self, features: Sequence[float]) -> Prediction:
         """The features (f) of one token, in bits."""
         layers = []
-        for start in range(0, self.size, self._sizes.total):
-            numbers = features[start : start + self._sizes.total]
-            layers.append(Features.unpack(numbers, self._sizes))
+        layer_size = sum(self._sizes)
+        for start in range(0, self.size, layer_size):
+            layers.append(Features.unpack(features[start : start + layer_size], self._sizes))
         *inner, last = layers
+        (entropy,) = last.entropy
         columns: dict[str, Any] = {}
         if self.asked.rank:
-            columns["rank"] = int(last.rank)
+            columns["rank"] = int(last.rank[0])
         if self.asked.entropy:
-            columns["entropy"] = last.entropy / LN2
+            columns["entropy"] = entropy / LN2
         if self.asked.logprobs:
             best = zip(map(int, last.best_ids), last.best_logprobs, strict=True)
             columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], p) for i, p in best)
         for order, nats in zip(self.asked.renyi, last.renyi, strict=True):
             columns[f"token_renyi_{order:g}"] = nats / LN2
-        # What predicts in the place of the model: it at another temperature, and the inner blocks.
-        others: list[tuple[str, float, Sequence[float]]] = []
-        for temperature, (token, *word_ends) in zip(self.asked.temperature, last.tempered, strict=True):
-            others.append((f"temperature_{temperature:g}", token, word_ends))
+        # Log-probabilities of the token and of word ends by other predictions: at a temperature, of an inner block.
+        others: dict[str, Sequence[float]] = {}
+        tempered = iter(last.tempered)
+        for temperature in self.asked.temperature:
+            others[f"temperature_{temperature:g}"] = [*islice(tempered, 1 + len(last.word_ends))]
         for number, layer in zip(self.layers, inner, strict=True):
-            others.append((f"layer_{number}", layer.token, layer.word_ends))
+            others[f"layer_{number}"] = [*layer.token, *layer.word_ends]
         column_ends = {}
-        for name, token, word_ends in others:
+        for name, (token, *word_ends) in others.items():
             columns[name] = -token / LN2
             column_ends[name] = tuple(nats / LN2 for nats in word_ends)
-        return Prediction(tuple(nats / LN2 for nats in last.word_ends), last.entropy / LN2, columns, column_ends)
+        return Prediction(tuple(nats / LN2 for nats in last.word_ends), entropy / LN2, columns, column_ends)
 
     def boundary_ids(self, last: int) -> Tensor:
         """Ids (n) before which a word ends after a character of this kind, on the CPU."""

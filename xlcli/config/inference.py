@@ -72,11 +72,6 @@ class Columns(NamedTuple):
         return [name for name, value in zip(self._fields[first:], self[first:], strict=True) if value]
 
     @property
-    def of_neighbors(self) -> bool:
-        """True if some need the words beside a word."""
-        return bool(self.last or self.next_entropy or self.entropy_reduction or self.previous)
-
-    @property
     def n_searched(self) -> int:
         """Number of the most probable words that are searched for in the place of each word."""
         return max(self.alternatives, self.word_entropy)

@@ -245,7 +245,7 @@ class _Evaluation(NamedTuple):
         listed: Iterator[Scored] = chain.from_iterable(parts)
         if self.frequencies is not None:
             listed = map(self.frequencies.added_to, listed)
-        if options.asked.of_neighbors:
+        if options.asked.of_words:
             listed = with_neighbors(listed, options.asked)
         for part in listed:
             if self.stop():

@@ -60,7 +60,7 @@ class Found:
     def leave(self, p: Tensor) -> None:
         """Does not continue beginnings of these probabilities (n)."""
         self.rest += float(p.sum())
-        self.rest_entropy += float(torch.special.entr(p).sum()) / LN2
+        self.rest_entropy += _entropy_bits(p)
 
     def entropy(self, vocab_size: int) -> dict[str, float]:
         """Columns of the entropy H of the next word, in bits. Let h(p) = -p·log2(p), a the `words`, R the `rest`.
@@ -74,19 +74,16 @@ class Found:
                            beginnings go on. No mass alone bounds C, since words have any length. The column has
                            C = log2(v): as much as one token that is drawn evenly from all v of the vocabulary.
         """
-        known = [_entropy_part(p) for p in self.words.values()]
-        most_probable = max(self.words.values(), default=0.0)
-        low = math.fsum(known) - _entropy_part(most_probable) + _entropy_part(most_probable + self.rest)
-        entropy = math.fsum(known) + self.rest_entropy
+        p = torch.tensor([0.0, *self.words.values()], dtype=torch.float64)
+        entropy = _entropy_bits(p) + self.rest_entropy
         high = entropy + self.rest * math.log2(vocab_size)
-        return {"word_entropy": entropy, "word_entropy_low": low, "word_entropy_high": high}
+        p[p.argmax()] += self.rest
+        return {"word_entropy": entropy, "word_entropy_low": _entropy_bits(p), "word_entropy_high": high}
 
 
-def _entropy_part(p: float) -> float:
-    """-p·log2(p), 0 for 0; rounding can make the probability of a certain word more than 1."""
-    if p <= 0.0:
-        return 0.0
-    return -p * math.log2(min(p, 1.0))
+def _entropy_bits(p: Tensor) -> float:
+    """The sum of -p·log2(p) over probabilities (n); that of a certain word may be more than 1 by rounding."""
+    return float(torch.special.entr(p.clamp(max=1.0)).sum()) / LN2
 
 
 class NextWords:

@@ -66,21 +66,14 @@ def _columns(
         columns["entropy_reduction"] = None
         if next_entropy is not None:
             columns["entropy_reduction"] = word.token_entropy - next_entropy
+    names = ["bits", "length", "tokens"]
+    if asked.frequency:
+        names.append("frequency")
     for distance in range(1, asked.previous + 1):
-        before = None
+        of_previous: dict[str, Any] = {}
         if distance <= len(earlier):
             before = earlier[distance - 1]
-        columns |= _of_previous(f"previous_{distance}", before, with_frequency=bool(asked.frequency))
+            of_previous = {**before.columns, "bits": before.bits, "length": len(before.word), "tokens": before.tokens}
+        for name in names:
+            columns[f"previous_{distance}_{name}"] = of_previous.get(name)
     return columns
-
-
-def _of_previous(name: str, word: WordScore | None, *, with_frequency: bool) -> dict[str, Any]:
-    """Columns of a word before another one, whose names begin with `name`."""
-    values: dict[str, Any] = {"bits": None, "length": None, "tokens": None}
-    if with_frequency:
-        values["frequency"] = None
-    if word is not None:
-        values |= {"bits": word.bits, "length": len(word.word), "tokens": word.tokens}
-        if with_frequency:
-            values["frequency"] = word.columns["frequency"]
-    return {f"{name}_{key}": value for key, value in values.items()}

@@ -12,8 +12,8 @@ from xlcli.evaluation import alternatives, evaluate
 from xlcli.events import WordScore
 
 
-def words_of(model, path, n=5, **options):
-    chosen = EvalConfig(columns=f"alternatives={n}", **options)
+def words_of(model, path, n=5, columns="", **options):
+    chosen = EvalConfig(columns=columns or f"alternatives={n}", **options)
     return [event for event in evaluate(model, [path], chosen, RUNTIME, words=True) if isinstance(event, WordScore)]
 
 
@@ -111,3 +111,92 @@ def test_a_document_without_words_changes_no_alternatives(tmp_path):
     alone, after = (words_of(model, tmp_path / name, each_line=True) for name in ("one.txt", "two.txt"))
     for first, second in zip(alone, after[-len(alone) :], strict=True):
         assert first.columns["alternatives"] == pytest.approx(second.columns["alternatives"], abs=1e-9)
+
+
+def entropy_of(probabilities):
+    return -math.fsum(p * math.log2(p) for p in probabilities if p > 0)
+
+
+def entropies(word):
+    return [word.columns[name] for name in ("word_entropy_low", "word_entropy", "word_entropy_high")]
+
+
+@pytest.mark.parametrize("n", [1, 5, 100])
+def test_bounds_hold_the_entropy_of_the_next_word(n, prose):
+    """With a vocabulary of words each token is a word, so its entropy is known: that of what may come there."""
+    model = toy("words", mem_len=99)
+    at, ids = 0, model.tokenizer.encode(prose.read_bytes()).tolist()
+    words = words_of(model, prose, columns=f"word_entropy={n}", limit=200)
+    for word in words:
+        while model.tokenizer.texts[ids[at]].strip() != word.word.encode():  # a line end
+            at += 1
+        entropy = entropy_of(probabilities(model, ids[:at]).tolist())
+        low, middle, high = entropies(word)
+        assert low <= entropy + 1e-6
+        assert middle == pytest.approx(entropy, abs=1e-6)
+        assert high >= entropy - 1e-6
+        at += 1
+    assert len(words) > 20
+
+
+def leaves(model, ids, least):
+    """Words that are found and beginnings that are not continued, with their probabilities, depth first."""
+    texts = model.tokenizer.texts
+    firsts = [text.decode("utf-8", "replace")[:1] for text in texts]
+    blank = [first.isspace() or "\u4e00" <= first <= "\u9fff" for first in firsts]
+    found, left = defaultdict(float), []
+
+    def word_of(data):
+        return data.decode("utf-8", "replace").strip()
+
+    def search(word, data, probability, p):
+        for i in range(len(p)):
+            own = probability * p[i]
+            if word_of(data) and blank[i]:
+                found[word_of(data)] += own
+                continue
+            if own < least:
+                left.append(own)
+                continue
+            longer = data + texts[i]
+            ends_text = longer in (b"", b"\n")
+            if ends_text or longer.endswith(b"\n") or "\u4e00" <= word_of(longer)[-1:] <= "\u9fff":
+                found[word_of(longer)] += own
+            else:
+                search([*word, i], longer, own, probabilities(model, [*ids, *word, i]).tolist())
+
+    p = probabilities(model, ids).tolist()
+    ended = 1.0
+    if ids:  # a word has ended here
+        p = [each * is_blank for each, is_blank in zip(p, blank, strict=True)]
+        ended = math.fsum(p)
+    search([], b"", 1.0, [each / ended for each in p])
+    return found, left
+
+
+def test_the_entropy_of_words_by_brute_force(tmp_path, monkeypatch):
+    monkeypatch.setattr(alternatives, "LEAST", 0.004)
+    model, text = toy("sentencepiece", mem_len=99), b"The quick brown fox said"
+    (tmp_path / "t").write_bytes(text)
+    at, ids = 0, model.tokenizer.encode(text).tolist()
+    for word in words_of(model, tmp_path / "t", columns="word_entropy=900"):  # all that are found
+        found, left = leaves(model, ids[:at], 0.004)
+        low, middle, high = entropies(word)
+        assert middle == pytest.approx(entropy_of([*found.values(), *left]), abs=1e-4)
+        assert high - middle == pytest.approx(math.fsum(left) * math.log2(model.tokenizer.vocab_size), abs=1e-4)
+        # The least entropy over ways to give the rest to one of the words, or to a new one.
+        rest, values = math.fsum(left), [*found.values(), 0.0]
+        least = min(entropy_of([*values[:i], values[i] + rest, *values[i + 1 :]]) for i in range(len(values)))
+        assert low == pytest.approx(least, abs=1e-4)
+        at += word.tokens
+
+
+def test_alternatives_and_entropies_come_of_one_search(prose):
+    model = toy("sentencepiece")
+    both = words_of(model, prose, columns="alternatives=3,word_entropy=50", limit=45)
+    alone = words_of(model, prose, columns="word_entropy=50", limit=45)
+    assert [entropies(word) for word in both] == [entropies(word) for word in alone]
+    for word in both:
+        assert len(word.columns["alternatives"]) == 3
+        assert math.fsum(word.columns["alternatives"].values()) + word.columns["rest"] == pytest.approx(1, abs=1e-6)
+    assert "rest" not in alone[0].columns

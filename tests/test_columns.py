@@ -17,7 +17,7 @@ from xlcli.model.head import SoftmaxHead
 from xlcli.streaming import stream
 from xlcli.words import Predictions
 
-ALL = "rank,entropy,logprobs=3,layers=1,2"
+ALL = "rank,entropy,logprobs=3,layers=1,2,temperature=0.5,2,renyi=2"
 
 
 def only(events, kind):
@@ -77,26 +77,76 @@ def test_equally_probable_tokens_have_the_same_rank():
     assert set(ranks[10:]) == {4}
 
 
+def word_bits(model, ids, words, p):
+    """Bits of words by log-probabilities (t+1 v) of each token and after the last one, in nats: tokens and ends."""
+    firsts = [piece.decode("utf-8", "replace")[:1] for piece in model.tokenizer.texts]
+    begins = [i for i, first in enumerate(firsts) if first.isspace() or "\u4e00" <= first <= "\u9fff"]
+    ends = torch.logsumexp(p[:, begins], -1)
+    at, before, found = 0, 0.0, []
+    for word in words:
+        last = at + word.tokens
+        tokens = sum(p[i, ids[i]].item() for i in range(at, last))
+        found.append(-(tokens + ends[last].item() - before) / math.log(2))
+        at, before = last, ends[last].item()
+    return found
+
+
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
 def test_layers_of_tokens_and_words_from_the_blocks(kind, tmp_path):
     model, text = toy(kind), b"The quick brown fox said: the dog, being lazy"
     (tmp_path / "t").write_bytes(text)
     ids = model.tokenizer.encode(text).tolist()
     options = {"columns": "layers=1", "mem_len": len(ids)}
-    p = log_p(model, ids, layer=1) / math.log(2)
+    p = log_p(model, ids, layer=1)
     tokens = [token.prediction.columns["layer_1"] for token in tokens_of(model, [tmp_path / "t"], **options)]
-    assert tokens == pytest.approx([-p[i, each].item() for i, each in enumerate(ids)], abs=1e-4)
-    firsts = [piece.decode("utf-8", "replace")[:1] for piece in model.tokenizer.texts]
-    begins = [i for i, first in enumerate(firsts) if first.isspace() or "\u4e00" <= first <= "\u9fff"]
-    ends = torch.logsumexp(p[:, begins] * math.log(2), -1) / math.log(2)
-    at, before = 0, 0.0
+    assert tokens == pytest.approx([-p[i, each].item() / math.log(2) for i, each in enumerate(ids)], abs=1e-4)
     words = words_of(model, [tmp_path / "t"], **options)
-    for word in words:
-        last = at + word.tokens
-        expected = sum(tokens[at:last]) + before - ends[last].item()
-        assert word.columns["layer_1"] == pytest.approx(expected, abs=1e-4)
-        at, before = last, ends[last].item()
+    assert [word.columns["layer_1"] for word in words] == pytest.approx(word_bits(model, ids, words, p), abs=1e-4)
     assert len(words) == len(text.split())
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.parametrize("temperature", [0.25, 2, 7.5])
+def test_bits_at_a_temperature_from_logits(kind, temperature, tmp_path):
+    model, text = toy(kind), b"The quick brown fox said: the dog, being lazy"
+    (tmp_path / "t").write_bytes(text)
+    ids = model.tokenizer.encode(text).tolist()
+    name = f"temperature_{temperature}"
+    options = {"columns": f"temperature={temperature},1", "mem_len": len(ids)}
+    powers = log_p(model, ids).exp() ** (1 / temperature)
+    p = (powers / powers.sum(-1, keepdim=True)).log()
+    tokens = tokens_of(model, [tmp_path / "t"], **options)
+    expected = [-p[i, each].item() / math.log(2) for i, each in enumerate(ids)]
+    assert [token.prediction.columns[name] for token in tokens] == pytest.approx(expected, abs=1e-4)
+    words = words_of(model, [tmp_path / "t"], **options)
+    assert [word.columns[name] for word in words] == pytest.approx(word_bits(model, ids, words, p), rel=1e-5)
+    assert [word.columns["temperature_1"] for word in words] == pytest.approx([word.bits for word in words], abs=1e-4)
+    # In a stream nothing is rounded to 32 bits.
+    settings = StreamConfig(emit="tokens", columns=f"temperature={temperature}", mem_len=len(ids))
+    streamed = only(stream(model, [text], settings, RUNTIME), TokenScore)
+    assert [token.prediction.columns[name] for token in streamed] == pytest.approx(expected, abs=1e-9)
+
+
+def test_renyi_entropies_from_logits(prose):
+    model = toy("sentencepiece")
+    ids = model.tokenizer.encode(prose.read_bytes()).tolist()
+    settings = StreamConfig(emit="tokens", columns="renyi=0.5,1,2,99", mem_len=len(ids))
+    tokens = only(stream(model, [prose.read_bytes()], settings, RUNTIME), TokenScore)
+    for token, p in zip(tokens, log_p(model, ids).exp(), strict=False):
+        columns = token.prediction.columns
+        assert columns["token_renyi_0.5"] == pytest.approx(2 * math.log2(p.sqrt().sum().item()), abs=1e-9)
+        assert columns["token_renyi_1"] == pytest.approx(token.prediction.entropy, abs=1e-9)
+        assert columns["token_renyi_2"] == pytest.approx(-math.log2((p * p).sum().item()), abs=1e-9)
+        least = -math.log2(p.max().item())  # the limit of large orders
+        assert least <= columns["token_renyi_99"] <= least * 99 / 98 + 1e-9
+    words = words_of(model, [prose], columns="renyi=2", mem_len=len(ids))
+    of_words = [token for token in tokens if token.text != b"\n"]
+    at = 0
+    for word in words:
+        expected = of_words[at].prediction.columns["token_renyi_2"]  # of its first token
+        assert word.columns["token_renyi_2"] == pytest.approx(expected, abs=1e-4)
+        at += word.tokens
+    assert at == len(of_words)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
@@ -126,7 +176,24 @@ def test_models_without_layers_refuse_them(variant, options, prose):
 
 
 @pytest.mark.parametrize(
-    "columns", ["ranks", "rank=1", "logprobs", "logprobs=0", "logprobs=5,7", "layers=", "layers=1,rank,x", "frequency="]
+    "columns",
+    [
+        "ranks",
+        "rank=1",
+        "logprobs",
+        "logprobs=0",
+        "logprobs=5,7",
+        "layers=",
+        "layers=1,rank,x",
+        "frequency=",
+        "temperature",
+        "temperature=0",
+        "temperature=0.00,1",
+        "temperature=1e3",
+        "renyi=0.123",
+        "last=1",
+        "previous=0",
+    ],
 )
 def test_unknown_columns_are_refused(columns):
     with pytest.raises(ConfigError, match="columns"):

@@ -15,11 +15,11 @@ def places(parts):
 
 
 def others(part, value):
-    return {name: value for name in ("naive_bits", "entropy") if hasattr(part, name)}
+    return {name: value for name in ("naive_bits", "token_entropy", "next_entropy") if hasattr(part, name)}
 
 
 def numbers(parts):
-    return [getattr(each, name) for each in parts for name in ("bits", *others(each, 0.0))]
+    return [getattr(each, name) or 0.0 for each in parts for name in ("bits", *others(each, 0.0))]
 
 
 def assert_same(found, expected, **tolerance):

@@ -50,8 +50,8 @@ def test_rows_of_a_story_are_one_document(kind, mem_len, tmp_path):
     joined = write(tmp_path / "joined.jsonl", [{"text": "\n".join(lines)} for lines in JOINED])
     expected, other_tokens, other_words, _ = evaluated(model, joined, reset_on_document=True, mem_len=mem_len)
     assert tokens == other_tokens
-    assert [(each.byte, each.word, each.bits, each.entropy) for each in words] == [
-        (each.byte, each.word, each.bits, each.entropy) for each in other_words
+    assert [(each.byte, each.word, each.bits, each.token_entropy) for each in words] == [
+        (each.byte, each.word, each.bits, each.token_entropy) for each in other_words
     ]
     assert (score.nats, score.documents, score.words) == (expected.nats, 4, expected.words)
     assert [row.fields["n"] for row in rows] == [*range(len(ROWS))]

@@ -48,6 +48,11 @@ def log_p(model, ids):
         return network.head.logits(x[0]).log_softmax(-1)
 
 
+def entropy_of(p):
+    """Entropy in bits of probabilities (v)."""
+    return -(p * p.log2()).sum().item()
+
+
 def words_of(model, text):
     """Words of a text of one line with all their columns, computed without the package's words: string by string."""
     ids = model.tokenizer.encode(text).tolist()
@@ -74,9 +79,10 @@ def words_of(model, text):
                     "word": word.strip().decode(),
                     "bits": pytest.approx(-math.log2(product * after / before), abs=1e-9),
                     "naive_bits": pytest.approx(-math.log2(product), abs=1e-9),
-                    "entropy": pytest.approx(-(first * first.log2()).sum().item(), abs=1e-6),
+                    "token_entropy": pytest.approx(entropy_of(first), abs=1e-6),
                     "tokens": end - start,
                     "columns": {},
+                    "next_entropy": pytest.approx(entropy_of(p[end].double()), abs=1e-6),
                 }
             )
         before, start = after, end
@@ -175,7 +181,7 @@ def test_stream_eval_and_score_agree_however_the_pipe_is_cut(tmp_path, sizes, ki
     assert [(w.document, w.line, w.number, w.byte, w.word, w.tokens) for w in found] == [
         (w.document, w.line, w.number, w.byte, w.word, w.tokens) for w in expected
     ]
-    for name in ("bits", "naive_bits", "entropy"):
+    for name in ("bits", "naive_bits", "token_entropy"):
         assert [getattr(w, name) for w in found] == pytest.approx([getattr(w, name) for w in expected], abs=1e-4)
     if not punctuation:
         scored = api.Model(model, RUNTIME).score(TEXT[:-1]).words
@@ -445,7 +451,7 @@ def test_lists_are_read_as_they_were_written(path):
     table = Table(warned.append, form_of(path, json=False))
     rows = [{"word": 'a "b"\tc', "input_word": "x", "n": 1e-9}, {"n": "1\r2", "z": None}]
     score = WordScore(
-        document=1, line=2, number=3, byte=4, word="NA,\n", bits=1.5, naive_bits=1.25, entropy=0.0, tokens=1
+        document=1, line=2, number=3, byte=4, word="NA,\n", bits=1.5, naive_bits=1.25, token_entropy=0.0, tokens=1
     )
     text = "".join(table.line(event) for row in rows for event in (Row(1, row), score))
     if path == "o.jsonl":

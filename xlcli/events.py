@@ -209,13 +209,13 @@ class Prediction:
     """What a model predicted in the place of a token: its entropy in bits, and the `columns` that were asked for.
 
     `word_ends` are log2 of the probabilities that a word ends here after a letter, and after a punctuation mark, and
-    `layer_ends` these of each column that has the bits of an inner block.
+    `column_ends` these of each column that has bits by another prediction: of an inner block, at a temperature.
     """
 
     word_ends: tuple[float, ...]
     entropy: float
     columns: Mapping[str, Any] = field(default_factory=dict)
-    layer_ends: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    column_ends: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,9 @@ class WordScore(Event):
         number: Number of the word in its line, from 1.
         word: Its text; bytes that are not UTF-8 are U+FFFD.
         naive_bits: Sum of the surprisals of its tokens.
-        entropy: Entropy in bits of the prediction of its first token.
+        token_entropy: Entropy in bits of the prediction of its first token.
         columns: Further columns that were asked for, by their names.
+        next_entropy: Entropy in bits of the prediction of the token after it, if the word ended by that prediction.
     """
 
     document: int
@@ -265,9 +266,10 @@ class WordScore(Event):
     word: str
     bits: float
     naive_bits: float
-    entropy: float
+    token_entropy: float
     tokens: int
     columns: Mapping[str, Any] = field(default_factory=dict)
+    next_entropy: float | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import re2
@@ -88,39 +88,37 @@ def is_ended(last: int) -> bool:
 
 
 class Features(NamedTuple):
-    """What is kept of a prediction by one layer, in nats: tensors, or after `unpack` the numbers of one token.
+    """What is kept of a prediction by one layer, in nats: lists of tensors (b t), or of the numbers of one token.
 
-    word_ends      (b t k)  log-probability that a word ends here after a letter and, if marks are divided, after a mark
-    entropy        (b t)
-    token          (b t)    log-probability of the token that came
-    rank           (b t)    its rank, from 1; 0 if it is not asked for
-    best_ids       (b t n)  the most probable tokens
-    best_logprobs  (b t n)  their log-probabilities
+    word_ends      log-probability that a word ends here after a letter and, if marks are divided, after a mark
+    entropy        one
+    token          log-probability of the token that came
+    rank           its rank, from 1, if it is asked for
+    renyi          Rényi entropy of each order that is asked for
+    tempered       at each temperature that is asked for, `token` and `word_ends`
+    best_ids       the most probable tokens
+    best_logprobs  their log-probabilities
     """
 
-    word_ends: Any
-    entropy: Any
-    token: Any
-    rank: Any
-    best_ids: Any
-    best_logprobs: Any
+    word_ends: Sequence[Any]
+    entropy: Sequence[Any]
+    token: Sequence[Any]
+    rank: Sequence[Any]
+    renyi: Sequence[Any]
+    tempered: Sequence[Any]
+    best_ids: Sequence[Any]
+    best_logprobs: Sequence[Any]
 
     def pack(self) -> Tensor:
         """All of them as one tensor (b t f)."""
-        single = torch.stack((self.entropy, self.token, self.rank), dim=-1)
-        return torch.cat((self.word_ends, single, self.best_ids.to(single.dtype), self.best_logprobs), dim=-1)
+        (entropy,) = self.entropy
+        return torch.stack([each.to(entropy.dtype) for each in chain.from_iterable(self)], dim=-1)
 
     @classmethod
-    def unpack(cls, numbers: Sequence[float], n_ends: int, n_best: int) -> Features:
+    def unpack(cls, numbers: Sequence[float], sizes: Sequence[int]) -> Features:
+        """The lists of these sizes, whose numbers follow one another."""
         rest = iter(numbers)
-        return cls(
-            word_ends=tuple(islice(rest, n_ends)),
-            entropy=next(rest),
-            token=next(rest),
-            rank=next(rest),
-            best_ids=tuple(islice(rest, n_best)),
-            best_logprobs=tuple(islice(rest, n_best)),
-        )
+        return cls(*(tuple(islice(rest, size)) for size in sizes))
 
 
 class Predictions(Readout):
@@ -135,7 +133,6 @@ class Predictions(Readout):
         self.tokenizer = tokenizer
         self.asked = options.asked
         self.layers = layers
-        self.n_best = min(self.asked.logprobs, tokenizer.vocab_size)
         self.boundaries = Boundaries(punctuation=options.split_punctuation)
         firsts = [self.boundaries.first(text) for text in tokenizer.texts]
         for i in tokenizer.separate_ids:
@@ -145,42 +142,70 @@ class Predictions(Readout):
         for kind in kinds:
             ids = [i for i, first in enumerate(firsts) if first != kind]
             self._boundary_ids.append(torch.tensor(ids, device=device))
-        n_single = 3  # entropy, token and rank
-        self._layer_size = len(kinds) + n_single + 2 * self.n_best
-        self.size = self._layer_size * (len(layers) + 1)
+        self.n_best = min(self.asked.logprobs, tokenizer.vocab_size)
+        n_ends, n_renyi = len(kinds), len(self.asked.renyi)
+        n_tempered = len(self.asked.temperature) * (1 + n_ends)
+        # In the order of `Features`; entropy and token are one number.
+        self._sizes = (n_ends, 1, 1, int(self.asked.rank), n_renyi, n_tempered, self.n_best, self.n_best)
+        self.size = sum(self._sizes) * (len(layers) + 1)
 
     def __call__(self, log_p: Tensor, targets: Tensor) -> Tensor:
         """Features (b t f) of log-probabilities (b t v) and the tokens that came (b t), by one layer."""
-        word_ends = [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._boundary_ids]
-        best = log_p.topk(self.n_best, dim=-1)
-        entropy = -(log_p.exp() * log_p).sum(-1)
         token = log_p.gather(-1, targets[..., None])
-        rank = torch.zeros_like(entropy)
+        rank = []
         if self.asked.rank:  # one more reading of all log-probabilities
-            rank = 1 + (log_p > token).sum(-1, dtype=log_p.dtype)
-        word_ends_of_kinds = torch.stack(word_ends, dim=-1)
-        return Features(word_ends_of_kinds, entropy, token.squeeze(-1), rank, best.indices, best.values).pack()
+            rank.append(1 + (log_p > token).sum(-1, dtype=log_p.dtype))
+        tempered = []
+        for temperature in self.asked.temperature:
+            tempered_log_p = (log_p / temperature).log_softmax(-1)
+            tempered.append(tempered_log_p.gather(-1, targets[..., None]).squeeze(-1))
+            tempered += self._word_ends(tempered_log_p)
+        best = log_p.topk(self.n_best, dim=-1)
+        return Features(
+            word_ends=self._word_ends(log_p),
+            entropy=[_renyi_entropy(log_p, 1.0)],
+            token=[token.squeeze(-1)],
+            rank=rank,
+            renyi=[_renyi_entropy(log_p, order) for order in self.asked.renyi],
+            tempered=tempered,
+            best_ids=best.indices.unbind(-1),
+            best_logprobs=best.values.unbind(-1),
+        ).pack()
+
+    def _word_ends(self, log_p: Tensor) -> list[Tensor]:
+        """Log-probabilities (b t) that a word ends after a letter, and after a mark if marks are divided."""
+        return [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._boundary_ids]
 
     def value(self, features: Sequence[float]) -> Prediction:
         """The features (f) of one token, in bits."""
         layers = []
-        for start in range(0, self.size, self._layer_size):
-            numbers = features[start : start + self._layer_size]
-            layers.append(Features.unpack(numbers, len(self._boundary_ids), self.n_best))
+        layer_size = sum(self._sizes)
+        for start in range(0, self.size, layer_size):
+            layers.append(Features.unpack(features[start : start + layer_size], self._sizes))
         *inner, last = layers
+        (entropy,) = last.entropy
         columns: dict[str, Any] = {}
         if self.asked.rank:
-            columns["rank"] = int(last.rank)
+            columns["rank"] = int(last.rank[0])
         if self.asked.entropy:
-            columns["entropy"] = last.entropy / LN2
+            columns["entropy"] = entropy / LN2
         if self.asked.logprobs:
             best = zip(map(int, last.best_ids), last.best_logprobs, strict=True)
             columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], p) for i, p in best)
-        layer_ends = {}
+        for order, nats in zip(self.asked.renyi, last.renyi, strict=True):
+            columns[f"token_renyi_{order:g}"] = nats / LN2
+        # Log-probabilities of the token and of word ends by other predictions: at a temperature, of an inner block.
+        others: dict[str, Sequence[float]] = {}
+        tempered = iter(last.tempered)
+        for temperature in self.asked.temperature:
+            others[f"temperature_{temperature:g}"] = [*islice(tempered, 1 + len(last.word_ends))]
         for number, layer in zip(self.layers, inner, strict=True):
-            columns[f"layer_{number}"] = -layer.token / LN2
-            layer_ends[f"layer_{number}"] = tuple(nats / LN2 for nats in layer.word_ends)
-        return Prediction(tuple(nats / LN2 for nats in last.word_ends), last.entropy / LN2, columns, layer_ends)
+            others[f"layer_{number}"] = [*layer.token, *layer.word_ends]
+        column_ends = {}
+        for name, (token, *word_ends) in others.items():
+            columns[name] = -token / LN2
+            column_ends[name] = tuple(nats / LN2 for nats in word_ends)
+        return Prediction(tuple(nats / LN2 for nats in last.word_ends), entropy / LN2, columns, column_ends)
 
     def boundary_ids(self, last: int) -> Tensor:
         """Ids (n) before which a word ends after a character of this kind, on the CPU."""
@@ -193,11 +218,18 @@ class Predictions(Readout):
         return torch.arange(0)
 
 
+def _renyi_entropy(log_p: Tensor, order: float) -> Tensor:
+    """Rényi entropy (b t) in nats of log-probabilities (b t v): log(Σ p^order) / (1 - order); of order 1 Shannon's."""
+    if order == 1:
+        return -(log_p.exp() * log_p).sum(-1)
+    return (order * log_p).logsumexp(-1) / (1 - order)
+
+
 class Words:
     """Joins scored tokens to words.
 
     `at` is the present place, with the tokens of the unfinished word; `by_line`: every line is a document. A word has
-    the columns of its first token, but those of layers add up as its bits do.
+    the columns of its first token, but those of layers and temperatures add up as its bits do.
     """
 
     def __init__(self, boundaries: Boundaries, at: WordPosition, *, by_line: bool = False) -> None:
@@ -223,7 +255,7 @@ class Words:
             yield from self.end(token.byte, token.prediction)
             self._begin(token, last if ends_before else None, further)
         # The token belongs to the word that is now unfinished.
-        for name in token.prediction.layer_ends:
+        for name in token.prediction.column_ends:
             self._columns[name] += token.prediction.columns[name]
         text = self.at.text + token.text
         bits = self.at.bits + token.bits
@@ -241,7 +273,8 @@ class Words:
         assert token.prediction is not None
         prediction = token.prediction
         self._columns = dict(prediction.columns)
-        for name, word_ends in prediction.layer_ends.items():
+        self._columns.pop("entropy", None)  # every word has it, as `token_entropy`
+        for name, word_ends in prediction.column_ends.items():
             self._columns[name] = _end_bits(ended, word_ends)
         if further is not None:
             self._columns |= further(ended)
@@ -293,14 +326,26 @@ class Words:
         at = self.at
         columns = dict(self._columns)
         after = 0.0
+        next_entropy = None
         if prediction is not None:
+            next_entropy = prediction.entropy
             last = self.boundaries.last(at.text)
             after = _end_bits(last, prediction.word_ends)
-            for name, word_ends in prediction.layer_ends.items():
+            for name, word_ends in prediction.column_ends.items():
                 columns[name] -= _end_bits(last, word_ends)
         bits = at.bits + at.before - after
         return WordScore(
-            document, line, number, start, as_utf8(word.rstrip()), bits, at.bits, at.entropy, at.tokens, columns
+            document=document,
+            line=line,
+            number=number,
+            byte=start,
+            word=as_utf8(word.rstrip()),
+            bits=bits,
+            naive_bits=at.bits,
+            token_entropy=at.entropy,
+            tokens=at.tokens,
+            columns=columns,
+            next_entropy=next_entropy,
         )
 
 

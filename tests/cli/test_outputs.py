@@ -55,7 +55,7 @@ def test_a_state_over_the_model(name, file, refused, model):
 
 
 @pytest.mark.parametrize(("name", "option", "suffix"), [TOKENS, WORDS, TABLE, PLOT, CURVE, PAGE])
-@pytest.mark.parametrize("file", ["thesis", "thesis.txt", "thesis.json", "thesis.csv.gz", "csv", "thesis.parquet"])
+@pytest.mark.parametrize("file", ["thesis", "thesis.txt", "thesis.json", "thesis.csv.gz", "csv", "thesis.feather"])
 def test_another_suffix(name, option, suffix, file, refused, model, text):
     refused(suffix, name, text, option, file)
     assert not Path(file).exists()

@@ -101,7 +101,9 @@ def make(tokens, title="text", *, words=None, byte=0, facts=(), **options):
 def add_word(page, byte, text, bits):
     word = text.decode("utf-8", "replace")
     page.add_word(
-        WordScore(document=1, line=1, number=1, byte=byte, word=word, bits=bits, naive_bits=bits, entropy=0.0, tokens=1)
+        WordScore(
+            document=1, line=1, number=1, byte=byte, word=word, bits=bits, naive_bits=bits, token_entropy=0.0, tokens=1
+        )
     )
 
 

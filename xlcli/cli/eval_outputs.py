@@ -22,11 +22,14 @@ from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER
 
 PerToken = Annotated[
-    str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits; .csv or .tsv: as a table.")
+    str | None,
+    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; also as .csv, .tsv or .parquet."),
 ]
 Words = Annotated[
     str | None,
-    option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; .jsonl: JSON lines."),
+    option(
+        "Results", "--words FILE.tsv", "Write the bits of each word or compared row; also as .csv, .jsonl, .parquet."
+    ),
 ]
 Regions = Annotated[
     str | None, option("Results", "--regions FILE.tsv", "Write the bits of each region of a text (--region-mark).")

@@ -31,7 +31,8 @@ class Kind(NamedTuple):
     suffixes: tuple[str, ...] = ()
 
 
-LIST = Kind((".jsonl", ".csv", ".tsv"))
+PARQUET = ".parquet"
+LIST = Kind((".jsonl", ".csv", ".tsv", PARQUET))
 TABLE = Kind((".csv",))
 PAGE = Kind((".html",))
 PICTURE = Kind((".png", ".svg", ".pdf"))
@@ -59,6 +60,8 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
         option = f"--{parameter.replace('_', '-')}"
         if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
             raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
+        if Path(name).suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
+            raise ConfigError(f"{option} {name} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
         if kind is PAGE and name == "-":
             raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
         is_stream = name == "-"

@@ -1,4 +1,4 @@
-"""Lists of tokens, words and pairs: a table with a header, or JSON lines, with the other columns of the input first."""
+"""Lists of tokens, words and pairs as tables, JSON lines or Parquet, with the other columns of the input first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,16 @@ from typing import Any
 
 from xlcli.cli.objects import fields, text_object, to_json
 from xlcli.cli.outputs import LIST, Sink, output_file
+from xlcli.cli.parquet import parquet_file
 from xlcli.cli.render import Screen
 from xlcli.errors import DataError, named
 from xlcli.events import DocumentScore, Done, Row, Scored, StoppedEarlyError, TokenScore
 from xlcli.files import cache_folder
 
 DIGITS = 4  # decimals of bits in a table
-PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words")
+PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words", "last")
 """Columns that are no scores."""
+_ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
 
 
 def form_of(path: str, *, json: bool) -> str:
@@ -43,12 +46,12 @@ class Table:
 
     Args:
         warn: Called once if a later row has other columns.
-        form: `jsonl`, `csv` or `tsv`.
+        form: `jsonl`, `csv`, `tsv`, or `parquet`, whose lines are JSON for `parquet_file`.
         continued: An earlier process has written the header.
     """
 
     def __init__(self, warn: Callable[[str], None], form: str, *, continued: bool = False) -> None:
-        self.json = form == "jsonl"
+        self.json = form in ("jsonl", "parquet")
         self._dialect = "excel" if form == "csv" else "excel-tab"
         self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
@@ -110,7 +113,10 @@ class Listing(Sink):
         self._is_saved = path == "-"
         self._write: Callable[[bytes], object] | None = None
         if path != "-":
-            self._write = self._file.enter_context(output_file(Path(path)))
+            opened = output_file(Path(path))
+            if form == "parquet":
+                opened = parquet_file(Path(path))
+            self._write = self._file.enter_context(opened)
 
     def add(self, event: Any) -> None:
         if isinstance(event, Done):
@@ -139,7 +145,7 @@ class Listing(Sink):
 
 
 class JoinedListing(Listing):
-    """The list of the scores of several models, in columns `bits_NAME`; those of each wait in a file for the last.
+    """The list of the scores of several models, in columns `bits_NAME` by `legal_names`; each waits for the last.
 
     `DataError` if the models have divided the text into other words.
     """
@@ -148,7 +154,7 @@ class JoinedListing(Listing):
         self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], names: Sequence[str]
     ) -> None:
         super().__init__(path, form, screen, kinds)
-        self._names = names
+        self._suffixes = legal_names(names)
         self._n_done = 0  # models whose text is scored
         self._row: Mapping[str, Any] = {}
         self._waiting = []
@@ -159,7 +165,7 @@ class JoinedListing(Listing):
     def add(self, event: Any) -> None:
         if isinstance(event, Done):
             self._n_done += 1
-            if self._n_done == len(self._names):
+            if self._n_done == len(self._suffixes):
                 self._join()
                 self._save()
         elif isinstance(event, Row):
@@ -176,14 +182,33 @@ class JoinedListing(Listing):
         for lines in zip_longest(*self._waiting, fillvalue=b"[{}, {}, {}]"):
             row, places, _ = json.loads(lines[0])
             joined = dict(places)
-            for name, line in zip(self._names, lines, strict=True):
+            for suffix, line in zip(self._suffixes, lines, strict=True):
                 _, own_places, columns = json.loads(line)
                 if own_places != places:
                     reason = f"the models have different words from byte {places.get('byte', 'the end')} on."
                     raise DataError(reason, "List each by itself: -m NAME.")
                 for key, value in columns.items():
-                    joined[f"{key}_{name}"] = value
+                    joined[f"{key}_{suffix}"] = value
             self._write_line(self._table.row(row, joined))
+
+
+def legal_names(names: Sequence[str]) -> list[str]:
+    """Names of models as they can end the name of a column in R: letters, digits, dots and underscores.
+
+    ["my-model", "my_model"] become ["my_model_2", "my_model"]: legal names stay, and equal ones get a number.
+    """
+    taken = {name for name in names if _ILLEGAL.search(name) is None}
+    legal = []
+    for name in names:
+        if name not in taken:
+            plain = _ILLEGAL.sub("_", name)
+            name, number = plain, 1
+            while name in taken:
+                number += 1
+                name = f"{plain}_{number}"
+            taken.add(name)
+        legal.append(name)
+    return legal
 
 
 def _places(event: Scored) -> Sequence[str]:

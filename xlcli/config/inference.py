@@ -46,19 +46,35 @@ NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
 
 
 class Columns(NamedTuple):
-    """Further columns of a list of tokens or words (docs/words.md); `layers` is None without, () for all inner ones."""
+    """Further columns of a list of tokens or words (docs/words.md); `layers` is None without, () for all inner ones.
+
+    Those from `alternatives` on are columns of words only.
+    """
 
     rank: bool = False
     entropy: bool = False
     logprobs: int = 0
     layers: tuple[int, ...] | None = None
+    temperature: tuple[float, ...] = ()
+    renyi: tuple[float, ...] = ()
     alternatives: int = 0
+    word_entropy: int = 0
     frequency: str = ""
+    last: bool = False
+    next_entropy: bool = False
+    entropy_reduction: bool = False
+    previous: int = 0
 
     @property
-    def of_words(self) -> bool:
-        """True if some are columns of words only."""
-        return bool(self.alternatives or self.frequency)
+    def of_words(self) -> list[str]:
+        """Names of those that are columns of words only."""
+        first = self._fields.index("alternatives")
+        return [name for name, value in zip(self._fields[first:], self[first:], strict=True) if value]
+
+    @property
+    def n_searched(self) -> int:
+        """Number of the most probable words that are searched for in the place of each word."""
+        return max(self.alternatives, self.word_entropy)
 
     @classmethod
     def read(cls, names: str) -> Self:
@@ -66,12 +82,14 @@ class Columns(NamedTuple):
         if not names:
             return cls()
         fields: dict[str, Any] = {}
-        for column in re.split(",(?![0-9])", names):  # a comma before a digit is one between numbers of layers
+        for column in re.split(",(?![0-9])", names):  # a comma before a digit is one between numbers of a column
             name, equals, value = column.partition("=")
-            if name in ("rank", "entropy") and not equals:
+            if name in _SWITCHES and not equals:
                 fields[name] = True
-            elif name in ("logprobs", "alternatives") and re.fullmatch("[1-9][0-9]{0,2}", value):
+            elif name in _COUNTS and re.fullmatch("[1-9][0-9]{0,2}", value):
                 fields[name] = int(value)
+            elif name in _NUMBERS and re.fullmatch(f"{_POSITIVE}(,{_POSITIVE})*", value):
+                fields[name] = tuple(dict.fromkeys(map(float, value.split(","))))
             elif name == "layers" and not equals:
                 fields[name] = ()
             elif name == "layers" and re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*", value):
@@ -79,8 +97,7 @@ class Columns(NamedTuple):
             elif name == "frequency" and value:
                 fields[name] = value
             else:
-                known = "Known: rank, entropy, logprobs=K, layers, layers=N,N, alternatives=K, frequency=FILE."
-                raise InvalidSettingError("columns", f"has no '{column}'", f"{known} K is 1 to 999.")
+                raise InvalidSettingError("columns", f"has no '{column}'", f"Known: {_KNOWN}.")
         return cls(**fields)
 
     def layers_of(self, model: ModelConfig, learning: "LearningConfig") -> tuple[int, ...]:
@@ -95,6 +112,16 @@ class Columns(NamedTuple):
             raise InvalidSettingError("columns", reason, "Leave out the others.")
         return self.layers or tuple(range(1, model.depth))
 
+
+_SWITCHES = ("rank", "entropy", "last", "next_entropy", "entropy_reduction")
+_COUNTS = ("logprobs", "alternatives", "word_entropy", "previous")
+_NUMBERS = ("temperature", "renyi")
+_POSITIVE = r"(?!0+(?:\.0+)?(?:,|$))[0-9]{1,2}(?:\.[0-9]{1,2})?"
+"""A number of `_NUMBERS`, not 0. With at most two decimals the order of a Rényi entropy is 1 or clearly another one."""
+_KNOWN = ", ".join([
+    *_SWITCHES, "layers", "layers=N,N", "frequency=FILE",
+    *(f"{name}=K" for name in _COUNTS), *(f"{name}=X" for name in _NUMBERS),
+]) + "; K is 1 to 999, X 0.01 to 99.99"  # fmt: skip
 
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
@@ -324,7 +351,7 @@ class ScoreConfig(InferenceConfig):
     )
     columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
         default="",
-        description="Add columns such as rank, entropy, logprobs=K or layers (docs/words.md).",
+        description="Add columns such as rank, previous=2, logprobs=5 or layers (docs/words.md).",
     )
 
     @property
@@ -434,9 +461,9 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
             raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
         if self.score_field and self.text_field in (None, self.score_field):
             raise InvalidSettingError("score_field", "needs the text before it", "Add --text-field KEY.")
-        if self.asked.alternatives and (self.online_option or self.span != "uniform"):
-            reason = "has alternatives, which need a uniform span, without adapt or context_cache"
-            raise InvalidSettingError("columns", reason, "Leave out alternatives.")
+        if self.asked.n_searched and (self.online_option or self.span != "uniform"):
+            reason = "searches words, which needs a uniform span, without adapt or context_cache"
+            raise InvalidSettingError("columns", reason, "Leave out alternatives and word_entropy.")
 
     def _refuse_beside(self, key: str, reason: str, others: Sequence[str]) -> None:
         """`InvalidSettingError` for `key`, which is used, if one of these other settings is, too."""

@@ -32,6 +32,7 @@ from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import figures
 from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.frequency import Frequencies
+from xlcli.evaluation.neighbors import with_neighbors
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.regions import check_regions, with_regions
 from xlcli.evaluation.spread import spread_of
@@ -92,7 +93,7 @@ def evaluate(
     layers = options.asked.layers_of(model.config.model, options)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
     if options.asked.of_words and not words:
-        raise ConfigError("alternatives and frequency are columns of words.", "Use --words FILE.tsv.")
+        raise ConfigError(f"--columns {','.join(options.asked.of_words)} is of words only.", "Use --words FILE.tsv.")
     check_settings(model, options, runtime)
     check_memory(model, runtime, 1, segment_len=1)  # of any text
     frequencies = None
@@ -251,12 +252,14 @@ class _Evaluation(NamedTuple):
         if self.words and options.by_row:
             parts.append(rows)
         if self.words and not options.by_row:
-            search = NextWords(run, scores.predictions) if options.asked.alternatives and scores.predictions else None
+            search = NextWords(run, scores.predictions) if options.asked.n_searched and scores.predictions else None
             by_line, with_tokens = options.each_line, self.per_token
             words: Iterable[Scored]
             words = text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search)
             if self.frequencies is not None:
                 words = map(self.frequencies.added_to, words)
+            if options.asked.of_words:
+                words = with_neighbors(words, options.asked)
             if options.region_mark is not None:
                 words = with_regions(words, text.part.corpus, options.region_column)
             parts.append(words)

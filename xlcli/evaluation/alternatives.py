@@ -4,13 +4,17 @@ Words are those of `xlcli.words`. The probability of one is the sum over the seq
 the next token ends, given that the word before has ended. Sequences are searched from short to long. One that is less
 probable than the last of the words asked for is not continued, so no word that has a more probable sequence is missed.
 What is not continued belongs to `rest`, the probability of all other words.
+
+`Found.entropy` is the entropy of the next word, with bounds.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +23,7 @@ from torch import Tensor
 
 from xlcli.evaluation.passes import Pass
 from xlcli.files import as_utf8
+from xlcli.metrics import LN2
 from xlcli.state import State
 from xlcli.text.loaders import inputs_and_targets
 from xlcli.words import Predictions, is_ended
@@ -36,8 +41,53 @@ class _Beginning(NamedTuple):
     text: bytes
 
 
+@dataclass
+class Found:
+    """What a search has found.
+
+    Attributes:
+        words: Probabilities of words, each without that of spellings that were not continued.
+        longer: Beginnings of further words, to be continued.
+        rest: Probability of the beginnings that are not continued.
+        rest_entropy: The sum of -p·log2(p) over their probabilities p.
+    """
+
+    words: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    longer: list[_Beginning] = field(default_factory=list)
+    rest: float = 0.0
+    rest_entropy: float = 0.0
+
+    def leave(self, p: Tensor) -> None:
+        """Does not continue beginnings of these probabilities (n)."""
+        self.rest += float(p.sum())
+        self.rest_entropy += _entropy_bits(p)
+
+    def entropy(self, vocab_size: int) -> dict[str, float]:
+        """Columns of the entropy H of the next word, in bits. Let h(p) = -p·log2(p), a the `words`, R the `rest`.
+
+        word_entropy       The sum of h(a) and `rest_entropy`, which takes each beginning that is not continued for one
+                           word. It grows to H with the number of words searched for.
+        word_entropy_low   H is at least that, always. The mass R belongs to words in a way that is not known. Entropy
+                           is concave, so it is least if one word has all of R, and h(a + R) - h(a) is least for the
+                           largest a. The bound is the sum of h(a), where R is added to the largest a.
+        word_entropy_high  H is at most word_entropy + R·C, by the chain rule: C is the mean entropy of how those
+                           beginnings go on. No mass alone bounds C, since words have any length. The column has
+                           C = log2(v): as much as one token that is drawn evenly from all v of the vocabulary.
+        """
+        p = torch.tensor([0.0, *self.words.values()], dtype=torch.float64)
+        entropy = _entropy_bits(p) + self.rest_entropy
+        high = entropy + self.rest * math.log2(vocab_size)
+        p[p.argmax()] += self.rest
+        return {"word_entropy": entropy, "word_entropy_low": _entropy_bits(p), "word_entropy_high": high}
+
+
+def _entropy_bits(p: Tensor) -> float:
+    """The sum of -p·log2(p) over probabilities (n); that of a certain word may be more than 1 by rounding."""
+    return float(torch.special.entr(p.clamp(max=1.0)).sum()) / LN2
+
+
 class NextWords:
-    """Columns `alternatives`, from word to probability, and `rest` of the words of a text, in order.
+    """Columns `alternatives`, from word to probability, and `rest` of the words of a text, in order; or of `entropy`.
 
     Reads the text once more, in one sequence.
     """
@@ -55,35 +105,43 @@ class NextWords:
         if last is not None:  # a word ended before this token, so only tokens that begin a word are possible
             begins = self._predictions.boundary_ids(last)
             p = torch.zeros_like(p).index_copy(0, begins, p[begins] / p[begins].sum())
-        words: dict[str, float] = defaultdict(float)
-        longer: list[_Beginning] = []
-        rest = self._lengthen(_Beginning(1.0, (), b""), p, LEAST, words, longer)
-        while longer:
+        found = Found()
+        self._lengthen(_Beginning(1.0, (), b""), p, LEAST, found)
+        while found.longer:
             # The most probable ones first: the words that they spell raise the bar for the others.
-            beginnings = sorted(longer, reverse=True)
-            longer = []
+            beginnings = sorted(found.longer, reverse=True)
+            found.longer = []
             for first in range(0, len(beginnings), ROWS):
                 batch = beginnings[first : first + ROWS]
-                least = self._least(words)
+                least = self._least(found.words)
                 probable = [beginning for beginning in batch if beginning.probability >= least]
-                rest += sum(beginning.probability for beginning in batch[len(probable) :])
+                left_out = [beginning.probability for beginning in batch[len(probable) :]]
+                found.leave(torch.tensor(left_out, dtype=torch.float64))
                 for beginning, p in zip(probable, self._after(probable), strict=True):
                     ends_word = self._predictions.boundary_ids(self._predictions.boundaries.last(beginning.text))
                     if len(ends_word):
-                        words[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
+                        found.words[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
                     p_within_word = p.index_fill(0, ends_word, 0.0)
-                    rest += self._lengthen(beginning, p_within_word, least, words, longer)
-        best = heapq.nlargest(self._predictions.asked.alternatives, words, key=words.__getitem__)
-        rest += sum(words[word] for word in words.keys() - best)
-        return {"alternatives": {word: words[word] for word in best}, "rest": rest}
+                    self._lengthen(beginning, p_within_word, least, found)
+        return self._columns(found)
 
-    def _lengthen(
-        self, beginning: _Beginning, p: Tensor, least: float, words: dict[str, float], longer: list[_Beginning]
-    ) -> float:
-        """Probability of what is not continued of a beginning, by the probabilities (v) of the next token in the word.
+    def _columns(self, found: Found) -> dict[str, Any]:
+        """The columns that are asked for."""
+        asked, words = self._predictions.asked, found.words
+        columns: dict[str, Any] = {}
+        if asked.alternatives:
+            best = heapq.nlargest(asked.alternatives, words, key=words.__getitem__)
+            columns["alternatives"] = {word: words[word] for word in best}
+            columns["rest"] = found.rest + sum(words[word] for word in words.keys() - best)
+        if asked.word_entropy:
+            columns |= found.entropy(self._predictions.tokenizer.vocab_size)
+        return columns
+
+    def _lengthen(self, beginning: _Beginning, p: Tensor, least: float, found: Found) -> None:
+        """Adds what a beginning goes on with, by the probabilities (v) of the next token in the word.
 
         What is at least as probable as `least` is added to `longer`, or to `words` if the word ends after that token,
-        whatever comes next.
+        whatever comes next. The others are left.
         """
         texts, last = self._predictions.tokenizer.texts, self._predictions.boundaries.last
         p = beginning.probability * p
@@ -92,14 +150,14 @@ class NextWords:
         for i in is_probable.nonzero()[:, 0].tolist():
             text = beginning.text + texts[i]
             if is_ended(last(text)):
-                words[_word(text)] += float(p[i])
+                found.words[_word(text)] += float(p[i])
             else:
-                longer.append(_Beginning(float(p[i]), (*beginning.ids, i), text))
-        return float(p[~is_probable].sum())
+                found.longer.append(_Beginning(float(p[i]), (*beginning.ids, i), text))
+        found.leave(p[~is_probable])
 
     def _least(self, words: dict[str, float]) -> float:
         """Probability of the last of the words asked for so far; what is less probable is not continued."""
-        n = self._predictions.asked.alternatives
+        n = self._predictions.asked.n_searched
         if len(words) < n:
             return LEAST
         return max(LEAST, heapq.nlargest(n, words.values())[-1])

@@ -1,0 +1,76 @@
+"""Lists in Parquet, by pyarrow (the extra `parquet`)."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from xlcli.cli.objects import to_json
+from xlcli.cli.outputs import write_output
+from xlcli.files import cache_folder
+
+N_ROWS = 2**14  # of a group of rows, which are in RAM together
+
+
+@contextmanager
+def parquet_file(path: Path) -> Iterator[Callable[[bytes], object]]:
+    """Function that takes JSON lines, one object a row; at the end, unless there was an exception, the file is written.
+
+    The lines wait in a file, because the type of a column is known only once all of its values are: whole numbers,
+    numbers, truth values or texts. Mixed and nested values are texts in JSON, as in a table.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    with tempfile.TemporaryFile(dir=cache_folder()) as lines, tempfile.TemporaryFile(dir=cache_folder()) as packed:
+        yield lines.write
+        lines.seek(0)
+        found: dict[str, set[str]] = {}
+        for line in lines:
+            for name, value in json.loads(line).items():
+                found.setdefault(name, set()).add(_type_of(value))
+        types = {name: _common_type(of_values) for name, of_values in found.items()}
+        lines.seek(0)
+        with parquet.ParquetWriter(packed, pyarrow.schema(types.items())) as writer:
+            for group in iter(lambda: [*islice(lines, N_ROWS)], []):
+                rows = [*map(json.loads, group)]
+                columns = []
+                for name, kind in types.items():
+                    values = [row.get(name) for row in rows]
+                    if kind == "string":
+                        values = [*map(_as_text, values)]
+                    columns.append(pyarrow.array(values, kind))
+                writer.write(pyarrow.table(columns, [*types]))
+        packed.seek(0)
+        write_output(path, iter(partial(packed.read, 2**20), b""))
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return to_json(value)
+
+
+def _type_of(value: Any) -> str:
+    """Type of Arrow for a value of JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int) and abs(value) < 2**63:
+        return "int64"
+    return "double" if isinstance(value, float) else "string"
+
+
+def _common_type(types: set[str]) -> str:
+    """Type of a column that has values of these types."""
+    types = types - {"null"}
+    if types == {"int64", "double"}:
+        return "double"
+    return types.pop() if len(types) == 1 else "string"

@@ -1,0 +1,79 @@
+"""Columns of a word that the words beside it decide, in the same document: a row, a file, with `each_line` a line."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from xlcli.config.inference import Columns
+from xlcli.events import Scored, WordScore
+
+
+def with_neighbors(parts: Iterable[Scored], asked: Columns) -> Iterator[Scored]:
+    """The parts of a text in order, with the columns of each word that are asked for.
+
+    A word comes once the next one is known, before all that came after it.
+    """
+    earlier: deque[WordScore] = deque(maxlen=asked.previous)  # words of the document, the latest one first
+    held: list[Scored] = []  # a word, if there was one, and what came after it
+    for part in parts:
+        if isinstance(part, WordScore):
+            yield from _completed(held, part, earlier, asked)
+            held = []
+        if isinstance(part, WordScore) or held:
+            held.append(part)
+        else:
+            yield part
+    yield from _completed(held, None, earlier, asked)
+
+
+def _completed(
+    held: Sequence[Scored], following: WordScore | None, earlier: deque[WordScore], asked: Columns
+) -> Iterator[Scored]:
+    """A word with its columns, and what came after it; the word is added to the `earlier` ones."""
+    if not held:
+        return
+    word, *others = held
+    assert isinstance(word, WordScore)
+    if earlier and earlier[0].document != word.document:
+        earlier.clear()
+    if following is not None and following.document != word.document:
+        following = None
+    yield replace(word, columns={**word.columns, **_columns(word, following, earlier, asked)})
+    yield from others
+    earlier.appendleft(word)
+
+
+def _columns(
+    word: WordScore, following: WordScore | None, earlier: Sequence[WordScore], asked: Columns
+) -> dict[str, Any]:
+    """The columns of a word before the `following` one of its document and after the `earlier` ones, the latest first.
+
+    What there is none of is None.
+    """
+    columns: dict[str, Any] = {}
+    if asked.last:
+        columns["last"] = following is None
+    next_entropy = word.next_entropy
+    if next_entropy is None and following is not None and following.line == word.line:
+        # A character that is a word ends by no prediction. Its next token begins the next word.
+        next_entropy = following.token_entropy
+    if asked.next_entropy:
+        columns["next_entropy"] = next_entropy
+    if asked.entropy_reduction:
+        columns["entropy_reduction"] = None
+        if next_entropy is not None:
+            columns["entropy_reduction"] = word.token_entropy - next_entropy
+    names = ["bits", "length", "tokens"]
+    if asked.frequency:
+        names.append("frequency")
+    for distance in range(1, asked.previous + 1):
+        of_previous: dict[str, Any] = {}
+        if distance <= len(earlier):
+            before = earlier[distance - 1]
+            of_previous = {**before.columns, "bits": before.bits, "length": len(before.word), "tokens": before.tokens}
+        for name in names:
+            columns[f"previous_{distance}_{name}"] = of_previous.get(name)
+    return columns

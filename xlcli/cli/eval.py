@@ -42,6 +42,7 @@ def evaluate(
             "Model",
             "-m, --model NAME|FOLDER",
             "Use this model; repeat to compare models. Default: newest, else bundled.",
+            autocompletion=options.complete_models,
         ),
     ] = None,
     dry_run: options.DryRun = False,

@@ -309,6 +309,10 @@ def test_words_after_a_number_of_them_are_plain_and_the_page_says_so(monkeypatch
     monkeypatch.setattr(module, "COLORED_WORDS", 100)
     parsed = Parsed(html := make([(b"line of five words here\n", 1.0)] * 200))
     assert len(parsed.words) == 100
+    assert [row.get("aria-label") for row in parsed.rows[18:22]] == [
+        "line 19, 0.04 bits per byte", "line 20, 0.04 bits per byte", None, None,
+    ]  # fmt: skip
+    assert ["tabindex" in row for row in parsed.rows[18:22]] == [True, True, False, False]
     assert len(parsed.text) == 200 * 24
     assert html.index("id=L20 ") < html.index("no colors") < html.index("id=L21 ")
 

@@ -195,12 +195,14 @@ class _Blocks:
     def add(self, row: _Row) -> None:
         is_colored = self._n_colored < COLORED_WORDS
         content = row.html() if is_colored else escaped(row.text)
-        anchor = about = ""
+        anchor = name = ""
         if row.line > self.last_line:  # else it continues a line
-            anchor, about = f"id=L{row.line} ", f"line {row.line}, "
-        about += f"{row.bits_per_byte:.2f} bits per byte"
-        reach = f'tabindex=0 role=group aria-label="{about}"'
-        self._rows.append(f"<b {anchor}data-b={row.bits_per_byte:.2f} {reach}>{content}</b>")
+            anchor, name = f"id=L{row.line} ", f"line {row.line}, "
+        score = f"{row.bits_per_byte:.2f}"
+        reach = ""
+        if is_colored:  # else there are no bits of words that the keyboard could go to
+            reach = f' tabindex=0 role=group aria-label="{name}{score} bits per byte"'
+        self._rows.append(f"<b {anchor}data-b={score}{reach}>{content}</b>")
         self.n_bytes += len(row.text)
         self.last_line = row.line
         self._block_bytes += len(row.text)

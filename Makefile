@@ -27,7 +27,8 @@ check: $(READY)
 	$(BIN)/mypy
 
 # One thread per worker and one worker per core; the tests of a file share what takes long to prepare.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+# What is skipped, as tests in a browser where there is none, is named at the end.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -rs
 
 test: check
 	$(PYTEST)

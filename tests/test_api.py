@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import html
 import inspect
 import io
 import json
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import xlcli
-from xlcli import api, config, evaluation, generation
+from xlcli import api, config, evaluation, generation, markup
 from xlcli.events import Generated, LineScore, Score, Step, StreamStats, TokenScore, Trained, Validation
 
 SOURCE = Path(__file__).parents[1]
@@ -134,6 +135,88 @@ def test_reading_on_equals_reading_at_once(books):
 def test_names_in_a_notebook_are_short(books):
     assert repr(books) == "Model('books', cpu, float32)"
     assert repr(books.read("It was", mem_len=64)) == "TextState(6 bytes, mem_len=64)"
+
+
+def test_a_score_is_one_line_and_html_in_a_notebook(books):
+    text = "It was <b>dark</b>, ภาษาไทย & naïve \x1b[2J\n\n  كان الليل. "
+    score = books.score(text)
+    figures = f"{score.bits:.1f} bits, {score.bits_per_byte:.3f} bits/byte"
+    assert repr(score) == f"TextScore({score.bytes} bytes, 9 words, {len(score.tokens)} tokens, {figures})"
+    assert repr(books.score("a")).startswith("TextScore(1 byte, 1 word, 1 token, ")
+    assert "\n" not in repr(books.score(["a", "b"]))
+    page = score._repr_html_()
+    _, _, shown = page.partition("<pre")
+    assert html.unescape(re.sub("<[^>]*>", "", "<pre" + shown)) == text.replace("\x1b", "\\x1b")
+    parts = re.findall(r'<span title="([\d.]+) bits"[^>]*>([^<]*)</span>', shown)
+    by_word = {word.word: f"{word.bits:.2f}" for word in score.words}
+    shown_words = {html.unescape(part): bits for bits, part in parts}
+    assert by_word.keys() - shown_words.keys() == {"ภาษาไทย", "\x1b[2J"}
+    assert all(shown_words[word] == by_word[word] for word in by_word.keys() & shown_words.keys())
+    thai = [(part, float(bits)) for bits, part in parts if "\u0e00" <= part[0] <= "\u0e7f"]
+    assert "".join(part for part, _ in thai) == "ภาษาไทย"
+    start, end = score.words[3].byte, score.words[3].byte + len("ภาษาไทย".encode())
+    of_tokens = [token.bits for token in score.tokens if token.byte + len(token.text) > start and token.byte < end]
+    assert sum(bits for _, bits in thai) == pytest.approx(sum(of_tokens), abs=0.005 * len(thai))
+    assert books.score("")._repr_html_().count("<span") == 0
+
+
+def test_a_notebook_shows_the_beginning_of_a_long_text(books, monkeypatch):
+    monkeypatch.setattr(api.values, "SHOWN_BYTES", 20)
+    page = books.score(TEXT)._repr_html_()
+    shown = html.unescape(re.sub("<[^>]*>", "", "<pre" + page.partition("<pre")[2]))
+    assert TEXT.startswith(shown)
+    assert 20 <= len(shown) <= 25
+    assert f"the first {len(shown)} bytes" in page
+
+
+def test_colors_of_a_notebook_are_those_of_the_page(books):
+    style = (SOURCE / "xlcli" / "cli" / "page.css").read_text()
+    assert tuple(re.findall(r"--c\d: (#\w{6})", style)[:5]) == markup.BACKGROUNDS
+    words = books.score(TEXT * 3)
+    found = dict(re.findall(r'title="([\d.]+) bits"(?: style="background:(#\w+))?', words._repr_html_()))
+    numbers = [markup.BACKGROUNDS.index(found[bits]) + 1 if found[bits] else 0 for bits in sorted(found, key=float)]
+    assert numbers == sorted(numbers)
+    assert numbers[0] == 0
+    assert numbers[-1] >= 4
+
+
+def test_an_open_file_or_a_path_is_no_text(books, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    for call in (books.score, books.read, books.generate):
+        with path.open() as text, path.open("rb") as binary:
+            for file in (text, binary):
+                with pytest.raises(xlcli.ConfigError, match=r"file\.read\(\)"):
+                    call(file)
+        with pytest.raises(xlcli.ConfigError, match="read_text"):
+            call(path)
+    with path.open() as file:
+        assert len(books.score(file.readlines())) == len(TEXT.splitlines())
+
+
+@pytest.mark.parametrize("text", [TEXT * 3, [TEXT] * 3])
+def test_progress_is_shown_in_a_terminal_and_erased(books, text, monkeypatch):
+    monkeypatch.setattr(api.progress, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(xlcli.events, "PROGRESS_INTERVAL", 0.0)
+    calls = [books.score] if isinstance(text, list) else [books.score, books.read]
+    for call in calls:
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stderr", stream)
+        call(text, mem_len=8)
+        drawn = stream.getvalue().split("\r")
+        assert re.fullmatch(r"\d+ % read, \d+ s left *", drawn[1])
+        assert re.match(r"(9\d|100) % read, 0 s left", drawn[-3])  # `read` leaves the last word unread
+        assert (drawn[-2].strip(), drawn[-1]) == ("", "")
+        assert len(drawn[-2]) >= len(drawn[-3].rstrip())
+        for stream, options in ((Terminal(), {"progress": False}), (io.StringIO(), {})):
+            monkeypatch.setattr(sys, "stderr", stream)
+            call(text, mem_len=8, **options)
+            assert stream.getvalue() == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def test_a_state_is_a_value(books):

@@ -111,7 +111,8 @@ def test_marks_change_nothing_else_to_the_bit(options, tmp_path):
     plain = events_of(model, write(tmp_path / "plain.jsonl", plain_rows()), **options)
     words = only(marked, WordScore)
     assert [(w.document, w.line, w.number, w.byte, w.word, w.bits, w.naive_bits, w.token_entropy) for w in words] == [
-        (w.document, w.line, w.number, w.byte, w.word, w.bits, w.naive_bits, w.token_entropy) for w in only(plain, WordScore)
+        (w.document, w.line, w.number, w.byte, w.word, w.bits, w.naive_bits, w.token_entropy)
+        for w in only(plain, WordScore)
     ]
     ours, theirs = only(marked, Score)[0], only(plain, Score)[0]
     assert (ours.nats, ours.bytes, ours.words, ours.chars) == (theirs.nats, theirs.bytes, theirs.words, theirs.chars)

@@ -31,6 +31,11 @@ def models_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "models"
 
 
+def preset_names() -> list[str]:
+    """Names of all presets, which are not read."""
+    return sorted(path.stem for path in models_folder().glob("*.toml"))
+
+
 def list_presets() -> tuple[Preset, ...]:
     """All presets, sorted by name."""
     paths = sorted(models_folder().glob("*.toml"), key=lambda path: path.stem)

@@ -1,5 +1,8 @@
 """Completion of commands, options and values, as shells ask for it."""
 
+import os
+import time
+
 import pytest
 from programs import COMMANDS, process
 
@@ -9,6 +12,16 @@ WORDS = [
     ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time"]),
     ("xlcli models ", ["list", "presets", "show", "copy"]),
     ("xlcli models show --pl", ["--plot"]),
+    ("xlcli eval -m my", ["mynew", "myold"]),
+    ("xlcli stream --model b", ["books"]),
+    ("xlcli eval -m myold -m mynew -m bo", ["books"]),
+    ("xlcli train --init my", ["mynew", "myold"]),
+    ("xlcli train --preset me", ["medium"]),
+    ("xlcli bench --preset me", ["medium"]),
+    ("xlcli models show m", ["mynew", "myold", "medium"]),
+    ("xlcli models copy boo", ["books"]),
+    ("xlcli export my", ["mynew", "myold"]),
+    ("xlcli eval -m nothing", []),
     ("xlcli --", ["--version", "--install-completion", "--show-completion", "--help"]),
 ]
 
@@ -22,7 +35,9 @@ def requested(run, monkeypatch, variables):
 
 
 @pytest.mark.parametrize(("words", "offered"), WORDS)
-def test_words_are_completed(words, offered, run, monkeypatch):
+def test_words_are_completed(words, offered, run, untrained, monkeypatch):
+    for name, age in (("myold", 100), ("mynew", 10)):
+        os.utime(untrained(name) / "model.safetensors", (time.time() - age,) * 2)
     asked = {"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = requested(run, monkeypatch, asked)
     assert (done.code, done.err, done.out.decode().split()) == (0, "", offered)

@@ -10,12 +10,14 @@ import shlex
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from runs import PROSE, After, corpus, curve, go, of_kind, small, train
 from safetensors.torch import save_file
 
+from xlcli import config
 from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import BusyError, ConfigError, DataError, DivergedError, ResourceError, XLError
 from xlcli.evaluation import evaluate
@@ -647,6 +649,57 @@ def test_a_time_budget_is_spent_and_no_more():
     assert steps[-1].lr < 0.1 * 6e-3
     assert len(of_kind(events, Saved)) in (4, 5)
     assert 5 <= len(of_kind(events, Validation)) <= 10
+
+
+def spend(monkeypatch, clock, module, name, seconds):
+    """Makes a function of a module take this time."""
+    function = getattr(module, name)
+
+    def slow(*args, **options):
+        clock.now += seconds
+        return function(*args, **options)
+
+    monkeypatch.setattr(module, name, slow)
+
+
+@pytest.mark.parametrize(("validating", "scoring"), [(1.0, 2.0), (0.2, 0.4)])
+def test_a_time_budget_includes_the_last_validation_and_the_final_score(validating, scoring, clock, monkeypatch):
+    """All of the validation text is validated and scored, and scoring a token takes twice the time."""
+    spend(monkeypatch, clock, loop, "validation_bits", validating)
+    spend(monkeypatch, clock, workflow, "final_evaluation", scoring)
+    text, budget = corpus(), {"max_steps": None, "max_time": 20.0, "eval_every": 5.0}
+    events = go(small(train=budget), text, "m")
+    last_step = of_kind(events, Step)[-1]
+    assert last_step.seconds == pytest.approx(20.0 - validating - scoring, abs=0.5)
+    assert last_step.fraction == pytest.approx(1.0, abs=0.01)
+    assert of_kind(events, Validation)[-1].step == last_step.step
+    assert clock.now == pytest.approx(20.0, abs=0.7)
+    assert events[-1].seconds == pytest.approx(20.0 - scoring, abs=0.5)
+    events = go({}, text, "m", resume=True)
+    assert not of_kind(events, Step)
+    assert any("budget of 20 s" in notice.text for notice in of_kind(events, Notice))
+    assert of_kind(go({"train": {"max_time": 30.0}}, text, "m", resume=True), Step)
+
+
+def test_half_of_a_time_budget_is_for_training(clock, monkeypatch):
+    spend(monkeypatch, clock, loop, "validation_bits", 8.0)
+    events = go(small(train={"max_steps": None, "max_time": 40.0, "eval_every": 8.0}), corpus(), "m")
+    assert of_kind(events, Step)[-1].seconds == pytest.approx(20.0, abs=0.5)
+
+
+def test_time_is_estimated_by_the_tokens_of_validation_and_score(monkeypatch):
+    monkeypatch.setattr(validation, "VALIDATION_TOKENS", 100)
+    monkeypatch.setattr(validation, "SCORED_BYTES", 800)
+    run = SimpleNamespace(config=config.make({"train": {"max_time": 1000.0}}))
+
+    class Valid(list):
+        n_bytes = 2000
+
+    assert validation.seconds_at_end(run, Valid(range(1000)), 3.0) == 3.0 * (1 + 2 * 400 / 100)
+    assert validation.seconds_at_end(run, Valid(range(50)), 3.0) == 3.0 * (1 + 2 * 20 / 50)
+    assert validation.seconds_at_end(run, Valid(), 3.0) == 0.0
+    run.config = config.make({"train": {"max_steps": 10}})
+    assert validation.seconds_at_end(run, Valid(range(50)), 3.0) == 0.0
 
 
 def test_a_pause_counts_for_no_budget(clock):

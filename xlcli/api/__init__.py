@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, AnyStr, Literal, TypeVar, overload
 
 from xlcli import evaluation, generation, streaming
+from xlcli.api.progress import ProgressLine
 from xlcli.api.runs import Source, paths
 from xlcli.api.values import TextScore, TextState, resumed, saving
 from xlcli.config import (
@@ -29,7 +30,7 @@ from xlcli.config import (
     validate,
 )
 from xlcli.errors import ConfigError
-from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore, WordScore
+from xlcli.events import Event, Generated, GeneratedText, Notice, Progress, TokenScore, WordScore
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
 from xlcli.store.discover import find, is_state_file
@@ -74,12 +75,16 @@ class Model:
         return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
     @overload
-    def score(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextScore: ...
+    def score(
+        self, text: Text, *, state: TextState | None = None, progress: bool = True, **settings: Any
+    ) -> TextScore: ...
     @overload
-    def score(self, text: Iterable[Text], *, state: TextState | None = None, **settings: Any) -> list[TextScore]: ...
+    def score(
+        self, text: Iterable[Text], *, state: TextState | None = None, progress: bool = True, **settings: Any
+    ) -> list[TextScore]: ...
     @shows(OnlineConfig)
     def score(
-        self, text: Text | Iterable[Text], *, state: TextState | None = None, **settings: Any
+        self, text: Text | Iterable[Text], *, state: TextState | None = None, progress: bool = True, **settings: Any
     ) -> TextScore | list[TextScore]:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
@@ -88,20 +93,36 @@ class Model:
         `OnlineConfig`, such as `adapt`.
 
         Several texts have a list of scores, each as of the text alone; in batches, but for `state` and what learns.
+        With `progress` a call of more than a second shows how far it is, in a terminal or notebook.
         """
-        if isinstance(text, str | bytes) or not isinstance(text, Iterable):
-            return self._score(text, state, settings)
+        if isinstance(text, str | bytes) or not isinstance(text, Iterable) or hasattr(text, "read"):
+            data = encoded(text)
+            with ProgressLine(len(data), wanted=progress) as line:
+                return self._score(data, state, settings, line)
+        texts = [*map(encoded, text)]
         chosen = validate(OnlineConfig, settings)
-        if state is not None or chosen.online_option is not None:
-            return [self._score(one, state, settings) for one in text]
-        options = validate(EvalConfig, chosen.model_dump(exclude_unset=True))
-        scored_texts = evaluation.score_texts(self.loaded, [*map(encoded, text)], options, self.runtime)
-        return [_text_score(parts) for parts in scored_texts]
+        with ProgressLine(sum(map(len, texts)), wanted=progress) as line:
+            if state is not None or chosen.online_option is not None:
+                return [self._score(data, state, settings, line) for data in texts]
+            options = validate(EvalConfig, chosen.model_dump(exclude_unset=True))
+            scores = []
+            for event in evaluation.score_texts(self.loaded, texts, options, self.runtime):
+                if isinstance(event, Progress):
+                    line.show(event)
+                else:
+                    scores.append(_text_score(event))
+            return scores
 
-    def _score(self, text: Text, state: TextState | None, settings: dict[str, Any]) -> TextScore:
+    def _score(self, text: bytes, state: TextState | None, settings: dict[str, Any], line: ProgressLine) -> TextScore:
+        """Score of one text, whose tokens are counted on the line."""
         lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
         tokens: list[TokenScore] = []
-        events = self._stream([encoded(text)], state, _by_token(settings, emit="words"), on_token=tokens.append)
+
+        def add(token: TokenScore) -> None:
+            tokens.append(token)
+            line.read(len(token.text))
+
+        events = self._stream([text], state, _by_token(settings, emit="words"), on_token=add)
         words = [event for event in events if isinstance(event, WordScore)]
         # What ends in the unread end of the state is not of this text.
         new_tokens = [token for token in tokens if token.byte + len(token.text) > start]
@@ -109,18 +130,22 @@ class Model:
         return _text_score([*new_tokens, *new_words], lines, start)
 
     @shows(OnlineConfig)
-    def read(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextState:
-        """State after `state` (default: nothing) and `text`; settings as for `score`."""
+    def read(self, text: Text, *, state: TextState | None = None, progress: bool = True, **settings: Any) -> TextState:
+        """State after `state` (default: nothing) and `text`; settings and `progress` as for `score`."""
+        data = encoded(text)
         saved: list[TextState] = []
         is_read = False
 
         def portions() -> Iterator[bytes]:
             nonlocal is_read
-            yield encoded(text)
+            yield data
             is_read = True  # so that the stream stops, and saves the unfinished end unread
 
-        for _ in self._stream(portions(), state, _by_token(settings), save=saved.append, stop=lambda: is_read):
-            pass
+        tokens = self._stream(portions(), state, _by_token(settings), save=saved.append, stop=lambda: is_read)
+        with ProgressLine(len(data), wanted=progress) as line:
+            for token in tokens:
+                if isinstance(token, TokenScore):
+                    line.read(len(token.text))
         return saved[-1]
 
     @shows(GenerateConfig, LOAD_SETTINGS | {"num_samples", "logprobs"})
@@ -335,9 +360,17 @@ def _text_score(parts: Iterable[Event], lines: int = 0, start: int = 0) -> TextS
     return TextScore(tuple(tokens), tuple(words))
 
 
-def encoded(text: Text) -> bytes:
+def encoded(text: object) -> bytes:
+    """The bytes of a text; `ConfigError` for what is none, as an open file."""
     if isinstance(text, str):
         return text.encode()
     if isinstance(text, bytes):
         return text
+    if hasattr(text, "read"):
+        remedy = (
+            "Pass file.read(). For scores of its lines pass file.readlines() to score, or the file to xlcli.stream."
+        )
+        raise ConfigError("an open file is no text.", remedy)
+    if isinstance(text, os.PathLike):
+        raise ConfigError("a path is no text.", "Pass path.read_text(), or score the file with xlcli.evaluate.")
     raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", "Convert it to str.")

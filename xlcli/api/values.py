@@ -6,22 +6,69 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from xlcli.errors import StateError
+from xlcli.errors import StateError, plural_noun
 from xlcli.events import TokenScore, WordScore
 from xlcli.inference import SaveState
+from xlcli.markup import BACKGROUNDS, BINS, INK, Part, bin_of, by_token, colored, colors
 from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState
 
+SHOWN_BYTES = 2**14
+"""Text that a notebook shows of a score: about 300 kB of HTML, which it saves."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class TextScore:
-    """Score of one text: its tokens with their surprisal in bits; sums and means over the text."""
+    """Score of one text: its tokens with their surprisal in bits; sums and means over the text.
+
+    A notebook shows the text with its words in the colors of `xlcli eval --html`.
+    """
 
     tokens: tuple[TokenScore, ...]
     """Tokens in text order; `byte` is the offset from the start of the text."""
     words: tuple[WordScore, ...] = ()
     """Words in text order, as rows of a table: `pandas.DataFrame(score.words)`."""
+
+    def __repr__(self) -> str:
+        return f"TextScore({self._figures})"
+
+    def _repr_html_(self) -> str:
+        """The beginning of the text in color, as HTML for IPython. The pointer shows the bits of a word."""
+        text = bytearray()
+        tokens = []
+        for token in self.tokens:
+            if len(text) >= SHOWN_BYTES:
+                break
+            tokens.append((len(text), token.bits))
+            text += token.text
+        words = []
+        for word in self.words:
+            start = max(0, word.byte)
+            if start < len(text):
+                words.append(Part(start, word.byte + len(word.word.encode()), word.bits))
+        parts = by_token(text, words, tokens)
+        by_bin = [0] * BINS
+        for part in parts:
+            by_bin[bin_of(part.bits)] += 1
+        color_of_bin = {color.bin: color.number for color in colors(by_bin)}
+
+        def paint(html: str, bits: float) -> str:
+            color = color_of_bin[bin_of(bits)]
+            style = f' style="background:{BACKGROUNDS[color - 1]};color:{INK}"' if color else ""
+            return f'<span title="{bits:.2f} bits"{style}>{html}</span>'
+
+        about = self._figures
+        if len(text) < self.bytes:
+            about += f"; the first {len(text):,} bytes"
+        style = "white-space:pre-wrap;unicode-bidi:plaintext"
+        return f'<div>{about}</div><pre lang="" style="{style}">{colored(text, parts, paint)}</pre>'
+
+    @property
+    def _figures(self) -> str:
+        sizes = (self.bytes, "byte"), (len(self.words), "word"), (len(self.tokens), "token")
+        size = ", ".join(f"{number:,} {plural_noun(number, unit)}" for number, unit in sizes)
+        return f"{size}, {self.bits:.1f} bits, {self.bits_per_byte:.3f} bits/byte"
 
     @property
     def bytes(self) -> int:

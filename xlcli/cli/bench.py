@@ -40,7 +40,13 @@ def bench(
     task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
     model: options.Model = None,
     preset: Annotated[
-        str | None, option("Model", "--preset NAME", "Measure this preset, with random weights, instead of a model.")
+        str | None,
+        option(
+            "Model",
+            "--preset NAME",
+            "Measure this preset, with random weights, instead of a model.",
+            autocompletion=options.complete_presets,
+        ),
     ] = None,
     plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
 ) -> int:

@@ -139,7 +139,8 @@ def discard_stdout() -> None:
 
 
 def _print_error(message: str, remedy: str) -> None:
-    from xlcli.cli.terminal import columns, visible, wrapped
+    from xlcli.cli.terminal import columns, wrapped
+    from xlcli.markup import visible
 
     text = visible("xlcli: " + message.replace("\n", "\\n")) + "\n"
     if remedy:

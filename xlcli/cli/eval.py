@@ -31,19 +31,22 @@ from xlcli.store.layout import HELD_OUT, read_config, read_record
 TYPICAL_BATCH_SIZE = 8  # number of texts read at a time that a plan assumes; the text and the machine decide it
 app = App()
 
+Models = Annotated[
+    list[str] | None,
+    option(
+        "Model",
+        "-m, --model NAME|FOLDER",
+        "Use this model; repeat to compare models. Default: newest, else bundled.",
+        autocompletion=options.complete_models,
+    ),
+]
+
 
 @app.command("eval", "xlcli eval --mem-len 512", "xlcli eval book.txt --sweep-mem-len 0,128,512 --json")
 def evaluate(
     call: Call,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE|-...]")] = None,
-    model: Annotated[
-        list[str] | None,
-        option(
-            "Model",
-            "-m, --model NAME|FOLDER",
-            "Use this model; repeat to compare models. Default: newest, else bundled.",
-        ),
-    ] = None,
+    model: Models = None,
     dry_run: options.DryRun = False,
     per_token: eval_outputs.PerToken = None,
     words: eval_outputs.Words = None,

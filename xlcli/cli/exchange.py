@@ -82,7 +82,7 @@ def import_(
 )
 def export(
     call: Call,
-    name: Annotated[str, typer.Argument(metavar="MODEL")],
+    name: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=options.complete_models)],
     out: Annotated[
         str | None,
         option("Model", "-o, --out PATH", "Write to this new folder or GGUF file.", allow_from_autoenv=False),

@@ -102,7 +102,7 @@ def presets(call: Call) -> None:
 )
 def show(
     call: Call,
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=options.complete_both)],
     plot: Annotated[
         str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False)
     ] = None,
@@ -168,7 +168,7 @@ def show_preset(name: str, screen: Screen, error: CheckpointError) -> None:
 )
 def copy(
     call: Call,
-    name: Annotated[str, typer.Argument(metavar="PRESET|MODEL")],
+    name: Annotated[str, typer.Argument(metavar="PRESET|MODEL", autocompletion=options.complete_both)],
     target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
     encoding: options.Weights = None,
 ) -> None:

@@ -51,9 +51,32 @@ def plot_option(panel: str, about: str, **settings: Any) -> Any:
     return option(panel, "--plot FILE.png", f"{about} (needs the extra xlcli[plot]).", **settings)
 
 
+def complete_models(incomplete: str) -> list[str]:
+    """Names of models that begin so, for a shell."""
+    from xlcli.store.discover import model_names
+
+    return [name for name in model_names() if name.startswith(incomplete)]
+
+
+def complete_presets(incomplete: str) -> list[str]:
+    """Names of presets that begin so, for a shell."""
+    from xlcli.presets import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def complete_both(incomplete: str) -> list[str]:
+    return complete_models(incomplete) + complete_presets(incomplete)
+
+
 Model = Annotated[
     list[str] | None,
-    option("Model", "-m, --model NAME|FOLDER", "Use this model. Default: newest in ./models, else the bundled one."),
+    option(
+        "Model",
+        "-m, --model NAME|FOLDER",
+        "Use this model. Default: newest in ./models, else the bundled one.",
+        autocompletion=complete_models,
+    ),
 ]
 State = Annotated[
     str | None,

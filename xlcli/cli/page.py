@@ -4,7 +4,10 @@ The page is one file without script or external references; its Content-Security
 Words have the bits of `--words`; lines, and parts of long lines, those of their tokens.
 
 Colors begin at quantiles of the text, which are known at its end. So the class of a word is a bin of its bits, and the
-style of the page, which is written last, colors the bins.
+style of the page, which is written last, colors the bins (`xlcli.markup`).
+
+The keyboard goes from line to line. The line that it is at shows the bits of its words as text, which a screen reader
+reads, too; that is style alone.
 """
 
 from __future__ import annotations
@@ -12,14 +15,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
@@ -28,14 +29,10 @@ import xlcli
 from xlcli.cli.outputs import write_output
 from xlcli.cli.quantities import approximate_count, format_bytes
 from xlcli.cli.score_report import context_cells
-from xlcli.cli.terminal import visible
 from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cannot_write
+from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, escaped, visible
 
-SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
-"""Shares of the words, those with the most bits, for which another color begins."""
-BINS, BINS_PER_OCTAVE = 62, 8
-"""Number of bins of words by bits, the last one from 200 bits on, and of bins in which 1 + bits doubles."""
 TEXT_BYTES = 2**25
 """Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
 COLORED_WORDS = 2**18
@@ -58,6 +55,7 @@ class Page(AbstractContextManager["Page"]):
         self.bits = 0.0
         self._rows: list[_Row] = []  # the one that grows, and before it one whose last word may come yet
         self._bins = [0] * BINS
+        self._unit = "words"  # what has a color
         self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks(path)
 
     def __exit__(self, *error: object) -> None:
@@ -66,11 +64,13 @@ class Page(AbstractContextManager["Page"]):
     def add(self, token: TokenScore) -> None:
         """Adds the next token. Offsets count from the first one, which may continue another text."""
         line = self.n_lines + 1
-        if not self._rows or self._rows[-1].is_full:
+        is_row_full = not self._rows or self._rows[-1].is_full
+        if is_row_full and not (self._rows and continues(token.text)):
             self._rows.append(_Row(line, token.byte))
             if len(self._rows) > 2:
                 self._show(self._rows.pop(0))
         row = self._rows[-1]
+        row.tokens.append((len(row.text), token.bits))
         row.text += token.text
         row.bits += token.bits
         self._curve.add(token, line)
@@ -83,7 +83,7 @@ class Page(AbstractContextManager["Page"]):
         """Adds the next word, after its tokens and at most one more; not one that began in the text before."""
         for row in reversed(self._rows):
             if word.byte >= row.byte:
-                row.words.append(_Word(word.byte - row.byte, len(row.text), word.bits))
+                row.parts.append(Part(word.byte - row.byte, len(row.text), word.bits))
                 return
 
     def save(
@@ -101,8 +101,12 @@ class Page(AbstractContextManager["Page"]):
 
     def _show(self, row: _Row) -> None:
         """Puts a row into the table and the text."""
-        for word in row.words:
-            self._bins[_bin(word.bits)] += 1
+        words = row.parts
+        row.parts = by_token(row.text, words, row.tokens)
+        if row.parts != words:
+            self._unit = "words, or tokens where a script has no blanks,"
+        for part in row.parts:
+            self._bins[bin_of(part.bits)] += 1
         is_shown = self._blocks.n_bytes < TEXT_BYTES
         self._most_surprising.add(row, is_linked=is_shown)
         if is_shown:
@@ -127,6 +131,7 @@ class Page(AbstractContextManager["Page"]):
             "style_hash": base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
             "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
             "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
+            "unit": self._unit,
             "legend": legend,
             "context_rows": _context_rows(by_context),
             "context_hidden": "" if by_context else " hidden",
@@ -140,23 +145,19 @@ class Page(AbstractContextManager["Page"]):
         yield Template(tail).substitute(values).encode()
 
 
-class _Word(NamedTuple):
-    """A word from a byte of its row to another, perhaps with the token after it."""
-
-    start: int
-    end: int
-    bits: float
-
-
 @dataclass(slots=True)
 class _Row:
-    """A line, or a part of a long line, from a byte of the text on. If it ends within a word, it has the word."""
+    """A line, or a part of a long line, from a byte of the text on. If it ends within a word, it has the word.
+
+    `tokens` are first byte in the row and bits of each, `parts` what gets a color.
+    """
 
     line: int
     byte: int
     text: bytearray = field(default_factory=bytearray)
     bits: float = 0.0
-    words: list[_Word] = field(default_factory=list)
+    tokens: list[tuple[int, float]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
@@ -166,24 +167,13 @@ class _Row:
     def bits_per_byte(self) -> float:
         return self.bits / max(1, len(self.text))
 
-    def html(self, most_bytes: int = sys.maxsize) -> str:
-        """The text with its words in color. It ends before a word that begins after `most_bytes`."""
-        html = []
-        end = 0
-        text_end = _Word(len(self.text), len(self.text), 0.0)
-        for word, following in pairwise([*self.words, text_end]):
-            html.append(_escaped(self.text[end : word.start]))
-            if word.start > most_bytes:
-                return "".join(html) + "..."
-            end = min(word.end, following.start)
-            text = _escaped(self.text[word.start : end])
-            shown = text.rstrip()
-            html.append(f'<i class=w{_bin(word.bits)} title="{word.bits:.2f} bits">{shown}</i>{text[len(shown) :]}')
-        return "".join(html) + _escaped(self.text[end:])
+    def html(self, most_bytes: int | None = None) -> str:
+        """The text with its parts in color. It ends before a part that begins after `most_bytes`."""
+        return colored(self.text, self.parts, _paint, most_bytes)
 
 
-def _escaped(text: bytes | bytearray) -> str:
-    return escape(visible(text.decode("utf-8", "backslashreplace")), quote=False)
+def _paint(html: str, bits: float) -> str:
+    return f'<i class=w{bin_of(bits)} title="{bits:.2f} bits">{html}</i>'
 
 
 class _Blocks:
@@ -204,26 +194,29 @@ class _Blocks:
 
     def add(self, row: _Row) -> None:
         is_colored = self._n_colored < COLORED_WORDS
-        content = row.html() if is_colored else _escaped(row.text)
-        anchor = ""
+        content = row.html() if is_colored else escaped(row.text)
+        anchor = name = ""
         if row.line > self.last_line:  # else it continues a line
-            anchor = f" id=L{row.line}"
-        self._rows.append(f"<b{anchor} data-b={row.bits_per_byte:.2f}>{content}</b>")
+            anchor, name = f"id=L{row.line} ", f"line {row.line}, "
+        score = f"{row.bits_per_byte:.2f}"
+        reach = ""
+        if is_colored:  # else there are no bits of words that the keyboard could go to
+            reach = f' tabindex=0 role=group aria-label="{name}{score} bits per byte"'
+        self._rows.append(f"<b {anchor}data-b={score}{reach}>{content}</b>")
         self.n_bytes += len(row.text)
         self.last_line = row.line
         self._block_bytes += len(row.text)
         if self._block_bytes >= BLOCK_BYTES:
             self.end()
         if is_colored:
-            self._n_colored += len(row.words)
+            self._n_colored += len(row.parts)
             if self._n_colored >= COLORED_WORDS:
                 self.end()
                 self.note("The words after this line have no colors, so that a browser can open the page.")
 
     def end(self) -> None:
         if self._rows:
-            # With this attribute, each line has the direction of its first letter.
-            self._write(f"<pre dir=auto>{''.join(self._rows)}</pre>\n")
+            self._write(f"<pre>{''.join(self._rows)}</pre>\n")
             self._rows, self._block_bytes = [], 0
 
     def note(self, text: str) -> None:
@@ -254,7 +247,8 @@ class _MostSurprising:
         if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1].rank:
             return
         number = f'<a href="#L{row.line}">{row.line:,}</a>' if is_linked else f"{row.line:,}"
-        html = f"<tr><td>{row.bits_per_byte:.2f}<td>{number}<td dir=auto>{row.html(PREVIEW)}</tr>"
+        about = f"<tr><td>{row.bits_per_byte:.2f}<td>{number}"
+        html = f'{about}<td dir=auto lang="" tabindex=0>{row.html(PREVIEW)}</tr>'
         self._lines.append(_SurprisingLine(rank, html))
         self._lines.sort(key=lambda line: line.rank, reverse=True)
         del self._lines[TABLE_ROWS:]
@@ -270,30 +264,16 @@ class _MostSurprising:
         return {"about_lines": about, "line_rows": "".join(line.html for line in lines)}
 
 
-def _bin(bits: float) -> int:
-    """Bin of a word, 0 to `BINS` - 1: 0 bits in 0, 1 bit in 8, 3 bits in 16. The last one has all without a number."""
-    if not math.isfinite(bits):
-        return BINS - 1
-    return min(BINS - 1, int(BINS_PER_OCTAVE * math.log2(1 + max(0.0, bits))))
-
-
 def _color(words_by_bin: Sequence[int]) -> tuple[str, str]:
-    """Style of the bins, whose colors are numbered from 1 on as `SHARES`, and legend: where each color begins."""
+    """Style of the bins, and legend: where each color begins."""
     style = legend = ""
-    n_words = n_left = sum(words_by_bin)
     last_color = 0
-    for number, n_in_bin in enumerate(words_by_bin):
-        if n_in_bin == 0:
-            continue
-        share = n_left / n_words  # of the words with so many bits or more
-        n_left -= n_in_bin
-        color = sum(share <= most for most in SHARES)
-        if color > 0:
-            style += f".w{number} {{ background: var(--c{color}); }}\n"
-        if color > last_color:
-            least_bits = 2 ** (number / BINS_PER_OCTAVE) - 1
-            legend += f"<i class=w{number}>{least_bits:.1f} ({max(0.1, 100 * share):.1f} %)</i>"
-            last_color = color
+    for color in colors(words_by_bin):
+        if color.number > 0:
+            style += f".w{color.bin} {{ background: var(--c{color.number}); }}\n"
+        if color.number > last_color:
+            legend += f"<i class=w{color.bin}>{color.bits:.1f} ({max(0.1, 100 * color.share):.1f} %)</i>"
+            last_color = color.number
     return style, legend
 
 
@@ -357,11 +337,13 @@ class _Curve:
             sum_bits += value * n_bytes
             left += n_bytes
         first_byte = self._stretches[0].byte if self._stretches else 0
+        mean = sum_bits / max(1, total_bytes)
         return {
             "top": str(top),
             "half": f"{top / 2:g}",
             "path": "M0 " + "V".join(steps or ["100"]),
-            "mean": f"{100 - 100 * sum_bits / max(1, total_bytes) / top:.4g}",
+            "mean": f"{100 - 100 * mean / top:.4g}",
+            "mean_bits": f"{mean:.2f}",
             "stretches": areas,
             "first_byte": f"{first_byte:,}",
             "last_byte": f"{first_byte + total_bytes:,}",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.outputs import write_output
 from xlcli.cli.quantities import averaged
-from xlcli.cli.terminal import visible
 from xlcli.events import Score, Speed
 from xlcli.files import process_folder
+from xlcli.markup import visible
 from xlcli.store.layout import numbers
 
 if TYPE_CHECKING:

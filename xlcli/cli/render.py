@@ -21,9 +21,10 @@ from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import OutputStream
 from xlcli.cli.run_report import progress_line, step_line
 from xlcli.cli.signals import Stop
-from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
+from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
+from xlcli.markup import visible
 
 REFRESH_SECONDS = 0.1  # minimum time between two updates of the live line
 PLAIN_SECONDS = 10.0  # time between two plain lines; the first line comes after a tenth of it

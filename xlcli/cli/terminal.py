@@ -1,7 +1,6 @@
-r"""Text for a terminal: made safe, in tables, and in lines that fit its width. The only file that imports rich.
+"""Text for a terminal: made safe, in tables, and in lines that fit its width. The only file that imports rich.
 
-A terminal executes control characters: text could repaint the screen, set the title or fill the clipboard. C0 (except
-newline and tab), ESC, DEL, C1 and bidirectional control characters are therefore replaced by escapes such as `\x1b`.
+Control characters of a text would act on a terminal, and are escaped (`xlcli.markup`).
 Each character is replaced independently, so a sequence split over two calls is harmless too. Output to a pipe is exact.
 """
 
@@ -15,21 +14,10 @@ import textwrap
 from collections.abc import Collection, Sequence
 from typing import TextIO
 
+from xlcli.markup import BIDI_CONTROLS, SEPARATORS, visible
+
 QUOTATION = 200  # maximum length of a quotation in characters
-_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
-_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_SEPARATORS = (0x2028, 0x2029)
-_INVALID_BYTES = range(0xDC80, 0xDD00)  # surrogates with which Python stands for bytes that are not UTF-8
-_ESCAPES = {code: f"\\x{code:02x}" for code in _CONTROLS}
-_ESCAPES |= {code: f"\\u{code:04x}" for code in (*_BIDI_CONTROLS, *_SEPARATORS)}
-_ESCAPES |= {code: f"\\x{code - 0xDC00:02x}" for code in _INVALID_BYTES}
-_ESCAPES |= {ord("\r"): "\\r", ord("\n"): "\n", ord("\t"): "\t"}
-_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_BIDI_CONTROLS, *_SEPARATORS)}
-
-
-def visible(text: str) -> str:
-    """`text` with control characters escaped, except newline and tab."""
-    return text.translate(_ESCAPES)
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *BIDI_CONTROLS, *SEPARATORS)}
 
 
 def visible_json(text: str) -> str:

@@ -44,11 +44,17 @@ Init = Annotated[
         "Run",
         "--init NAME|FOLDER|none",
         "Start from this model, or from scratch (none). Default: the bundled model for similar text.",
+        autocompletion=options.complete_models,
     ),
 ]
 Preset = Annotated[
     str | None,
-    option("Run", "--preset NAME", "Use this preset (xlcli models presets lists them). Default: by text and device."),
+    option(
+        "Run",
+        "--preset NAME",
+        "Use this preset (xlcli models presets lists them). Default: by text and device.",
+        autocompletion=options.complete_presets,
+    ),
 ]
 Resume = Annotated[bool, option("Run", "--resume", "Continue the run in the model folder from its newest checkpoint.")]
 Tensorboard = Annotated[

@@ -111,7 +111,7 @@ def evaluate(
 
 def score_texts(
     model: LoadedModel, texts: Sequence[bytes], options: EvalConfig, runtime: Runtime
-) -> Iterator[list[Scored]]:
+) -> Iterator[list[Scored] | Progress]:
     """Tokens and words of each text, scored in batches, each independently. Raises the same errors as `evaluate`."""
     check_settings(model, options, runtime)
     tokenized = [model.tokenizer.tokens(text) for text in texts]
@@ -131,8 +131,8 @@ def score_texts(
         scores = TokenScores(len(ids), readout, files)
         run = Pass(model, scorer, runtime, text, choose_lengths(model, runtime, options, text), lambda: False)
         batches = text_batches(run, reads_end=True)
-        for _ in score_text(run, batches, ContextSums(batches.longest), ProgressMeter("", None, "tokens"), scores):
-            pass
+        meter = ProgressMeter("scoring", len(ids), "tokens")
+        yield from score_text(run, batches, ContextSums(batches.longest), meter, scores)
         if not np.isfinite(scores.nats).all():
             raise not_finite(model.name, options)
         for data, start, end in zip(texts, starts.tolist(), ends.tolist(), strict=True):

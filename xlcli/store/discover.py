@@ -120,6 +120,11 @@ def saved_model(path: Path) -> Path:
         raise CheckpointError(f"{path} names its model, but {error.message}", remedy) from None
 
 
+def model_names() -> list[str]:
+    """Names of all models that `find` finds by name: those of the user, newest first, then bundled ones."""
+    return list(dict.fromkeys(folder.name for folder in (*_local(), *_bundled())))
+
+
 def local_models() -> tuple[ModelSummary, ...]:
     return tuple(map(summarize, _local()))
 

@@ -17,7 +17,7 @@ from xlcli.training.folder import keep_points, keep_weights, restore, save
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun, Update
 from xlcli.training.schedule import Clock, Counters, IntervalTrigger, overfits
-from xlcli.training.validation import check_finite, validation_bits
+from xlcli.training.validation import check_finite, seconds_at_end, validation_bits
 
 VALIDATION_SHARE = 0.1  # maximum share of a time budget for validation at the default interval
 
@@ -135,8 +135,10 @@ class Loop:
             if best:
                 keep_weights(run, self.data, self.folder, bits)
                 run.count(best_bits=bits, best_step=before.step)
+        seconds_before = clock.validation
         clock.synchronize(clock.now() - began)
-        run.count(validated_step=before.step, validation_due=False)
+        reserve = seconds_at_end(run, self.data.valid_ids, clock.validation - seconds_before)
+        run.count(validated_step=before.step, validation_due=False, reserve=reserve)
         if bits is None:  # without validation text there is nothing to compare
             return
         spent = run.spent(clock.seconds)

@@ -241,8 +241,15 @@ class TrainingRun:
         return min(1.0, max(shares, default=0.0))
 
     def budgets(self, seconds: float) -> dict[str, Budget]:
-        """The budgets of the run after `seconds` of training, by their keys (`defaults.BUDGETS`)."""
-        used = {"max_steps": self.counters.step, "max_tokens": self.counters.tokens, "max_time": seconds}
+        """The budgets of the run after `seconds` of training, by their keys (`defaults.BUDGETS`).
+
+        Time that is reserved for the end of the run counts as used.
+        """
+        used = {
+            "max_steps": self.counters.step,
+            "max_tokens": self.counters.tokens,
+            "max_time": seconds + self.counters.reserve,
+        }
         budgets: dict[str, Budget] = {}
         for key in BUDGETS:
             limit = getattr(self.config.train, key)
@@ -293,7 +300,8 @@ class TrainingRun:
             if not self.model.is_compatible(state):
                 raise StateError("the memory does not fit the model.", "Train again with --overwrite.")
             self.states.append(state)
-        self.counters = validate(Counters, {name: saved.facts[name] for name in Counters.model_fields})
+        facts = {"reserve": 0.0, **saved.facts}  # which checkpoints of earlier versions do not have
+        self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
 
     def _restore_weights(self, saved: Checkpoint) -> None:
         present = weights_of(self.model)

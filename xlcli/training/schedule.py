@@ -34,6 +34,7 @@ class Counters(BaseConfig):
         rollbacks: Number of roll-backs, each of which divides the learning rates.
         stale: Validations since the best one.
         plateau: Share of the budget that was spent when patience ran out; None before that.
+        reserve: Seconds of the time budget, if there is one, that are left to the last validation and final score.
     """
 
     step: Steps = 0
@@ -47,6 +48,7 @@ class Counters(BaseConfig):
     rollbacks: Annotated[int, Field(ge=0, le=100)] = 0
     stale: Steps = 0
     plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    reserve: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
 
     @property
     def progress(self) -> tuple[int, int | None]:

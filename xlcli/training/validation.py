@@ -33,6 +33,11 @@ ABSURD_NATS = 100.0  # loss in nats per token above which a run counts as diverg
 ABSURD_WEIGHT = 2.0**32
 """Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
 MAX_SEQUENCES = 8  # maximum number of sequences in a batch of a validation
+SCORED_BYTES = 2**18
+"""Maximum bytes of validation text scored at the end of a run; `xlcli eval` scores all of it."""
+SCORING_COST = 2.0
+"""Time per token of the final score, which is exact, in relation to that of a validation; 1.9 to 2.3 on a CPU."""
+MOST_RESERVED = 0.5  # maximum share of a time budget that is left to the end of the run
 MIN_CONTEXTS = 4
 """A model with memory gets several sequences only if each has about this many times the tokens of a memory and a
 segment, because each starts with empty memory."""
@@ -84,6 +89,19 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     return bits_per_token * len(valid) / valid.n_bytes  # tokens per byte of all of the text
 
 
+def seconds_at_end(run: TrainingRun, valid: TokenFile, validation: float) -> float:
+    """Estimate of the seconds of a time budget that the last validation and the final score will take.
+
+    It comes from the seconds of a `validation`, and is at most half of the budget; 0 without a time budget.
+    """
+    max_time = run.config.train.max_time
+    if max_time is None or not len(valid):
+        return 0.0
+    n_validated = min(VALIDATION_TOKENS, len(valid))
+    n_scored = len(valid) * min(1.0, SCORED_BYTES / valid.n_bytes)
+    return min(validation * (1.0 + SCORING_COST * n_scored / n_validated), MOST_RESERVED * max_time)
+
+
 def check_finite(run: TrainingRun) -> None:
     """Checks, before a save, that training can continue from this state, which does not change.
 
@@ -123,8 +141,6 @@ def _problem(run: TrainingRun) -> str | None:
     return None
 
 
-SCORED_BYTES = 2**18
-"""Maximum bytes of validation text scored at the end of a run; `xlcli eval` scores all of it."""
 SAMPLE_TOKENS = 60  # tokens of the sample
 PROMPT_BYTES = 2**10  # bytes of validation text whose whole lines the sample continues
 

@@ -1,0 +1,150 @@
+r"""Text that is shown: characters that would act are made visible, and words get the color of their bits in HTML.
+
+A terminal executes control characters: text could repaint the screen, set the title or fill the clipboard. C0 (except
+newline and tab), ESC, DEL, C1 and bidirectional control characters are therefore replaced by escapes such as `\x1b`.
+
+Colors begin at quantiles of the text. What gets a color is a word, but a token where a script has no blanks between
+words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from itertools import pairwise
+from typing import NamedTuple
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
+BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+SEPARATORS = (0x2028, 0x2029)
+_INVALID_BYTES = range(0xDC80, 0xDD00)  # surrogates with which Python stands for bytes that are not UTF-8
+_ESCAPES = {code: f"\\x{code:02x}" for code in _CONTROLS}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in (*BIDI_CONTROLS, *SEPARATORS)}
+_ESCAPES |= {code: f"\\x{code - 0xDC00:02x}" for code in _INVALID_BYTES}
+_ESCAPES |= {ord("\r"): "\\r", ord("\n"): "\n", ord("\t"): "\t"}
+
+SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
+"""Shares of the words, those with the most bits, for which another color begins."""
+BACKGROUNDS = ("#fdf3d7", "#fbdc92", "#f8b765", "#f08d62", "#e4697f")
+"""These colors on light ground, with letters in `INK`."""
+INK = "#1b1b1f"
+BINS, BINS_PER_OCTAVE = 62, 8
+"""Number of bins of words by bits, the last one from 200 bits on, and of bins in which 1 + bits doubles."""
+
+_WITHOUT_BLANKS = re.compile(
+    rb"\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f]|\xe1\x82[\x80-\x9f]|\xea\xa7[\xa0-\xbf]|\xea\xa9[\xa0-\xbf]"
+)
+"""First bytes in UTF-8 of a letter of Thai, Lao, Tibetan, Burmese or Khmer. Chinese characters are words anyway."""
+
+
+class Part(NamedTuple):
+    """A word, or a token, of a text: from a byte to another, perhaps with what is after it; its surprisal."""
+
+    start: int
+    end: int
+    bits: float
+
+
+def visible(text: str) -> str:
+    """`text` with control characters escaped, except newline and tab."""
+    return text.translate(_ESCAPES)
+
+
+def escaped(text: bytes | bytearray) -> str:
+    """HTML of a text, with control characters and bytes that are not UTF-8 as escapes."""
+    return escape(visible(text.decode("utf-8", "backslashreplace")), quote=False)
+
+
+def colored(
+    text: bytes | bytearray, parts: Sequence[Part], paint: Callable[[str, float], str], most_bytes: int | None = None
+) -> str:
+    """HTML of a text: `paint` makes that of each part from its HTML and bits. Blanks after a part belong to none.
+
+    It ends, with an ellipsis, before a part that begins after `most_bytes`.
+    """
+    html = []
+    end = 0
+    text_end = Part(len(text), len(text), 0.0)
+    for part, following in pairwise([*parts, text_end]):
+        html.append(escaped(text[end : part.start]))
+        if most_bytes is not None and part.start > most_bytes:
+            return "".join(html) + "..."
+        end = min(part.end, following.start)
+        inner = escaped(text[part.start : end])
+        shown = inner.rstrip()
+        html.append(paint(shown, part.bits) + inner[len(shown) :])
+    return "".join(html) + escaped(text[end:])
+
+
+def by_token(text: bytes | bytearray, words: Sequence[Part], tokens: Sequence[tuple[int, float]]) -> list[Part]:
+    """The parts of a text that get a color, in order: its words, but tokens where a script has no blanks.
+
+    `tokens` are their first bytes, which may be before the text for the first one, and their bits.
+    """
+    if not _WITHOUT_BLANKS.search(text):
+        return [*words]
+    parts = []
+    for word, following in pairwise([*words, Part(len(text), len(text), 0.0)]):
+        if not _WITHOUT_BLANKS.search(text, word.start, min(word.end, following.start)):
+            parts.append(word)
+    starts = [start for start, _ in tokens]
+    for stretch in re.finditer(rb"\S+", text):
+        begin, end = stretch.span()
+        if _WITHOUT_BLANKS.search(text, begin, end):
+            first = max(0, bisect_right(starts, begin) - 1)
+            parts += _joined(text, begin, end, tokens[first : bisect_left(starts, end)])
+    return sorted(parts)
+
+
+def _joined(text: bytes | bytearray, begin: int, end: int, tokens: Sequence[tuple[int, float]]) -> Iterator[Part]:
+    """The tokens of a stretch of text, joined where one begins within a character or with a mark."""
+    start, sum_bits = begin, 0.0
+    for token_start, bits in tokens:
+        if token_start > start and not continues(text[token_start : token_start + 4]):
+            yield Part(start, token_start, sum_bits)
+            start, sum_bits = token_start, 0.0
+        sum_bits += bits
+    yield Part(start, end, sum_bits)
+
+
+def continues(text: bytes | bytearray) -> bool:
+    """True if a text begins within a character, or with a mark that is drawn with the character before it."""
+    is_within_character = text[:1] >= b"\x80" and text[:1] < b"\xc0"
+    return is_within_character or unicodedata.category(text.decode("utf-8", "replace")[:1] or " ").startswith("M")
+
+
+def bin_of(bits: float) -> int:
+    """Bin of a word, 0 to `BINS` - 1: 0 bits in 0, 1 bit in 8, 3 bits in 16. The last one has all without a number."""
+    if not math.isfinite(bits):
+        return BINS - 1
+    return min(BINS - 1, int(BINS_PER_OCTAVE * math.log2(1 + max(0.0, bits))))
+
+
+class Color(NamedTuple):
+    """Color of the words of a bin: its number, from 1 on as `SHARES`, or 0 for none.
+
+    It is that of words of at least `bits`, the beginning of the bin, which are a `share` of all.
+    """
+
+    bin: int
+    number: int
+    bits: float
+    share: float
+
+
+def colors(words_by_bin: Sequence[int]) -> list[Color]:
+    """Colors of the bins that have words."""
+    found = []
+    n_words = n_left = sum(words_by_bin)
+    for number, n_in_bin in enumerate(words_by_bin):
+        if n_in_bin == 0:
+            continue
+        share = n_left / n_words  # of the words with so many bits or more
+        n_left -= n_in_bin
+        color = sum(share <= most for most in SHARES)
+        found.append(Color(number, color, 2 ** (number / BINS_PER_OCTAVE) - 1, share))
+    return found

@@ -322,7 +322,8 @@ def test_it_says_which_kernels_are_missing():
 @pytest.mark.parametrize("damaged", ["query", "key", "value"])
 def test_undefined_numbers_are_not_lost(damaged, encoding, memory_dtype):
     network = network_of(table("full-xl-0-pre-0"), encoding, n_layers=1)
-    getattr(network.stack.blocks[0].attention, damaged).weight.data[0, 0] = torch.nan
+    weight = getattr(network.stack.blocks[0].attention, damaged).weight
+    getattr(weight, "rows", weight.data)[0, 0] = torch.nan
     state = network.init_state(1, mem_len=9, segment_len=8, memory_dtype=memory_dtype)
     logits, _ = make_decoder(network, encoding).logits(torch.zeros(1, 1, dtype=torch.int64), state)
     assert logits.isnan().all()

@@ -40,6 +40,7 @@ from xlcli.model.stack import Block, FeedForward, Residual, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import quantize
 from xlcli.ops.span import Span
+from xlcli.ops.stored import StoredMatrix, widened
 
 if TYPE_CHECKING:
     from xlcli.state import State
@@ -364,7 +365,7 @@ class Packer:
         assert isinstance(attention, FullAttention)
         # One matrix makes queries, keys and values: fewer steps at which threads wait for each other.
         layers = attention.query, attention.key, attention.value
-        weight = torch.cat([layer.weight for layer in layers])
+        weight = joined(layers)
         bias = None if attention.query.bias is None else torch.cat([layer.bias for layer in layers])
         return pack(
             records.ATTENTION,
@@ -399,7 +400,7 @@ class Packer:
         weight: Tensor = network.up.weight
         bias: Tensor | None = network.up.bias
         if network.gate is not None:
-            weight = torch.cat([weight, network.gate.weight])
+            weight = joined([network.up, network.gate])
             bias = None if bias is None else torch.cat([bias, network.gate.bias])
         activation = records.ACTIVATIONS[self.network.config.feedforward.kind]
         return self._matrix(weight, bias, activation, is_gated=network.gate is not None)
@@ -425,13 +426,16 @@ class Packer:
     ) -> Packed:
         """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
         scale = None
-        if self.weight_type == torch.int8:
-            weight, scale = quantize(weight)
-            scale = scale.float()
+        rows = weight
+        if isinstance(weight, StoredMatrix) and weight.rows.dtype == self.weight_type:
+            rows = weight.rows
+            scale = weight.scale
+        elif self.weight_type == torch.int8:
+            rows, scale = quantize(weight)
         return pack(
             records.MATRIX,
-            weight=self._address(weight.to(self.weight_type)),
-            scale=self._address(scale),
+            weight=self._address(rows.to(self.weight_type)),
+            scale=self._address(None if scale is None else scale.float()),
             bias=self._address(bias),
             activation=activation,
             gated=is_gated,
@@ -441,8 +445,24 @@ class Packer:
         """Address of a contiguous tensor, or of a copy, which is kept; 0 for None."""
         if t is None:
             return 0
-        self.kept.append(t.detach().contiguous())
+        self.kept.append(widened(t).detach().contiguous())
         return self.kept[-1].data_ptr()
+
+
+def joined(layers: Sequence[nn.Linear]) -> Tensor:
+    """The weights of layers (o i) in one matrix. Layers whose matrices are stored as they are become parts of it."""
+    weights = [layer.weight for layer in layers]
+    matrices = [weight for weight in weights if isinstance(weight, StoredMatrix)]
+    if len(matrices) < len(weights):
+        return torch.cat(weights)
+    with torch.inference_mode(False):  # the parts outlive this call, in modules that others may train
+        stored = StoredMatrix.cat(matrices)
+        start = 0
+        for layer in layers:
+            part = stored.part(start, start + layer.out_features)
+            layer.weight = nn.Parameter(part, requires_grad=False)
+            start += layer.out_features
+    return stored
 
 
 def _has_shared_keys(position: XLPosition) -> bool:
@@ -594,7 +614,9 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
         copied = joined
         if encoding in ENCODINGS:  # of float32 only those that are joined
             copied = joined + others
-        n_weights += sum(layer.weight.numel() for layer in copied)
+        for layer in copied:
+            if not isinstance(layer.weight, StoredMatrix):  # such a matrix becomes part of the joined one
+                n_weights += layer.weight.numel()
     return ENCODINGS.get(encoding, torch.float32).itemsize * n_weights
 
 

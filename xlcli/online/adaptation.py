@@ -36,6 +36,7 @@ from xlcli.model.head import Readout, SoftmaxHead
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.stack import FeedForward, Ponder
 from xlcli.ops.layers import Linear, has_bfloat16_units
+from xlcli.ops.stored import widened
 from xlcli.state import State
 
 Tensors = Mapping[str, Tensor]
@@ -75,7 +76,7 @@ class AdaptiveModel:
         if batch != 1:
             raise ConfigError(f"a model that adapts reads one text, not {batch}.", "Use a batch size of 1.")
         with torch.inference_mode(False):
-            weights = {name: p.detach().clone() for name, p in self.origin.items()}
+            weights = {name: widened(p.detach()).clone() for name, p in self.origin.items()}
             no_tokens = torch.empty(0, dtype=torch.int64, device=next(iter(weights.values())).device)
             value = Adaptation(
                 settings=self.settings,
@@ -300,12 +301,12 @@ def _value(state: State) -> Adaptation:
 
 
 def _sharing_memory(network: LanguageModel) -> LanguageModel:
-    """Copy of a network whose parameters share memory with the original, until they are replaced.
+    """Copy of a network whose float32 parameters share memory with the original, until they are replaced.
 
     Gradients of tables of token vectors that the head does not share are sparse.
     """
     # What `deepcopy` finds here is already copied.
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
+    memo: dict[int, Any] = {id(p): nn.Parameter(widened(p.detach()), requires_grad=False) for p in network.parameters()}
     memo |= {id(buffer): buffer for buffer in network.buffers()}
     for table in _token_tables(network):
         n, dim = table.weight.shape

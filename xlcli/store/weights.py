@@ -20,7 +20,8 @@ from xlcli.files.tensors import TYPES, TensorInfo, read_header, read_tensors, ty
 from xlcli.machine import require_memory
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
-from xlcli.ops.layers import dequantize, quantize
+from xlcli.ops.layers import quantize
+from xlcli.ops.stored import HALVES, StoredMatrix
 from xlcli.store.layout import CONFIG, ENCODINGS, SCALE, WEIGHTS
 
 
@@ -59,18 +60,27 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
 
 
 def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by name, floats in float32; `ValueError` if an int8 tensor holds -128, or a scale is not positive."""
-    weights = {}
+    """Weights by name, floats in float32, rounded matrices as they are stored.
+
+    `ValueError` if an int8 tensor holds -128, or a scale is not positive.
+    """
+    weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
+        if name.endswith(SCALE):
+            continue
         scale = stored.get(name + SCALE)
         if scale is not None:
             if not bool(((scale > 0) & scale.isfinite()).all()):
                 raise ValueError(f"tensor '{name}{SCALE}' has a scale that is not a positive number")
             if tensor.numel() and int(tensor.min()) == -128:
                 raise ValueError(f"tensor '{name}' holds -128")
-            weights[name] = dequantize(tensor, scale)
-        elif not name.endswith(SCALE):
-            weights[name] = tensor.float() if tensor.is_floating_point() else tensor
+            weights[name] = StoredMatrix(tensor, scale)
+        elif tensor.dtype in HALVES and tensor.ndim >= 2:
+            weights[name] = StoredMatrix(tensor)
+        elif tensor.is_floating_point():
+            weights[name] = tensor.float()
+        else:
+            weights[name] = tensor
     return weights
 
 
@@ -104,15 +114,16 @@ def weights_bytes(model: ModelConfig, encoding: str) -> int:
 
 
 def round_weights(network: nn.Module, encoding: str) -> None:
-    """Rounds weights in place, as if stored in this encoding; `CheckpointError` if it cannot represent one."""
-    with torch.no_grad():
-        for name, tensor in weights(network).items():
-            one = {name: tensor}
-            tensor.copy_(decode(encode(one, stored_infos(one, encoding)))[name])
+    """Rounds the weights, as if they were stored in this encoding; `CheckpointError` if it cannot represent one."""
+    rounded: dict[str, Tensor] = {}
+    for name, tensor in weights(network).items():
+        one = {name: tensor}
+        rounded |= decode(encode(one, stored_infos(one, encoding)))
+    _fill(network, rounded, next(network.parameters()).device)
 
 
 def read_weights(path: Path, network: nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights in float32 and metadata of the weights file of a network, which may be on the meta device; verified.
+    """Weights and metadata of the weights file of a network, which may be on the meta device; verified. As of `decode`.
 
     `CheckpointError` if the file is missing, damaged, or of another network or encoding.
     """
@@ -126,15 +137,20 @@ def read_weights(path: Path, network: nn.Module, encoding: str) -> tuple[dict[st
 def read_network(
     folder: Path, model: ModelConfig, encoding: str, device: str | torch.device
 ) -> tuple[LanguageModel, dict[str, str]]:
-    """The network in a model folder, in evaluation mode with float32 weights, and the metadata of its weights file.
+    """The network in a model folder, in evaluation mode, and the metadata of its weights file.
+
+    Rounded matrices stay as they are stored on a CPU; all other weights are float32.
+
 
     Errors as of `read_weights`; `ResourceError` if the weights do not fit the machine.
     """
     network = _empty_network(model, folder)
     floats = sum(tensor.numel() for tensor in weights(network).values())
-    if (folder / WEIGHTS).stat().st_size >= floats:  # read_weights refuses a smaller file, which is damaged
+    n_bytes = (folder / WEIGHTS).stat().st_size
+    if n_bytes >= floats:  # read_weights refuses a smaller file, which is damaged
         for place in {"cpu", str(device)}:
-            require_memory(f"model {folder.resolve().name}", 4 * floats, "Use a smaller model.", place)
+            needed = min(n_bytes, 4 * floats) if place == "cpu" else 4 * floats
+            require_memory(f"model {folder.resolve().name}", needed, "Use a smaller model.", place)
     tensors, metadata = read_weights(folder / WEIGHTS, network, encoding)
     _fill(network, tensors, device)
     return network.eval(), metadata
@@ -166,7 +182,7 @@ def _fill(network: nn.Module, tensors: Mapping[str, Tensor], device: str | torch
     for name, empty in weights(network).items():
         tensor = tensors[name].to(device)
         if isinstance(empty, nn.Parameter):
-            tensor = nn.Parameter(tensor)
+            tensor = nn.Parameter(tensor, requires_grad=not isinstance(tensor, StoredMatrix))
         filled[id(empty)] = tensor
     saved = network.state_dict(keep_vars=True).items()
     network.load_state_dict({name: filled[id(empty)] for name, empty in saved}, assign=True)

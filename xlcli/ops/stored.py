@@ -1,0 +1,106 @@
+"""Weight matrices that stay in the numbers of their file, and are float32 only while they are used."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+HALVES = {torch.bfloat16, torch.float16}
+"""Types of 16-bit floats."""
+_aten = torch.ops.aten
+_SAME_MATRIX = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
+_WITHOUT_VALUES = {
+    Tensor.detach, Tensor.clone, Tensor.requires_grad_, Tensor.to, Tensor.__deepcopy__, Tensor.size, Tensor.dim,
+    Tensor.numel, Tensor.element_size, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point,
+}  # fmt: skip
+"""Methods that do not need float32 values."""
+_TRANSPOSED = [Tensor.T.__get__, Tensor.mT.__get__]  # type: ignore[attr-defined]
+"""Attributes that need them."""
+_IN_PLACE = re.compile(r"__setitem__|__i\w+__|\w*[^_]_")
+"""Names of functions that change their first argument."""
+
+
+class StoredMatrix(Tensor):
+    """A matrix (o i) of 16-bit floats, or of int8 rows with a scale (o) each, that acts as its float32 values.
+
+    Every function of PyTorch widens it first, and nothing keeps the float32 values; a lookup of rows widens only these.
+    So all results are those of a float32 matrix with these values, to the bit. It cannot be changed, and has no
+    gradient.
+
+    Attributes:
+        rows: The numbers as they are stored.
+        scale: Scales of int8 rows, else None.
+    """
+
+    rows: Tensor
+    scale: Tensor | None
+
+    @staticmethod
+    def __new__(cls, rows: Tensor, scale: Tensor | None = None) -> StoredMatrix:
+        self: StoredMatrix = Tensor._make_wrapper_subclass(cls, rows.shape, dtype=torch.float32, device=rows.device)
+        self.rows = rows
+        self.scale = scale
+        return self
+
+    def widened(self) -> Tensor:
+        """Its float32 values (o i), in memory of their own."""
+        wide = self.rows.float()
+        if self.scale is not None:
+            wide.mul_(self.scale.float().unsqueeze(-1))  # in place, because tables of tokens are large
+        return wide
+
+    def rows_at(self, ids: Tensor) -> Tensor:
+        """The float32 values (... i) of the rows with these numbers (...)."""
+        scale = None if self.scale is None else self.scale[ids]
+        return StoredMatrix(self.rows[ids], scale).widened()
+
+    @classmethod
+    def cat(cls, matrices: list[StoredMatrix]) -> StoredMatrix:
+        """The rows of several matrices of one type in one."""
+        scales = [matrix.scale for matrix in matrices if matrix.scale is not None]
+        return cls(torch.cat([matrix.rows for matrix in matrices]), torch.cat(scales) if scales else None)
+
+    def part(self, start: int, stop: int) -> StoredMatrix:
+        """A matrix of some rows, which shares their memory."""
+        scale = None if self.scale is None else self.scale[start:stop]
+        return StoredMatrix(self.rows[start:stop], scale)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of a function of PyTorch that has such a matrix among its arguments."""
+        kwargs = kwargs or {}
+        if func is F.embedding:
+            ids, matrix = args[:2]
+            return matrix.rows_at(ids)
+        name = getattr(func, "__name__", "")
+        is_attribute = name in ("__get__", "__set__") and func not in _TRANSPOSED
+        if not is_attribute and func not in _WITHOUT_VALUES:
+            if _IN_PLACE.fullmatch(name) and isinstance(args[0], StoredMatrix):
+                raise TypeError(f"{name} would change a stored matrix")
+            args, kwargs = pytree.tree_map_only(StoredMatrix, StoredMatrix.widened, (args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """The same for operations that PyTorch calls itself, as to copy a module."""
+        first = args[0]
+        if func in _SAME_MATRIX:
+            return StoredMatrix(first.rows, first.scale)
+        if func is _aten.clone.default:
+            return StoredMatrix(first.rows.clone(), None if first.scale is None else first.scale.clone())
+        args, kwargs = pytree.tree_map_only(StoredMatrix, StoredMatrix.widened, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"StoredMatrix({list(self.shape)}, {self.rows.dtype})"
+
+
+def widened(weight: Tensor) -> Tensor:
+    """A weight in float32 whose numbers have an address: itself, unless it is a `StoredMatrix`."""
+    return weight.widened() if isinstance(weight, StoredMatrix) else weight

@@ -1,8 +1,8 @@
 """Fast decoding on the CPU: predictions after one new token of each sequence, by the kernels of `kernels/decode.py`.
 
-A `Decoder` computes `LanguageModel.logits` for calls of one token, with the same states. It packs the weights once: an
-int8 weight takes a byte here, where the network holds its value in float32. Blocks without a kernel (linear and LSH
-attention, for example) run as modules.
+A `Decoder` computes `LanguageModel.logits` for calls of one token, with the same states. It packs the weights once;
+stored matrices (`ops/stored.py`) are not copied but joined. Blocks without a kernel (linear and LSH attention, for
+example) run as modules.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState, StreamPosition
 from xlcli.streaming.intake import Intake
 from xlcli.streaming.output import ScoredEvent, StreamOutput
-from xlcli.text.documents import Document, plain
+from xlcli.text.documents import Continuation, Document, plain
 from xlcli.text.formats import CRLF_NOTICE
 from xlcli.text.oddities import Oddities
 from xlcli.text.tokenizers import n_unknown, unknown_notice
@@ -117,6 +117,7 @@ class _Stream:
         predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
+        self.output.records.arrive(self.intake.end_offset)
         self.meter = Meter(position.n_lines)
         self._options = options
         self._stop = stop
@@ -130,8 +131,9 @@ class _Stream:
     def run(self, portions: Iterable[bytes | None]) -> Iterator[StreamEvent]:
         """Scores all portions, and the end of the text, until `stop`."""
         for portion in portions:
-            self.begin_document(portion)
+            yield from self.begin_document(portion)
             is_flushed = self.intake.receive(portion)
+            self.output.records.arrive(self.intake.end_offset)
             yield from self.score()
             if self._stop():
                 self.save()
@@ -142,8 +144,15 @@ class _Stream:
                 self.save()
         yield from self.end()
 
-    def begin_document(self, portion: bytes | None) -> None:
+    def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
         """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
+        records = self.output.records
+        if isinstance(portion, Continuation):
+            records.count(portion.document)
+            if records.waiting:
+                records.join()
+            elif self._options.emit == "lines":  # the event was output after a pause
+                portion = portion.document
         key = self._options.reset_on_change
         words = self.output.words
         is_document = isinstance(portion, Document)
@@ -155,8 +164,10 @@ class _Stream:
             story = str(fields[key])
         is_reset = key is None or story != self.story
         self.story = story
-        if is_document and (self.intake.resets_at_documents or self._options.emit == "words"):
+        if isinstance(portion, Document):
             start = self.intake.begin_document(is_reset=is_reset)
+            records.count(portion)
+            yield from self.output.begin_record(start, portion)
             if words is not None:
                 words.at.begin(start, fields)
         elif portion and words is not None and not words.at.n_begun:  # the text before the first row
@@ -194,15 +205,18 @@ class _Stream:
         """Scores the lines that wait for others, and the unfinished end of the text."""
         self.intake.release_lines()
         yield from self.score()
-        # A line that ends is scored before the state is saved, so that its row does not come again.
-        ends_line = self.intake.ends_line and not self._stop()
-        if not ends_line:
-            self.save()
         if self._stop():
+            self.save()
             return
+        # What ends with the text is output before the state is saved, so that it does not come again.
+        ends_line = self.intake.ends_line
+        if not ends_line:
+            yield from self.output.end_record()
+            self.save()
         self.intake.end()
         yield from self.score()
         if ends_line:
+            yield from self.output.end_record()
             self.save()
         yield from self.output.end(self.session)
 

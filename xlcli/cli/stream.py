@@ -80,6 +80,7 @@ def stream(
         settings = settings.model_copy(update={"save_every": SAVE_SECONDS})
     texts = [name] if follow else check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     saved = state_files(call, state, state_in, state_out)
+    call.require("frozen", "--state FILE with the state of a baseline", is_given=saved.before is not None)
     folder = find_model(call, model, settings, saved)
     outputs = {"state": (state, STATE), "state_out": (state_out, STATE), "html": (html, PAGE)}
     call.check_files([folder, *texts], outputs)

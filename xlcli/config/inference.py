@@ -558,7 +558,8 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=None, description="Join each line that does not match (RE2) to the event before it: stack traces."
     )
     frozen: Annotated[Switch, Option("Memory", "--frozen", "1")] = Field(
-        default=False, description="Score each line, row or event from the same state, without learning from the others."
+        default=False,
+        description="Score each line, row or event from the same state, without learning from the others.",
     )
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
@@ -590,7 +591,9 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         if self.text_regex is not None:
             pattern = compile_pattern(self.text_regex, "text_regex")
             if b"text" not in pattern.groupindex:
-                raise InvalidSettingError("text_regex", "has no group text", "Write (?P<text>.*) for the text to score.")
+                raise InvalidSettingError(
+                    "text_regex", "has no group text", "Write (?P<text>.*) for the text to score."
+                )
             self._refuse_beside("text_regex", "reads plain lines", ("text_field", "binary"))
         if self.event_start is not None:
             compile_pattern(self.event_start, "event_start")

@@ -209,6 +209,16 @@ def hash_contexts(index: Index, out: Array) -> None:
 
 
 @inner()
+def slot_of(index: Index, c: int, key: Any) -> int:
+    """Slot of a context, or the free one that it would get (linear probing)."""
+    n_slots = index.owners.shape[1]  # a power of two
+    slot = np.int64((key * HASH_FACTOR) >> np.uint64(20)) & (n_slots - 1)
+    while index.owners[c, slot] != 0 and index.owners[c, slot] != key:
+        slot = (slot + 1) & (n_slots - 1)
+    return slot  # type: ignore[no-any-return]
+
+
+@inner()
 def find(index: Index, leaf_of: Array, space: Space) -> None:
     """Leaves of the latest followers of each context within the window, the latest first, in `space.found`.
 
@@ -216,13 +226,8 @@ def find(index: Index, leaf_of: Array, space: Space) -> None:
     """
     hash_contexts(index, space.hashes)
     oldest = max(0, index.sizes[N_READ] - index.sizes[WINDOW])
-    n_slots = index.owners.shape[1]  # a power of two
     for c in range(N_CONTEXTS):
-        # Linear probing: the slot of the context, or the free one that it would get.
-        key = space.hashes[c]
-        slot = np.int64((key * HASH_FACTOR) >> np.uint64(20)) & (n_slots - 1)
-        while index.owners[c, slot] != 0 and index.owners[c, slot] != key:
-            slot = (slot + 1) & (n_slots - 1)
+        slot = slot_of(index, c, space.hashes[c])
         space.slots[c] = slot
         # The chain of its positions, which are stored plus 1.
         at, n = index.latest[c, slot] - 1, 0
@@ -519,6 +524,29 @@ def fill(index: Index, leaf_of: Array, line_end: int, tokens: Array, targets: Ar
 
 
 @compiled()
+def take_back(index: Index, leaf_of: Array, n: int) -> None:
+    """Removes the last n tokens read, and what follows them; the index must not have been made anew since.
+
+    Contexts leave in the reverse of the order in which they came, so linear probing needs no marks of removed ones.
+    """
+    hashes = np.zeros(N_CONTEXTS, np.uint64)
+    for _ in range(n):
+        at = index.sizes[N_READ] - 1
+        if index.targets[at] >= 0:
+            hash_contexts(index, hashes)
+            for c in range(N_CONTEXTS):
+                slot = slot_of(index, c, hashes[c])
+                index.latest[c, slot] = index.earlier[c, at]
+                if index.latest[c, slot] == 0:
+                    index.owners[c, slot] = 0
+            count(index, leaf_of, index.targets[at], -1)
+        left_window = at - index.sizes[WINDOW]
+        if left_window >= 0:
+            count(index, leaf_of, index.targets[left_window], 1)
+        index.sizes[N_READ] = at
+
+
+@compiled()
 def score(index: Index, mixer: Mixer, leaf_of: Array, line_end: int, log_p: Array, texts: Array, is_read: bool,
           nats: Array) -> None:  # fmt: skip
     """Surprisal in nats (t) of the second row of `texts` (2 t) after the first, and learns from it.
@@ -573,7 +601,7 @@ CONSTANTS = [context_cache.__file__]
 
 def _kernel_files() -> list[KernelFiles]:
     """Files that keep the compiled kernels, none where they cannot be kept."""
-    kernels = score, fill, read, distribution
+    kernels = score, fill, read, distribution, take_back
     try:
         return [KernelFiles(kernel, lambda _: PROGRAM, CONSTANTS) for kernel in kernels]
     except ConfigError:
@@ -594,6 +622,7 @@ def _arguments() -> list[tuple[Any, ...]]:
         (index, leaf_of, line_end, *texts),
         (index, leaf_of, line_end, texts[0]),
         (index, mixer, leaf_of, log_p[0]),
+        (index, leaf_of, 1),
     ]
 
 

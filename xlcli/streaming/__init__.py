@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from xlcli.config import StreamConfig
-from xlcli.errors import DataError
+from xlcli.errors import ConfigError, DataError, StateError
 from xlcli.events import Notice, Row, StreamStats, TokenScore, WordScore
 from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.metrics import LN2
@@ -95,6 +95,15 @@ def stream(
     yield running.stats(final=True)
 
 
+def _check_baseline(baseline: SessionState | None) -> None:
+    """Refuses to score lines from no state, or from one within a line."""
+    if baseline is None:
+        raise ConfigError("--frozen needs the state of a baseline.", "Make it: xlcli stream NORMAL.log --state FILE.")
+    if baseline.stream.n_bytes != baseline.stream.line_start:
+        problem = "the state ends within a line, with which no other line can begin."
+        raise StateError(problem, "Let the text of the baseline end with a line end.")
+
+
 class _Stream:
     """A running stream: text comes in, the session scores it, results go out, and the session is saved when due."""
 
@@ -111,6 +120,9 @@ class _Stream:
     ) -> None:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
         position = StreamPosition() if resume is None else resume.stream
+        if options.frozen:
+            _check_baseline(resume)
+            self.session.freeze()
         self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or bool(options.columns) or on_word is not None
         layers = options.asked.layers_of(model.config.model, self.session.options.learning)
@@ -243,9 +255,9 @@ class _Stream:
             return
         self._saved_at = time.monotonic()
         self._saved_mark = self._mark
-        session = self.session
+        state, last_token = self.session.resumable
         position = replace(self.output.position, story=self.story)
-        self._save(SessionState(session.state, session.last_tokens[0], self.intake.pending, None, position))
+        self._save(SessionState(state, last_token, self.intake.pending, None, position))
 
     def stats(self, *, final: bool) -> StreamStats:
         output, span = self.output, self.session.state.span

@@ -23,6 +23,9 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
     Raises:
         DataError: A line has more than `LONGEST_LINE` bytes.
     """
+    names: list[bytes] = []
+    if text_regex is not None:
+        names = sorted(text_regex.groupindex, key=text_regex.groupindex.get)
     for number, data in numbered_lines(portions, name):
         if data is None:
             yield None
@@ -33,7 +36,7 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
         match = text_regex.search(line) if text_regex is not None else None
         place = Place("line", number)
         if match is not None:
-            yield place, _groups(match.groupdict(), line, continues=continues)
+            yield place, _groups({name: match[name] for name in names}, line, continues=continues)
         elif text_regex is not None and not continues:
             yield place, ValueError("it does not match --text-regex")
         else:

@@ -12,7 +12,7 @@ cut off. For Linux and OpenSSH an alert is a line whose template no line of the 
 Thunderbird has no alert among its labels, and no templates.
 
 Scores: rarity of words, whose digits are masked or not (`rarities`: the twenty lines of docs/logs.md); the context
-cache over a model that knows nothing; the model as it is, with a cache, and adapting, too. Each is the sum over the
+cache over a model that knows nothing; the model with a cache, and adapting, too. Each is the sum over the
 line, the sum per byte or word, and the largest of a word. One thread, a few minutes for each log.
 """
 
@@ -32,7 +32,6 @@ from adapting import CACHE
 from runs import machine, save
 
 READINGS: dict[str, dict[str, Any]] = {
-    "model": {},
     "model and cache": {"context_cache": int(CACHE)},
     "model, adapting, and cache": {"adapt": True, "context_cache": int(CACHE)},
 }

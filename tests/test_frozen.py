@@ -19,7 +19,13 @@ from xlcli.streaming import stream
 from xlcli.text.documents import Document
 
 NORMAL = PROSE.encode()
-LINES = (b"The quick brown fox.\n", b"\n", b"a b a b a b a b a b\n", b"The quick brown fox.\n", NORMAL[:44] * 30 + b"\n")
+LINES = (
+    b"The quick brown fox.\n",
+    b"\n",
+    b"a b a b a b a b a b\n",
+    b"The quick brown fox.\n",
+    NORMAL[:44] * 30 + b"\n",
+)
 
 
 def run(model, portions, *, resume=None, save=None, stop=lambda: False, **options):
@@ -77,6 +83,46 @@ def test_adapted_weights_stand_still():
     plain = dataclasses.replace(adapted, model_state=state)
     assert found == [alone(fixed, plain, line) for line in LINES]
     assert found[0] != spans(run(model, [LINES[0]]))[0]
+
+
+def test_a_row_with_its_event_is_one_text():
+    model = toy("sentencepiece")
+    session = baseline(model, context_cache=50)
+    texts = [b"The fox.\n  runs\n", b"A dog\n", b"The fox.\n"]
+    rows = [Document(text, line=number) for number, text in enumerate(texts, 1)]
+    found = run(model, rows, resume=session.fork(), frozen=True)
+    records = [event for event in found if isinstance(event, RecordScore)]
+    assert [event.text for event in records] == texts
+    for event, text in zip(records, texts, strict=True):
+        assert event.bits == sum(alone(model, session, text, reset_on_document=False))
+
+
+def test_a_saved_baseline_goes_on_in_the_log_but_not_in_what_it_knows(tmp_path):
+    model = toy()
+    session = baseline(model, context_cache=50)
+    expected = spans(run(model, [b"".join(LINES)], resume=session.fork(), frozen=True))
+    found, resume = [], session
+    for line in LINES:
+        saved = []
+        found += spans(run(model, [line], resume=resume.fork(), save=saved.append, frozen=True))
+        save_state(tmp_path / "s", saved[-1], model=model)
+        resume = load_state(tmp_path / "s", model=model, device="cpu")
+    assert found == expected
+    assert resume.stream.n_bytes == session.stream.n_bytes + len(b"".join(LINES))
+    before, after = session.model_state, resume.model_state
+    assert after.seen == before.seen
+    for name, tensor in before.tensors().items():
+        assert torch.equal(tensor, after.tensors()[name]), name
+
+
+def test_a_baseline_is_needed_and_ends_with_a_line():
+    model = toy()
+    with pytest.raises(ConfigError, match="baseline"):
+        run(model, [b"a\n"], frozen=True)
+    session = baseline(model, b"one\ntw")
+    within = dataclasses.replace(session, stream=dataclasses.replace(session.stream, n_bytes=6))
+    with pytest.raises(StateError, match="line"):
+        run(model, [b"a\n"], resume=within, frozen=True)
 
 
 @pytest.mark.parametrize("window", [5, 37, 1000])

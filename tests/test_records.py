@@ -1,9 +1,7 @@
 """Records of a stream: rows, groups of lines and events are output whole, with what came, however they arrive."""
 
 import itertools
-import json
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -76,6 +74,13 @@ def cut(text, sizes):
     return [data[start:end] for start, end in zip(starts, [*starts[1:], len(data)], strict=True)]
 
 
+def stopping(lines, stopped):
+    """These lines; then it adds a value to `stopped`."""
+    yield from lines
+    stopped.append(True)
+    yield None
+
+
 def records(events):
     return [event for event in events if isinstance(event, RecordScore)]
 
@@ -121,16 +126,10 @@ def test_a_record_that_waits_is_kept_in_the_state(kind, tmp_path):
             continue  # the rest of a line after a restart is a record of its own
         if b"nothing" in lines[n - 1]:
             continue  # so is what continues an event whose beginning was skipped
-        saved = []
-
-        def stopping(n=n):
-            yield from lines[:n]
-            stopped.append(True)
-            yield None
-
-        stopped = []
-        arguments = {"save": saved.append, "stop": lambda: bool(stopped)}  # noqa: B023
-        first = records(stream(model, rows(kind, stopping()), options, RUNTIME, **arguments))
+        saved, stopped = [], []
+        portions = stopping(lines[:n], stopped)
+        arguments = {"save": saved.append, "stop": lambda stopped=stopped: bool(stopped)}
+        first = records(stream(model, rows(kind, portions), options, RUNTIME, **arguments))
         save_state(tmp_path / "s", saved[-1], model=model)
         resume = load_state(tmp_path / "s", model=model, device="cpu")
         rest = records(stream(model, rows(kind, iter(lines[n:])), options, RUNTIME, resume=resume))

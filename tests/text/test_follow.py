@@ -14,8 +14,8 @@ from rotated_logs import scenario
 from variants import thinned
 
 from xlcli.text import follow
-from xlcli.text.follow import FilePosition, FollowedFile, LogPosition
 from xlcli.text.documents import live_texts
+from xlcli.text.follow import FilePosition, FollowedFile, LogPosition
 from xlcli.text.json_rows import json_rows
 
 

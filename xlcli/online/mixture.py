@@ -163,14 +163,14 @@ class CachedModel:
 
         if cache.unread:  # nothing was read since it was loaded
             return
-        index, texts = cache.index, before.unread[0].astype(np.int64)
+        index, texts = cache.index, before.unread[0]
         if index.sizes[N_READ] == texts.shape[1] + n_tokens:
             kernels.take_back(index, self.spelling.leaf_of, n_tokens)
         else:  # a long text left no room, so that older tokens were forgotten
             for array in (index.owners, index.latest, index.earlier, index.counts):
                 array[:] = 0
             index.sizes[[N_READ, N_COUNTED]] = 0
-            kernels.fill(index, self.spelling.leaf_of, self.spelling.line_end, *texts)
+            kernels.fill(index, self.spelling.leaf_of, self.spelling.line_end, *texts.astype(np.int64))
         for array, saved in zip(cache.mixer, before.mixer, strict=True):
             array[...] = saved
 

@@ -81,7 +81,8 @@ def stream(
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     oddities = Oddities("line", "row" if options.each_line else "line", running.output.n_lines)
     if not options.binary and model.tokenizer.kind != "ids":
-        portions = oddities.watched(portions)
+        is_log = options.text_regex is not None or options.event_start is not None
+        portions = oddities.watched(portions, has_rows=not is_log)
     if resume is None and saves_start:
         running.save()
     yield from compile_cache(running.session.options, stop)

@@ -8,16 +8,14 @@ half is scored from the state of the baseline, and none learns from another. The
 alert has a higher score than another random line, ties counting half (Mann-Whitney).
 
 BGL has a label in its first column, which is cut off. HDFS has none for lines: alerts are its warnings, whose level is
-cut off. For Linux and OpenSSH an alert is a line whose template no line of the first half has. The sample of
-Thunderbird has no alert among its labels, and no templates.
+cut off. The sample of Thunderbird has no alert among its labels.
 
-Scores: rarity of words, whose digits are masked or not (`rarities`: the twenty lines of docs/logs.md); the context
-cache over a model that knows nothing; the model with a cache, and adapting, too. Each is the sum over the
-line, the sum per byte or word, and the largest of a word. One thread, a few minutes for each log.
+Scores, each with digits masked and not: rarity of words (`rarities`: the twenty lines of docs/logs.md); the context
+cache over a model that knows nothing; the model with a cache, and adapting, too. Each is given per byte of the line
+(as `stream` prints it), as its sum, per word, and as the largest of a word. One thread, a few minutes for each log.
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -35,7 +33,7 @@ READINGS: dict[str, dict[str, Any]] = {
     "model and cache": {"context_cache": int(CACHE)},
     "model, adapting, and cache": {"adapt": True, "context_cache": int(CACHE)},
 }
-SHOWN = ("sum", "mean", "largest")
+SHOWN = ("per byte", "sum", "mean", "largest")
 
 
 class Log(NamedTuple):
@@ -64,24 +62,9 @@ def warnings(folder: Path) -> Log:
     return divided([" ".join([*line[:3], line[4]]) for line in parts], [line[3] == "WARN" for line in parts])
 
 
-def new_templates(name: str) -> Callable[[Path], Log]:
-    """Alerts are lines whose template the first half does not have."""
-
-    def log(folder: Path) -> Log:
-        lines = read(folder / f"{name}_2k.log")
-        with (folder / f"{name}_2k.log_structured.csv").open(encoding="utf-8") as file:
-            kinds = [row["EventId"] for row in csv.DictReader(file)]
-        known = set(kinds[: len(lines) // 2])
-        return divided(lines, [kind not in known for kind in kinds])
-
-    return log
-
-
 LOGS: dict[str, Callable[[Path], Log]] = {
     "BGL": labeled,
     "HDFS": warnings,
-    "Linux": new_templates("Linux"),
-    "OpenSSH": new_templates("OpenSSH"),
 }
 
 
@@ -179,6 +162,7 @@ def by_word(texts: list[bytes], bits: list[float]) -> list[float]:
 
 def areas(words: list[list[float]], log: Log) -> dict[str, float]:
     scores = {
+        "per byte": [sum(bits) / (len(line.encode()) + 1) for bits, line in zip(words, log.lines, strict=True)],
         "sum": [sum(line) for line in words],
         "mean": [sum(line) / max(1, len(line)) for line in words],
         "largest": [max(line, default=0.0) for line in words],
@@ -200,10 +184,13 @@ def measured(log: Log, model: Any) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown table: a row for each score, a column for each log, with the areas of the sum, mean and largest."""
+    """Markdown table: a row for each score, a column for each log, with the areas of each form."""
     logs = result["logs"]
     heads = [f"{name} ({log['alerts']} of {log['lines']:,})" for name, log in logs.items()]
-    lines = [f"| score: sum / mean / largest of a word | {' | '.join(heads)} |", "|---" * (len(logs) + 1) + "|"]
+    lines = [
+        f"| score: per byte / sum / mean of a word / largest word | {' | '.join(heads)} |",
+        "|---" * (len(logs) + 1) + "|",
+    ]
     for name in next(iter(logs.values()))["areas"]:
         cells = [" / ".join(f"{log['areas'][name][kind]:.3f}" for kind in SHOWN) for log in logs.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")

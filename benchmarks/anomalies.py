@@ -1,43 +1,75 @@
-"""Surprisal of log lines as a detector of alerts: area under the ROC curve on a log with labels.
+"""New against normal: lines of a log beside a baseline of normal lines, by area under the ROC curve.
 
-    python benchmarks/anomalies.py BGL_2k.log [--model books] [--out benchmarks/results/anomalies.json]
-    python benchmarks/anomalies.py --table benchmarks/results/anomalies.json     # the table of docs/results.md
+    python benchmarks/anomalies.py FOLDER [--log BGL ...] [--out benchmarks/results/anomalies.json]
+    python benchmarks/anomalies.py --table benchmarks/results/anomalies.json    # the table of docs/logs.md
 
-The first column of each line is its label, `-` for no alert; it is cut off before anything reads the line. A line is
-scored by what came before it. The area is the probability that a random alert has a higher score than another random
-line, ties counting half (Mann-Whitney). Scores are those of the model as it is, adapting, with a cache, and with both;
-beside them stand the length of the line, the rarity of its words among the lines before, and its size by PPMd
-(pip install pyppmd), in which lines are only distinguished by whole bytes. Each score is taken per line, and per byte
-of the line where that has a meaning. One thread.
+FOLDER has samples of Loghub (`BGL_2k.log`). The baseline is the normal lines of the first half. Each line of the second
+half is scored from the state of the baseline, and none learns from another. The area is the probability that a random
+alert has a higher score than another random line, ties counting half (Mann-Whitney).
+
+BGL has a label in its first column, which is cut off. HDFS has none for lines: alerts are its warnings, whose level is
+cut off. The sample of Thunderbird has no alert among its labels.
+
+Scores, each with digits masked and not: rarity of words (`rarities`: the twenty lines of docs/logs.md); the context
+cache over a model that knows nothing; the model with a cache, and adapting, too. Each is given per byte of the line
+(as `stream` prints it), as its sum, per word, and as the largest of a word. One thread, a few minutes for each log.
 """
 
 import argparse
 import json
 import math
 import os
+import re
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from adapting import CACHE
 from runs import machine, save
 
-import xlcli
-from xlcli.events import LineScore
-
-READINGS: dict[str, dict[str, bool | int]] = {
-    "model": {},
-    "adapting": {"adapt": True},
-    "cache": {"context_cache": int(CACHE)},
-    "adapting and cache": {"adapt": True, "context_cache": int(CACHE)},
+READINGS: dict[str, dict[str, Any]] = {
+    "model and cache": {"context_cache": int(CACHE)},
+    "model, adapting, and cache": {"adapt": True, "context_cache": int(CACHE)},
 }
-PPMD_ORDER = 6
+SHOWN = ("per byte", "sum", "mean", "largest")
 
 
-def split(data: bytes) -> tuple[list[bytes], list[bool]]:
-    """Lines without their labels, and whether each is an alert."""
-    parts = [line.split(b" ", 1) for line in data.splitlines(keepends=True)]
-    return [rest for _, rest in parts], [label != b"-" for label, _ in parts]
+class Log(NamedTuple):
+    """Normal lines to learn from, and lines to score with whether each is an alert."""
+
+    baseline: list[str]
+    lines: list[str]
+    alerts: list[bool]
+
+
+def divided(lines: list[str], alerts: list[bool]) -> Log:
+    half = len(lines) // 2
+    normal = [line for line, is_alert in zip(lines[:half], alerts[:half], strict=True) if not is_alert]
+    return Log(normal, lines[half:], alerts[half:])
+
+
+def labeled(folder: Path) -> Log:
+    """BGL: the first column is its label, `-` for no alert."""
+    parts = [line.split(" ", 1) for line in read(folder / "BGL_2k.log")]
+    return divided([rest for _, rest in parts], [label != "-" for label, _ in parts])
+
+
+def warnings(folder: Path) -> Log:
+    """HDFS: the fourth column is the level."""
+    parts = [line.split(" ", 4) for line in read(folder / "HDFS_2k.log")]
+    return divided([" ".join([*line[:3], line[4]]) for line in parts], [line[3] == "WARN" for line in parts])
+
+
+LOGS: dict[str, Callable[[Path], Log]] = {
+    "BGL": labeled,
+    "HDFS": warnings,
+}
+
+
+def read(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def area(scores: list[float], alerts: list[bool]) -> float:
@@ -53,51 +85,122 @@ def area(scores: list[float], alerts: list[bool]) -> float:
             ranks[i] = (start + end + 1) / 2
         start = end
     n = sum(alerts)
-    return (sum(rank for rank, alert in zip(ranks, alerts, strict=True) if alert) - n * (n + 1) / 2) / (
-        n * (len(alerts) - n)
-    )
+    rank_sum = sum(rank for rank, alert in zip(ranks, alerts, strict=True) if alert)
+    return (rank_sum - n * (n + 1) / 2) / (n * (len(alerts) - n))
 
 
-def rarities(lines: list[bytes]) -> Iterator[float]:
-    """Bits of the words of each line by their share of the words of earlier lines, with one added to each count."""
-    seen: Counter[bytes] = Counter()
-    for line in lines:
-        words = line.split()
-        total = seen.total() + len(seen) + 1
-        yield sum(math.log2(total / (seen[word] + 1)) for word in words)
-        seen.update(words)
+def masked(line: str) -> str:
+    return re.sub(r"\d+", "0", line)
 
 
-def sizes(lines: list[bytes]) -> Iterator[float]:
-    """Bits that PPMd, variant H, writes for each line after those before."""
-    import pyppmd
-
-    encoder = pyppmd.Ppmd7Encoder(PPMD_ORDER, 1 << 27)
-    for line in lines:
-        yield 8.0 * len(encoder.encode(line))
+def rarities(log: Log) -> list[list[float]]:
+    """Bits of each word of each line by its share of the words of the baseline, with one added to each count."""
+    counts = Counter(word for line in log.baseline for word in line.split())
+    total = counts.total() + len(counts) + 1
+    return [[math.log2(total / (counts[word] + 1)) for word in line.split()] for line in log.lines]
 
 
-def surprisals(model: xlcli.Model, lines: list[bytes], options: dict[str, bool | int]) -> list[float]:
-    """Bits of each line by the model."""
-    events = xlcli.stream(model, lines, **options)
-    found = [event.bits for event in events if isinstance(event, LineScore)]
-    if len(found) != len(lines):
-        raise SystemExit(f"{len(lines)} lines were read, {len(found)} were scored")
+def cached(log: Log, tokenizer: Any, vocab_size: int) -> list[list[float]]:
+    """Bits of each word by the context cache alone: its model gives all tokens the same probability."""
+    import numpy as np
+
+    from xlcli.kernels import mixture as kernels
+    from xlcli.memory.context_cache import new_index, new_mixer
+    from xlcli.online.mixture import Spelling
+
+    spelling = Spelling(tokenizer, vocab_size)
+    index, mixer = new_index(int(CACHE), vocab_size), new_mixer(vocab_size)
+
+    def bits(line: str) -> list[float]:
+        ids = tokenizer.encode(f"{line}\n".encode())
+        texts = np.array(([tokenizer.start_id, *ids[:-1]], ids), np.int64)
+        log_p, nats = np.full((len(ids), vocab_size), -math.log(vocab_size)), np.empty(len(ids))
+        kernels.score(index, mixer, spelling.leaf_of, spelling.line_end, log_p, texts, False, nats)
+        return by_word([tokenizer.decode(ids[i : i + 1]) for i in range(len(ids))], (nats / math.log(2)).tolist())
+
+    for line in log.baseline:
+        bits(line)
+    found = []
+    saved = [array.copy() for array in mixer]
+    for line in log.lines:
+        n_before = int(index.sizes[0])
+        found.append(bits(line))
+        kernels.take_back(index, spelling.leaf_of, int(index.sizes[0]) - n_before)
+        for array, before in zip(mixer, saved, strict=True):
+            array[...] = before
     return found
 
 
-def table(result: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Markdown table: a row for each score."""
-    lines = ["| score | area, per line | area, per byte |", "|---|---|---|"]
-    for name, row in result["areas"].items():
-        per_byte = f"{row['per byte']:.3f}" if "per byte" in row else "–"
-        lines.append(f"| {name} | {row['per line']:.3f} | {per_byte} |")
+def surprisals(model: Any, log: Log, options: dict[str, Any]) -> tuple[list[list[float]], float]:
+    """Bits of each word by the model, and seconds for a line."""
+    import xlcli
+    from xlcli.events import LineScore
+
+    states: list[Any] = []
+    normal = "".join(f"{line}\n" for line in log.baseline)
+    for _ in xlcli.stream(model, normal, save=states.append, emit="none", **options):
+        pass
+    started = time.process_time()
+    text = "".join(f"{line}\n" for line in log.lines)
+    events = xlcli.stream(model, text, state=states[-1], frozen=True)
+    scores = [event for event in events if isinstance(event, LineScore)]
+    if len(scores) != len(log.lines):
+        raise SystemExit(f"{len(log.lines)} lines were read, {len(scores)} were scored")
+    seconds = (time.process_time() - started) / len(scores)
+    return [by_word([text for text, _ in score.spans], [bits for _, bits in score.spans]) for score in scores], seconds
+
+
+def by_word(texts: list[bytes], bits: list[float]) -> list[float]:
+    """Sums of the bits of tokens by word: a token that begins with a blank begins one."""
+    words: list[float] = []
+    for text, token_bits in zip(texts, bits, strict=True):
+        if text[:1].isspace() or not words:
+            words.append(0.0)
+        words[-1] += token_bits
+    return words
+
+
+def areas(words: list[list[float]], log: Log) -> dict[str, float]:
+    scores = {
+        "per byte": [sum(bits) / (len(line.encode()) + 1) for bits, line in zip(words, log.lines, strict=True)],
+        "sum": [sum(line) for line in words],
+        "mean": [sum(line) / max(1, len(line)) for line in words],
+        "largest": [max(line, default=0.0) for line in words],
+    }
+    return {name: area(found, log.alerts) for name, found in scores.items()}
+
+
+def measured(log: Log, model: Any) -> Iterator[tuple[str, dict[str, float]]]:
+    """The areas of each score, by its name."""
+    forms = {"": log, ", digits masked": Log([*map(masked, log.baseline)], [*map(masked, log.lines)], log.alerts)}
+    for form, text in forms.items():
+        yield f"rarity of words{form}", areas(rarities(text), log)
+        loaded = model.loaded
+        yield f"cache alone{form}", areas(cached(text, loaded.tokenizer, loaded.config.model.vocab_size), log)
+    for name, options in READINGS.items():
+        for form, text in forms.items():
+            words, seconds = surprisals(model, text, options)
+            yield f"{name}{form}", areas(words, log) | {"ms per line": 1000 * seconds}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown table: a row for each score, a column for each log, with the areas of each form."""
+    logs = result["logs"]
+    heads = [f"{name} ({log['alerts']} of {log['lines']:,})" for name, log in logs.items()]
+    lines = [
+        f"| score: per byte / sum / mean of a word / largest word | {' | '.join(heads)} |",
+        "|---" * (len(logs) + 1) + "|",
+    ]
+    for name in next(iter(logs.values()))["areas"]:
+        cells = [" / ".join(f"{log['areas'][name][kind]:.3f}" for kind in SHOWN) for log in logs.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path, nargs="?")
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--log", choices=LOGS, action="append")
     parser.add_argument("--model", default="books")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "anomalies.json")
     parser.add_argument("--table", type=Path)
@@ -105,32 +208,22 @@ def main() -> None:
     if options.table:
         print(table(json.loads(options.table.read_text())))
         return
-    if options.log is None:
-        parser.error("name the log")
+    if options.folder is None:
+        parser.error("name the folder of the logs")
     os.environ["OMP_NUM_THREADS"] = "1"
-    lines, alerts = split(options.log.read_bytes())
+    import xlcli
+
     model = xlcli.load(options.model, threads=1, device="cpu")
-    scores = {
-        "length of the line": [float(len(line)) for line in lines],
-        "rarity of the words": list(rarities(lines)),
-        f"PPMd, order {PPMD_ORDER}": list(sizes(lines)),
-    }
-    result: dict = {
-        "machine": machine(),
-        "model": options.model,
-        "lines": len(lines),
-        "alerts": sum(alerts),
-        "areas": {},
-    }
-    for name, reading in READINGS.items():
-        scores[name] = surprisals(model, lines, reading)
-        print(f"{name}: {sum(scores[name]) / sum(map(len, lines)):.3f} bits per byte", flush=True)
-    for name, found in scores.items():
-        row = {"per line": area(found, alerts)}
-        if name != "length of the line":
-            row["per byte"] = area([bits / len(line) for bits, line in zip(found, lines, strict=True)], alerts)
-        result["areas"][name] = row
-    save(options.out, result)
+    result: dict[str, Any] = {"machine": machine(), "model": options.model, "logs": {}}
+    for name in options.log or LOGS:
+        log = LOGS[name](options.folder)
+        found: dict[str, dict[str, float]] = {}
+        for score, row in measured(log, model):
+            found[score] = row
+            print(name, score, {kind: round(value, 3) for kind, value in row.items()}, flush=True)
+        counts = {"baseline": len(log.baseline), "lines": len(log.lines), "alerts": sum(log.alerts)}
+        result["logs"][name] = counts | {"areas": found}
+        save(options.out, result)
     print(table(result))
 
 

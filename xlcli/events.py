@@ -545,6 +545,16 @@ class LineScore(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordScore(LineScore):
+    """One record of a stream: a row, what a pattern found in a line, or an event of several lines.
+
+    `line` is the line of the input at which it begins. `fields` are those of its row with the text, as they came.
+    """
+
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamStats(Event):
     """Totals of a stream so far. `shown` is the number of lines or tokens selected, None if all are.
 

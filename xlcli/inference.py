@@ -22,6 +22,7 @@ from xlcli.machine import available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder, may_decode
 from xlcli.model.head import Readout
 from xlcli.online import Scorer, continued, make_scorer, not_finite
+from xlcli.online.frozen import FrozenModel
 from xlcli.ops.span import Span
 from xlcli.runtime import Runtime
 from xlcli.state import State
@@ -61,6 +62,7 @@ class InferenceSession:
         state: State of the scorer after all tokens before the last one.
         last_tokens: Token of each row that has been scored or sampled but not read.
         is_first: Nothing was predicted yet. The first prediction of a text does not wait until kernels load.
+        start_token: The token that is unread after `reset`; None is `start_id`.
         decoding_scorer: The scorer with the kernels of `decoder`, once they have predicted.
     """
 
@@ -71,6 +73,7 @@ class InferenceSession:
     state: State
     last_tokens: list[int]
     is_first: bool = True
+    start_token: int | None = None
     decoding_scorer: Scorer | None = None
 
     @classmethod
@@ -195,7 +198,22 @@ class InferenceSession:
     def reset(self) -> None:
         with torch.inference_mode(), self.runtime.autocast():
             self.state = self.scorer.reset(self.state)
-        self.last_tokens = [self.model.tokenizer.start_id] * len(self.last_tokens)
+        start_token = self.model.tokenizer.start_id if self.start_token is None else self.start_token
+        self.last_tokens = [start_token] * len(self.last_tokens)
+
+    def freeze(self) -> None:
+        """Lets `reset` return to the present state of one row, from which texts are then scored one by one."""
+        self.scorer = FrozenModel(self.scorer, self.state)
+        self.start_token = self.last_tokens[0]
+        self.reset()
+
+    @property
+    def resumable(self) -> tuple[State, int]:
+        """The state to save of one row, and its unread token: those from which a frozen session began."""
+        if isinstance(self.scorer, FrozenModel):
+            assert self.start_token is not None
+            return self.scorer.baseline, self.start_token
+        return self.state, self.last_tokens[0]
 
     def select(self, rows: Sequence[int]) -> InferenceSession:
         """A session of copies of the given rows, in that order; `select([0] * 8)` continues row 0 in eight ways."""

@@ -92,6 +92,42 @@ def test_each_line_by_itself_is_as_eval_scores_it(piped, run, model, tmp_path):
     assert json.loads(run("eval", tmp_path / "in", "--json").out)["each_line"] is False
 
 
+def test_json_has_the_object_that_came_beside_its_scores(piped, model):
+    came = [{"msg": "one\ntwo", "bits": [1, {"a": None}], "line": 4}, {"msg": "three", "when": "now"}]
+    data = "".join(json.dumps(row) + "\n" for row in [came[0], {"n": 1}, came[1]]).encode()
+    first, second = objects(piped(data, "--text-field", "msg", "--json").out)
+    assert [first["msg"], first["input_bits"], first["input_line"]] == ["one\ntwo", [1, {"a": None}], 4]
+    assert [row["line"] for row in (first, second)] == [1, 3]
+    assert {*second} == {"msg", "when", "line", "tokens", "bits", "bits_per_byte"}
+    assert second["tokens"] == 6
+    shown = piped(data, "--text-field", "msg").out.decode()
+    assert re.fullmatch(r"\d+\.\d{3}\tone\ntwo\n\d+\.\d{3}\tthree\n", shown)
+
+
+def test_groups_and_events_of_plain_lines(piped, model):
+    data = b"10:00 W boom\n  at f\n10:01 I fine\nnone\n"
+    regex = ("--text-regex", r"^(?P<time>\S+) (?P<level>\w) (?P<text>.*)")
+    done = piped(data, *regex, "--json")
+    assert [[row["time"], row["text"]] for row in objects(done.out)] == [["10:00", "boom"], ["10:01", "fine"]]
+    assert "rows skipped so far: 2" in done.err
+    done = piped(data, *regex, "--event-start", r"^\d", "--json")
+    assert [row["text"] for row in objects(done.out)] == ["boom\n  at f", "fine\nnone"]
+    done = piped(data, "--event-start", r"^\d", "--emit", "words")
+    assert done.code == 0, done.err
+
+
+def test_frozen_lines_do_not_learn_from_each_other(piped, model, tmp_path):
+    assert piped(TEXT * 2, "--frozen").code == 2
+    assert piped(TEXT * 2, "--frozen", "--state", tmp_path / "s").code == 2
+    assert not (tmp_path / "s").exists()
+    assert piped(TEXT * 3, "--state", tmp_path / "s", "--context-cache", "50").code == 0
+    rows = objects(piped(TEXT * 3, "--state-in", tmp_path / "s", "--frozen", "--json").out)
+    assert len({row["bits"] for row in rows}) == 1
+    moving = objects(piped(TEXT * 3, "--state-in", tmp_path / "s", "--json").out)
+    assert rows[0]["bits"] == pytest.approx(moving[0]["bits"], abs=1e-9)
+    assert rows[2]["bits"] != moving[2]["bits"]
+
+
 def test_emit_none_and_stats(piped, model):
     assert piped(TEXT, "--emit", "none").out == b""
     assert set(objects(piped(TEXT, "--emit", "stats", "--json").out)[-1]) >= {

@@ -14,8 +14,9 @@ from rotated_logs import scenario
 from variants import thinned
 
 from xlcli.text import follow
+from xlcli.text.documents import live_texts
 from xlcli.text.follow import FilePosition, FollowedFile, LogPosition
-from xlcli.text.json_rows import json_lines
+from xlcli.text.json_rows import json_rows
 
 
 class Log:
@@ -412,7 +413,7 @@ def test_a_line_that_is_cut_by_a_rotation_does_not_spoil_the_next_one(log, monke
     monkeypatch.setattr(follow, "QUIET_SECONDS", -1.0)
     skipped = []
     lines = iter(lambda: next(log.portions), None)
-    assert b"".join(json_lines(lines, "log", ["text"], skipped.append)) == b"b\n"
+    assert b"".join(live_texts(json_rows(lines), "log", ["text"], skipped.append)) == b"b\n"
     assert len(skipped) == 1
 
 
@@ -521,5 +522,5 @@ def test_lines_that_are_too_long_or_lack_a_key_are_skipped(monkeypatch):
     rows = b'{"text": "a", "k": 1}\n' + b"\0" * 950 + b'\n{"text": "b"}\n{"text": "c", "k": 2}\n'
     rows += b'{"text": "d", "k": 3}' + b" " * 300 + b'{"text": "e", "k": 3}'
     portions = (rows[i : i + 30] for i in range(0, len(rows), 30))
-    assert b"".join(json_lines(portions, "log", ["text"], skipped.append, "k")) == b"a\nc\nd\ne\n"
+    assert b"".join(live_texts(json_rows(portions), "log", ["text"], skipped.append, "k")) == b"a\nc\nd\ne\n"
     assert [remark.split()[1] for remark in skipped] == ["2", "3"]

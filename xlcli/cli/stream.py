@@ -15,7 +15,7 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.loading import OpenedModel, check_texts, find_model, open_model, print_plan, state_files
-from xlcli.cli.objects import text_object, to_json
+from xlcli.cli.objects import fields, text_object, to_json
 from xlcli.cli.options import option
 from xlcli.cli.outputs import PAGE, STATE, Sink, check_standard_output
 from xlcli.cli.page import Page
@@ -23,10 +23,10 @@ from xlcli.cli.pipe import followed, label, open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.score_report import describe_context, stats_line
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import Table, form_of
+from xlcli.cli.tables import Table, beside, form_of
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError
-from xlcli.events import Event, LineScore, Row, StreamStats, TokenScore, WordScore
+from xlcli.events import Event, LineScore, RecordScore, Row, StreamStats, TokenScore, WordScore
 
 if TYPE_CHECKING:
     from xlcli.inference import SaveState
@@ -80,6 +80,7 @@ def stream(
         settings = settings.model_copy(update={"save_every": SAVE_SECONDS})
     texts = [name] if follow else check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     saved = state_files(call, state, state_in, state_out)
+    call.require("frozen", "--state FILE with the state of a baseline", is_given=saved.before is not None)
     folder = find_model(call, model, settings, saved)
     outputs = {"state": (state, STATE), "state_out": (state_out, STATE), "html": (html, PAGE)}
     call.check_files([folder, *texts], outputs)
@@ -94,7 +95,7 @@ def stream(
         call.screen.expect_pipes([name])
         opened = open_model(call, folder, settings, config.runtime, saved, log)
         if log is None:
-            data = portions(source or 0, stop, settings.flush_ms, settings.save_every)
+            data = portions(source or 0, stop, settings.pause_ms, settings.save_every)
         else:
             file = open_log(log, opened.resume, call.screen, from_end=from_end)
             data = followed(followed_lines(file, settings), stop)
@@ -143,8 +144,8 @@ def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end
 
 
 def followed_lines(file: FollowedFile, settings: StreamConfig) -> Iterator[bytes | None]:
-    """Lines of a log: of JSON one by one, since the place in the log is saved behind each; else many at once."""
-    if settings.text_field is not None:
+    """Lines of a log: records one by one, since the place in the log is saved behind each; else many at once."""
+    if settings.text_field is not None or settings.reads_lines:
         return file.portions(bytes.find)
     if settings.flush_ms is None:
         return file.portions(bytes.rfind)
@@ -175,24 +176,37 @@ def read_text(
     is_continued: bool,
 ) -> Iterator[bytes | None]:
     """Text of data in any of the formats, as it arrives from a descriptor; None: from a file that is followed."""
-    from xlcli.text.documents import live_texts
-    from xlcli.text.formats import checked, text_of
-    from xlcli.text.json_rows import json_lines
+    from xlcli.config.base import compile_pattern
+    from xlcli.text.documents import LINE_TEXT, live_texts
+    from xlcli.text.formats import checked, plain_text, text_of
+    from xlcli.text.json_rows import json_rows
+    from xlcli.text.line_rows import line_rows
 
     if settings.binary:
         return data
     warn = partial(screen.say, level="warning")
-    fields = tuple(filter(None, [settings.text_field]))
-    if source is None and fields:
-        return json_lines(data, name, fields, warn, settings.reset_on_change)
+    text_fields = tuple(filter(None, [settings.text_field]))
+    kind = model.tokenizer.kind
+    is_utf8 = kind != "bytes" and not is_continued  # text that continues a stream may begin within a character
+    text_regex, event_start = settings.text_regex, settings.event_start
+    if text_regex is not None:
+        text_regex = compile_pattern(text_regex, "stream.text_regex")
+    if event_start is not None:
+        event_start = compile_pattern(event_start, "stream.event_start")
+    read = partial(live_texts, event_start=event_start)
+
+    if settings.reads_lines:
+        if source is not None:
+            data = plain_text(data, name, any_bytes=kind == "bytes", notice=warn)
+            data = checked(data, name) if is_utf8 else data
+        return read(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
+    if source is None and text_fields:
+        return read(json_rows(data), name, text_fields, warn, settings.reset_on_change)
     if source is None:
         return data
-    kind = model.tokenizer.kind
     formats = {"any_bytes": kind == "bytes", "token_ids": kind == "ids"}
-    text = text_of(data, name, fields, source, notice=warn, read=live_texts, **formats)
-    if kind == "bytes" or is_continued:  # text that continues a stream may begin within a character
-        return text
-    return checked(text, name)
+    text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
+    return checked(text, name) if is_utf8 else text
 
 
 class _PageOfStream(Sink):
@@ -222,6 +236,9 @@ class _ScorePrinter(Sink):
         match event:
             case Row() | WordScore():
                 screen.print(self._table.line(event), json=screen.json)
+            case RecordScore() if screen.json:
+                scores = fields(event, "byte", "bytes", "text", "spans", "fields")
+                screen.object(beside(event.fields, scores) | scores)
             case LineScore() | TokenScore() if screen.json:
                 screen.object(text_object(event))
             case LineScore():

@@ -67,11 +67,7 @@ class Table:
 
     def row(self, fields: Mapping[str, Any], columns: dict[str, Any]) -> str:
         """The line of these columns of the input and of an event: {"a": 1}, {"a": 2} has `input_a` and `a`."""
-        values: dict[str, Any] = {}
-        for name, value in fields.items():
-            while name in columns or name in values:  # no column of the input is lost
-                name = f"input_{name}"
-            values[name] = value
+        values = beside(fields, columns)
         if self.json:
             return to_json(values | columns) + "\n"
         for name, value in columns.items():
@@ -91,6 +87,16 @@ class Table:
         line = io.StringIO()
         csv.writer(line, self._dialect).writerow(cells)  # quotes a CR only because it ends lines with CR LF
         return line.getvalue().removesuffix("\r\n") + "\n"
+
+
+def beside(fields: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the input that stand beside these columns: `a` is called `input_a` if there is a column `a`."""
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        while name in columns or name in values:  # no field of the input is lost
+            name = f"input_{name}"
+        values[name] = value
+    return values
 
 
 def listing(path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], models: Sequence[str]) -> Sink:

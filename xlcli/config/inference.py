@@ -367,6 +367,15 @@ class ScoreConfig(InferenceConfig):
         if self.binary and self.text_field is not None:
             raise InvalidSettingError("text_field", "reads rows, and binary does not", "Leave one of them out.")
 
+    def _refuse_beside(self, key: str, reason: str, others: Sequence[str]) -> None:
+        """`InvalidSettingError` for `key`, which is used, if one of these other settings is, too."""
+        for other in others:
+            if self._is_used(other):
+                raise InvalidSettingError(key, f"{reason} and cannot be combined with {other}", f"Omit {other}.")
+
+    def _is_used(self, name: str) -> bool:
+        return bool(getattr(self, name))
+
 
 class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     """An evaluation."""
@@ -465,19 +474,13 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
             reason = "searches words, which needs a uniform span, without adapt or context_cache"
             raise InvalidSettingError("columns", reason, "Leave out alternatives and word_entropy.")
 
-    def _refuse_beside(self, key: str, reason: str, others: Sequence[str]) -> None:
-        """`InvalidSettingError` for `key`, which is used, if one of these other settings is, too."""
-        for other in others:
-            if self._is_used(other):
-                raise InvalidSettingError(key, f"{reason} and cannot be combined with {other}", f"Omit {other}.")
-
     def _is_used(self, name: str) -> bool:
         """True if a setting of `_OUT_OF_ORDER` or `_PARTS_OF_TEXT` changes how the text is read."""
         if name == "batch_size":
             return self.batch_size not in (None, 1)  # one sequence is read in order
         if name == "span":
             return self.span != "uniform"
-        return bool(getattr(self, name))
+        return super()._is_used(name)
 
 
 _REGION_COLUMN = "column:"  # before the name of a column in `region_mark`, longer than any marks
@@ -591,9 +594,20 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
     reset_on: Annotated[str | None, Option("Memory", "--reset-on REGEX")] = Field(
         default=None, description="Clear the memory before each line that matches this regular expression (RE2)."
     )
+    text_regex: Annotated[str | None, Option("Text", "--text-regex REGEX")] = Field(
+        default=None,
+        description="Score what the group text of this RE2 matches in each line; keep other named groups as fields.",
+    )
+    event_start: Annotated[str | None, Option("Text", "--event-start REGEX")] = Field(
+        default=None, description="Join each line that does not match (RE2) to the event before it: stack traces."
+    )
+    frozen: Annotated[Switch, Option("Memory", "--frozen", "1")] = Field(
+        default=False,
+        description="Score each line, row or event from the same state, without learning from the others.",
+    )
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
-        scores_parts = self.each_line or self.reset_on_change is not None
+        scores_parts = self.each_line or self.frozen or self.reset_on_change is not None
         reset = True if scores_parts else self.reset_on_document
         return context_settings(model, trained, self, reset_on_document=reset)
 
@@ -601,15 +615,44 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
     def selects(self) -> bool:
         return self.min_bits is not None or self.top is not None
 
+    @property
+    def reads_lines(self) -> bool:
+        """True if the text is plain, and each line is a record or continues one."""
+        is_asked = self.text_regex is not None or self.event_start is not None
+        return is_asked and self.text_field is None
+
+    @property
+    def pause_ms(self) -> int | None:
+        """Milliseconds without input after which an unfinished line or event is output; None if it waits."""
+        if self.flush_ms is None and self.event_start is not None:
+            return EVENT_PAUSE_MS
+        return self.flush_ms
+
     def _check(self) -> None:
         super()._check()
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
+        if self.text_regex is not None:
+            pattern = compile_pattern(self.text_regex, "text_regex")
+            if b"text" not in pattern.groupindex:
+                raise InvalidSettingError(
+                    "text_regex", "has no group text", "Write (?P<text>.*) for the text to score."
+                )
+            self._refuse_beside("text_regex", "reads plain lines", ("text_field", "binary"))
+        if self.event_start is not None:
+            compile_pattern(self.event_start, "event_start")
+            self._refuse_beside("event_start", "joins lines", ("binary", "each_line"))
+        if self.frozen:
+            self._refuse_beside("frozen", "returns to one state", ("each_line", "reset_on", "reset_on_change"))
         if self.columns and (self.emit != "tokens" or self.asked.of_words):
             raise InvalidSettingError("columns", "lists columns of tokens only", "Use --emit tokens, or xlcli eval.")
         if self.selects and self.emit not in ("lines", "words", "tokens"):
             key = "top" if self.min_bits is None else "min_bits"
             raise InvalidSettingError(key, f"selects lines, words or tokens, not {self.emit}", "Leave out --emit.")
+
+
+EVENT_PAUSE_MS = 1000
+"""Default of `StreamConfig.pause_ms` with events, whose end only the next one shows."""
 
 
 class BenchConfig(InferenceConfig):

@@ -598,6 +598,29 @@ def fill(index: Index, leaf_of: Array, line_end: int, tokens: Array, targets: Ar
 
 
 @compiled()
+def take_back(index: Index, leaf_of: Array, n: int) -> None:
+    """Removes the last n tokens read, and what follows them; the index must not have been made anew since.
+
+    Contexts leave in the reverse of the order in which they came, so linear probing needs no marks of removed ones.
+    """
+    hashes = np.zeros(N_CONTEXTS, np.uint64)
+    for _ in range(n):
+        at = index.sizes[N_READ] - 1
+        if index.targets[at] >= 0:
+            hash_contexts(index, hashes)
+            for c in range(N_CONTEXTS):
+                slot = slot_of(index, c, hashes[c])
+                index.latest[c, slot] = index.earlier[c, at]
+                if index.latest[c, slot] == 0:
+                    index.owners[c, slot] = 0
+            count(index, leaf_of, index.targets[at], -1)
+        left_window = at - index.sizes[WINDOW]
+        if left_window >= 0:
+            count(index, leaf_of, index.targets[left_window], 1)
+        index.sizes[N_READ] = at
+
+
+@compiled()
 def score(index: Index, mixer: Mixer, leaf_of: Array, line_end: int, log_p: Array, texts: Array, is_read: bool,
           nats: Array) -> None:  # fmt: skip
     """Writes the surprisal of each follower, the second row of `texts` (2 t), to `nats` (t), and learns from it.
@@ -658,7 +681,7 @@ CONSTANTS = [context_cache.__file__]
 
 def _kernel_files() -> list[KernelFiles]:
     """Files that keep the compiled kernels, none where they cannot be kept."""
-    kernels = score, fill, read, distribution
+    kernels = score, fill, read, distribution, take_back
     try:
         return [KernelFiles(kernel, lambda _: PROGRAM, CONSTANTS) for kernel in kernels]
     except ConfigError:
@@ -679,6 +702,7 @@ def _arguments() -> list[tuple[Any, ...]]:
         (index, leaf_of, line_end, *texts),
         (index, leaf_of, line_end, texts[0]),
         (index, mixer, leaf_of, log_p[0]),
+        (index, leaf_of, 1),
     ]
 
 

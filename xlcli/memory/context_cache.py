@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,6 +191,11 @@ class ContextCache(OnlineMemory):
         vocab_size = min(len(tensors["mixer.expected"]) // 2, 2**24)
         mixer = _restore_mixer(tensors, vocab_size)
         return cls(settings, mixer, new_index(window, vocab_size), [texts.numpy().copy()])
+
+    def snapshot(self) -> ContextCache:
+        """Copy of tokens and mixer that shares the index: to save, or to restore this cache after further text."""
+        mixer = Mixer(*(array.copy() for array in self.mixer))
+        return replace(self, mixer=mixer, unread=[self.tensors()["texts"].numpy()])
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""

@@ -127,6 +127,11 @@ class AdaptiveModel:
         self._load(state)
         return self.network.reset(replace(state, adaptation=_value(state).without_block()))
 
+    def network_of(self, state: State) -> LanguageModel:
+        """The network with the adapted weights of a state, until this scorer reads on."""
+        self._load(state)
+        return self.network
+
     def _score_parts(
         self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None
     ) -> Iterator[ScoreOutput]:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from xlcli.memory.context_cache import ContextCache, n_leaves, new_index, new_mixer
+from xlcli.memory.context_cache import N_COUNTED, N_READ, ContextCache, n_leaves, new_index, new_mixer
 from xlcli.model.head import Readout
 from xlcli.model.lm import ScoreOutput
 from xlcli.state import State
@@ -156,6 +156,23 @@ class CachedModel:
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of a text; the cache remains."""
         return self.inner.reset(state)
+
+    def restore(self, cache: ContextCache, before: ContextCache, n_tokens: int) -> None:
+        """Makes a cache, which has read `n_tokens` since, equal to its snapshot `before`, in place."""
+        from xlcli.kernels import mixture as kernels
+
+        if cache.unread:  # nothing was read since it was loaded
+            return
+        index, texts = cache.index, before.unread[0]
+        if index.sizes[N_READ] == texts.shape[1] + n_tokens:
+            kernels.take_back(index, self.spelling.leaf_of, n_tokens)
+        else:  # a long text left no room, so that older tokens were forgotten
+            for array in (index.owners, index.latest, index.earlier, index.counts):
+                array[:] = 0
+            index.sizes[[N_READ, N_COUNTED]] = 0
+            kernels.fill(index, self.spelling.leaf_of, self.spelling.line_end, *texts.astype(np.int64))
+        for array, saved in zip(cache.mixer, before.mixer, strict=True):
+            array[...] = saved
 
     def _filled(self, state: State) -> tuple[ModuleType, ContextCache]:
         """The kernels, and the cache of a state; tokens that a saved state left unread are read into its tables."""

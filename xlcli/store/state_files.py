@@ -110,6 +110,25 @@ class WordPosition:
 
 
 @dataclass(frozen=True)
+class RecordPosition:
+    """A record that was not output yet.
+
+    Attributes:
+        start: Offset in bytes at which its text begins.
+        line: Line of the input at which it begins.
+        row: All fields of its row, with the text, as JSON.
+        key: The key of the text in `row`.
+        is_joined: Text of later rows was added to it.
+    """
+
+    start: Count
+    line: Count
+    row: str
+    key: str
+    is_joined: bool = False
+
+
+@dataclass(frozen=True)
 class StreamPosition:
     """Complete lines, bytes and tokens scored of a stream, with the sum of their surprisals, and its unfinished line.
 
@@ -122,6 +141,8 @@ class StreamPosition:
         words: Place between the words, if they are output.
         line_tokens: Number of tokens of `scored` that began in this line.
         story: Value of the column `reset_on_change` in the last row that arrived.
+        records: Records of the text that waits, in order; the first one may have been scored in part.
+        input_line: Line of the input at which the last row that arrived begins.
     """
 
     n_lines: Count = 0
@@ -135,6 +156,8 @@ class StreamPosition:
     words: WordPosition | None = None
     line_tokens: Count = 0
     story: str | None = None
+    records: tuple[RecordPosition, ...] = ()
+    input_line: Count = 0
 
 
 @dataclass(frozen=True)

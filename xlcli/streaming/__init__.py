@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from xlcli.config import StreamConfig
-from xlcli.errors import DataError
+from xlcli.errors import ConfigError, DataError, StateError
 from xlcli.events import Notice, Row, StreamStats, TokenScore, WordScore
 from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.metrics import LN2
@@ -30,7 +30,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState, StreamPosition
 from xlcli.streaming.intake import Intake
 from xlcli.streaming.output import ScoredEvent, StreamOutput
-from xlcli.text.documents import Document, plain
+from xlcli.text.documents import Continuation, Document, plain
 from xlcli.text.formats import CRLF_NOTICE
 from xlcli.text.oddities import Oddities
 from xlcli.text.tokenizers import n_unknown, unknown_notice
@@ -81,7 +81,8 @@ def stream(
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     oddities = Oddities("line", "row" if options.each_line else "line", running.output.n_lines)
     if not options.binary and model.tokenizer.kind != "ids":
-        portions = oddities.watched(portions)
+        is_log = options.text_regex is not None or options.event_start is not None
+        portions = oddities.watched(portions, has_rows=not is_log)
     if resume is None and saves_start:
         running.save()
     yield from compile_cache(running.session.options, stop)
@@ -93,6 +94,15 @@ def stream(
     yield from map(Notice, model.tokenizer.take_notices())
     yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
     yield running.stats(final=True)
+
+
+def _check_baseline(baseline: SessionState | None) -> None:
+    """Refuses to score lines from no state, or from one within a line."""
+    if baseline is None:
+        raise ConfigError("--frozen needs the state of a baseline.", "Make it: xlcli stream NORMAL.log --state FILE.")
+    if baseline.stream.n_bytes != baseline.stream.line_start:
+        problem = "the state ends within a line, with which no other line can begin."
+        raise StateError(problem, "Let the text of the baseline end with a line end.")
 
 
 class _Stream:
@@ -111,12 +121,16 @@ class _Stream:
     ) -> None:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
         position = StreamPosition() if resume is None else resume.stream
+        if options.frozen:
+            _check_baseline(resume)
+            self.session.freeze()
         self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or bool(options.columns) or on_word is not None
         layers = options.asked.layers_of(model.config.model, self.session.options.learning)
         predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
+        self.output.records.arrive(self.intake.end_offset)
         self.meter = Meter(position.n_lines)
         self._options = options
         self._stop = stop
@@ -130,8 +144,9 @@ class _Stream:
     def run(self, portions: Iterable[bytes | None]) -> Iterator[StreamEvent]:
         """Scores all portions, and the end of the text, until `stop`."""
         for portion in portions:
-            self.begin_document(portion)
+            yield from self.begin_document(portion)
             is_flushed = self.intake.receive(portion)
+            self.output.records.arrive(self.intake.end_offset)
             yield from self.score()
             if self._stop():
                 self.save()
@@ -142,8 +157,15 @@ class _Stream:
                 self.save()
         yield from self.end()
 
-    def begin_document(self, portion: bytes | None) -> None:
+    def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
         """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
+        records = self.output.records
+        if isinstance(portion, Continuation):
+            records.count(portion.document)
+            if records.waiting:
+                records.join()
+            elif self._options.emit == "lines":  # the event was output after a pause
+                portion = portion.document
         key = self._options.reset_on_change
         words = self.output.words
         is_document = isinstance(portion, Document)
@@ -155,8 +177,10 @@ class _Stream:
             story = str(fields[key])
         is_reset = key is None or story != self.story
         self.story = story
-        if is_document and (self.intake.resets_at_documents or self._options.emit == "words"):
+        if isinstance(portion, Document):
             start = self.intake.begin_document(is_reset=is_reset)
+            records.count(portion)
+            yield from self.output.begin_record(start, portion)
             if words is not None:
                 words.at.begin(start, fields)
         elif portion and words is not None and not words.at.n_begun:  # the text before the first row
@@ -194,15 +218,18 @@ class _Stream:
         """Scores the lines that wait for others, and the unfinished end of the text."""
         self.intake.release_lines()
         yield from self.score()
-        # A line that ends is scored before the state is saved, so that its row does not come again.
-        ends_line = self.intake.ends_line and not self._stop()
-        if not ends_line:
-            self.save()
         if self._stop():
+            self.save()
             return
+        # What ends with the text is output before the state is saved, so that it does not come again.
+        ends_line = self.intake.ends_line
+        if not ends_line:
+            yield from self.output.end_record()
+            self.save()
         self.intake.end()
         yield from self.score()
         if ends_line:
+            yield from self.output.end_record()
             self.save()
         yield from self.output.end(self.session)
 
@@ -229,9 +256,9 @@ class _Stream:
             return
         self._saved_at = time.monotonic()
         self._saved_mark = self._mark
-        session = self.session
+        state, last_token = self.session.resumable
         position = replace(self.output.position, story=self.story)
-        self._save(SessionState(session.state, session.last_tokens[0], self.intake.pending, None, position))
+        self._save(SessionState(state, last_token, self.intake.pending, None, position))
 
     def stats(self, *, final: bool) -> StreamStats:
         output, span = self.output, self.session.state.span

@@ -68,7 +68,7 @@ class Intake:
         self._tokenizer = model.tokenizer
         self._options = options
         self._reset_pattern = None
-        if options.each_line:
+        if options.each_line or (options.frozen and not position.records):
             self._reset_pattern = compile_pattern("", "stream.reset_on")  # which matches every line
         elif options.reset_on is not None:
             self._reset_pattern = compile_pattern(options.reset_on, "stream.reset_on")
@@ -97,6 +97,11 @@ class Intake:
         return PendingText(data, ids, sizes, tuple(self._documents))
 
     @property
+    def end_offset(self) -> int:
+        """Offset in the whole text at which the text that has arrived ends."""
+        return self._offset + self._n_tokenized + len(self._arrived)
+
+    @property
     def ends_line(self) -> bool:
         """True if the unfinished word ends a line, which only lacks what may follow."""
         return self._pretokenizer.pending.endswith(b"\n")
@@ -108,6 +113,9 @@ class Intake:
         is_first_here = not self._documents or self._documents[-1] < start
         if self.resets_at_documents and is_reset and is_first_here:
             self._documents.append(start)
+        if self._options.frozen:  # rows are scored one by one, not their lines
+            self._reset_pattern = None
+            self._pretokenizer.by_line = False
         self.n_received += 1
         return self._offset + start
 
@@ -117,9 +125,10 @@ class Intake:
             self._last_arrival = time.monotonic()
             self._arrived += portion if self._options.binary else self.line_ends.feed(portion)
             self.n_received += len(portion)
-        if portion is not None or self._options.flush_ms is None:
+        pause_ms = self._options.pause_ms
+        if portion is not None or pause_ms is None:
             return False
-        wait = self._options.flush_ms / 1000 - 1e-3  # a wait may end that much early
+        wait = pause_ms / 1000 - 1e-3  # a wait may end that much early
         if time.monotonic() - self._last_arrival < wait:
             return False
         self._enqueue(self._pretokenizer.flush())

@@ -6,19 +6,24 @@ import itertools
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.config import StreamConfig
-from xlcli.events import LineScore, Prediction, Row, TokenScore, WordScore
+from xlcli.events import LineScore, Prediction, RecordScore, Row, TokenScore, WordScore
 from xlcli.inference import InferenceSession
 from xlcli.store.state_files import StreamPosition, WordPosition
 from xlcli.streaming.intake import LINE, LINE_LIMIT, Tokens
+from xlcli.streaming.records import Records, fields_of
+from xlcli.text.documents import Document
 from xlcli.words import Predictions, Words
 
 RECENT = 1000
 """Number of latest scores that `top` compares the next one with."""
+FAR_SPAN = 256
+"""Number of bytes up to which tokens are joined, far behind the beginning of a record."""
 
 
 ScoredEvent = LineScore | WordScore | Row | TokenScore
@@ -30,6 +35,7 @@ class StreamOutput:
     Attributes:
         predictions: What is kept of the prediction of each token, if any of it is output.
         words: The words, if they are output.
+        records: Records of the text, which are output in place of its lines.
         selection: Selects what is output.
         n_lines, n_bytes, n_tokens, bits: Complete lines, bytes and tokens so far, and the sum of their surprisals.
     """
@@ -58,7 +64,8 @@ class StreamOutput:
                 word = position.words.copy()
             self.words = Words(predictions.boundaries, word, by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
-        # The unfinished line, whose beginning may have been output as a part:
+        self.records = Records(position, has_events=options.event_start is not None)
+        # The unfinished line, whose beginning may have been output as a part, or the unfinished record:
         self._line_start = position.line_start
         self._line = list(position.scored)
         self._line_bytes = sum(len(text) for text, _ in self._line)
@@ -83,6 +90,8 @@ class StreamOutput:
             recent={emit: recent} if recent else {},
             words=words,
             line_tokens=self._line_tokens,
+            records=tuple(self.records.waiting),
+            input_line=self.records.input_line,
         )
 
     def feed(
@@ -110,28 +119,41 @@ class StreamOutput:
             yield from self._add_to_line(token, token_bits)
 
     def end_line_part(self) -> Iterator[LineScore]:
-        """Outputs the line being assembled, or a part of it, unless it is empty."""
+        """Outputs the line or record being assembled, or a part of the line, unless it is empty."""
         spans = tuple(self._line)
         n_bytes = self._line_bytes
         n_tokens = self._line_tokens
         self._line = []
         self._line_bytes = self._line_tokens = 0
+        if not n_bytes:
+            return
+        record = self.records.take() if self.records.covers(self.n_bytes) else None
         bits = sum(span_bits for _, span_bits in spans)
-        if n_bytes and self.selection.shows(bits / n_bytes):
-            yield LineScore(
-                line=self.n_lines + 1,
-                byte=self.n_bytes - n_bytes,
-                bytes=n_bytes,
-                text=b"".join(text for text, _ in spans),
-                tokens=n_tokens,
-                bits=bits,
-                bits_per_byte=bits / n_bytes,
-                spans=spans,
-            )
+        if not self.selection.shows(bits / n_bytes):
+            return
+        text = b"".join(text for text, _ in spans)
+        values: dict[str, Any] = {"byte": self.n_bytes - n_bytes, "bytes": n_bytes, "text": text, "tokens": n_tokens}
+        values |= {"bits": bits, "bits_per_byte": bits / n_bytes, "spans": spans}
+        if record is None:
+            yield LineScore(line=self.n_lines + 1, **values)
+        else:
+            yield RecordScore(line=record.line, fields=fields_of(record, text), **values)
+
+    def end_record(self) -> Iterator[LineScore]:
+        """Outputs the record being assembled, if its lines are complete: nothing is added to it any more."""
+        if self.records.covers(self.n_bytes) and self.n_bytes == self._line_start:
+            yield from self.end_line_part()
+
+    def begin_record(self, start: int, document: Document) -> Iterator[LineScore]:
+        """Begins a record at this byte, after the output of the one before it, if that is scored."""
+        if self.n_bytes == start:
+            yield from self.end_record()
+        if document and self.options.emit == "lines":
+            self.records.begin(start, document)
 
     def end(self, session: InferenceSession) -> Iterator[ScoredEvent]:
+        yield from self.end_line_part()
         if self.n_bytes > self._line_start:
-            yield from self.end_line_part()
             self.n_lines += 1
         yield from self.end_word(session)
 
@@ -149,17 +171,26 @@ class StreamOutput:
             bits = 0.0
             self.n_bytes += len(piece)
             ends_line = piece.endswith(b"\n")
-            if ends_line or self._line_bytes >= LINE_LIMIT:
+            if self.records.covers(self.n_bytes):
+                is_whole = ends_line and self.records.ends_at(self.n_bytes)
+            else:
+                is_whole = ends_line or self._line_bytes >= LINE_LIMIT
+            if is_whole:
                 yield from self.end_line_part()
             if ends_line:
                 self.n_lines += 1
                 self._line_start = self.n_bytes
 
     def _add_span(self, text: bytes, bits: float) -> None:
-        """Adds text to the line being assembled; a token without text counts with the one before it."""
+        """Adds text to the line being assembled; a token without text counts with the one before it.
+
+        Behind the first `LINE_LIMIT` bytes of a record, tokens are joined, which saves memory.
+        """
         self._line_bytes += len(text)
-        if self._line and not text:
-            text, bits_before = self._line.pop()
+        is_far = self._line_bytes > LINE_LIMIT and bool(self._line) and len(self._line[-1][0]) < FAR_SPAN
+        if self._line and (is_far or not text):
+            text_before, bits_before = self._line.pop()
+            text = text_before + text
             bits += bits_before
         self._line.append((text, bits))
 

@@ -29,10 +29,15 @@ SKIP_SECONDS = 60.0
 """Least time between two remarks on rows of a stream that are skipped."""
 _WORD = re.compile(r"(?<!\S)[^\W\d_]++[.,;:!?]*+(?!\S)")
 
+LONGEST_EVENT = 2**16
+"""Number of bytes after which a line begins a new event, whatever it is."""
+LINE_TEXT = "text"
+"""Key of the text in rows of plain lines."""
+
 Portions = Iterator[bytes | None]
 Notice = Callable[[str], None]
 Rows = Iterator[tuple[str, Any] | bytes | None]
-"""Rows and their places (`line 3`): each a dictionary, or what is there instead, a value or a `ValueError`.
+"""Rows and their places (`line 3`, a `Place`): each a dictionary, or what is there instead, a value or a `ValueError`.
 
 Between rows come None for a pause and no bytes where a reader may stop.
 """
@@ -48,18 +53,79 @@ class Document(bytes):
     Attributes:
         fields: The fields of its row that are not texts: strings of a table, values of a JSON object or of Parquet.
         regions: Offsets at which its marked regions begin and end (`text/marks.py`).
+        row: All fields, with the text, of a row of a stream.
+        key: The key of its text in `row`.
+        line: Line of the input at which it begins, counted from the beginning of the input.
     """
 
     fields: Mapping[str, Any]
     regions: Sequence[tuple[int, int]]
+    row: Mapping[str, Any]
+    key: str
+    line: int
 
     def __new__(
-        cls, text: bytes, fields: Mapping[str, Any] | None = None, regions: Sequence[tuple[int, int]] = ()
+        cls,
+        text: bytes,
+        fields: Mapping[str, Any] | None = None,
+        regions: Sequence[tuple[int, int]] = (),
+        *,
+        row: Mapping[str, Any] | None = None,
+        key: str = LINE_TEXT,
+        line: int = 0,
     ) -> Self:
         self = super().__new__(cls, text)
         self.fields = {} if fields is None else fields
         self.regions = regions
+        self.row = {} if row is None else row
+        self.key = key
+        self.line = line
         return self
+
+    def without_line_end(self) -> Document:
+        return Document(self.removesuffix(b"\n"), self.fields, row=self.row, key=self.key, line=self.line)
+
+
+class Continuation(bytes):
+    """A portion that continues the document before it: a part of its last line, or the next line of an event.
+
+    `document` begins in its place if the one before has ended by now, after a pause.
+    """
+
+    document: Document
+
+    def __new__(cls, document: Document) -> Self:
+        self = super().__new__(cls, document)
+        self.document = document
+        return self
+
+
+class Place(str):
+    """Place of a row in its source, such as `line 3`, with its number."""
+
+    number: int
+
+    def __new__(cls, unit: str, number: int) -> Self:
+        self = super().__new__(cls, f"{unit} {number}")
+        self.number = number
+        return self
+
+
+class LineRow(dict[str, Any]):
+    """A plain line as a row: the named groups of a pattern, or the line alone as its text.
+
+    Attributes:
+        continues: The line continues the event of the line before it.
+        stream: Stream of a container that writes long lines in parts (CRI, the format of Kubernetes), or None.
+        is_part: The line goes on in the next row of this stream.
+    """
+
+    stream: str | None = None
+    is_part = False
+
+    def __init__(self, groups: Mapping[str, Any], *, continues: bool) -> None:
+        super().__init__(groups)
+        self.continues = continues
 
 
 class Joined(tuple[str, ...]):
@@ -111,15 +177,20 @@ def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) 
         notice(f"rows of {name} without text are left out: {n_empty:,}")
 
 
-def live_texts(rows: Rows, name: str, text_fields: Sequence[str], skipped: Notice, key: str | None = None) -> Portions:
+def live_texts(
+    rows: Rows, name: str, text_fields: Sequence[str], skipped: Notice, key: str | None = None, event_start: Any = None
+) -> Portions:
     """Texts of rows that arrive without end, as of `texts_of`; rows without a text, or without `key`, are skipped.
 
     Calls `skipped` with their number and the last of them, at most once in `SKIP_SECONDS`, and at the end. Parts into
-    which Docker divides a long line are joined, unless the other stream comes between them.
+    which Docker or Kubernetes divide a long line are joined, unless the other stream comes between them. A row whose
+    text does not match `event_start` continues the event before it, up to `LONGEST_EVENT`.
     """
     skips = _Skips(skipped)
     has_begun = False
-    unfinished = None  # the stream of Docker whose line goes on in a later row
+    unfinished = None  # the stream whose line goes on in a later row
+    event_bytes = 0
+    lost: DataError | None = None  # why the beginning of the present event was skipped
     try:
         for item in rows:
             skips.report_if_due()
@@ -127,25 +198,43 @@ def live_texts(rows: Rows, name: str, text_fields: Sequence[str], skipped: Notic
                 yield item
                 continue
             place, row = item
-            stream = _docker_stream(row) if text_fields[0] == "log" else None
-            is_part = stream is not None and not row["log"].endswith("\n")
+            number = place.number if isinstance(place, Place) else 0
+            stream, is_part = _stream_of(row, text_fields[0])
             try:
-                document = _live_text(row, text_fields, key, has_begun=has_begun)
+                document = _live_text(row, text_fields, key, number, has_begun=has_begun)
             except ValueError as error:
-                skips.add(place, refusal(f"{place} of {name}", text_fields, error))
-                yield Document(b"")
+                lost = refusal(f"{place} of {name}", text_fields, error)
+                skips.add(place, lost)
+                yield Document(b"", line=number)
                 continue
 
+            continues_event = _continues_event(row, document, event_start) and event_bytes < LONGEST_EVENT
+            if continues_event and lost is not None:
+                skips.add(place, lost)
+                yield Document(b"", line=number)
+                continue
             if is_part:
-                document = Document(document.removesuffix(b"\n"), document.fields)
+                document = document.without_line_end()
             continues_line = unfinished is not None and stream == unfinished
             if unfinished is not None and not continues_line:
                 yield b"\n"
-            yield bytes(document) if continues_line else document  # what continues a line is no new document
+            if continues_line or continues_event:
+                yield Continuation(document)
+            else:
+                event_bytes = 0
+                yield document
             has_begun = True
+            event_bytes += len(document)
+            lost = None
             unfinished = stream if is_part else None
     finally:
         skips.report()
+
+
+def _continues_event(row: Any, document: Document, event_start: Any) -> bool:
+    if isinstance(row, LineRow):
+        return row.continues
+    return event_start is not None and event_start.search(document.removesuffix(b"\n")) is None
 
 
 class _Skips:
@@ -174,25 +263,36 @@ class _Skips:
             self._n_reported = self._n_skipped
 
 
-def _live_text(row: Any, text_fields: Sequence[str], key: str | None, *, has_begun: bool) -> Document:
+def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int, *, has_begun: bool) -> Document:
     """The first text of a row; `ValueError` as of `texts_of_row`, or if there is none or the row lacks `key`."""
-    is_missing = isinstance(row, dict) and text_fields[0] not in row
+    field = text_fields[0]
+    whole = dict(row) if isinstance(row, dict) else {}
+    is_missing = isinstance(row, dict) and field not in row
     texts = texts_of_row(row, text_fields)
+    if isinstance(row, LineRow) and row.continues and not texts:  # an empty line within an event
+        texts = [Document(b"\n")]
     if not texts and is_missing and not has_begun:  # perhaps no row has the key
         raise ValueError(f"it is missing{key_hint(row)}")
     if not texts:
         raise ValueError("it is missing" if is_missing else "it is empty")
-    if texts[0].count(b"\0"):
+    text = texts[0]
+    if text.count(b"\0"):
         raise ValueError("it has NUL characters")
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
-    return texts[0]
+    if isinstance(whole[field], list):  # bytes, as journald writes what is not printable
+        whole[field] = text.removesuffix(b"\n").decode()
+    return Document(text, text.fields, row=whole, key=field, line=line)
 
 
-def _docker_stream(row: Any) -> str | None:
-    """The stream of a row of Docker's log, in which a line without line end goes on in the next row; or None."""
+def _stream_of(row: Any, text_field: str) -> tuple[str | None, bool]:
+    """The stream of a row of a container, and whether its line goes on in the next row of that stream; or None."""
+    if isinstance(row, LineRow):
+        return row.stream, row.is_part
     is_docker = isinstance(row, dict) and row.keys() - {"attrs"} == {"log", "stream", "time"}
-    return str(row["stream"]) if is_docker and isinstance(row["log"], str) else None
+    if text_field != "log" or not is_docker or not isinstance(row["log"], str):
+        return None, False
+    return str(row["stream"]), not row["log"].endswith("\n")
 
 
 def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:

@@ -95,9 +95,14 @@ def text_of(
         return read(parquet_rows(descriptor, name, fields), name, fields, notice)
     if token_ids and descriptor is not None and _begins_with(descriptor, NUMPY):
         return decimal(descriptor, name)
-    marks = [PARQUET] if any_bytes else [*BINARIES]
-    text = in_lines(_without_binaries(in_utf8(unpacked(portions, name), name), name, marks), name, notice)
+    text = plain_text(portions, name, any_bytes=any_bytes, notice=notice)
     return texts_in(text, name, text_fields, notice, read)
+
+
+def plain_text(portions: Portions, name: str, *, any_bytes: bool, notice: Notice) -> Portions:
+    """Text of data that is taken for lines, whatever they hold; arguments and errors as of `text_of`."""
+    marks = [PARQUET] if any_bytes else [*BINARIES]
+    return in_lines(_without_binaries(in_utf8(unpacked(portions, name), name), name, marks), name, notice)
 
 
 def _begins_with(descriptor: int, mark: bytes) -> bool:

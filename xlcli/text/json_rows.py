@@ -7,21 +7,14 @@ import gc
 import itertools
 import json
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 from xlcli.text import documents
-from xlcli.text.documents import Notice, Portions, Rows, live_texts
+from xlcli.text.documents import Place, Portions, Rows
 
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]\x1e]*+")
 _COMMENTS = ("#", "//")
-
-
-def json_lines(
-    portions: Portions, name: str, text_fields: Sequence[str], skipped: Notice, key: str | None = None
-) -> Portions:
-    """Texts of JSON lines that arrive without end: `live_texts` of `json_rows`."""
-    return live_texts(json_rows(portions), name, text_fields, skipped, key)
 
 
 def json_rows(portions: Portions) -> Rows:
@@ -44,7 +37,7 @@ def json_rows(portions: Portions) -> Rows:
         elif not held:
             yield b""
     if reader.n_open and not reader.is_broken:
-        yield f"line {reader.line}", json.JSONDecodeError("the brackets of arrays do not match", "", 0)
+        yield Place("line", reader.line), json.JSONDecodeError("the brackets of arrays do not match", "", 0)
 
 
 class _Reader:
@@ -81,9 +74,9 @@ class _Reader:
             if isinstance(value, json.JSONDecodeError):
                 self._skips_line = self.is_broken = True
                 broken_line = self.line + held.count("\n", at, value.pos)
-                yield f"line {broken_line}", value
+                yield Place("line", broken_line), value
             else:
-                yield f"line {self.line}", value
+                yield Place("line", self.line), value
                 self.line += held.count("\n", at, end)
                 at = end
             at = self._next_value(held, at)

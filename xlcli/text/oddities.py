@@ -210,11 +210,14 @@ class Oddities:
         if len(self._held) > LONGEST_LINE:
             self._search_held()
 
-    def watched(self, portions: Iterable[bytes | None]) -> Iterator[bytes | None]:
-        """The portions of a text in which CR LF may end lines, each after it was taken. A `Document` begins a row."""
+    def watched(self, portions: Iterable[bytes | None], *, has_rows: bool = True) -> Iterator[bytes | None]:
+        """The portions of a text in which CR LF may end lines, each after it was taken.
+
+        `has_rows`: a `Document` begins a row.
+        """
         self._has_crlf = True
         for portion in portions:
-            if isinstance(portion, Document):
+            if has_rows and isinstance(portion, Document):
                 if self._unit == "line":  # known only now
                     self._look_for("row", "row")
                     self._n_begun = 0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from xlcli.errors import DataError
-from xlcli.text.documents import Rows
+from xlcli.text.documents import Place, Rows
 from xlcli.text.table_rows import require_columns
 
 PARQUET = b"PAR1"
@@ -41,6 +41,6 @@ def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows
             for batch in parts.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"row {number:,}", row
+                    yield Place("row", number), row
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{name} is a damaged Parquet file: {error}.", "Copy or download it again.") from None

@@ -79,18 +79,20 @@ class PreTokenizer:
         by_line: Lines are texts of their own: a part ends with every line end.
 
     Attributes:
+        by_line: As above; it may change before the first text.
         pending: Unfinished part at the end of the input so far, which is not returned yet; a word has at most `LONGEST`
             bytes.
     """
 
     def __init__(self, splitter: Splitter = WORDS, *, by_line: bool = False) -> None:
         self.pending = b""
-        self._splitter, self._by_line = splitter, by_line
+        self._splitter = splitter
+        self.by_line = by_line
 
     def feed(self, portion: bytes) -> bytes:
         """The parts that are complete with this portion; may be empty."""
         text = self.pending + portion
-        start = text.rfind(b"\n") + 1 if self._by_line else 0
+        start = text.rfind(b"\n") + 1 if self.by_line else 0
         return self._take(text, start + self._splitter.stable_prefix_len(text[start:]))
 
     def flush(self) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from xlcli.errors import DataError, named
 from xlcli.text import documents
-from xlcli.text.documents import Notice, Portions, Rows
+from xlcli.text.documents import Notice, Place, Portions, Rows
 
 _ANY_QUOTE = re.compile(rb'(?:^|[\t,;])"')
 """Beginning of a quoted cell as long as it is not known what divides the cells."""
@@ -33,7 +33,7 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
     table = _Table(name, text_fields)
     row, begin = bytearray(), 1
     is_open = has_joined = has_divided = False
-    for number, line in _numbered_lines(portions, name):
+    for number, line in numbered_lines(portions, name):
         if line is None:
             yield None
             continue
@@ -48,7 +48,7 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         if not row.strip(b" \r\n"):
             yield b""
             continue
-        place = f"line {begin}"
+        place = Place("line", begin)
         values = table.take(row, place)
         if values is None:
             continue
@@ -138,8 +138,12 @@ class _Table:
         return n_columns > 1 and all(line.count(delimiter) == n_columns - 1 and is_prose not in line for line in lines)
 
 
-def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers from 1, or None for a portion that is None; `DataError` if a line is too long."""
+def numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
+    """Lines without line ends, and their numbers from 1; None for a portion that is None.
+
+    Raises:
+        DataError: A line is too long.
+    """
     held, number = bytearray(), 1
     for portion in portions:
         if portion is None:
@@ -154,7 +158,8 @@ def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes 
                 yield number, bytes(held[:-1])
                 number += 1
                 held.clear()
-    yield number, bytes(held)
+    if held:
+        yield number, bytes(held)
 
 
 def _delimiter(row: bytearray, text_fields: Sequence[str]) -> str:

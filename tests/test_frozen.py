@@ -1,0 +1,146 @@
+"""Lines scored from the state of a baseline, beside a copy of the state for each of them."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from toys import PROSE, RUNTIME, VARIANTS, toy
+from variants import thinned
+
+from xlcli.config import StreamConfig
+from xlcli.errors import ConfigError, StateError
+from xlcli.events import LineScore, RecordScore, TokenScore
+from xlcli.kernels.mixture import fill, take_back
+from xlcli.memory.context_cache import N_READ, n_leaves, new_index
+from xlcli.store.state_files import load_state, save_state
+from xlcli.streaming import stream
+from xlcli.text.documents import Document
+
+NORMAL = PROSE.encode()
+LINES = (
+    b"The quick brown fox.\n",
+    b"\n",
+    b"a b a b a b a b a b\n",
+    b"The quick brown fox.\n",
+    NORMAL[:44] * 30 + b"\n",
+)
+
+
+def run(model, portions, *, resume=None, save=None, stop=lambda: False, **options):
+    return list(stream(model, portions, StreamConfig(**options), RUNTIME, resume=resume, save=save, stop=stop))
+
+
+def baseline(model, text=NORMAL, **options):
+    """The state of a stream of normal text."""
+    saved = []
+    run(model, [text], save=lambda session: saved.append(session.fork()), emit="none", **options)
+    return saved[-1]
+
+
+def alone(model, session, line, **options):
+    """Surprisals of the tokens of a line from a copy of the state."""
+    tokens = run(model, [line], resume=session.fork(), emit="tokens", **options)
+    return [event.bits for event in tokens if isinstance(event, TokenScore)]
+
+
+def spans(events):
+    return [[bits for _, bits in event.spans] for event in events if isinstance(event, LineScore)]
+
+
+CASES = [
+    *itertools.product(["bytes"], [None, *VARIANTS], [{}]),
+    ("sentencepiece", None, {}),
+    ("bytes", None, {"memory_dtype": "int8"}),
+    ("bytes", "sinks", {"context_cache": 37}),
+    ("sentencepiece", None, {"context_cache": 37}),
+    ("bytes", None, {"context_cache": 100_000}),
+]
+
+
+@pytest.mark.parametrize("case", thinned(CASES, CASES[::2]), ids=str)
+def test_each_line_is_scored_as_from_a_copy_of_the_state(case):
+    kind, variant, options = case
+    model = toy(kind, variant=variant)
+    session = baseline(model, **options)
+    found = spans(run(model, [b"".join(LINES)], resume=session.fork(), frozen=True))
+    assert found == [alone(model, session, line) for line in LINES]
+
+
+def test_adapted_weights_stand_still():
+    model = toy(dtype=torch.float32)
+    adapted = baseline(model, adapt=True, adapt_block=16, adapt_lr=0.1, context_cache=50)
+    found = spans(run(model, [b"".join(LINES)], resume=adapted.fork(), frozen=True))
+    # The same weights in a model that does not adapt:
+    weights = adapted.model_state.adaptation.weights
+    fixed = toy(dtype=torch.float32, folder="fixed")
+    with torch.no_grad():
+        for name, parameter in fixed.network.named_parameters():
+            if name in weights:
+                parameter.copy_(weights[name])
+    state = dataclasses.replace(adapted.model_state, adaptation=None)
+    plain = dataclasses.replace(adapted, model_state=state)
+    assert found == [alone(fixed, plain, line) for line in LINES]
+    assert found[0] != spans(run(model, [LINES[0]]))[0]
+
+
+def test_a_row_with_its_event_is_one_text():
+    model = toy("sentencepiece")
+    session = baseline(model, context_cache=50)
+    texts = [b"The fox.\n  runs\n", b"A dog\n", b"The fox.\n"]
+    rows = [Document(text, line=number) for number, text in enumerate(texts, 1)]
+    found = run(model, rows, resume=session.fork(), frozen=True)
+    records = [event for event in found if isinstance(event, RecordScore)]
+    assert [event.text for event in records] == texts
+    for event, text in zip(records, texts, strict=True):
+        assert event.bits == sum(alone(model, session, text, reset_on_document=False))
+
+
+def test_a_saved_baseline_goes_on_in_the_log_but_not_in_what_it_knows(tmp_path):
+    model = toy()
+    session = baseline(model, context_cache=50)
+    expected = spans(run(model, [b"".join(LINES)], resume=session.fork(), frozen=True))
+    found, resume = [], session
+    for line in LINES:
+        saved = []
+        found += spans(run(model, [line], resume=resume.fork(), save=saved.append, frozen=True))
+        save_state(tmp_path / "s", saved[-1], model=model)
+        resume = load_state(tmp_path / "s", model=model, device="cpu")
+    assert found == expected
+    assert resume.stream.n_bytes == session.stream.n_bytes + len(b"".join(LINES))
+    before, after = session.model_state, resume.model_state
+    assert after.seen == before.seen
+    for name, tensor in before.tensors().items():
+        assert torch.equal(tensor, after.tensors()[name]), name
+
+
+def test_a_baseline_is_needed_and_ends_with_a_line():
+    model = toy()
+    with pytest.raises(ConfigError, match="baseline"):
+        run(model, [b"a\n"], frozen=True)
+    session = baseline(model, b"one\ntw")
+    within = dataclasses.replace(session, stream=dataclasses.replace(session.stream, n_bytes=6))
+    with pytest.raises(StateError, match="line"):
+        run(model, [b"a\n"], resume=within, frozen=True)
+
+
+@pytest.mark.parametrize("window", [5, 37, 1000])
+def test_what_was_read_is_taken_back_from_the_cache_exactly(window):
+    """All tables are as before, and as those of a cache that never read on."""
+    draw = np.random.default_rng(window)
+    n_kinds, line_end = 5, 4
+    leaf_of = n_leaves(n_kinds) + np.arange(n_kinds)
+    texts = draw.integers(0, n_kinds, (2, 2 * window + 300))
+    texts[0, 1:] = texts[1, :-1]
+    index = new_index(window, n_kinds)
+    fill(index, leaf_of, line_end, *texts)
+    n_used = int(index.sizes[N_READ])
+    before = [array.copy() for array in index]
+    for n in (0, 1, 3, 200):
+        further = draw.integers(0, n_kinds, (2, n))
+        fill(index, leaf_of, line_end, *further)
+        take_back(index, leaf_of, n)
+        for array, saved in zip(index, before, strict=True):
+            used = slice(n_used) if array.shape[-1] == len(index.inputs) else slice(None)
+            assert np.array_equal(array[..., used], saved[..., used])

@@ -1,0 +1,197 @@
+"""Records of a stream: rows, groups of lines and events are output whole, with what came, however they arrive."""
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from toys import RUNTIME, slow_bits, toy
+
+from xlcli.config import StreamConfig
+from xlcli.config.base import compile_pattern
+from xlcli.errors import InvalidSettingError
+from xlcli.events import LineScore, RecordScore
+from xlcli.store.state_files import StreamPosition, load_state, save_state
+from xlcli.streaming import stream
+from xlcli.text.documents import LONGEST_EVENT, live_texts
+from xlcli.text.json_rows import json_rows
+from xlcli.text.line_rows import line_rows
+
+JSON = (
+    '{"message": "one\\ntwo", "level": {"n": [1, null, 2.5]}, "line": 9}\n'
+    '{"message": null}\njunk\n'
+    '{"pid": 7, "message": "thr\\u00e9e\\r\\n"}\n\n{"message": "' + "four " * 5000 + '"}\n'
+)
+CONTAINER = (
+    "2026-11-28T10:00:00.1Z stdout F one\n2026-11-28T10:00:00.2Z stdout P two, \n"
+    "2026-11-28T10:00:00.3Z stdout F and three\nno container\n2026-11-28T10:00:00.4Z stderr P cut\n"
+    "2026-11-28T10:00:00.5Z stdout F by this\n"
+)
+TRACE = (
+    "2026-11-28 ERROR boom\n  at f(1)\n\n  at g(2)\n2026-11-28 INFO fine\n2026-11-28 nothing\n  of this\n"
+    "2026-11-28 WARN last\n  at h(3)\n"
+)
+REGEX = {"container": r"(?P<time>\S+) \S+ [FP] (?P<text>.*)", "trace": r"^\S+ (?P<level>[A-Z]+) (?P<text>.*)"}
+EVENT = r"^\d{4}-"
+
+
+def rows(kind, portions, warn=lambda text: None):
+    """Documents of one of the texts above."""
+    if kind == "json":
+        return live_texts(json_rows(portions), "x", ["message"], warn)
+    pattern = compile_pattern(REGEX[kind], "text_regex")
+    event_start = compile_pattern(EVENT, "event_start") if kind == "trace" else None
+    return live_texts(line_rows(portions, "x", pattern, event_start), "x", ["text"], warn, event_start=event_start)
+
+
+FOUND = {
+    "json": [
+        (1, {"message": "one\ntwo", "level": {"n": [1, None, 2.5]}, "line": 9}, b"one\ntwo\n"),
+        (4, {"pid": 7, "message": "thr\u00e9e\r\n"}, "thr\u00e9e\n".encode()),
+        (6, {"message": "four " * 5000}, b"four " * 5000 + b"\n"),
+    ],
+    "container": [
+        (1, {"time": "2026-11-28T10:00:00.1Z", "text": "one"}, b"one\n"),
+        (2, {"time": "2026-11-28T10:00:00.2Z", "text": "two, and three"}, b"two, and three\n"),
+        (5, {"time": "2026-11-28T10:00:00.4Z", "text": "cut"}, b"cut\n"),
+        (6, {"time": "2026-11-28T10:00:00.5Z", "text": "by this"}, b"by this\n"),
+    ],
+    "trace": [
+        (1, {"level": "ERROR", "text": "boom\n  at f(1)\n\n  at g(2)"}, b"boom\n  at f(1)\n\n  at g(2)\n"),
+        (5, {"level": "INFO", "text": "fine"}, b"fine\n"),
+        (8, {"level": "WARN", "text": "last\n  at h(3)"}, b"last\n  at h(3)\n"),
+    ],
+}
+TEXTS = {"json": JSON, "container": CONTAINER, "trace": TRACE}
+OPTIONS = {kind: {"event_start": EVENT} if kind == "trace" else {} for kind in TEXTS}
+sizes = st.lists(st.integers(1, 400), min_size=1, max_size=5)
+
+
+def cut(text, sizes):
+    data = text.encode()
+    starts = [0, *itertools.takewhile(lambda n: n < len(data), itertools.accumulate(itertools.cycle(sizes)))]
+    return [data[start:end] for start, end in zip(starts, [*starts[1:], len(data)], strict=True)]
+
+
+def stopping(lines, stopped):
+    """These lines; then it adds a value to `stopped`."""
+    yield from lines
+    stopped.append(True)
+    yield None
+
+
+def records(events):
+    return [event for event in events if isinstance(event, RecordScore)]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("tokenizer", ["bytes", "sentencepiece"])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes)
+def test_each_record_once_with_what_came_whatever_the_portions(kind, tokenizer, sizes):
+    warnings = []
+    options = StreamConfig(**OPTIONS[kind])
+    model = toy(tokenizer)
+    found = [*stream(model, rows(kind, iter(cut(TEXTS[kind], sizes)), warnings.append), options, RUNTIME)]
+    assert not [event for event in found if isinstance(event, LineScore) and not isinstance(event, RecordScore)]
+    assert [(event.line, event.fields, event.text) for event in records(found)] == FOUND[kind]
+    assert b"".join(text for text, _ in records(found)[-1].spans) == FOUND[kind][-1][2]
+    assert [*records(found)[0].fields] == [*FOUND[kind][0][1]]
+    assert sum(event.bits for event in records(found)) == pytest.approx(found[-1].bits, abs=1e-6)
+    assert sum(event.tokens for event in records(found)) == found[-1].tokens
+    assert warnings[-1].endswith({"json": ": 2", "container": ": 1", "trace": ": 2"}[kind])
+
+
+@pytest.mark.parametrize("kind", ["container", "trace"])
+def test_scores_of_records_are_those_of_their_text(kind):
+    model = toy()
+    found = records(stream(model, rows(kind, iter([TEXTS[kind].encode()])), StreamConfig(**OPTIONS[kind]), RUNTIME))
+    slow = iter(slow_bits(model, b"".join(text for *_, text in FOUND[kind])))
+    for record in found:
+        bits = [next(slow) for _ in record.text]
+        assert record.bits == pytest.approx(sum(bits), abs=1e-9)
+        assert record.bits_per_byte == pytest.approx(sum(bits) / len(bits), abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_record_that_waits_is_kept_in_the_state(kind, tmp_path):
+    """Stopped after each line of the input, the records of both streams are those of one."""
+    model = toy()
+    options = StreamConfig(**OPTIONS[kind])
+    lines = TEXTS[kind].encode().splitlines(keepends=True)
+    whole = [*stream(model, rows(kind, iter(lines)), options, RUNTIME)]
+    for n in range(1, len(lines)):
+        if kind == "container" and b" P " in lines[n - 1]:
+            continue  # the rest of a line after a restart is a record of its own
+        if b"nothing" in lines[n - 1]:
+            continue  # so is what continues an event whose beginning was skipped
+        saved, stopped = [], []
+        portions = stopping(lines[:n], stopped)
+        arguments = {"save": saved.append, "stop": lambda stopped=stopped: bool(stopped)}
+        first = records(stream(model, rows(kind, portions), options, RUNTIME, **arguments))
+        save_state(tmp_path / "s", saved[-1], model=model)
+        resume = load_state(tmp_path / "s", model=model, device="cpu")
+        rest = records(stream(model, rows(kind, iter(lines[n:])), options, RUNTIME, resume=resume))
+        found = [(event.fields, event.text) for event in first + rest]
+        assert found == [(fields, text) for _, fields, text in FOUND[kind]], n
+        bits = [event.bits for event in first + rest]
+        assert bits == pytest.approx([event.bits for event in records(whole)], abs=1e-9)
+        numbers = [event.line for event in first + rest]
+        assert numbers == sorted(numbers)
+
+
+def test_an_event_ends_after_a_pause_and_another_begins():
+    options = StreamConfig(event_start=EVENT, flush_ms=0)
+    portions = iter([b"2026- a\n", b"  b\n", None, b"  c\n", None, b"2026- d\n"])
+    event_start = compile_pattern(EVENT, "event_start")
+    texts = live_texts(line_rows(portions, "x", None, event_start), "x", ["text"], print, event_start=event_start)
+    found = records(stream(toy(), texts, options, RUNTIME))
+    assert [(event.line, event.text) for event in found] == [(1, b"2026- a\n  b\n"), (3, b"  c\n"), (4, b"2026- d\n")]
+    assert [event.fields["text"] for event in found] == ["2026- a\n  b", "  c", "2026- d"]
+
+
+def test_an_event_is_bounded():
+    event_start = compile_pattern(EVENT, "event_start")
+    line = b"  " + b"a" * 1000 + b"\n"
+    data = iter([b"2026-\n", line * 200])
+    texts = live_texts(line_rows(data, "x", None, event_start), "x", ["text"], print, event_start=event_start)
+    found = records(stream(toy(), texts, StreamConfig(event_start=EVENT), RUNTIME))
+    assert b"".join(event.text for event in found) == b"2026-\n" + line * 200
+    assert all(event.bytes <= LONGEST_EVENT + len(line) for event in found)
+    assert len(found) == 4
+
+
+def test_selection_is_of_records():
+    options = StreamConfig(min_bits=2.0)
+    texts = rows("container", iter([CONTAINER.encode()]))
+    everything = records(stream(toy(), rows("container", iter([CONTAINER.encode()])), StreamConfig(), RUNTIME))
+    least = sorted(event.bits_per_byte for event in everything)[2]
+    options = StreamConfig(min_bits=least)
+    found = [*stream(toy(), texts, options, RUNTIME)]
+    assert [event.line for event in records(found)] == [e.line for e in everything if e.bits_per_byte >= least]
+    assert found[-1].shown == 2
+
+
+def test_positions_of_earlier_versions_have_no_records():
+    position = TypeAdapter(StreamPosition).validate_json(b'{"n_lines": 3, "n_bytes": 40, "line_start": 40}')
+    assert (position.records, position.input_line) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"text_regex": "(?P<line>.*)"},
+        {"text_regex": "("},
+        {"event_start": "["},
+        {"text_regex": "(?P<text>.*)", "text_field": "a"},
+        {"text_regex": "(?P<text>.*)", "binary": True},
+        {"event_start": "a", "each_line": True},
+        {"frozen": True, "each_line": True},
+        {"frozen": True, "reset_on": "a"},
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(options):
+    with pytest.raises((InvalidSettingError, ValueError)):
+        StreamConfig(**options)

@@ -1,0 +1,70 @@
+"""The records of a stream whose text comes in rows: what is known of each until it is output."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from xlcli.store.state_files import RecordPosition, StreamPosition
+from xlcli.text.documents import Document, plain
+
+
+class Records:
+    """Records of the text that has arrived, from the first one that was not output yet. Others have none.
+
+    Attributes:
+        waiting: These records, in order.
+        input_line: Line of the input at which the last row that arrived begins.
+    """
+
+    def __init__(self, position: StreamPosition, *, has_events: bool) -> None:
+        self.waiting = deque(position.records)
+        self.input_line = position.input_line
+        self._has_events = has_events
+        self._first_line = position.input_line  # lines of the input before this process
+        self._end = 0  # offset of the end of the text that has arrived
+
+    def count(self, document: Document) -> None:
+        """Takes note of the place of a row in the input, which may have no text."""
+        self.input_line = self._first_line + document.line
+
+    def begin(self, start: int, document: Document) -> None:
+        """Adds the record of a document whose text begins at this byte."""
+        row = document.row or {**document.fields, document.key: document.decode(errors="replace").removesuffix("\n")}
+        try:
+            text = json.dumps(row, default=str)
+        except RecursionError:  # values nested too deeply are left out
+            text = json.dumps(plain(row))
+        self.waiting.append(RecordPosition(start, self.input_line, text, document.key))
+
+    def join(self) -> None:
+        """Takes note that text was added to the last record."""
+        self.waiting.append(replace(self.waiting.pop(), is_joined=True))
+
+    def arrive(self, end: int) -> None:
+        """Takes note of the offset at which the text that has arrived ends."""
+        self._end = end
+
+    def covers(self, byte: int) -> bool:
+        """True if the text that ends at this byte is of a record."""
+        return bool(self.waiting) and self.waiting[0].start < byte
+
+    def ends_at(self, byte: int) -> bool:
+        """True if the first record ends at a line end before this byte, and nothing can be added to it."""
+        if len(self.waiting) > 1:
+            return byte >= self.waiting[1].start
+        return byte >= self._end and not self._has_events
+
+    def take(self) -> RecordPosition:
+        """Removes the first record, which is output."""
+        return self.waiting.popleft()
+
+
+def fields_of(record: RecordPosition, text: bytes) -> dict[str, Any]:
+    """The fields of a record, whose text is as it came, or `text` if it came in several rows."""
+    fields: dict[str, Any] = json.loads(record.row)
+    if record.is_joined:
+        fields[record.key] = text.decode(errors="replace").removesuffix("\n")
+    return fields

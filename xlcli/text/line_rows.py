@@ -1,0 +1,55 @@
+"""Rows of plain lines: what a regular expression finds in them, for streams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from xlcli.text.documents import LINE_TEXT, LineRow, Place, Portions, Rows
+from xlcli.text.table_rows import numbered_lines
+
+_CONTAINER = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (?P<stream>stdout|stderr) (?P<tag>[FP])(?::\S*)? ")
+"""Beginning of a line of a container in Kubernetes (CRI): its time, stream, and whether it is full or a part."""
+
+
+def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start: Any = None) -> Rows:
+    r"""Lines as rows: the named groups of `text_regex`, else the whole line as `text`.
+
+    Both patterns are of RE2. A line that does not match `event_start` continues an event, as a whole if it does not
+    match `text_regex` either; any other line without that match is a `ValueError`.
+    Example: with (?P<level>\w+) (?P<text>.*), `WARN disk full` is {"level": "WARN", "text": "disk full"}.
+
+    Raises:
+        DataError: A line has more than `LONGEST_LINE` bytes.
+    """
+    names: list[bytes] = []
+    if text_regex is not None:
+        names = sorted(text_regex.groupindex, key=text_regex.groupindex.get)
+    for number, data in numbered_lines(portions, name):
+        if data is None:
+            yield None
+            continue
+        text = data.removesuffix(b"\r").decode(errors="replace")
+        line = text.encode()
+        continues = event_start is not None and event_start.search(line) is None
+        match = text_regex.search(line) if text_regex is not None else None
+        place = Place("line", number)
+        if match is not None:
+            yield place, _groups({name: match[name] for name in names}, line, continues=continues)
+        elif text_regex is not None and not continues:
+            yield place, ValueError("it does not match --text-regex")
+        else:
+            yield place, LineRow({LINE_TEXT: text}, continues=continues)
+
+
+def _groups(groups: Mapping[bytes, bytes | None], line: bytes, *, continues: bool) -> LineRow:
+    """The row of a line with these named groups; one that took no part in the match is null."""
+    row = LineRow({}, continues=continues)
+    for group, value in groups.items():
+        row[group.decode()] = None if value is None else value.decode()
+    container = _CONTAINER.match(line)
+    if container is not None:
+        row.stream = container["stream"].decode()
+        row.is_part = container["tag"] == b"P"
+    return row

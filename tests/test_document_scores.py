@@ -10,7 +10,7 @@ from toys import PROSE, RUNTIME, toy
 
 from xlcli.config import EvalConfig
 from xlcli.evaluation import evaluate
-from xlcli.events import DocumentScore, Row, Score, TokenScore
+from xlcli.events import DocumentScore, Notice, Row, Score, TokenScore
 
 LINES = [line for line in PROSE.splitlines() if line.strip()]
 
@@ -96,3 +96,23 @@ def test_rows_without_text_keep_their_numbers(tmp_path):
 def test_a_score_has_two_to_twenty_documents(n, tmp_path):
     events = [*evaluate(toy(), rows_in(tmp_path, TEXTS[:1] * n), EvalConfig(), RUNTIME)]
     assert len(only(events, Score)[0].by_document) == (2 * n if 2 <= n <= 20 else 0)
+
+
+def test_documents_that_cost_more_than_without_a_model_are_named(tmp_path):
+    model = toy("sentencepiece")
+    strange = "\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n".encode()
+    for texts, n_told in (([*TEXTS, strange], 1), (TEXTS, 0)):
+        events = [*evaluate(model, files_in(tmp_path, texts), EvalConfig(), RUNTIME)]
+        scores = {each.document: each for each in only(events, Score)[0].by_document if isinstance(each, DocumentScore)}
+        worst = max(scores.values(), key=lambda score: score.bits_per_byte)
+        told = [event.text for event in only(events, Notice) if "documents cost more" in event.text]
+        assert len(told) == n_told == (worst.bits_per_byte > 8)
+        assert all(f"number {worst.document} is the first" in text for text in told)
+
+
+def test_a_text_that_is_spelled_in_bytes_is_reported(tmp_path):
+    model = toy("sentencepiece")
+    for text, is_told in (("\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n" * 3, True), (PROSE, False)):
+        (tmp_path / "text").write_text(text)
+        events = evaluate(model, [tmp_path / "text"], EvalConfig(), RUNTIME)
+        assert any("tokens of their own" in event.text for event in only(events, Notice)) == is_told

@@ -234,3 +234,9 @@ def test_removed_marks_leave_the_text_and_the_places(parts, marks):
     assert found == plain.replace("\r\n", "\n").encode()
     assert [found[start:end].decode() for start, end in found.regions] == expected
     assert found.fields == {"n": 1}
+
+
+def test_numbers_of_words_are_not_those_of_marks_and_words():
+    with pytest.raises(ConfigError, match="split_punctuation"):
+        validate(EvalConfig, {"region_mark": "column:critical", "split_punctuation": True})
+    assert validate(EvalConfig, {"region_mark": "*", "split_punctuation": True})

@@ -182,6 +182,8 @@ def test_table_of_regions_of_two_models(run, models):
         "--words", "w.tsv", "--regions", "r.tsv", *models,
     )  # fmt: skip
     assert ended.code == 0, ended.err
+    options = ["--text-field", "sentence", "--region-mark", "*", "--regions", "r2.tsv"]
+    assert run("eval", "items.csv", *options, "--per-token", "t.jsonl", *models).code == 2
     with Path("r.tsv").open() as file:
         found = [*csv.DictReader(file, delimiter="\t")]
     assert [(row["item"], row["condition"], row["region"], row["number"], row["text"]) for row in found] == [

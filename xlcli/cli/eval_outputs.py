@@ -97,7 +97,7 @@ class TokenList(ResultFile):
 
     name = "per_token"
     kind = LIST
-    excludes = ("words", "score_field", "sweep_mem_len")
+    excludes = ("words", "regions", "score_field", "sweep_mem_len")
     lists = ("per_token",)
 
     def check_models(self, folders: Sequence[Path]) -> None:

@@ -200,7 +200,7 @@ class _Blocks:
             anchor, name = f"id=L{row.line} ", f"line {row.line}, "
         score = f"{row.bits_per_byte:.2f}"
         reach = ""
-        if is_colored:  # else there are no bits of words that the keyboard could go to
+        if is_colored and row.text.strip():  # else there are no bits of words that the keyboard could go to
             reach = f' tabindex=0 role=group aria-label="{name}{score} bits per byte"'
         self._rows.append(f"<b {anchor}data-b={score}{reach}>{content}</b>")
         self.n_bytes += len(row.text)

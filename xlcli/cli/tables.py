@@ -25,6 +25,7 @@ from xlcli.events import DocumentScore, Done, Row, Scored, StoppedEarlyError, To
 from xlcli.files import cache_folder
 
 DIGITS = 4  # decimals of bits in a table
+LARGE = 1e15  # number from which on decimals say nothing, such as the perplexity of a text in another script
 PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words", "last")
 """Columns that are no scores."""
 _ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
@@ -71,7 +72,9 @@ class Table:
         if self.json:
             return to_json(values | columns) + "\n"
         for name, value in columns.items():
-            values[name] = f"{value:.{DIGITS}f}" if isinstance(value, float) else value
+            values[name] = value
+            if isinstance(value, float):
+                values[name] = f"{value:.{DIGITS}f}" if value < LARGE else f"{value:.6g}"
         header = ""
         if not self._columns:
             self._columns = list(values)

@@ -466,6 +466,8 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
             if not self.region_column and not _MARKS.fullmatch(self.region_mark):
                 reason = "is one mark, or two: neither letters nor digits nor blanks"
                 raise InvalidSettingError("region_mark", reason, "Try '*', '[]', or column:NAME for numbers of words.")
+        if self.region_column is not None:
+            self._refuse_beside("region_mark", "counts words between blanks", ("split_punctuation",))
         if self.pairs is not None and self.pairs[0] == self.pairs[1]:
             raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
         if self.score_field and self.text_field in (None, self.score_field):

@@ -23,6 +23,7 @@ from xlcli.events import (
     ContextBin,
     ContinuationScore,
     DocumentScore,
+    Notice,
     PairScore,
     PairShare,
     Progress,
@@ -30,7 +31,7 @@ from xlcli.events import (
     Row,
     Scored,
 )
-from xlcli.metrics import LN2, TextCounter, bits_per, perplexity, share_interval
+from xlcli.metrics import LN2, TextCounter, bits_per, misfit, perplexity, share_interval
 from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
 from xlcli.text.pretokenize import divided
@@ -130,6 +131,17 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
             bits_per_byte=bits_per(sum_of_nats, n_bytes),
             word_perplexity=perplexity(sum_of_nats, words) if words else None,
         )
+
+
+def foreign_notice(parts: Sequence[Row | DocumentScore], model: str) -> Iterator[Notice]:
+    """A notice on documents that cost more than without any model, which the score of the whole text may hide."""
+    documents = [part for part in parts if isinstance(part, DocumentScore)]
+    foreign = [document for document in documents if misfit(model, document.bits_per_byte)]
+    if 0 < len(foreign) < len(documents):
+        remark = (
+            f"{len(foreign)} of {len(documents)} documents cost more than 8 bits per byte (number {foreign[0].document}"
+        )
+        yield Notice(f"{remark} is the first), the cost without any model: their scores mean little", "warning")
 
 
 def _words_of(part: Part) -> Iterator[int | None]:

@@ -43,7 +43,10 @@ def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
     error = math.sqrt((n - 1) / n * np.square(changes).sum())
     margin = half_width(error, max(LEAST_FREEDOM, n_effective - 1))
     mean_margin = half_width(float(values.std(ddof=1)) / math.sqrt(n), n - 1)
-    return Spread(n, ratio, ratio - margin, ratio + margin, mean, mean - mean_margin, mean + mean_margin)
+    low, mean_low = ratio - margin, mean - mean_margin
+    if less is None:  # no text costs less than nothing
+        low, mean_low = max(low, 0.0), max(mean_low, 0.0)
+    return Spread(n, ratio, low, ratio + margin, mean, mean_low, mean + mean_margin)
 
 
 def _parts(sums: NDArray[Any]) -> tuple[float, NDArray[Any], NDArray[Any]]:

@@ -105,6 +105,7 @@ def test_sums_are_those_of_the_tokens(books):
     assert (empty.tokens, empty.bits, empty.bits_per_byte, empty.perplexity) == ((), 0.0, 0.0, 1.0)
 
 
+@pytest.mark.filterwarnings("ignore:texts that need a look")
 def test_text_and_its_bytes_are_the_same(books):
     assert books.score(TEXT) == books.score(TEXT.encode())
     text = books.generate(TEXT, max_new_tokens=6, seed=3)
@@ -137,6 +138,7 @@ def test_names_in_a_notebook_are_short(books):
     assert repr(books.read("It was", mem_len=64)) == "TextState(6 bytes, mem_len=64)"
 
 
+@pytest.mark.filterwarnings("ignore:texts that need a look")
 def test_a_score_is_one_line_and_html_in_a_notebook(books):
     text = "It was <b>dark</b>, ภาษาไทย & naïve \x1b[2J\n\n  كان الليل. "
     score = books.score(text)
@@ -178,6 +180,21 @@ def test_colors_of_a_notebook_are_those_of_the_page(books):
     assert numbers == sorted(numbers)
     assert numbers[0] == 0
     assert numbers[-1] >= 4
+
+
+def test_what_is_hardly_meant_as_a_text_is_warned_of(books, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("note.txt").write_text("The dog.")
+    for text, said in (
+        ("note.txt", "file"),
+        ("The cafe\u0301 was", "decomposed"),
+        (["One.", "The\u00a0dog"], "text 2"),
+    ):
+        with pytest.warns(UserWarning, match=said):
+            books.score(text)
+    for text in ({"text": "The dog."}, [["The", "dog"]], [float("nan")], None):
+        with pytest.raises(xlcli.ConfigError):
+            books.score(text)
 
 
 def test_an_open_file_or_a_path_is_no_text(books, tmp_path):
@@ -310,6 +327,7 @@ def test_stream_takes_any_iterable(books, tmp_path):
             np.testing.assert_allclose([e.bits for e in found], [e.bits for e in lines], atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:texts that need a look")
 def test_line_ends_of_windows_are_lf_in_a_stream_and_kept_in_a_score(books):
     windows = b"A line\r\nand another\r\n"
     lines = [e.text for e in xlcli.stream(books, windows) if isinstance(e, LineScore)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, AnyStr, Literal, TypeVar, overload
@@ -36,9 +36,11 @@ from xlcli.store import folder as store
 from xlcli.store.discover import find, is_state_file
 from xlcli.store.layout import read_config
 from xlcli.store.state_files import load_state, save_state
+from xlcli.text.oddities import Oddities
 
 Text = str | bytes
 F = TypeVar("F", bound=Callable[..., Any])
+LONGEST_NAME = 255  # bytes of the name of a file
 LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "clamp_len", "weight_dtype"})
 """Settings of `InferenceConfig` that are fixed when a model is loaded."""
 
@@ -94,12 +96,18 @@ class Model:
 
         Several texts have a list of scores, each as of the text alone; in batches, but for `state` and what learns.
         With `progress` a call of more than a second shows how far it is, in a terminal or notebook.
+
+        Warns (`UserWarning`) of characters that nobody sees or means, and of a text that is the name of a file.
         """
         if isinstance(text, str | bytes) or not isinstance(text, Iterable) or hasattr(text, "read"):
             data = encoded(text)
+            _warn_of([data])
             with ProgressLine(len(data), wanted=progress) as line:
                 return self._score(data, state, settings, line)
+        if isinstance(text, Mapping) or hasattr(text, "columns"):
+            raise ConfigError("a table or dictionary is no list of texts.", "Pass one column: table['text'].")
         texts = [*map(encoded, text)]
+        _warn_of(texts)
         chosen = validate(OnlineConfig, settings)
         with ProgressLine(sum(map(len, texts)), wanted=progress) as line:
             if state is not None or chosen.online_option is not None:
@@ -343,6 +351,21 @@ def stream(
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 
+def _warn_of(texts: Sequence[bytes]) -> None:
+    """Warns of what nobody sees or means in the texts, and of a text that is hardly one but the name of a file."""
+    oddities = Oddities("text", "line")
+    for text in texts:
+        oddities.begin()
+        oddities.feed(text)
+    for notice in oddities.notices():
+        warnings.warn(notice.text, stacklevel=3)
+    for text in texts:
+        is_name = 0 < len(text) <= LONGEST_NAME and b"." in text and os.path.isfile(text)  # noqa: PTH113
+        if is_name:
+            shown = text.decode(errors="replace")
+            warnings.warn(f"the text is '{shown}', which is a file: pass what it holds to score that", stacklevel=3)
+
+
 def _by_token(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
     """Settings of a stream that scores every token of the bytes given, from settings of `OnlineConfig`."""
     chosen = validate(OnlineConfig, settings).model_dump(exclude_unset=True)
@@ -373,4 +396,7 @@ def encoded(text: object) -> bytes:
         raise ConfigError("an open file is no text.", remedy)
     if isinstance(text, os.PathLike):
         raise ConfigError("a path is no text.", "Pass path.read_text(), or score the file with xlcli.evaluate.")
-    raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", "Convert it to str.")
+    if isinstance(text, list | tuple):
+        raise ConfigError("a list of words is no text.", "Join them: ' '.join(words).")
+    remedy = "Convert numbers with str(); leave out rows without text, such as NaN or None."
+    raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", remedy)

@@ -192,9 +192,13 @@ def table(result: dict[str, Any]) -> str:
         "|---" * (len(logs) + 1) + "|",
     ]
     for name in next(iter(logs.values()))["areas"]:
-        cells = [" / ".join(f"{log['areas'][name][kind]:.3f}" for kind in SHOWN) for log in logs.values()]
+        cells = [" / ".join(shown(log["areas"][name].get(kind)) for kind in SHOWN) for log in logs.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def shown(found: float | None) -> str:
+    return "–" if found is None else f"{found:.3f}"
 
 
 def main() -> None:

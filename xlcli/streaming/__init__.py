@@ -178,6 +178,9 @@ class _Stream:
         is_reset = key is None or story != self.story
         self.story = story
         if isinstance(portion, Document):
+            # A saved state may end within a line whose other parts are lost: each record has lines of its own.
+            if records.waiting and self.intake.is_within_line:
+                self.intake.receive(b"\n")
             start = self.intake.begin_document(is_reset=is_reset)
             records.count(portion)
             yield from self.output.begin_record(start, portion)

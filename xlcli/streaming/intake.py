@@ -106,6 +106,14 @@ class Intake:
         """True if the unfinished word ends a line, which only lacks what may follow."""
         return self._pretokenizer.pending.endswith(b"\n")
 
+    @property
+    def is_within_line(self) -> bool:
+        """True if the text that waits ends within a line."""
+        for text in (self._arrived, self._pretokenizer.pending, self._queue.text):
+            if text:
+                return not text.endswith(b"\n")
+        return False
+
     def begin_document(self, *, is_reset: bool) -> int:
         """Begins a document, before which the memory may be cleared; returns its offset in the whole text."""
         self._arrived += self.line_ends.feed(b"", final=True)

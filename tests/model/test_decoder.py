@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,21 +26,24 @@ from xlcli.kernels.records import CACHE
 from xlcli.model import decoder as decoder_module
 from xlcli.model.build import build_model
 from xlcli.model.decoder import COMPUTED, Decoder, make_decoder, may_decode, table_bytes, weight_bytes
+from xlcli.ops.stored import StoredMatrix
+from xlcli.store import weights
 from xlcli.store.weights import round_weights
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS, MEMORY = ("float32", "bfloat16", "int8"), ("float32", "int8", "bfloat16")
 
 
-def network_of(tree, encoding, n_layers=3, seed=0):
-    """Random model with weights large enough that errors are visible."""
+def network_of(tree, encoding, n_layers=3, seed=0, smallest_stored=0):
+    """Random model with weights large enough that errors are visible; rounded matrices stay as they are stored."""
     model = config.make({"model": {"n_layers": n_layers, **tree}}).model
     network = build_model(model, torch.Generator().manual_seed(seed))
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    round_weights(network, encoding)
+    with patch.object(weights, "SMALLEST_STORED", smallest_stored):
+        round_weights(network, encoding)
     return network.eval()
 
 
@@ -427,3 +431,21 @@ assert torch.get_num_threads() == 1
 """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("encoding", ["int8", "bfloat16"])
+def test_small_models_in_float32_give_the_logits_of_stored_matrices(encoding):
+    found = []
+    for smallest_stored in (0, 2**25):
+        network = network_of(table("full-xl-0-pre-0"), encoding, n_layers=1, smallest_stored=smallest_stored)
+        assert isinstance(network.stack.blocks[0].feedforward.up.weight, StoredMatrix) == (smallest_stored == 0)
+        decoder = make_decoder(network, encoding)
+        logits = []
+        state = network.init_state(1, mem_len=9, segment_len=8)
+        for token in (3, 1, 4):
+            out, state = decoder.logits(torch.tensor([[token]]), state)
+            logits.append(out)
+        before = network.init_state(1, mem_len=9, segment_len=8)
+        score = network.score(torch.tensor([[3, 1, 4]]), torch.tensor([[1, 4, 1]]), before)
+        found.append((torch.cat(logits), score.nll))
+    assert all(torch.equal(stored, wide) for stored, wide in zip(*found, strict=True))

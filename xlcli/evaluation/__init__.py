@@ -176,6 +176,7 @@ class _Evaluation(NamedTuple):
         if model.tokenizer.unknown_id is not None:
             unknown_words = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown_words, len(text.tokens))
+        yield from _spelled_notice(text, model)
         scorer = make_scorer(model.network, model.tokenizer, options)
         unrounded = model.unrounded()  # the model itself, if its weights are not rounded
         exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)
@@ -223,10 +224,6 @@ class _Evaluation(NamedTuple):
             remark = misfit(self.model.name, bits_per(totals.nats, totals.bytes))
             if remark:
                 yield Notice(remark)
-            n_single_bytes = int((text.tokens.sizes(slice(None)) == 1).sum())
-            if self.model.tokenizer.kind not in ("bytes", "ids") and n_single_bytes > SPELLED_SHARE * text.counts.bytes:
-                share = f"{n_single_bytes / text.counts.bytes:.0%} of the bytes of the text are tokens of their own"
-                yield Notice(f"{share}: the vocabulary of {self.model.name} has no pieces for it", "warning")
 
             # What is measured of documents, rows and beginning needs all of their tokens.
             fields: dict[str, Any] = {"partial": not is_whole}
@@ -279,6 +276,16 @@ class _Evaluation(NamedTuple):
             yield part
         if self.is_listed and is_whole:
             yield Done()
+
+
+def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
+    """A notice on a text of which the vocabulary has hardly more than single bytes."""
+    if model.tokenizer.kind in ("bytes", "ids"):
+        return
+    n_single_bytes = int((text.tokens.sizes(slice(None)) == 1).sum())
+    if n_single_bytes > SPELLED_SHARE * text.counts.bytes:
+        share = f"{n_single_bytes / text.counts.bytes:.0%} of the bytes of the text are tokens of their own"
+        yield Notice(f"{share}: the vocabulary of {model.name} has no pieces for it", "warning")
 
 
 def _exact_beginning(run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:

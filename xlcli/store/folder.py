@@ -50,7 +50,7 @@ class LoadedModel:
 
     Attributes:
         config: Sections model, text and train of the configuration, with the inference settings given to `load`.
-        network: In evaluation mode, with float32 weights.
+        network: In evaluation mode, with weights that are float32 or act so (`ops/stored.py`).
         record: Content of `record.json`.
         fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
         warnings: Messages to show.

@@ -144,7 +144,8 @@ def read_network(
 ) -> tuple[LanguageModel, dict[str, str]]:
     """The network in a model folder, in evaluation mode, and the metadata of its weights file.
 
-    Rounded matrices stay as they are stored on a CPU; all other weights are float32.
+    Rounded matrices of a model of at least `SMALLEST_STORED` weights stay as they are stored on a CPU; all others are
+    float32.
 
 
     Errors as of `read_weights`; `ResourceError` if the weights do not fit the machine.

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from html.entities import name2codepoint
 from typing import Any, Literal
 
@@ -164,6 +164,19 @@ KINDS = (
 """The shares are higher than in books, Markdown and logs."""
 
 
+@cache  # compiling the patterns takes some milliseconds, which each call of `Model.score` would pay
+def _kinds_of(places: frozenset[str]) -> tuple[list[Kind], Any]:
+    """The kinds of oddities of these places, and their patterns, which find in one pass those that a line has."""
+    kinds = [kind for kind in KINDS if kind.of in places]
+    options = re2.Options()
+    options.max_mem = PATTERN_BYTES
+    patterns = re2.Set.SearchSet(options)
+    for kind in kinds:
+        patterns.Add(kind.pattern)
+    patterns.Compile()
+    return kinds, patterns
+
+
 class Oddities:
     """Counts what is odd in the units of a text: `line`, `row` or `prompt`, after `n_before` others.
 
@@ -185,13 +198,7 @@ class Oddities:
         places = {"line", "first", of}
         if unit == "row":
             places.add("later")
-        self._kinds = [kind for kind in KINDS if kind.of in places]
-        options = re2.Options()
-        options.max_mem = PATTERN_BYTES
-        self._patterns = re2.Set.SearchSet(options)  # finds in one pass which of them a line has
-        for kind in self._kinds:
-            self._patterns.Add(kind.pattern)
-        self._patterns.Compile()
+        self._kinds, self._patterns = _kinds_of(frozenset(places))
 
     def begin(self) -> None:
         """Begins a row or prompt, or a file of lines."""

@@ -30,8 +30,12 @@ check: $(READY)
 # What is skipped, as tests in a browser where there is none, is named at the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -rs
 
+# The branches for a GPU, on a simulated one, in which a process has to believe from its start.
+ON_SIMULATED_GPU := GPU_TESTS_DEVICE=simulated OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.gpu.simulated tests/gpu
+
 test: check
 	$(PYTEST)
+	$(ON_SIMULATED_GPU)
 
 # For the loop while working: the checks, and a cross-section of the tests.
 QUICK := tests/test_config.py tests/test_optim.py tests/test_words.py tests/test_documents.py tests/test_docs.py \
@@ -44,6 +48,7 @@ quick: check
 # Campaigns and further combinations of variants, which `make test` leaves out; a workflow runs them every night.
 campaigns: $(READY)
 	$(PYTEST) -m exhaustive
+	$(ON_SIMULATED_GPU) -m exhaustive
 
 $(VENV)/integrations: $(READY)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,lm-eval,smollm2]'

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from device import DEVICE, marks
-from variants import COMBINATIONS, IN_TURN, ROUNDED, has_gaps, make, read, thinned, tokens
+from device import DEVICE, cross_section, marks
+from variants import COMBINATIONS, IN_TURN, ROUNDED, has_gaps, make, read, tokens
 
 from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.runtime import Runtime
 from xlcli.state import State
 
 pytestmark = marks
-every = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, IN_TURN), *ROUNDED])
-in_turn = pytest.mark.parametrize("name", IN_TURN)
+every = pytest.mark.parametrize("name", cross_section([*COMBINATIONS, *ROUNDED], [*IN_TURN, *ROUNDED]))
+in_turn = pytest.mark.parametrize("name", cross_section(IN_TURN, IN_TURN))
 MEM_LEN = 12
 
 

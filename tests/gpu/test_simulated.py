@@ -11,7 +11,9 @@ from torch.nn.attention.bias import causal_lower_right
 from variants import thinned
 
 from xlcli import config
-from xlcli.config import GenerateConfig, Sampling
+from xlcli.cli.loading import load_model
+from xlcli.cli.render import Screen
+from xlcli.config import GenerateConfig, RuntimeConfig, Sampling
 from xlcli.config.tree import merge
 from xlcli.inference import InferenceSession
 from xlcli.presets import read_preset
@@ -26,6 +28,8 @@ if not IS_SIMULATED:
     pytest.skip("counts on the simulated device", allow_module_level=True)
 
 from tests.gpu.simulated import Place, counted
+
+BOOKS = Path(__file__).parents[2] / "models" / "books"
 
 # The device
 
@@ -129,7 +133,7 @@ MEM_LEN = 64
 
 @pytest.fixture(scope="module")
 def books():
-    return store.load(Path(__file__).parents[2] / "models" / "books", device=DEVICE)
+    return store.load(BOOKS, device=DEVICE)
 
 
 def test_a_generated_token_starts_few_operators(books):
@@ -162,3 +166,31 @@ def test_a_segment_in_evaluation_starts_few_operators(books, dtype):
     assert len(work.operators) <= SEGMENTS[dtype]
     assert not work.waits
     assert not work.copies
+
+
+# The device that a command takes if it is not told
+
+
+def taken_device(folder, config, capsys, **work):
+    """Type of the device that a model is loaded on, and what is said."""
+    _, runtime = load_model(folder, GenerateConfig(), RuntimeConfig(**config), Screen(), **work)
+    return runtime.device.type, capsys.readouterr().err
+
+
+def test_few_sequences_are_continued_on_the_cpu(capsys):
+    device, said = taken_device(BOOKS, {}, capsys, n_sequences=1)
+    assert device == "cpu"
+    assert "--device cuda uses the GPU" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "work"),
+    [
+        ({}, {}),
+        ({}, {"n_sequences": 64}),
+        ({"device": "cuda"}, {"n_sequences": 1}),
+        ({"dtype": "bfloat16"}, {"n_sequences": 1}),
+    ],
+)
+def test_other_work_is_done_on_the_gpu(config, work, capsys):
+    assert taken_device(BOOKS, config, capsys, **work) == ("cuda", "")

@@ -176,6 +176,8 @@ def compute_in_advance(stack: Stack, context: AttentionContext) -> None:
             contexts += [narrow, narrow.block(block.attention.window)]
     for each in contexts:
         _ = each.mask.visible
+        if each.mask.sees_all_earlier:
+            _ = each.mask.causal_bias
         _ = each.positions.origin
 
 

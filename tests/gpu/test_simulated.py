@@ -120,6 +120,20 @@ def test_a_training_step_starts_few_operators(preset):
     assert len(work.operators) <= STEPS[preset]
     assert places(at for _, at in work.waits) == WAITS_OF_STEP
     assert COPIES_OF_STEP.issuperset(places(work.copies))
+    assert work.attention.keys() == {"flash"}
+
+
+LLAMA = {
+    "attention": {"kind": "full", "n_heads": 4, "n_kv_heads": 2},
+    "position": {"kind": "rope"},
+    "feedforward": {"kind": "swiglu"},
+}
+
+
+@pytest.mark.parametrize("mem_len", [0, 8])
+def test_training_a_llama_takes_the_flash_kernel(mem_len):
+    work = work_of_step(a_run("tiny", model={"vocab_size": 300, **LLAMA}, train={"mem_len": mem_len}))
+    assert work.attention.keys() == {"flash"}
 
 
 # Generation and evaluation

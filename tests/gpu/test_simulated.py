@@ -1,5 +1,6 @@
 """What a training step and a generated token ask of a GPU, counted on the simulated device; and that device itself."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,20 @@ def test_few_sequences_are_continued_on_the_cpu(capsys):
 )
 def test_other_work_is_done_on_the_gpu(config, work, capsys):
     assert taken_device(BOOKS, config, capsys, **work) == ("cuda", "")
+
+
+# The script for a GPU
+
+
+@pytest.mark.exhaustive
+def test_every_figure_can_be_measured(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    from gpu_figures import measure_all
+
+    measure_all(tmp_path, str(DEVICE), 5, small=True)
+    figures = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
+    kinds = [figure["name"].partition("-")[0] for figure in figures]
+    assert kinds == ["quantize", "profile", "profile", "train", "decode", "eval"]
+    assert not [figure["error"] for figure in figures if "error" in figure]
+    measure_all(tmp_path, str(DEVICE), 5, small=True)  # nothing again
+    assert len((tmp_path / "figures.jsonl").read_text().splitlines()) == len(figures)

@@ -60,6 +60,7 @@ class Columns(NamedTuple):
     alternatives: int = 0
     word_entropy: int = 0
     frequency: str = ""
+    length: bool = False
     last: bool = False
     next_entropy: bool = False
     entropy_reduction: bool = False
@@ -97,7 +98,8 @@ class Columns(NamedTuple):
             elif name == "frequency" and value:
                 fields[name] = value
             else:
-                raise InvalidSettingError("columns", f"has no '{column}'", f"Known: {_KNOWN}.")
+                known = f"{', '.join(KNOWN_COLUMNS)}; K is 1 to 999, X 0.01 to 99.99"
+                raise InvalidSettingError("columns", f"has no '{column}'", f"Known: {known}.")
         return cls(**fields)
 
     def layers_of(self, model: ModelConfig, learning: "LearningConfig") -> tuple[int, ...]:
@@ -113,15 +115,15 @@ class Columns(NamedTuple):
         return self.layers or tuple(range(1, model.depth))
 
 
-_SWITCHES = ("rank", "entropy", "last", "next_entropy", "entropy_reduction")
+_SWITCHES = ("rank", "entropy", "length", "last", "next_entropy", "entropy_reduction")
 _COUNTS = ("logprobs", "alternatives", "word_entropy", "previous")
 _NUMBERS = ("temperature", "renyi")
 _POSITIVE = r"(?!0+(?:\.0+)?(?:,|$))[0-9]{1,2}(?:\.[0-9]{1,2})?"
 """A number of `_NUMBERS`, not 0. With at most two decimals the order of a Rényi entropy is 1 or clearly another one."""
-_KNOWN = ", ".join([
+KNOWN_COLUMNS = (
     *_SWITCHES, "layers", "layers=N,N", "frequency=FILE",
     *(f"{name}=K" for name in _COUNTS), *(f"{name}=X" for name in _NUMBERS),
-]) + "; K is 1 to 999, X 0.01 to 99.99"  # fmt: skip
+)  # fmt: skip
 
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
@@ -351,7 +353,7 @@ class ScoreConfig(InferenceConfig):
     )
     columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
         default="",
-        description="Add columns such as rank, previous=2, logprobs=5 or layers (docs/words.md).",
+        description="Add columns such as length, previous=2, rank or layers (docs/words.md).",
     )
 
     @property

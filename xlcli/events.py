@@ -277,8 +277,8 @@ class RegionScore(Event):
     """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text.
 
     `region` and `number` are the numbers of the region and of its first word in the text, from 1. `next_bits` are those
-    of the word after it, `next_two_bits` those of the two words after it, None at the end of the text. Other numbers
-    are sums, but `token_entropy` is that of the first word; `columns`: see `xlcli.evaluation.regions`.
+    of the word after it, `next_two_bits` of the two after it, None at the end of the text. `bits` and `tokens` are sums,
+    `token_entropy` is that of the first word, and `columns` are as `xlcli.evaluation.regions` says.
     """
 
     document: int

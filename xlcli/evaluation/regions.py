@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from xlcli.errors import DataError, shortened
 from xlcli.events import Notice, RegionScore, Row, Scored, WordScore
@@ -135,9 +134,9 @@ class _Words:
             )
 
 
-def _columns_of(words: Sequence[WordScore]) -> dict[str, Any]:
+def _columns_of(words: Sequence[WordScore]) -> dict[str, object]:
     """The further columns of a region with these words, as the module says. A sum is None if a word has no value."""
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     for name in words[0].columns:
         if name == "region":
             continue

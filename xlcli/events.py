@@ -277,7 +277,7 @@ class RegionScore(Event):
     """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text.
 
     `region` and `number` are the numbers of the region and of its first word in the text, from 1. `next_bits` are those
-    of the word after it, `next_two_bits` of the two after it, None at the end of the text. `bits` and `tokens` are sums,
+    of the word after it, `next_two_bits` of the two after it, None at the end. `bits` and `tokens` are sums,
     `token_entropy` is that of the first word, and `columns` are as `xlcli.evaluation.regions` says.
     """
 

@@ -271,6 +271,11 @@ class InferenceConfig(BaseConfig):
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES), COUNT] | None = Field(
         default=None, description=f"Number of hash rounds of LSH attention, 1 to {MAX_HASHES}. Default: as trained."
     )
+    n_sinks: Annotated[int, Field(ge=0, le=2**16), COUNT] | None = Field(
+        default=None,
+        description="Number of first tokens of a text that stay visible beside the memory (Xiao et al. 2024). Default: "
+        "n_sinks of model.position.",
+    )
     clamp_len: ClampLen | None = Field(
         default=None,
         description="Largest distance of positions xl and rope; tokens further back count as being there. "
@@ -295,7 +300,7 @@ class InferenceConfig(BaseConfig):
 
     def shape(self, model: ModelConfig) -> ModelConfig:
         """The model with these settings of its stack and layers; `InvalidSettingError` if it has no such setting."""
-        return model.for_inference(self.n_steps, self.n_hashes)
+        return model.for_inference(self.n_steps, self.n_hashes, self.n_sinks)
 
     def check_model(self, model: ModelConfig) -> None:
         """`InvalidSettingError` if a setting does not apply to this model."""

@@ -74,10 +74,47 @@ DEPTHS = (20_000, 220_000, 420_000, 620_000)
 """First characters of the parts of the book where needles are planted for the first time."""
 NEEDLES = 20
 """Needles of each distance."""
-ADJECTIVES = "copper silent crooked frozen painted hollow scarlet wooden patient narrow velvet distant".split()
-THINGS = "lanterns anchors violins beehives ladders kettles compasses orchards chimneys saddles mirrors barrels".split()
-NAMES = "Quilvern Ostrabeck Mallowfen Tirrendale Haskerby Wynnoth Brezzano Culverdine Ythorpe Zandrell".split()
-VERBS = "counted buried borrowed polished traded weighed repaired hid".split()
+ADJECTIVES = [
+    "copper",
+    "silent",
+    "crooked",
+    "frozen",
+    "painted",
+    "hollow",
+    "scarlet",
+    "wooden",
+    "patient",
+    "narrow",
+    "velvet",
+    "distant",
+]
+THINGS = [
+    "lanterns",
+    "anchors",
+    "violins",
+    "beehives",
+    "ladders",
+    "kettles",
+    "compasses",
+    "orchards",
+    "chimneys",
+    "saddles",
+    "mirrors",
+    "barrels",
+]
+NAMES = [
+    "Quilvern",
+    "Ostrabeck",
+    "Mallowfen",
+    "Tirrendale",
+    "Haskerby",
+    "Wynnoth",
+    "Brezzano",
+    "Culverdine",
+    "Ythorpe",
+    "Zandrell",
+]
+VERBS = ["counted", "buried", "borrowed", "polished", "traded", "weighed", "repaired", "hid"]
 
 
 class Needle(NamedTuple):

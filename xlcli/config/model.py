@@ -393,13 +393,15 @@ class ModelConfig(BaseConfig):
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory, for example "512 tokens in each of 6 layers"."""
-        steps = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
+        ending = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
+        if self.n_sinks:
+            ending += f", and the first {counted(self.n_sinks, 'token')} of the text"
         contents = Counter(layer.describe_memory(mem_len, segment_len) for layer in self.attentions)
         if len(contents) > 1:
-            return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + steps
+            return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + ending
         [text] = contents
         layers = "one layer" if self.n_layers == 1 else f"each of {self.n_layers} layers"
-        return f"{text} in {layers}{steps}"
+        return f"{text} in {layers}{ending}"
 
     def mem_len_warning(self, mem_len: int) -> str | None:
         """Warning if a memory of `mem_len` tokens has no effect, or no more effect than a shorter one."""

@@ -75,45 +75,17 @@ DEPTHS = (20_000, 220_000, 420_000, 620_000)
 NEEDLES = 20
 """Needles of each distance."""
 ADJECTIVES = [
-    "copper",
-    "silent",
-    "crooked",
-    "frozen",
-    "painted",
-    "hollow",
-    "scarlet",
-    "wooden",
-    "patient",
-    "narrow",
-    "velvet",
-    "distant",
-]
+    "copper", "silent", "crooked", "frozen", "painted", "hollow", "scarlet", "wooden", "patient", "narrow",
+    "velvet", "distant",
+]  # fmt: skip
 THINGS = [
-    "lanterns",
-    "anchors",
-    "violins",
-    "beehives",
-    "ladders",
-    "kettles",
-    "compasses",
-    "orchards",
-    "chimneys",
-    "saddles",
-    "mirrors",
-    "barrels",
-]
+    "lanterns", "anchors", "violins", "beehives", "ladders", "kettles", "compasses", "orchards", "chimneys",
+    "saddles", "mirrors", "barrels",
+]  # fmt: skip
 NAMES = [
-    "Quilvern",
-    "Ostrabeck",
-    "Mallowfen",
-    "Tirrendale",
-    "Haskerby",
-    "Wynnoth",
-    "Brezzano",
-    "Culverdine",
-    "Ythorpe",
+    "Quilvern", "Ostrabeck", "Mallowfen", "Tirrendale", "Haskerby", "Wynnoth", "Brezzano", "Culverdine", "Ythorpe",
     "Zandrell",
-]
+]  # fmt: skip
 VERBS = ["counted", "buried", "borrowed", "polished", "traded", "weighed", "repaired", "hid"]
 
 

@@ -17,7 +17,7 @@ from xlcli.cli import options
 from xlcli.cli.app import load
 from xlcli.cli.options import SECTIONS, settings_of
 from xlcli.cli.usage import variable
-from xlcli.config.inference import Columns
+from xlcli.config.columns import Columns
 from xlcli.events import WordScore
 
 SOURCE = Path(__file__).parents[1]

@@ -72,7 +72,7 @@ def complete_both(incomplete: str) -> list[str]:
 
 def complete_columns(incomplete: str) -> list[str]:
     """Lists of columns that begin so, with a further one up to its value."""
-    from xlcli.config.inference import KNOWN_COLUMNS
+    from xlcli.config.columns import KNOWN_COLUMNS
 
     before, comma, _ = incomplete.rpartition(",")
     return [before + comma + re.sub("=.*", "=", name) for name in KNOWN_COLUMNS]

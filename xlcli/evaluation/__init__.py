@@ -91,7 +91,7 @@ def evaluate(
     """
     # Words, and columns of tokens, need more of a prediction than the surprisal.
     reads_out = (words and not options.by_row) or (per_token and bool(options.columns))
-    layers = options.asked.layers_of(model.config.model, options)
+    layers = options.asked.layers_of(model.config.model, options.context_cache)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
     if options.asked.of_words and not words:
         raise ConfigError(f"--columns {','.join(options.asked.of_words)} is of words only.", "Use --words FILE.tsv.")

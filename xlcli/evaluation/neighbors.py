@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xlcli.config.inference import Columns
+from xlcli.config.columns import Columns
 from xlcli.events import Scored, WordScore
 
 

@@ -126,7 +126,7 @@ class _Stream:
             self.session.freeze()
         self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or bool(options.columns) or on_word is not None
-        layers = options.asked.layers_of(model.config.model, self.session.options.learning)
+        layers = options.asked.layers_of(model.config.model, self.session.options.learning.context_cache)
         predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)

@@ -686,14 +686,14 @@ def test_a_final_score_ends_when_the_time_is_over(clock, monkeypatch):
 
     def slow(model, paths, options, runtime, *, stop):
         def looks_later():
-            clock.now += 0.15
+            clock.now += 0.3
             return stop()
 
         return evaluate(model, paths, options, runtime, stop=looks_later)
 
     monkeypatch.setattr(validation, "evaluate", slow)
-    texts = {"valid": corpus(text=PROSE * 4, name="valid.txt")}
-    end = go(small(train={"max_steps": None, "max_time": 2.0}, text=texts), corpus(), "m")[-1]
+    texts = {"valid": corpus(text=PROSE * 20, name="valid.txt")}
+    end = go(small(train={"max_steps": 2, "max_time": 4.0}, text=texts), corpus(), "m")[-1]
     assert not end.stopped
     assert 0 < end.scored.bytes < end.scored.of_bytes == Path("valid.txt").stat().st_size
     assert read_record(Path("m"))["finished"]

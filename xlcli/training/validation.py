@@ -39,7 +39,7 @@ SCORED_BYTES = 2**18
 SCORING_COST = 2.0
 """Time per token of the final score, which is exact, in relation to that of a validation; 1.9 to 2.3 on a CPU."""
 MOST_RESERVED = 0.5  # maximum share of a time budget that is left to the end of the run
-OVERTIME = 0.1  # share of a time budget that the final score may take beyond it
+OVERTIME = 0.1  # share of a time budget that the final score and the sample may take beyond it
 MIN_CONTEXTS = 4
 """A model with memory gets several sequences only if each has about this many times the tokens of a memory and a
 segment, because each starts with empty memory."""
@@ -187,7 +187,7 @@ def final_evaluation(
 ) -> Generator[Progress | Notice, None, Trained]:
     """End of a run whose budget is spent, with a score, if there is validation text, and a sample of its model.
 
-    The score is recorded before the sample is drawn. It is of the beginning of the text if the time runs out.
+    The score is recorded before the sample is drawn. Both are cut where the time runs out (`OVERTIME`).
     """
     max_time = run.config.train.max_time
     latest = math.inf
@@ -213,7 +213,7 @@ def final_evaluation(
                 score = event
     end = finish(run, data, folder, score)
     options = GenerateConfig(max_new_tokens=SAMPLE_TOKENS)
-    for made in generate(model, prompt, options, inference, seed=seed, stop=clock.stop):
+    for made in generate(model, prompt, options, inference, seed=seed, stop=is_late):
         if isinstance(made, Notice):
             yield made
         elif isinstance(made, Generated):

@@ -130,7 +130,8 @@ class Plan(Event):
 class Step(Event):
     """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
 
-    `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process.
+    `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process, and
+    `last_step` the step at which it is then spent.
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
     """
 
@@ -144,6 +145,7 @@ class Step(Event):
     tokens_per_second: float
     fraction: float
     eta_seconds: float
+    last_step: int
     mean_steps: float | None = None
 
 

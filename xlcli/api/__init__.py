@@ -1,7 +1,7 @@
 """Python interface: `load` a model, then score, read and continue texts; the four workflows as functions.
 
-`evaluate`, `generate` and `stream`, and `train` in `runs`, are the generators of events behind the commands of the same
-names. Texts are `str`, which is encoded as UTF-8, or `bytes`.
+`train` and `resume` return a model. `evaluate`, `generate` and `stream`, and `train_events` and `resume_events` in
+`runs`, are the generators of events behind the commands. Texts are `str`, which is encoded as UTF-8, or `bytes`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, AnyStr, Literal, TypeVar, overload
 
 from xlcli import evaluation, generation, streaming
 from xlcli.api.progress import ProgressLine
-from xlcli.api.runs import Source, paths
+from xlcli.api.runs import Source, path_of, paths, resume_events, train_events
 from xlcli.api.values import TextScore, TextState, resumed, saving
 from xlcli.config import (
     BaseConfig,
@@ -30,7 +30,7 @@ from xlcli.config import (
     validate,
 )
 from xlcli.errors import ConfigError
-from xlcli.events import Event, Generated, GeneratedText, Notice, Progress, TokenScore, WordScore
+from xlcli.events import Event, Generated, GeneratedText, Notice, Progress, Step, TokenScore, WordScore
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
 from xlcli.store.discover import find, is_state_file
@@ -244,7 +244,7 @@ def load(
         raise ConfigError(f"{min(others)} is no setting of load.", "Give it to the call that reads or generates.")
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
     chosen = validate(InferenceConfig, settings)
-    folder = find(None if model is None else os.fspath(model))
+    folder = find(None if model is None else path_of(model, "model"))
     chosen.check_model(read_config(folder).model)  # before the weights, which take time
     loaded = store.load(folder, chosen, device=runtime.device)
     for warning in loaded.warnings:
@@ -259,7 +259,43 @@ def copy_model(
 
     `weights` is the encoding of the weights of the copy; None keeps the present one.
     """
-    store.copy_model(find(os.fspath(model)), Path(folder), weights)
+    store.copy_model(find(path_of(model, "model")), Path(path_of(folder, "folder")), weights)
+
+
+def train(
+    text: Source,
+    folder: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    init: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Model:
+    """Trains a model on `text`, saves it in `folder` and returns it; arguments and errors as of `train_events`.
+
+    With `progress` the latest step is shown, in a terminal or notebook. Warnings are Python warnings (`UserWarning`).
+    """
+    events = train_events(text, folder, settings=settings, preset=preset, init=init, overwrite=overwrite)
+    return _trained(events, folder, progress=progress)
+
+
+def resume(
+    text: Source, folder: str | os.PathLike[str], *, settings: Mapping[str, Any] | None = None, progress: bool = True
+) -> Model:
+    """Continues the run in `folder` and returns its model; arguments as of `resume_events` and `train`."""
+    return _trained(resume_events(text, folder, settings=settings), folder, progress=progress)
+
+
+def _trained(events: Iterable[Event], folder: str | os.PathLike[str], *, progress: bool) -> Model:
+    """Runs to the last of these events, and loads the model in `folder`."""
+    with ProgressLine(0, wanted=progress) as line:
+        for event in events:
+            if isinstance(event, Step):
+                line.show_step(event)
+            elif isinstance(event, Notice) and event.level == "warning":
+                warnings.warn(event.text, stacklevel=3)
+    return load(Path(folder).absolute())
 
 
 @shows(EvalConfig)

@@ -105,19 +105,31 @@ class CachedModel:
         first_scored = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
             return out._replace(nll=out.nll[:, first_scored:], readout=None)
+        texts = torch.cat((tokens, targets))
+        unscored = texts[:, :first_scored].cpu().numpy()
+        kernels.fill(cache.index, self.spelling.leaf_of, self.spelling.line_end, *unscored)
+        nats, features = self.mix(state, texts[:, first_scored:], out.readout[:, first_scored:], readout)
+        return ScoreOutput(nats.to(out.nll), out.state, out.ponder, features)
+
+    def mix(
+        self, state: State, texts: Tensor, predictions: Tensor, readout: Readout | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Surprisal (1 t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction.
+
+        The first row are the tokens before; `predictions` (1 t v) are log-probabilities of the other scorer. The
+        kernels change index and mixer of the cache of `state` in place.
+        """
+        kernels, cache = self._filled(state)
+        tokens_and_targets = np.ascontiguousarray(texts.cpu().numpy())
+        log_p = predictions[0].double().cpu().numpy()
+        if readout is not None:
+            nats, features = self._mix_one_by_one(kernels, cache, log_p, tokens_and_targets, readout)
+            return torch.from_numpy(nats)[None], features
+        nats = np.empty(len(log_p))
+        is_read = False
         leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
-        texts = torch.cat((tokens, targets)).cpu().numpy()
-        kernels.fill(cache.index, leaf_of, line_end, *texts[:, :first_scored])
-        texts = np.ascontiguousarray(texts[:, first_scored:])
-        log_p = out.readout[0, first_scored:].double().cpu().numpy()
-        features = None
-        if readout is None:
-            nats = np.empty(texts.shape[1])
-            is_read = False
-            kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p, texts, is_read, nats)
-        else:
-            nats, features = self._mix_one_by_one(kernels, cache, log_p, texts, readout)
-        return ScoreOutput(torch.from_numpy(nats)[None].to(out.nll), out.state, out.ponder, features)
+        kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p, tokens_and_targets, is_read, nats)
+        return torch.from_numpy(nats)[None], None
 
     def _mix_one_by_one(
         self, kernels: ModuleType, cache: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout

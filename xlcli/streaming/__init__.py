@@ -132,6 +132,9 @@ class _Stream:
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
         self.output.records.arrive(self.intake.end_offset)
         self.meter = Meter(position.n_lines)
+        self._n_together = 1  # lines that are scored in one call; a word ends only with the state behind its line
+        if options.frozen and self.output.words is None:
+            self._n_together = self.session.max_rows(None)
         self._options = options
         self._stop = stop
         self.story = position.story
@@ -195,20 +198,25 @@ class _Stream:
         meter = self.meter
         while not self._stop():
             is_due = self.is_due()
-            tokens = self.intake.take(to_line_end=is_due)  # a session is saved at the end of a line
-            if tokens is None:
+            parts = self.intake.take_lines(self._n_together, to_line_end=is_due)  # a session is saved at a line end
+            if not parts:
                 return
-            if tokens.is_reset:
+            if len(parts) == 1 and parts[0].is_reset:
                 # The last word of the document ends as the document does, with the memory of the document.
                 yield from output.end_word(session)
                 session.reset()
                 if output.words:
                     output.words.reset()
             started = time.perf_counter()
-            nats, features = session.score(tokens.ids, output.predictions)
-            unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
-            meter.add(time.perf_counter() - started, len(tokens.ids), unknown)
-            yield from output.feed(tokens, nats / LN2, features)
+            if len(parts) == 1:
+                scores = [session.score(parts[0].ids, output.predictions)]
+            else:
+                scores = session.score_each([line.ids for line in parts], output.predictions)
+            seconds = time.perf_counter() - started
+            for tokens, (nats, features) in zip(parts, scores, strict=True):
+                unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
+                meter.add(seconds / len(parts), len(tokens.ids), unknown)
+                yield from output.feed(tokens, nats / LN2, features)
             if self.intake.line_ends.replaced:
                 yield from self._once([Notice(f"{CRLF_NOTICE}; --binary keeps them")])
             yield from self._once(window_notice(session.state.span, session.options, session.state.seen))

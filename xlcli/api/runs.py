@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,4 +84,6 @@ def _on_ranks(settings: Mapping[str, Any], run: Callable[..., Iterator[Event]]) 
 def paths(text: Source) -> list[str]:
     if isinstance(text, str | os.PathLike):
         return [os.fspath(text)]
+    if not isinstance(text, Iterable):
+        raise ConfigError(f"a file is named by a str or path, not {type(text).__name__}.", "Pass its name.")
     return [os.fspath(path) for path in text]

@@ -624,6 +624,12 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return is_asked and self.text_field is None
 
     @property
+    def reads(self) -> dict[str, str]:
+        """The options that say what of the input is the text."""
+        options = {"text_field": self.text_field, "text_regex": self.text_regex, "event_start": self.event_start}
+        return {name: value for name, value in options.items() if value is not None}
+
+    @property
     def pause_ms(self) -> int | None:
         """Milliseconds without input after which an unfinished line or event is output; None if it waits."""
         if self.flush_ms is None and self.event_start is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,24 +19,32 @@ class Records:
     Attributes:
         waiting: These records, in order.
         input_line: Line of the input at which the last row that arrived begins.
+        n_begun: Number of rows and events that have arrived, with text.
+        unfinished: Stream of a container whose line goes on in a later row, or None.
     """
 
     def __init__(self, position: StreamPosition, *, has_events: bool) -> None:
         self.waiting = deque(position.records)
         self.input_line = position.input_line
+        self.n_begun = position.n_records
+        self.unfinished = position.unfinished
         self._has_events = has_events
-        self._first_line = position.input_line  # lines of the input before this process
         self._end = 0  # offset of the end of the text that has arrived
+
+    @property
+    def n_output(self) -> int:
+        return self.n_begun - len(self.waiting)
 
     def count(self, document: Document) -> None:
         """Takes note of the place of a row in the input, which may have no text."""
-        self.input_line = self._first_line + document.line
+        self.input_line = document.line
+        self.unfinished = document.unfinished
 
     def begin(self, start: int, document: Document) -> None:
         """Adds the record of a document whose text begins at this byte."""
         row = document.row or {**document.fields, document.key: document.decode(errors="replace").removesuffix("\n")}
         try:
-            text = json.dumps(row, default=str)
+            text = _as_json(row)
         except RecursionError:  # values nested too deeply are left out
             text = json.dumps(plain(row))
         self.waiting.append(RecordPosition(start, self.input_line, text, document.key))
@@ -60,6 +70,24 @@ class Records:
     def take(self) -> RecordPosition:
         """Removes the first record, which is output."""
         return self.waiting.popleft()
+
+
+def _as_json(row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(row, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_with_texts(row), default=str)
+
+
+def _with_texts(value: Any) -> Any:
+    """A value of JSON in which numbers that JSON does not have, or floats, such as 1e400, are texts as they came."""
+    if isinstance(value, Mapping):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [*map(_with_texts, value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def fields_of(record: RecordPosition, text: bytes) -> dict[str, Any]:

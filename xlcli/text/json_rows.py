@@ -6,9 +6,10 @@ import codecs
 import gc
 import itertools
 import json
+import math
 import re
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Self
 
 from xlcli.text import documents
 from xlcli.text.documents import Place, Portions, Rows
@@ -110,7 +111,8 @@ def _parsed(text: str, at: int) -> tuple[Any, int]:
     except (ValueError, RecursionError) as error:
         line_end = text.find("\n", at)
         place = line_end if line_end >= 0 else len(text)
-        return json.JSONDecodeError(str(error), text, place), len(text)
+        reason = str(error).partition(":")[0]  # without a remedy for programmers
+        return json.JSONDecodeError(reason, text, place), len(text)
     finally:
         if collects:
             gc.enable()
@@ -123,4 +125,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+class _FarNumber(float):
+    """NaN, or a number beyond floats; as a text it is what came, such as 1e400."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        self = super().__new__(cls, text)
+        self.text = text
+        return self
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _FarNumber(text)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_number, parse_constant=_FarNumber)

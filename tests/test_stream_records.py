@@ -212,11 +212,11 @@ def test_other_arrays_are_no_messages(message):
     assert found[-1].records == 1
 
 
-def test_numbers_beyond_json_and_floats_are_kept_as_texts():
+def test_numbers_that_json_does_not_have_become_texts():
     row = '{"m": "a", "n": [1e400, NaN, {"x": -Infinity}], "e": -1e999, "i": 123456789012345678901234567890, "f": 1.5}'
     texts = live_texts(json_rows(iter([row.encode()])), "x", ["m"], print)
     (found,) = records(stream(toy(), texts, StreamConfig(), RUNTIME))
-    kept = {"n": ["1e400", "NaN", {"x": "-Infinity"}], "e": "-1e999", "i": 123456789012345678901234567890, "f": 1.5}
+    kept = {"n": ["Infinity", "NaN", {"x": "-Infinity"}], "e": "-Infinity", "i": 123456789012345678901234567890, "f": 1.5}
     assert found.fields == {"m": "a", **kept}
 
 

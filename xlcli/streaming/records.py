@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +42,7 @@ class Records:
         """Adds the record of a document whose text begins at this byte."""
         row = document.row or {**document.fields, document.key: document.decode(errors="replace").removesuffix("\n")}
         try:
-            text = _as_json(row)
+            text = json.dumps(row, default=str)
         except RecursionError:  # values nested too deeply are left out
             text = json.dumps(plain(row))
         self.waiting.append(RecordPosition(start, self.input_line, text, document.key))
@@ -72,27 +70,9 @@ class Records:
         return self.waiting.popleft()
 
 
-def _as_json(row: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(row, default=str, allow_nan=False)
-    except ValueError:
-        return json.dumps(_with_texts(row), default=str)
-
-
-def _with_texts(value: Any) -> Any:
-    """A value of JSON in which numbers that JSON does not have, or floats, such as 1e400, are texts as they came."""
-    if isinstance(value, Mapping):
-        return {key: _with_texts(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [*map(_with_texts, value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
 def fields_of(record: RecordPosition, text: bytes) -> dict[str, Any]:
     """The fields of a record, whose text is as it came, or `text` if it came in several rows."""
-    fields: dict[str, Any] = json.loads(record.row)
+    fields: dict[str, Any] = json.loads(record.row, parse_constant=str)  # NaN, Infinity: JSON has no such numbers
     if record.is_joined:
         fields[record.key] = text.decode(errors="replace").removesuffix("\n")
     return fields

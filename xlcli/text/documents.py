@@ -105,12 +105,10 @@ class Continuation(bytes):
 class Place(str):
     """Place of a row in its source, such as `line 3`, with its number."""
 
-    unit: str
     number: int
 
     def __new__(cls, unit: str, number: int) -> Self:
         self = super().__new__(cls, f"{unit} {number}")
-        self.unit = unit
         self.number = number
         return self
 
@@ -209,10 +207,8 @@ def live_texts(
                 yield item
                 continue
             place, row = item
-            number = 0
-            if isinstance(place, Place):
-                number = n_before + place.number
-                place = Place(place.unit, number)
+            number = n_before + place.number if isinstance(place, Place) else 0
+            place = f"line {number}"
             stream, is_part = _stream_of(row, text_fields[0])
             try:
                 document = _live_text(row, text_fields, key, number, has_begun=has_begun)

@@ -6,10 +6,9 @@ import codecs
 import gc
 import itertools
 import json
-import math
 import re
 from collections.abc import Generator
-from typing import Any, Self
+from typing import Any
 
 from xlcli.text import documents
 from xlcli.text.documents import Place, Portions, Rows
@@ -125,23 +124,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-class _FarNumber(float):
-    """NaN, or a number beyond floats; as a text it is what came, such as 1e400."""
-
-    text: str
-
-    def __new__(cls, text: str) -> Self:
-        self = super().__new__(cls, text)
-        self.text = text
-        return self
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _FarNumber(text)
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_number, parse_constant=_FarNumber)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)

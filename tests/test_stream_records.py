@@ -216,7 +216,8 @@ def test_numbers_that_json_does_not_have_become_texts():
     row = '{"m": "a", "n": [1e400, NaN, {"x": -Infinity}], "e": -1e999, "i": 123456789012345678901234567890, "f": 1.5}'
     texts = live_texts(json_rows(iter([row.encode()])), "x", ["m"], print)
     (found,) = records(stream(toy(), texts, StreamConfig(), RUNTIME))
-    kept = {"n": ["Infinity", "NaN", {"x": "-Infinity"}], "e": "-Infinity", "i": 123456789012345678901234567890, "f": 1.5}
+    kept = {"n": ["Infinity", "NaN", {"x": "-Infinity"}], "e": "-Infinity", "f": 1.5}
+    kept["i"] = 123456789012345678901234567890
     assert found.fields == {"m": "a", **kept}
 
 

@@ -264,9 +264,8 @@ class _ScorePrinter(Sink):
             screen.say(remark)
         if stats.shown is not None:
             units = "records" if emit == "lines" and stats.records else emit
-            of_all = {"lines": f" of {stats.lines:,}", "tokens": f" of {stats.tokens:,}"}.get(units, "")
-            if units == "records":
-                of_all = f" of {stats.records:,}"
+            totals = {"lines": stats.lines, "tokens": stats.tokens, "records": stats.records}
+            of_all = f" of {totals[units]:,}" if units in totals else ""
             start = ""
             if self._top and not stats.shown:
                 start = f"; --top starts after {math.ceil(1 / self._top):,}"

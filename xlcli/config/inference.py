@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -624,10 +625,10 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         return is_asked and self.text_field is None
 
     @property
-    def reads(self) -> dict[str, str]:
-        """The options that say what of the input is the text."""
-        options = {"text_field": self.text_field, "text_regex": self.text_regex, "event_start": self.event_start}
-        return {name: value for name, value in options.items() if value is not None}
+    def reads(self) -> str:
+        """The options that say what of the input is the text, as they are given."""
+        options = {"text-field": self.text_field, "text-regex": self.text_regex, "event-start": self.event_start}
+        return " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items() if value is not None)
 
     @property
     def pause_ms(self) -> int | None:

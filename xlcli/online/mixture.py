@@ -120,38 +120,24 @@ class CachedModel:
         kernels change index and mixer of the cache of `state` in place.
         """
         kernels, cache = self._filled(state)
+        leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
         tokens_and_targets = np.ascontiguousarray(texts.cpu().numpy())
         log_p = predictions[0].double().cpu().numpy()
-        if readout is not None:
-            nats, features = self._mix_one_by_one(kernels, cache, log_p, tokens_and_targets, readout)
-            return torch.from_numpy(nats)[None], features
         nats = np.empty(len(log_p))
-        is_read = False
-        leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
-        kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p, tokens_and_targets, is_read, nats)
-        return torch.from_numpy(nats)[None], None
-
-    def _mix_one_by_one(
-        self, kernels: ModuleType, cache: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout
-    ) -> tuple[NDArray[Any], Tensor | None]:
-        """Surprisal (t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction.
-
-        `log_p` (t v) are the predictions of the other scorer, the first row of `texts` the tokens before the targets.
-        """
-        leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
-        nats = np.empty(texts.shape[1])
+        if readout is None:
+            is_read = False
+            kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p, tokens_and_targets, is_read, nats)
+            return torch.from_numpy(nats)[None], None
         features = []
         for i in range(len(nats)):
             place = slice(i, i + 1)
-            kernels.read(cache.index, leaf_of, line_end, texts[0, place])
+            pair = np.ascontiguousarray(tokens_and_targets[:, place])
+            kernels.read(cache.index, leaf_of, line_end, pair[0])
             mixed = kernels.distribution(cache.index, cache.mixer, leaf_of, log_p[i])
-            features.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(texts[1:, place])))
-            token_and_target = np.ascontiguousarray(texts[:, place])
+            features.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(pair[1:])))
             is_read = True
-            kernels.score(
-                cache.index, cache.mixer, leaf_of, line_end, log_p[place], token_and_target, is_read, nats[place]
-            )
-        return nats, torch.cat(features, dim=1) if features else None
+            kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p[place], pair, is_read, nats[place])
+        return torch.from_numpy(nats)[None], torch.cat(features, dim=1) if features else None
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""

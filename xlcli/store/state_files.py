@@ -163,7 +163,7 @@ class StreamPosition:
     input_line: Count = 0
     n_records: Count = 0
     unfinished: str | None = None
-    reads: Mapping[str, str] | None = None
+    reads: str | None = None
 
 
 @dataclass(frozen=True)

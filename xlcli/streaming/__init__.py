@@ -16,9 +16,8 @@ connected by a saved session thus give the scores of one stream.
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from xlcli.config import StreamConfig
@@ -86,8 +85,10 @@ def stream(
         portions = oddities.watched(portions, has_rows=not is_log)
     if resume is None and saves_start:
         running.save()
-    if resume is not None:
-        yield from _changed_reading(resume.stream.reads, options.reads)
+    if resume is not None and resume.stream.reads not in (None, options.reads):
+        none = "none of --text-field, --text-regex and --event-start"
+        made, given = resume.stream.reads or none, options.reads or none
+        yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
     yield from compile_cache(running.session.options, stop)
     words = running.output.position.words
     if words is not None and words.document:  # a row of a table in which the stream continues
@@ -97,18 +98,6 @@ def stream(
     yield from map(Notice, model.tokenizer.take_notices())
     yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
     yield running.stats(final=True)
-
-
-def _changed_reading(saved: Mapping[str, str] | None, present: Mapping[str, str]) -> Iterator[Notice]:
-    """A warning if another part of the input is the text now; `saved` is None if it is not known."""
-    if saved is None or saved == present:
-        return
-    forms = []
-    for options in (saved, present):
-        flags = [f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in options.items()]
-        forms.append(" ".join(flags) or "none of --text-field, --text-regex and --event-start")
-    text = f"the state was made with {forms[0]}, this stream has {forms[1]}; use the same options or a new state"
-    yield Notice(text, "warning")
 
 
 def _check_baseline(baseline: SessionState | None) -> None:

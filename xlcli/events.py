@@ -277,7 +277,8 @@ class RegionScore(Event):
     """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text.
 
     `region` and `number` are the numbers of the region and of its first word in the text, from 1. `next_bits` are those
-    of the word after it, `next_two_bits` those of the two words after it, None at the end of the text.
+    of the word after it, `next_two_bits` of the two after it, None at the end. `bits` and `tokens` are sums,
+    `token_entropy` is that of the first word, and `columns` are as `xlcli.evaluation.regions` says.
     """
 
     document: int
@@ -287,17 +288,21 @@ class RegionScore(Event):
     text: str
     words: int
     bits: float
+    naive_bits: float
+    token_entropy: float
     tokens: int
     next_bits: float | None
     next_two_bits: float | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentScore(Event):
-    """A document, scored alone or after others. `words` and `word_perplexity` are None if it is not UTF-8."""
+    """A document, scored alone or after others. `characters`, `words`, `word_perplexity`: None if it is not UTF-8."""
 
     document: int
     bytes: int
+    characters: int | None
     words: int | None
     tokens: int
     bits: float

@@ -309,7 +309,7 @@ def check_memory(
 
 def window_notice(span: Span | ContextSettings, options: InferenceConfig, n_tokens: int) -> list[Notice]:
     """Notice that a text of `n_tokens` is read in overlapping windows, if it is, and no option asks for them."""
-    if span.stride is None or options.stride is not None or n_tokens <= span.segment_len:
+    if span.stride is None or options.asks_for_windows or n_tokens <= span.segment_len:
         return []
     windows = f"overlapping windows of {span.segment_len:,} tokens, which begin every {span.stride:,} tokens"
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]

@@ -41,7 +41,7 @@ from xlcli.text.oddities import Oddities
 Text = str | bytes
 F = TypeVar("F", bound=Callable[..., Any])
 LONGEST_NAME = 255  # bytes of the name of a file
-LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "clamp_len", "weight_dtype"})
+LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "n_sinks", "clamp_len", "weight_dtype"})
 """Settings of `InferenceConfig` that are fixed when a model is loaded."""
 
 

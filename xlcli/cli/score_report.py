@@ -81,6 +81,8 @@ def rounding(weight_dtype: str, memory_dtype: str) -> str:
 
 def describe_context(model: ModelConfig, mem_len: int, segment_len: int, stride: int | None = None) -> str:
     """Context of a token in words: memory, or windows or segments without one."""
+    if stride == 1:
+        return f"no memory: each token from the {approximate_count(segment_len, 'token')} before it"
     if stride is not None:
         return f"no memory: windows of {approximate_count(segment_len, 'token')} with a stride of {stride}"
     if not mem_len:
@@ -89,7 +91,8 @@ def describe_context(model: ModelConfig, mem_len: int, segment_len: int, stride:
     effective = model.effective_mem_len(mem_len)
     if effective is None:
         return "memory of all tokens read"
-    return f"memory of {approximate_count(effective, 'token')}"
+    sinks = f" and the first {model.n_sinks} of the text" if model.n_sinks else ""
+    return f"memory of {approximate_count(effective, 'token')}{sinks}"
 
 
 def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:

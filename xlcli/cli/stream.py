@@ -104,7 +104,8 @@ def stream(
         # A generator: nothing is read before `screen.drive` asks for events.
         text = read_text(data, source, settings, opened, call.screen, label(name))
         saves_start = follow and settings.save_every is not None
-        print_scores(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)
+        title = label(Path(name).name)
+        print_scores(text, opened, settings, call.screen, stop, html=html, title=title, saves_start=saves_start)
         return stop.exit_code
 
 

@@ -158,7 +158,7 @@ KINDS = (
     Kind("underscores around words (_was_)", _REGION_MARK, _REGION.format("_"), "row", least_share=0.9),
     Kind("brackets around words ([was])", _REGION_MARK, _REGION.format(r"\[\]"), "row", least_share=0.9),
     Kind("other marks around words ({was}, ~was~)", _REGION_MARK, _REGION.format("{}~#^"), "row", least_share=0.2),
-    Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
+    Kind("a beginning in XML or HTML", "extract the text from the tags: docs/start.md", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),
 )
 """The shares are higher than in books, Markdown and logs."""

@@ -502,3 +502,28 @@ def test_settings_of_a_resumed_run_are_read_from_text(tmp_path):
         list(xlcli.resume_events(text, folder))
     with pytest.raises(xlcli.ConfigError, match="nproc"):
         list(xlcli.resume_events(text, folder, settings={"runtime": {"nproc": 2}}))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.score("a", state="x.state"),
+        lambda model: model.read("a", state=3),
+        lambda model: model.save_state("a", "b"),
+        lambda model: list(xlcli.stream(model, 5)),
+        lambda model: list(xlcli.stream("books", "a")),
+        lambda model: list(xlcli.stream(model, "a", state=5)),
+        lambda model: list(xlcli.generate_prompts(model, "abc")),
+        lambda model: list(xlcli.evaluate(model, 5)),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_with_a_remedy(books, call):
+    with pytest.raises(xlcli.ConfigError) as caught:
+        call(books)
+    assert caught.value.remedy
+
+
+def test_a_workflow_that_is_no_method_is_named(books):
+    with pytest.raises(AttributeError, match=r"xlcli\.stream\("):
+        books.stream("a")
+    assert not hasattr(books, "other")

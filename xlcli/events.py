@@ -565,6 +565,8 @@ class RecordScore(LineScore):
 class StreamStats(Event):
     """Totals of a stream so far. `shown` is the number of lines or tokens selected, None if all are.
 
+    `records` are the rows and events of the text, whose `lines` are those of their texts; 0 if it is plain.
+
     `seconds`, `lines_per_second` and `crlf` are of this process, with its waits for input; `tokens_per_second` is the
     speed of the model.
     """
@@ -582,6 +584,7 @@ class StreamStats(Event):
     final: bool
     shown: int | None = None
     crlf: int = 0
+    records: int = 0
 
 
 # Generation

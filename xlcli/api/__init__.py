@@ -17,7 +17,7 @@ from typing import Any, AnyStr, Literal, TypeVar, overload
 from xlcli import evaluation, generation, streaming
 from xlcli.api.progress import ProgressLine
 from xlcli.api.runs import Source, path_of, paths, resume_events, train_events
-from xlcli.api.values import TextScore, TextState, resumed, saving
+from xlcli.api.values import TextScore, TextState, check_state, resumed, saving
 from xlcli.config import (
     BaseConfig,
     EvalConfig,
@@ -73,6 +73,11 @@ class Model:
     runtime: Runtime
     """Device, number type and threads."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Called for what a model does not have: names the function that has it."""
+        remedy = f": use xlcli.{name}(model, ...)" if name in ("stream", "evaluate", "generate_prompts") else ""
+        raise AttributeError(f"a Model has no {name}{remedy}")
+
     def __repr__(self) -> str:
         return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
@@ -123,7 +128,10 @@ class Model:
 
     def _score(self, text: bytes, state: TextState | None, settings: dict[str, Any], line: ProgressLine) -> TextScore:
         """Score of one text, whose tokens are counted on the line."""
-        lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
+        lines = start = 0
+        if state is not None:
+            check_state(state)
+            lines, start = state.n_lines, state.n_bytes
         tokens: list[TokenScore] = []
 
         def add(token: TokenScore) -> None:
@@ -193,6 +201,7 @@ class Model:
         Raises:
             ConfigError: `path` is another kind of file, such as a text or the weights of a model.
         """
+        check_state(state)
         place = Path(path)
         is_empty = place.is_file() and place.stat().st_size == 0
         if not force and place.exists() and not (is_empty or is_state_file(place)):
@@ -359,6 +368,8 @@ def generate_prompts(
     Yields:
         The samples of each prompt, in the order of the prompts, and notices.
     """
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        raise ConfigError(f"prompts are a list of texts, not {type(prompts).__name__}.", "Pass [prompt].")
     texts, resume = map(encoded, prompts), resumed(state, model.loaded)
     chosen = validate(GenerateConfig, settings)
     return generation.generate_prompts(model.loaded, texts, chosen, model.runtime, seed=seed, resume=resume)
@@ -383,7 +394,10 @@ def stream(
         save: Called every `save_every` seconds and at the end with the state.
         settings: Those of `StreamConfig`.
     """
-    portions = [text] if isinstance(text, str | bytes) else text
+    if not isinstance(model, Model):
+        raise ConfigError(f"a model is no {type(model).__name__}.", "Load it: xlcli.load(name).")
+    is_one = isinstance(text, str | bytes) or not isinstance(text, Iterable)
+    portions = [text] if is_one else text
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 

@@ -312,7 +312,10 @@ def score_rows(score: events.Score) -> list[dict[str, Any]]:
 
 def stats_line(stats: events.StreamStats) -> str:
     """Totals of a stream in one line."""
-    size = f"{approximate_count(stats.lines, 'line')}, {format_bytes(stats.bytes)}"
+    units = approximate_count(stats.records, "record") if stats.records else approximate_count(stats.lines, "line")
+    size = f"{units}, {format_bytes(stats.bytes)}"
     tokens = f"{approximate_count(stats.tokens, 'token')}, {stats.bits_per_byte:.4f} bits per byte"
-    speed = f"{compact_number(stats.lines_per_second)} lines/s, {compact_number(stats.tokens_per_second)} tokens/s"
+    speed = f"{compact_number(stats.tokens_per_second)} tokens/s"
+    if not stats.records:
+        speed = f"{compact_number(stats.lines_per_second)} lines/s, {speed}"
     return f"{size}, {tokens}, {speed}, {format_duration(stats.seconds)}"

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -573,6 +574,12 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         """True if the text is plain, and each line is a record or continues one."""
         is_asked = self.text_regex is not None or self.event_start is not None
         return is_asked and self.text_field is None
+
+    @property
+    def reads(self) -> str:
+        """The options that say what of the input is the text, as they are given."""
+        options = {"text-field": self.text_field, "text-regex": self.text_regex, "event-start": self.event_start}
+        return " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items() if value is not None)
 
     @property
     def pause_ms(self) -> int | None:

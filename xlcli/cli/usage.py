@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +16,49 @@ from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from xlcli.config import Option
+
+COMMANDS_ELSEWHERE: Mapping[str, str] = {
+    "score": "eval FILE",
+    "evaluate": "eval FILE",
+    "perplexity": "eval FILE",
+    "ppl": "eval FILE",
+    "surprisal": "eval FILE --words FILE.tsv",
+    "finetune": "train FILE --init NAME",
+    "fine-tune": "train FILE --init NAME",
+    "sample": "generate PROMPT",
+    "complete": "generate PROMPT",
+    "chat": "generate --interactive",
+    "run": "generate --interactive",
+    "convert": "import FOLDER",
+    "quantize": "models copy MODEL FOLDER --weights int8",
+    "list": "models",
+    "benchmark": "bench",
+}
+"""Commands of other tools, and what does the same here."""
+ARGUMENTS = "arguments"  # stands for the arguments of a command
+TO_FILE = "> FILE"  # of the shell, for commands that print their results
+OPTIONS_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "-c": ("--mem-len",),
+    "--ctx": ("--mem-len",),
+    "--ctx-size": ("--mem-len",),
+    "--context": ("--mem-len",),
+    "--context-length": ("--mem-len",),
+    "--block-size": ("--segment-len",),
+    "--model": ("--init", ARGUMENTS),
+    "--checkpoint": ("--model", "--init", ARGUMENTS),
+    "-o": ("--words FILE.tsv", TO_FILE),
+    "--output": ("--out", "--words FILE.tsv", TO_FILE),
+    "--output-dir": ("--out",),
+    "-f": (ARGUMENTS,),
+    "--file": (ARGUMENTS,),
+    "--input": (ARGUMENTS,),
+    "-p": (ARGUMENTS,),
+    "--prompt": (ARGUMENTS,),
+    "--learning-rate": ("--lr",),
+    "--n-predict": ("--max-new-tokens",),
+    "--max-length": ("--max-new-tokens", "--mem-len"),
+}
+"""Options of other tools, and what does the same here: of several, the first that the command has."""
 
 
 def explain(error: typer.TyperException, context: Any) -> ConfigError:
@@ -40,10 +83,11 @@ def _remedy(error: Any, context: Any) -> str:
     if param is not None and not is_missing:
         return _remedy_of_value(_quoted(error.message), context, param)
     if isinstance(command, TyperGroup):
-        near = nearest(_quoted(error.message), command.list_commands(context))
-        if near is None:
-            return ""
-        return f"Did you mean {path} {near}?"
+        word, commands = _quoted(error.message), command.list_commands(context)
+        meant = COMMANDS_ELSEWHERE.get(word, "")
+        if meant.partition(" ")[0] not in commands:
+            meant = nearest(word, commands) or ""
+        return f"Did you mean {path} {meant}?" if meant else ""
     return f"Type {' '.join([path, *_argument_names(command)])}."
 
 
@@ -53,18 +97,31 @@ def _remedy_of_option(option: str, context: Any) -> str:
     for param in context.command.params:
         if option in param.opts:  # it exists and lacks its value
             return example(str(context.info_name), param.name, option, choices_of(param))
-        spellings += param.opts
-    near = nearest(option, spellings)
-    if near is not None:
-        return f"Did you mean {near}?"
+        if param.param_type_name == "option":
+            spellings += param.opts
     is_before_command = context.parent is None
+    meant = None if is_before_command else _meant_elsewhere(option, spellings, context)
+    meant = meant or nearest(option, spellings)
+    if meant is not None:
+        return f"Did you mean {meant}?"
     if is_before_command:
         return _remedy_of_order(option, context)
     return _remedy_of_text(option, context)
 
 
+def _meant_elsewhere(option: str, spellings: Sequence[str], context: Any) -> str | None:
+    """What the command with options of these spellings has for an option of another tool; None if it has nothing."""
+    arguments = [name.partition("|")[0] for name in _argument_names(context.command)]
+    for meant in OPTIONS_ELSEWHERE.get(option.replace("_", "-"), ()):
+        if meant == ARGUMENTS and arguments:
+            return " ".join([context.command_path, *arguments])
+        if meant == TO_FILE or meant.partition(" ")[0] in spellings:
+            return meant
+    return None
+
+
 def _remedy_of_order(option: str, context: Any) -> str:
-    """`xlcli --mem-len 9 eval`: the option comes after the command, if the line has one.
+    """`xlcli --mem-len 9 eval`: the option comes after a command, that of the line if it has one.
 
     `context.obj` are the words of the command line, and `context` is that of the program.
     """
@@ -72,7 +129,7 @@ def _remedy_of_order(option: str, context: Any) -> str:
     for word in context.obj:
         if word in commands:
             return f"Options come after the command: xlcli {word} {option}."
-    return ""
+    return "A command comes first, as in xlcli eval FILE; xlcli --help lists them."
 
 
 def _remedy_of_text(option: str, context: Any) -> str:

@@ -89,9 +89,11 @@ def test_the_page_of_settings_is_up_to_date():
 
 def test_version_is_the_same_everywhere():
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-    newest = re.search(r"^## (\S+)", (SOURCE / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == project["version"] == xlcli.__version__
+    changes = re.findall(r"^## (.+)", (SOURCE / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = dict(re.findall(r"^([a-z-]+): (\S+)$", (SOURCE / "CITATION.cff").read_text(), re.MULTILINE))
+    assert changes[0] == "Unreleased"
+    assert changes[1] == f"{cited['version']} ({cited['date-released']})"
+    assert cited["version"] == project["version"] == xlcli.__version__
 
 
 def test_public_names_resolve_and_nothing_else_does():

@@ -12,7 +12,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH_PLACE = $(if $(wildcard $(TORCH_INDEX)),--no-index --find-links,--index-url) $(TORCH_INDEX)
 
-.PHONY: demo test quick campaigns test-integrations check format readme wheel clean
+.PHONY: demo test quick campaigns test-integrations check docs format readme wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; use another one: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -37,8 +37,12 @@ check: $(READY)
 # What is skipped, as tests in a browser where there is none, is named at the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -rs
 
-test: check
+test: check docs
 	$(PYTEST)
+
+# The pages with a search, in site/; a link that leads nowhere ends it. To read them: python3 -m http.server -d site
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # For the loop while working: the checks, and a cross-section of the tests.
 QUICK := tests/test_config.py tests/test_optim.py tests/test_words.py tests/test_documents.py tests/test_docs.py \
@@ -74,4 +78,4 @@ wheel: $(READY)
 	$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(DEMO) dist
+	rm -rf $(VENV) $(DEMO) dist site

@@ -154,6 +154,15 @@ def test_the_readme_names_every_page():
     assert [path.name for path in (SOURCE / "docs").rglob("*.md") if path not in targets] == []
 
 
+def test_the_site_shows_every_page_once_and_ends_at_a_broken_link():
+    settings = (SOURCE / "mkdocs.yml").read_text()
+    shown = re.findall(r"^ +- (\S+\.md)$", settings, re.MULTILINE)
+    assert sorted(shown) == sorted(path.relative_to(SOURCE).as_posix() for path in (*pages(), *LOG))
+    assert shown[0] == "README.md"
+    assert "\nstrict: true\n" in settings
+    assert {"omitted_files: warn", "anchors: warn"} <= {line.strip() for line in settings.splitlines()}
+
+
 def test_layers_of_the_architecture_are_those_of_the_linter_and_of_the_package():
     page = (SOURCE / "docs" / "developers" / "architecture.md").read_text()
     rows = table_rows(page.partition("## Layers")[2].partition("\n## ")[0])[1:]

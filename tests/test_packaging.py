@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ PROJECT = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
 BUILD = "import sys, hatchling.build as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
 
 pytest.importorskip("hatchling")
+MANUAL = {f"{name}.1" for name in runpy.run_path(str(SOURCE / "hatch_build.py"))["pages"]()}
 
 
 def build(kind: str, into: Path, source: Path = SOURCE) -> Path:
@@ -53,6 +55,16 @@ def test_wheel_holds_the_package_the_presets_and_nothing_else(wheel):
     assert len(presets) >= 4
     assert modules | presets | {"xlcli/py.typed", "xlcli/__init__.pyi", "xlcli/_models/README.md"} <= found
     assert found - modules - presets <= {"xlcli/py.typed", "xlcli/__init__.pyi", "xlcli/_models/README.md"} | bundled()
+
+
+def manual_pages(wheel: Path) -> set[str]:
+    """Names of the files where `man` finds them in an environment."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name.rpartition("/")[2] for name in archive.namelist() if ".data/data/share/man/man1/" in name}
+
+
+def test_wheel_holds_the_manual_pages(wheel):
+    assert manual_pages(wheel) == MANUAL
 
 
 def bundled() -> set[str]:
@@ -96,6 +108,7 @@ def test_editable_install_copies_nothing(tmp_path):
     pytest.importorskip("editables")
     wheel = build("editable", tmp_path)
     assert names(wheel) == {"_editable_impl_xlcli.pth"}
+    assert manual_pages(wheel) == MANUAL
     with zipfile.ZipFile(wheel) as archive:
         assert Path(archive.read("_editable_impl_xlcli.pth").decode().strip()) == SOURCE
 
@@ -239,6 +252,7 @@ def test_the_container_installs_the_package_with_its_constraints_and_names_no_in
     ignored = (SOURCE / ".dockerignore").read_text().splitlines()
     needed = (
         "xlcli",
+        "hatch_build.py",
         "models",
         "pyproject.toml",
         "constraints.txt",

@@ -8,7 +8,7 @@ from programs import COMMANDS, EVERY, long, options, variable
 from pydantic import BeforeValidator
 
 from xlcli.cli.options import settings_of
-from xlcli.cli.usage import ARGUMENTS, COMMANDS_ELSEWHERE, OPTIONS_ELSEWHERE, nearest
+from xlcli.cli.usage import ARGUMENTS, ELSEWHERE, nearest
 from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -64,15 +64,15 @@ MISTAKES = [
     (["finetune"], "'finetune'", "Did you mean xlcli train FILE --init NAME?"),
     (["models", "run"], "'run'", "xlcli models --help"),
     (["train", "--model", "books"], "--model", "--init?"),
-    (["export", "--model", "books"], "--model", "xlcli export MODEL?"),
+    (["export", "--model", "books"], "--model", "Type xlcli export MODEL."),
     (["eval", "--ctx", "512"], "--ctx", "--mem-len?"),
     (["generate", "--context", "512"], "--context", "--mem-len?"),
     (["stream", "-c", "512"], "-c", "--mem-len?"),
     (["train", "--output", "m"], "--output", "--out?"),
     (["eval", "--output", "x.tsv"], "--output", "--words FILE.tsv?"),
     (["generate", "--output", "x.txt"], "--output", "Did you mean > FILE?"),
-    (["generate", "-p", "Once"], "-p", "xlcli generate PROMPT?"),
-    (["eval", "--file", "here.txt"], "--file", "Did you mean xlcli eval FILE"),
+    (["generate", "-p", "Once"], "-p", "Type xlcli generate PROMPT"),
+    (["eval", "--file", "here.txt"], "--file", "Type xlcli eval FILE"),
     (["generate", "--max_length", "9"], "--max_length", "--max-new-tokens?"),
 ]  # fmt: skip
 
@@ -96,14 +96,12 @@ def test_a_mistake_is_explained(arguments, message, remedy, run):
     assert "Traceback" not in done.err
 
 
-def test_words_of_other_tools_mean_what_exists():
+def test_what_is_said_of_words_of_other_tools_exists():
     known = {name for command in EVERY.values() for option in options(command) for name in option.opts}
-    for meant in COMMANDS_ELSEWHERE.values():
-        words = meant.split()
-        assert words[0] in COMMANDS, meant
-        assert {word for word in words if word.startswith("-")} <= known, meant
-    meanings = {meant.split()[0] for choices in OPTIONS_ELSEWHERE.values() for meant in choices}
-    assert meanings - known == {ARGUMENTS, ">"}
+    for meant in ELSEWHERE.keys() - {ARGUMENTS, "> FILE"}:
+        first, *others = meant.split()
+        assert first in known or first in COMMANDS, meant
+        assert {word for word in others if word.startswith("-")} <= known, meant
 
 
 NUMBERS = (COUNT, NUMBER, DURATION, INTERVAL, LENGTHS)

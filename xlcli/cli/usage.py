@@ -17,48 +17,29 @@ from xlcli.errors import ConfigError
 if TYPE_CHECKING:
     from xlcli.config import Option
 
-COMMANDS_ELSEWHERE: Mapping[str, str] = {
-    "score": "eval FILE",
-    "evaluate": "eval FILE",
-    "perplexity": "eval FILE",
-    "ppl": "eval FILE",
-    "surprisal": "eval FILE --words FILE.tsv",
-    "finetune": "train FILE --init NAME",
-    "fine-tune": "train FILE --init NAME",
-    "sample": "generate PROMPT",
-    "complete": "generate PROMPT",
-    "chat": "generate --interactive",
-    "run": "generate --interactive",
-    "convert": "import FOLDER",
-    "quantize": "models copy MODEL FOLDER --weights int8",
-    "list": "models",
-    "benchmark": "bench",
+ARGUMENTS = "arguments"  # stands for what comes without an option
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "eval FILE": ("score", "evaluate", "perplexity", "ppl"),
+    "eval FILE --words FILE.tsv": ("surprisal",),
+    "train FILE --init NAME": ("finetune", "fine-tune"),
+    "generate PROMPT": ("sample", "complete"),
+    "generate --interactive": ("chat", "run"),
+    "import FOLDER": ("convert",),
+    "models copy MODEL FOLDER --weights int8": ("quantize",),
+    "models": ("list",),
+    "bench": ("benchmark",),
+    "--mem-len": ("-c", "--ctx", "--ctx-size", "--context", "--context-length"),
+    "--segment-len": ("--block-size",),
+    "--model": ("--checkpoint",),
+    "--init": ("--checkpoint", "--model"),
+    "--lr": ("--learning-rate",),
+    "--max-new-tokens": ("--n-predict", "--max-length"),
+    "--out": ("--output", "--output-dir"),
+    "--words FILE.tsv": ("--output", "-o"),
+    "> FILE": ("--output", "-o"),
+    ARGUMENTS: ("--checkpoint", "--model", "--file", "-f", "--input", "--prompt", "-p"),
 }
-"""Commands of other tools, and what does the same here."""
-ARGUMENTS = "arguments"  # stands for the arguments of a command
-TO_FILE = "> FILE"  # of the shell, for commands that print their results
-OPTIONS_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "-c": ("--mem-len",),
-    "--ctx": ("--mem-len",),
-    "--ctx-size": ("--mem-len",),
-    "--context": ("--mem-len",),
-    "--context-length": ("--mem-len",),
-    "--block-size": ("--segment-len",),
-    "--model": ("--init", ARGUMENTS),
-    "--checkpoint": ("--model", "--init", ARGUMENTS),
-    "-o": ("--words FILE.tsv", TO_FILE),
-    "--output": ("--out", "--words FILE.tsv", TO_FILE),
-    "--output-dir": ("--out",),
-    "-f": (ARGUMENTS,),
-    "--file": (ARGUMENTS,),
-    "--input": (ARGUMENTS,),
-    "-p": (ARGUMENTS,),
-    "--prompt": (ARGUMENTS,),
-    "--learning-rate": ("--lr",),
-    "--n-predict": ("--max-new-tokens",),
-    "--max-length": ("--max-new-tokens", "--mem-len"),
-}
-"""Options of other tools, and what does the same here: of several, the first that the command has."""
+"""What to type here, and the commands and options of other tools that it stands for."""
 
 
 def explain(error: typer.TyperException, context: Any) -> ConfigError:
@@ -84,11 +65,9 @@ def _remedy(error: Any, context: Any) -> str:
         return _remedy_of_value(_quoted(error.message), context, param)
     if isinstance(command, TyperGroup):
         word, commands = _quoted(error.message), command.list_commands(context)
-        meant = COMMANDS_ELSEWHERE.get(word, "")
-        if meant.partition(" ")[0] not in commands:
-            meant = nearest(word, commands) or ""
+        meant = _meant_elsewhere(word, commands) or nearest(word, commands)
         return f"Did you mean {path} {meant}?" if meant else ""
-    return f"Type {' '.join([path, *_argument_names(command)])}."
+    return _arguments_alone(context)
 
 
 def _remedy_of_option(option: str, context: Any) -> str:
@@ -100,8 +79,11 @@ def _remedy_of_option(option: str, context: Any) -> str:
         if param.param_type_name == "option":
             spellings += param.opts
     is_before_command = context.parent is None
-    meant = None if is_before_command else _meant_elsewhere(option, spellings, context)
-    meant = meant or nearest(option, spellings)
+    # Every command prints what can be redirected, and can be typed without options.
+    known = spellings if is_before_command else [*spellings, ">", ARGUMENTS]
+    meant = _meant_elsewhere(option.replace("_", "-"), known) or nearest(option, spellings)
+    if meant == ARGUMENTS:
+        return _arguments_alone(context)
     if meant is not None:
         return f"Did you mean {meant}?"
     if is_before_command:
@@ -109,15 +91,17 @@ def _remedy_of_option(option: str, context: Any) -> str:
     return _remedy_of_text(option, context)
 
 
-def _meant_elsewhere(option: str, spellings: Sequence[str], context: Any) -> str | None:
-    """What the command with options of these spellings has for an option of another tool; None if it has nothing."""
-    arguments = [name.partition("|")[0] for name in _argument_names(context.command)]
-    for meant in OPTIONS_ELSEWHERE.get(option.replace("_", "-"), ()):
-        if meant == ARGUMENTS and arguments:
-            return " ".join([context.command_path, *arguments])
-        if meant == TO_FILE or meant.partition(" ")[0] in spellings:
+def _meant_elsewhere(word: str, known: Sequence[str]) -> str | None:
+    """What to type instead of a word of other tools; its first part is one of `known`. None if nothing is known."""
+    for meant, words in ELSEWHERE.items():
+        if word in words and meant.partition(" ")[0] in known:
             return meant
     return None
+
+
+def _arguments_alone(context: Any) -> str:
+    """`Type xlcli export MODEL.`: the command with its arguments and without options."""
+    return f"Type {' '.join([context.command_path, *_argument_names(context.command)])}."
 
 
 def _remedy_of_order(option: str, context: Any) -> str:

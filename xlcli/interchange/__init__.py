@@ -26,6 +26,7 @@ from xlcli.interchange.source import ADAPTER, CAN, CONFIG, DOWNLOAD, END, MERGE,
 from xlcli.interchange.source import Source as Source
 from xlcli.interchange.transfo_xl import Original, TransfoXL
 from xlcli.machine import require_memory
+from xlcli.ops.stored import is_finite
 from xlcli.presets import models_folder
 from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save_model
 from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
@@ -280,7 +281,7 @@ def _check(folder: Path) -> float | None:
     """Mean surprisal of `_TEXT` in bits per token; None if it cannot be spelled. `CheckpointError` for NaN."""
     model = load(folder)
     bits, can_spell = _score(model, _TEXT)
-    are_finite = all(bool(weight.isfinite().all()) for weight in weights(model.network).values())
+    are_finite = all(is_finite(weight) for weight in weights(model.network).values())
     if not math.isfinite(bits) or not are_finite:
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
     return bits if can_spell else None

@@ -35,6 +35,7 @@ from xlcli.files import (
 from xlcli.files.tensors import digest, read_header, write_tensors
 from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
 from xlcli.model.lm import LanguageModel
+from xlcli.ops.stored import is_finite
 from xlcli.store import layout
 from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
 from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
@@ -253,7 +254,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
         problem = f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, its model {trained.vocab_size:,}."
         raise CheckpointError(problem, KEEP_TOGETHER)
     name, warnings = folder.resolve().name, []
-    bad = [key for key, tensor in weights(network).items() if not bool(tensor.isfinite().all())]
+    bad = [key for key, tensor in weights(network).items() if not is_finite(tensor)]
     if bad:
         warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad[0]}'; its output will make no sense.")
     encoding = header.encoding

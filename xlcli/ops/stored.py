@@ -15,16 +15,16 @@ HALVES = {torch.bfloat16, torch.float16}
 _aten = torch.ops.aten
 _SAME_MATRIX = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _WITHOUT_VALUES = {
-    Tensor.detach, Tensor.clone, Tensor.requires_grad_, Tensor.to, Tensor.__deepcopy__, Tensor.size, Tensor.dim,
-    Tensor.numel, Tensor.element_size, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point,
+    Tensor.clone, Tensor.requires_grad_, Tensor.to, Tensor.__deepcopy__, Tensor.size, Tensor.dim,
+    Tensor.numel, Tensor.__len__, Tensor.element_size, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point,
 }  # fmt: skip
 """Methods that do not need float32 values."""
 _TRANSPOSED = [Tensor.T.__get__, Tensor.mT.__get__]  # type: ignore[attr-defined]
 """Attributes that need them."""
 _IN_PLACE = re.compile(r"__setitem__|__i\w+__|\w*[^_]_")
 """Names of functions that change their first argument."""
-TILE = 2**21
-"""Number of weights that a product widens at once: 8 MiB, which stay in the cache until they are multiplied."""
+TILE = 2**20
+"""Number of weights that a product widens at once: 4 MiB, which stay in the cache until they are multiplied."""
 TILE_ROWS = 64
 """Rows of a tile are a multiple of this, with which a product of MKL sums in the same order as that of all rows."""
 

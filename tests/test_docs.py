@@ -17,7 +17,7 @@ from xlcli.cli import options
 from xlcli.cli.app import load
 from xlcli.cli.options import SECTIONS, settings_of
 from xlcli.cli.usage import variable
-from xlcli.config.inference import Columns
+from xlcli.config.columns import Columns
 from xlcli.events import WordScore
 
 SOURCE = Path(__file__).parents[1]
@@ -222,3 +222,45 @@ def test_words_page_has_every_column():
     known = set(re.findall(r"`(\w+)", " ".join(row.split("|")[1] for row in rows)))
     own = {field.name for field in dataclasses.fields(WordScore)} - {"columns"}
     assert own | set(Columns._fields) <= known
+
+
+def run_script(page, heading, folder):
+    """Runs the Python script below a heading of a page in a folder."""
+    text = (SOURCE / "docs" / page).read_text().partition(f"# {heading}\n")[2]
+    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True)
+
+
+def test_results_of_pcibex_become_items_and_times(tmp_path):
+    """The lines are as PCIbex Farm writes them: names of columns in comments, in which a part of them changes."""
+    trial = "1764000130,ab12,PennController,1,0,trial,NULL"
+    word = (
+        f"{trial},Controller-DashedSentence,DashedSentence,{{}},{{}},1764000130616,{{}},false,Well%2C it ran.,3,{{}},x"
+    )
+    lines = ["#", "# Results on Tuesday November 24 2026 14:02:10 UTC", "# Columns below this comment are as follows:"]
+    names = "Results reception time,MD5 hash of participant's IP address,Controller name,Order number of item"
+    names += ",Inner element number,Label,Latin Square Group,PennElementType,PennElementName,Parameter,Value,EventTime"
+    lines += [f"# {number}. {name}." for number, name in enumerate(f"{names},item,condition,Comments".split(","), 1)]
+    lines.append(f"{trial},PennController,1,_Trial_,Start,1764000130490,3,old,NULL")
+    more = ["Reading time", "Newline?", "Sentence (or sentence MD5)", "item", "condition", "Comments"]
+    lines += [f"# {number}. {name}." for number, name in enumerate(more, 13)]
+    lines += [
+        word.format(1, "Well%2C", 301, "old"),
+        word.format(2, "it", 302, "old"),
+        word.format(3, "ran.", 303, "old"),
+    ]
+    (tmp_path / "results.csv").write_text("\n".join(lines) + "\n")
+    run_script("words.md", "From a results file of PCIbex", tmp_path)
+    assert (tmp_path / "items.tsv").read_text() == "item\tcondition\tsentence\n3\told\tWell, it ran.\n"
+    times = [line.split("\t") for line in (tmp_path / "times.tsv").read_text().splitlines()]
+    assert times[0] == ["item", "condition", "number", "subject", "rt"]
+    assert times[1:] == [["3", "old", str(n), "1764000130ab12", str(300 + n)] for n in (1, 2, 3)]
+
+
+def test_text_of_tei_is_without_header_and_notes(tmp_path):
+    header = "<teiHeader><fileDesc><titleStmt><title>T</title></titleStmt></fileDesc></teiHeader>"
+    body = "<head>I. <hi>Down</hi></head><p>The\n   dog<note><p>A note.</p></note> ran.<pb/></p><lg><l>A rose</l></lg>"
+    text = f"<text><front><p>Front</p></front><body><div>{body}</div></body></text>"
+    (tmp_path / "novel.xml").write_text(f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
+    run_script("start.md", "A text in XML or TEI", tmp_path)
+    assert (tmp_path / "novel.txt").read_text() == "I. Down\nThe dog ran.\nA rose\n"

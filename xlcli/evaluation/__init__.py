@@ -91,7 +91,7 @@ def evaluate(
     """
     # Words, and columns of tokens, need more of a prediction than the surprisal.
     reads_out = (words and not options.by_row) or (per_token and bool(options.columns))
-    layers = options.asked.layers_of(model.config.model, options)
+    layers = options.asked.layers_of(model.config.model, options.context_cache)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
     if options.asked.of_words and not words:
         raise ConfigError(f"--columns {','.join(options.asked.of_words)} is of words only.", "Use --words FILE.tsv.")
@@ -177,6 +177,9 @@ class _Evaluation(NamedTuple):
             unknown_words = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
+        n_documents = len(text.part.corpus.facts.documents)
+        if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
+            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
         scorer = make_scorer(model.network, model.tokenizer, options)
         unrounded = model.unrounded()  # the model itself, if its weights are not rounded
         exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)

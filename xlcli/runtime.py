@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import resource
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,18 +177,6 @@ def compute_in_advance(stack: Stack, context: AttentionContext) -> None:
         if each.mask.sees_all_earlier:
             _ = each.mask.causal_bias
         _ = each.positions.origin
-
-
-def peak_rss_bytes() -> int:
-    """Peak resident memory of the process in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def forget_peak_rss() -> None:
-    """Makes `peak_rss_bytes` begin anew; does nothing where the system cannot (Linux can)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _require_compiler(device: torch.device) -> None:

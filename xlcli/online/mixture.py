@@ -105,41 +105,39 @@ class CachedModel:
         first_scored = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
             return out._replace(nll=out.nll[:, first_scored:], readout=None)
-        leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
-        texts = torch.cat((tokens, targets)).cpu().numpy()
-        kernels.fill(cache.index, leaf_of, line_end, *texts[:, :first_scored])
-        texts = np.ascontiguousarray(texts[:, first_scored:])
-        log_p = out.readout[0, first_scored:].double().cpu().numpy()
-        features = None
-        if readout is None:
-            nats = np.empty(texts.shape[1])
-            is_read = False
-            kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p, texts, is_read, nats)
-        else:
-            nats, features = self._mix_one_by_one(kernels, cache, log_p, texts, readout)
-        return ScoreOutput(torch.from_numpy(nats)[None].to(out.nll), out.state, out.ponder, features)
+        texts = torch.cat((tokens, targets))
+        unscored = texts[:, :first_scored].cpu().numpy()
+        kernels.fill(cache.index, self.spelling.leaf_of, self.spelling.line_end, *unscored)
+        nats, features = self.mix(state, texts[:, first_scored:], out.readout[:, first_scored:], readout)
+        return ScoreOutput(nats.to(out.nll), out.state, out.ponder, features)
 
-    def _mix_one_by_one(
-        self, kernels: ModuleType, cache: ContextCache, log_p: NDArray[Any], texts: NDArray[Any], readout: Readout
-    ) -> tuple[NDArray[Any], Tensor | None]:
-        """Surprisal (t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction.
+    def mix(
+        self, state: State, texts: Tensor, predictions: Tensor, readout: Readout | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Surprisal (1 t) of the second row of `texts` (2 t), and what `readout` keeps of each mixed prediction.
 
-        `log_p` (t v) are the predictions of the other scorer, the first row of `texts` the tokens before the targets.
+        The first row are the tokens before; `predictions` (1 t v) are log-probabilities of the other scorer. The
+        kernels change index and mixer of the cache of `state` in place.
         """
+        kernels, cache = self._filled(state)
         leaf_of, line_end = self.spelling.leaf_of, self.spelling.line_end
-        nats = np.empty(texts.shape[1])
+        tokens_and_targets = np.ascontiguousarray(texts.cpu().numpy())
+        log_p = predictions[0].double().cpu().numpy()
+        nats = np.empty(len(log_p))
+        if readout is None:
+            is_read = False
+            kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p, tokens_and_targets, is_read, nats)
+            return torch.from_numpy(nats)[None], None
         features = []
         for i in range(len(nats)):
             place = slice(i, i + 1)
-            kernels.read(cache.index, leaf_of, line_end, texts[0, place])
+            pair = np.ascontiguousarray(tokens_and_targets[:, place])
+            kernels.read(cache.index, leaf_of, line_end, pair[0])
             mixed = kernels.distribution(cache.index, cache.mixer, leaf_of, log_p[i])
-            features.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(texts[1:, place])))
-            token_and_target = np.ascontiguousarray(texts[:, place])
+            features.append(readout(torch.from_numpy(mixed)[None, None], torch.from_numpy(pair[1:])))
             is_read = True
-            kernels.score(
-                cache.index, cache.mixer, leaf_of, line_end, log_p[place], token_and_target, is_read, nats[place]
-            )
-        return nats, torch.cat(features, dim=1) if features else None
+            kernels.score(cache.index, cache.mixer, leaf_of, line_end, log_p[place], pair, is_read, nats[place])
+        return torch.from_numpy(nats)[None], torch.cat(features, dim=1) if features else None
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""

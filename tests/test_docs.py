@@ -65,7 +65,7 @@ def test_every_option_in_a_sentence_exists():
     scripts = [*(SOURCE / "benchmarks").glob("*.*"), *(SOURCE / "tests").rglob("*.py"), SOURCE / "xlcli/lm_eval.py"]
     known |= {name for path in scripts for name in re.findall(r"(?<![\w-])--[a-z-]+", path.read_text())}
     known |= {"--durations", "--since", "--signal", "--log-dir", "--redirects"}  # pytest, journalctl, sbatch, torchrun
-    known |= {"--extra-index-url", "--platform", "--depth"}  # pip, mypy, git
+    known |= {"--extra-index-url", "--torch-backend", "--platform", "--depth"}  # pip, uv, mypy, git
     others = ("hf ", "gguf-new-metadata ", "systemctl ", "torchrun ", "tensorboard ", ".py ")
     for path in pages():
         if path.name != "CHANGELOG.md":  # options as they were

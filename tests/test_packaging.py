@@ -135,6 +135,8 @@ def test_metadata_names_authors_and_no_address_and_the_citation_agrees(wheel):
     assert fields["version"] == metadata["Version"]
     assert fields["license"] == metadata["License-Expression"]
     assert "repository-code" not in fields
+    named = [SOURCE / "pyproject.toml", SOURCE / "CITATION.cff", *SOURCE.glob("*.md"), *(SOURCE / "docs").rglob("*.md")]
+    assert [path.name for path in named if re.search(r"example\.(org|com)", path.read_text())] == []
     assert f"authors:\n  - name: {metadata['Author']}\n" in citation
     assert set(re.findall(r"^  - ([a-z -]+)$", citation, re.MULTILINE)) == set(PROJECT["keywords"])
 

@@ -79,9 +79,12 @@ def _remedy_of_option(option: str, context: Any) -> str:
         if param.param_type_name == "option":
             spellings += param.opts
     is_before_command = context.parent is None
-    # Every command prints what can be redirected, and can be typed without options.
-    known = spellings if is_before_command else [*spellings, ">", ARGUMENTS]
-    meant = _meant_elsewhere(option.replace("_", "-"), known) or nearest(option, spellings)
+    meant = nearest(option, spellings)
+    is_whole_word = option.startswith("--") or option in context.obj  # unlike -c of -corpus.txt
+    if is_whole_word:
+        # Every command prints what can be redirected, and can be typed without options.
+        known = spellings if is_before_command else [*spellings, ">", ARGUMENTS]
+        meant = _meant_elsewhere(option.replace("_", "-"), known) or meant
     if meant == ARGUMENTS:
         return _arguments_alone(context)
     if meant is not None:

@@ -31,6 +31,7 @@ PLACES = (
     *("length", "last"),
 )
 """Columns that are no scores."""
+_BREAKS_CELLS = re.compile(r"[\0\t\r\n]")  # for readers that know no quotes, or no NUL
 _ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
 
 
@@ -70,7 +71,10 @@ class Table:
         return self.row(self._row, event_columns(event))
 
     def row(self, fields: Mapping[str, Any], columns: dict[str, Any]) -> str:
-        """The line of these columns of the input and of an event: {"a": 1}, {"a": 2} has `input_a` and `a`."""
+        """The line of these columns of the input and of an event: {"a": 1}, {"a": 2} has `input_a` and `a`.
+
+        In a table, a text of the event that has a tab or a line end is a JSON string.
+        """
         values = beside(fields, columns)
         if self.json:
             return to_json(values | columns) + "\n"
@@ -78,6 +82,9 @@ class Table:
             values[name] = value
             if isinstance(value, float):
                 values[name] = f"{value:.{DIGITS}f}" if value < LARGE else f"{value:.6g}"
+            elif isinstance(value, bytes | str):
+                text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+                values[name] = to_json(text) if _BREAKS_CELLS.search(text) else text
         header = ""
         if not self._columns:
             self._columns = list(values)

@@ -46,8 +46,8 @@ def form_of(path: str, *, json: bool) -> str:
 class Table:
     """Lines of a list, one for each event but rows, whose columns precede those of the events after them.
 
-    A table has the columns of the first row. A column of the input that is called as one of the events gets `input_`
-    before its name.
+    A table has the columns of the first row. A text of an event with a tab or a line end is a JSON string in it. A column
+    of the input that is called as one of the events gets `input_` before its name.
 
     Args:
         warn: Called once if a later row has other columns.
@@ -71,10 +71,7 @@ class Table:
         return self.row(self._row, event_columns(event))
 
     def row(self, fields: Mapping[str, Any], columns: dict[str, Any]) -> str:
-        """The line of these columns of the input and of an event: {"a": 1}, {"a": 2} has `input_a` and `a`.
-
-        In a table, a text of the event that has a tab or a line end is a JSON string.
-        """
+        """The line of these columns of the input and of an event: {"a": 1}, {"a": 2} has `input_a` and `a`."""
         values = beside(fields, columns)
         if self.json:
             return to_json(values | columns) + "\n"
@@ -191,7 +188,8 @@ class JoinedListing(Listing):
             self._row = event.fields
         elif isinstance(event, self._kinds):
             columns = event_columns(event)
-            places = {key: columns.pop(key) for key in _places(event) if key in columns}
+            equal = (*PLACES, "bytes", "characters") if isinstance(event, DocumentScore) else PLACES  # for all models
+            places = {key: columns.pop(key) for key in equal if key in columns}
             self._waiting[self._n_done].write(to_json([self._row, places, columns]).encode() + b"\n")
 
     def _join(self) -> None:
@@ -228,11 +226,6 @@ def legal_names(names: Sequence[str]) -> list[str]:
             taken.add(name)
         legal.append(name)
     return legal
-
-
-def _places(event: Scored) -> Sequence[str]:
-    """Columns of an event that are no scores, and equal for all models."""
-    return (*PLACES, "bytes", "characters") if isinstance(event, DocumentScore) else PLACES
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

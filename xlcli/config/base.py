@@ -70,14 +70,6 @@ class BaseConfig(BaseModel):
     def _check(self) -> None:
         """`InvalidSettingError` if values do not fit together."""
 
-    @classmethod
-    def spelled(cls, name: str) -> str:
-        """A setting as it is typed: its option, or its name if it has none."""
-        for part in cls.model_fields[name].metadata:
-            if isinstance(part, Option):
-                return max(part.spellings, key=len)
-        return name
-
 
 def compile_pattern(pattern: str, key: str) -> Any:
     """Regular expression for lines of text, with the method `search` of `re`; `InvalidSettingError` if it is none.

@@ -303,7 +303,8 @@ class ScoreConfig(InferenceConfig):
         """`InvalidSettingError` for `key`, which is used, if one of these other settings is, too."""
         for other in others:
             if self._is_used(other):
-                spelled = self.spelled(other)
+                options = [part for part in type(self).model_fields[other].metadata if isinstance(part, Option)]
+                spelled = max(options[0].spellings, key=len) if options else other
                 raise InvalidSettingError(key, f"{reason} and cannot be combined with {spelled}", f"Omit {spelled}.")
 
     def _is_used(self, name: str) -> bool:

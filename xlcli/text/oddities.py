@@ -128,6 +128,7 @@ _REGION = (
     rf"^(?:[^{{0}}]*{_BEFORE_REGION})?([{{0}}]){_INSIDE_REGION}[{{0}}](?:{_FURTHER_REGION})*"
     rf"(?:{_BEHIND_REGION}[^{{0}}]*)?$"
 )
+_BRACKETS = _REGION.format(r"\[\]")
 _JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
 _WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
 _DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)(?:[^*]+\*\*[^\s*][^*]*\*\*)*[^*]*$"
@@ -167,14 +168,7 @@ KINDS = (
     Kind("double asterisks around words (**was**)", _REGION_MARK, _DOUBLE_REGION, "row", least_share=0.2),
     Kind("bars around words (|was|)", _REGION_MARK, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _REGION_MARK, _REGION.format("_"), "row", least_share=0.9),
-    Kind(
-        "brackets around words ([was])",
-        _REGION_MARK,
-        _REGION.format(r"\[\]"),
-        "row",
-        least_share=0.8,
-        accepts=has_no_digit,
-    ),
+    Kind("brackets around words ([was])", _REGION_MARK, _BRACKETS, "row", least_share=0.8, accepts=has_no_digit),
     Kind("other marks around words ({was}, ~was~)", _REGION_MARK, _REGION.format("{}~#^"), "row", least_share=0.2),
     Kind("a beginning in XML or HTML", "extract the text from the tags: docs/start.md", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),

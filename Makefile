@@ -37,8 +37,12 @@ check: $(READY)
 # What is skipped, as tests in a browser where there is none, is named at the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -rs
 
+# The branches for a GPU, on a simulated one, in which a process has to believe from its start.
+ON_SIMULATED_GPU := GPU_TESTS_DEVICE=simulated OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.gpu.simulated tests/gpu
+
 test: check docs
 	$(PYTEST)
+	$(ON_SIMULATED_GPU)
 
 # The pages with a search, in site/; a link that leads nowhere ends it. To read them: python3 -m http.server -d site
 docs: $(READY)
@@ -55,6 +59,7 @@ quick: check
 # Campaigns and further combinations of variants, which `make test` leaves out; a workflow runs them every night.
 campaigns: $(READY)
 	$(PYTEST) -m exhaustive
+	$(ON_SIMULATED_GPU) -m exhaustive
 
 $(VENV)/integrations: $(READY)
 	$(PIP) install -qq --constraint constraints.txt --editable '.[dev,lm-eval,smollm2]'

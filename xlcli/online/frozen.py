@@ -49,8 +49,7 @@ class FrozenModel:
         """The baseline; `state`, which came from it, must not be used any more."""
         live, before = self._live.cache, self.baseline.cache
         if isinstance(live, ContextCache) and isinstance(before, ContextCache):
-            assert isinstance(self._scorer, CachedModel)
-            self._scorer.restore(live, before, n_tokens=state.seen - self.baseline.seen)
+            live.go_back(before, n_tokens=state.seen - self.baseline.seen)
         return self._live
 
 

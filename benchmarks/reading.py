@@ -286,18 +286,27 @@ def sentences(words: dict[tuple[int, int], str]) -> np.ndarray:
     return np.array(found)
 
 
-def read(model: str, corpus: Corpus, numbers: np.ndarray, memory: int | None, home: Path) -> Reading:
-    """What a model with that memory, or as trained, says when the words of each number (n) are read alone."""
+def read(
+    model: str, corpus: Corpus, numbers: np.ndarray, memory: int | None, home: Path, temperatures: Sequence[str] = ()
+) -> Reading:
+    """What a model with that memory, or as trained, says when the words of each number (n) are read alone.
+
+    The bits at each temperature are a further kind of surprisal.
+    """
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
     with (home / "items.tsv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
         writer.writerow(["text"])
         writer.writerows([" ".join(corpus.words[a:b])] for a, b in zip(first, [*first[1:], len(numbers)], strict=True))
-    xlcli("eval", "items.tsv", *options_of(model, memory), cwd=home)
+    options, kinds = options_of(model, memory), dict(KINDS)
+    if temperatures:
+        options += ["--columns", f"temperature={','.join(temperatures)}"]
+        kinds |= {f"corrected, T = {each}": f"temperature_{each}" for each in temperatures}
+    xlcli("eval", "items.tsv", *options, cwd=home)
     with (home / "words.tsv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file, dialect="excel-tab"))
     check([row["word"] for row in rows], corpus, model)
-    bits = {kind: np.array([float(row[column]) for row in rows]) for kind, column in KINDS.items()}
+    bits = {kind: np.array([float(row[column]) for row in rows]) for kind, column in kinds.items()}
     return Reading(bits, np.array([float(row["tokens"]) for row in rows]))
 
 
@@ -460,14 +469,16 @@ def rows_of(corpus: Corpus, readings: Sequence[tuple[dict[str, object], Reading]
     return rows
 
 
-def readings_of(model: str, corpus: Corpus, mem_lens: Sequence[int | None]) -> list[tuple[dict[str, object], Reading]]:
+def readings_of(
+    model: str, corpus: Corpus, mem_lens: Sequence[int | None], temperatures: Sequence[str]
+) -> list[tuple[dict[str, object], Reading]]:
     """What a model says of a corpus, with what it is, by what it reads alone and by its memory."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for unit, numbers in corpus.units().items():
             for memory in mem_lens:
                 start, spent = time.perf_counter(), processor_seconds_of_commands()
-                reading = read(model, corpus, numbers, memory, Path(folder))
+                reading = read(model, corpus, numbers, memory, Path(folder), temperatures)
                 about: dict[str, object] = {
                     "model": Path(model).name,
                     "memory": AS_TRAINED if memory is None else memory,
@@ -480,7 +491,11 @@ def readings_of(model: str, corpus: Corpus, mem_lens: Sequence[int | None]) -> l
 
 
 def score(
-    models: Sequence[str], homes: Mapping[str, Path], out: Path, mem_lens: Sequence[int | None] = (None,)
+    models: Sequence[str],
+    homes: Mapping[str, Path],
+    out: Path,
+    mem_lens: Sequence[int | None] = (None,),
+    temperatures: Sequence[str] = (),
 ) -> dict:
     """Scores models on corpora, saves the results of each corpus at once and returns all that `out` has.
 
@@ -489,13 +504,14 @@ def score(
     result = json.loads(out.read_text()) if out.exists() else {}
     for name, home in homes.items():
         corpus = CORPORA[name](home)
-        readings = [each for model in models for each in readings_of(model, corpus, mem_lens)]
+        readings = [each for model in models for each in readings_of(model, corpus, mem_lens, temperatures)]
         if name == "Natural Stories":
             readings.append(({"model": GPT3_NAME, "memory": AS_TRAINED, "alone": "story"}, gpt3(home, corpus)))
         rows = rows_of(corpus, readings)
         again = {row["model"] for row in rows}
         rows += [row for row in result.get(name, {"rows": []})["rows"] if row["model"] not in again]
         options = [*(f"-m {model}" for model in models), *(f"--mem-lens {n}" for n in mem_lens if n is not None)]
+        options += [f"--temperatures {each}" for each in temperatures]
         result[name] = rounded(
             {
                 "machine": machine(),
@@ -522,6 +538,7 @@ def main() -> None:
     parser.add_argument("--ucl", type=Path)
     parser.add_argument("-m", "--model", action="append")
     parser.add_argument("--mem-lens", type=int, nargs="+", default=[None], help="default: as trained")
+    parser.add_argument("--temperatures", nargs="+", default=[], help="also bits at these temperatures, such as 2")
     parser.add_argument("--baseline", choices=BASELINES, default=BASELINES[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "reading.json")
     parser.add_argument("--table", type=Path)
@@ -533,7 +550,7 @@ def main() -> None:
     homes = {name: home for name, home in homes.items() if home is not None}
     if not homes:
         parser.error("name the folder of Natural Stories, or the files of another corpus")
-    found = score(options.model or ["books"], homes, options.out, options.mem_lens)
+    found = score(options.model or ["books"], homes, options.out, options.mem_lens, options.temperatures)
     print(table(found, options.baseline))
 
 

@@ -53,8 +53,8 @@ for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
     ],
 )
 def test_settings_are_listed_as_keywords(function, section):
-    """Numbers of steps and hash rounds, the largest distance and the number type of weights are those of `load`."""
-    of_load = {"n_steps", "n_hashes", "clamp_len", "weight_dtype"}
+    """Numbers of steps, hash rounds and sinks, the largest distance and the number type of weights are those of `load`."""
+    of_load = {"n_steps", "n_hashes", "n_sinks", "clamp_len", "weight_dtype"}
     listed = inspect.signature(function).parameters
     assert set(section.model_fields) - of_load <= set(listed)
     assert not of_load & set(listed)
@@ -348,7 +348,7 @@ def test_train_evaluate_and_load_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text(TEXT * 100)
     settings = {"train": {"max_steps": 3}, "text": {"tokenizer": "bytes"}, "runtime": {"threads": 1}}
-    events = list(xlcli.train("corpus.txt", "models/mine", preset="tiny", settings=settings))
+    events = list(xlcli.train_events("corpus.txt", "models/mine", preset="tiny", settings=settings))
     assert [event.step for event in events if isinstance(event, Step)] == [1, 2, 3]
     assert isinstance(events[-1], Trained)
     mine = xlcli.load("mine")
@@ -359,10 +359,11 @@ def test_train_evaluate_and_load_by_name(tmp_path, monkeypatch):
     (both,) = (e for e in xlcli.evaluate(mine, paths, limit=300) if isinstance(e, Score))
     assert both.bytes == 300
     with pytest.raises(xlcli.ConfigError, match="holds"):
-        list(xlcli.train(["corpus.txt"], tmp_path / "models" / "mine"))
+        list(xlcli.train_events(["corpus.txt"], tmp_path / "models" / "mine"))
+    held_out = {"text": {"valid": "./corpus.txt"}}
     with pytest.raises(xlcli.DataError, match=r"corpus.txt can .* leave out valid and test:"):
-        list(xlcli.train("corpus.txt", "m", preset="tiny", settings=settings | {"text": {"valid": "./corpus.txt"}}))
-    events = list(xlcli.resume("corpus.txt", "models/mine", settings={"train": {"max_steps": 5}}))
+        list(xlcli.train_events("corpus.txt", "m", preset="tiny", settings=settings | held_out))
+    events = list(xlcli.resume_events("corpus.txt", "models/mine", settings={"train": {"max_steps": 5}}))
     assert [event.step for event in events if isinstance(event, Step)] == [4, 5]
     with pytest.raises(xlcli.StateError, match="model"):
         mine.score("x", state=xlcli.load("books").read("x"))
@@ -372,15 +373,39 @@ def test_training_starts_from_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text(TEXT * 100)
     settings = {"train": {"max_steps": 2}, "runtime": {"threads": 1}}
-    list(xlcli.train("corpus.txt", "models/one", preset="tiny", settings=settings | {"text": {"tokenizer": "bytes"}}))
+    by_byte = settings | {"text": {"tokenizer": "bytes"}}
+    one = xlcli.train("corpus.txt", "models/one", preset="tiny", settings=by_byte)
+    assert (one.loaded.name, one.loaded.record["steps"], one.loaded.record["finished"]) == ("one", 2, True)
+    assert xlcli.resume("corpus.txt", "models/one", settings={"train": {"max_steps": 3}}).loaded.record["steps"] == 3
     for init in ("one", tmp_path / "models" / "one"):
-        events = list(xlcli.train("corpus.txt", "models/two", init=init, settings=settings, overwrite=True))
+        events = list(xlcli.train_events("corpus.txt", "models/two", init=init, settings=settings, overwrite=True))
         assert next(event.step for event in events if isinstance(event, Validation)) == 0
         assert xlcli.load("two").loaded.record["init"]["model"] == "one"
     with pytest.raises(xlcli.ConfigError, match=r"model\.dim\b.*\b64\b"):
-        xlcli.train("corpus.txt", "models/three", init="one", settings={"model": {"dim": 32}})
+        xlcli.train_events("corpus.txt", "models/three", init="one", settings={"model": {"dim": 32}})
     with pytest.raises(xlcli.CheckpointError, match="these"):
-        xlcli.train("corpus.txt", "models/three", init="none of these")
+        xlcli.train_events("corpus.txt", "models/three", init="none of these")
+
+
+def test_arguments_of_other_types_are_errors_of_the_project(tmp_path):
+    text = tmp_path / "t.txt"
+    text.write_text(TEXT)
+    with text.open() as opened:
+        for wrong in (3, b"x", {"a": 1}.items(), [None], opened):
+            for call in (
+                lambda wrong=wrong: xlcli.load(wrong),
+                lambda wrong=wrong: xlcli.train(wrong, tmp_path / "m", preset="tiny"),
+                lambda wrong=wrong: xlcli.train(text, wrong, preset="tiny"),
+                lambda wrong=wrong: xlcli.train(text, tmp_path / "m", init=wrong),
+                lambda wrong=wrong: xlcli.train(text, tmp_path / "m", preset=wrong),
+                lambda wrong=wrong: xlcli.train(text, tmp_path / "m", init="books", settings=wrong),
+                lambda wrong=wrong: xlcli.train(text, tmp_path / "m", init="books", settings={"train": wrong}),
+                lambda wrong=wrong: xlcli.resume(text, tmp_path / "m", settings={"runtime": wrong}),
+            ):
+                with pytest.raises(xlcli.ConfigError) as caught:
+                    call()
+                assert caught.value.remedy
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize("mem_len", [-1, 1.5, "x"])
@@ -403,7 +428,7 @@ def test_errors_name_settings_as_keywords(books, tmp_path):
         lambda: list(xlcli.evaluate(books, tmp_path / "latin.txt")),
         lambda: list(xlcli.evaluate(books, mem_len=5, stride=4)),
         lambda: books.load_state(Path(tmp_path / "latin.txt")),
-        lambda: list(xlcli.train(tmp_path / "latin.txt", tmp_path / "m", preset="tiny", init="books")),
+        lambda: list(xlcli.train_events(tmp_path / "latin.txt", tmp_path / "m", preset="tiny", init="books")),
     ):
         with pytest.raises(xlcli.XLError) as caught:
             call()
@@ -469,11 +494,36 @@ def test_settings_of_a_resumed_run_are_read_from_text(tmp_path):
     text.write_text(TEXT * 20)
     small = {"model": {"dim": 16, "n_layers": 1}, "text": {"tokenizer": "bytes"}}
     budget = {"max_steps": 2, "max_time": 100.0, "segment_len": 16, "mem_len": 16, "batch_size": 2}
-    list(xlcli.train(text, folder, settings={**small, "train": budget}, preset="tiny"))
-    list(xlcli.resume(text, folder, settings={"train": {"max_steps": "2"}}))
+    list(xlcli.train_events(text, folder, settings={**small, "train": budget}, preset="tiny"))
+    list(xlcli.resume_events(text, folder, settings={"train": {"max_steps": "2"}}))
     assert json.loads((folder / "config.json").read_text())["train"]["max_time"] == 100.0
     text.write_text("other " + TEXT * 20)
     with pytest.raises(xlcli.CheckpointError):
-        list(xlcli.resume(text, folder))
+        list(xlcli.resume_events(text, folder))
     with pytest.raises(xlcli.ConfigError, match="nproc"):
-        list(xlcli.resume(text, folder, settings={"runtime": {"nproc": 2}}))
+        list(xlcli.resume_events(text, folder, settings={"runtime": {"nproc": 2}}))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.score("a", state="x.state"),
+        lambda model: model.read("a", state=3),
+        lambda model: model.save_state("a", "b"),
+        lambda model: list(xlcli.stream(model, 5)),
+        lambda model: list(xlcli.stream("books", "a")),
+        lambda model: list(xlcli.stream(model, "a", state=5)),
+        lambda model: list(xlcli.generate_prompts(model, "abc")),
+        lambda model: list(xlcli.evaluate(model, 5)),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_with_a_remedy(books, call):
+    with pytest.raises(xlcli.ConfigError) as caught:
+        call(books)
+    assert caught.value.remedy
+
+
+def test_a_workflow_that_is_no_method_is_named(books):
+    with pytest.raises(AttributeError, match=r"xlcli\.stream\("):
+        books.stream("a")
+    assert not hasattr(books, "other")

@@ -105,6 +105,15 @@ def test_layers_of_tokens_and_words_from_the_blocks(kind, tmp_path):
     assert len(words) == len(text.split())
 
 
+def test_length_is_the_number_of_characters_and_that_of_the_word_before_is_beside_it(tmp_path):
+    (tmp_path / "t").write_text("Größe, the dog's 界界 end\n")
+    words = words_of(toy("sentencepiece"), [tmp_path / "t"], columns="length,previous=1")
+    lengths = [word.columns["length"] for word in words]
+    assert lengths == [len(word.word) for word in words]
+    assert lengths[:3] == [6, 3, 5]
+    assert [word.columns["previous_1_length"] for word in words] == [None, *lengths[:-1]]
+
+
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
 @pytest.mark.parametrize("temperature", [0.25, 2, 7.5])
 def test_bits_at_a_temperature_from_logits(kind, temperature, tmp_path):

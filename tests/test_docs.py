@@ -17,7 +17,7 @@ from xlcli.cli import options
 from xlcli.cli.app import load
 from xlcli.cli.options import SECTIONS, settings_of
 from xlcli.cli.usage import variable
-from xlcli.config.inference import Columns
+from xlcli.config.columns import Columns
 from xlcli.events import WordScore
 
 SOURCE = Path(__file__).parents[1]
@@ -65,6 +65,7 @@ def test_every_option_in_a_sentence_exists():
     scripts = [*(SOURCE / "benchmarks").glob("*.*"), *(SOURCE / "tests").rglob("*.py"), SOURCE / "xlcli/lm_eval.py"]
     known |= {name for path in scripts for name in re.findall(r"(?<![\w-])--[a-z-]+", path.read_text())}
     known |= {"--durations", "--since", "--signal", "--log-dir", "--redirects"}  # pytest, journalctl, sbatch, torchrun
+    known |= {"--extra-index-url", "--torch-backend", "--platform", "--depth"}  # pip, uv, mypy, git
     others = ("hf ", "gguf-new-metadata ", "systemctl ", "torchrun ", "tensorboard ", ".py ")
     for path in pages():
         if path.name != "CHANGELOG.md":  # options as they were
@@ -89,9 +90,11 @@ def test_the_page_of_settings_is_up_to_date():
 
 def test_version_is_the_same_everywhere():
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-    newest = re.search(r"^## (\S+)", (SOURCE / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == project["version"] == xlcli.__version__
+    changes = re.findall(r"^## (.+)", (SOURCE / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = dict(re.findall(r"^([a-z-]+): (\S+)$", (SOURCE / "CITATION.cff").read_text(), re.MULTILINE))
+    assert changes[0] == "Unreleased"
+    assert changes[1] == f"{cited['version']} ({cited['date-released']})"
+    assert cited["version"] == project["version"] == xlcli.__version__
 
 
 def test_public_names_resolve_and_nothing_else_does():
@@ -150,6 +153,15 @@ def test_links_between_pages_lead_somewhere():
 def test_the_readme_names_every_page():
     targets = {(SOURCE / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", README) if "://" not in target}
     assert [path.name for path in (SOURCE / "docs").rglob("*.md") if path not in targets] == []
+
+
+def test_the_site_shows_every_page_once_and_ends_at_a_broken_link():
+    settings = (SOURCE / "mkdocs.yml").read_text()
+    shown = re.findall(r"^ +- (\S+\.md)$", settings, re.MULTILINE)
+    assert sorted(shown) == sorted(path.relative_to(SOURCE).as_posix() for path in (*pages(), *LOG))
+    assert shown[0] == "README.md"
+    assert "\nstrict: true\n" in settings
+    assert {"omitted_files: warn", "anchors: warn"} <= {line.strip() for line in settings.splitlines()}
 
 
 def test_layers_of_the_architecture_are_those_of_the_linter_and_of_the_package():
@@ -222,3 +234,45 @@ def test_words_page_has_every_column():
     known = set(re.findall(r"`(\w+)", " ".join(row.split("|")[1] for row in rows)))
     own = {field.name for field in dataclasses.fields(WordScore)} - {"columns"}
     assert own | set(Columns._fields) <= known
+
+
+def run_script(page, heading, folder):
+    """Runs the Python script below a heading of a page in a folder."""
+    text = (SOURCE / "docs" / page).read_text().partition(f"# {heading}\n")[2]
+    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True)
+
+
+def test_results_of_pcibex_become_items_and_times(tmp_path):
+    """The lines are as PCIbex Farm writes them: names of columns in comments, in which a part of them changes."""
+    trial = "1764000130,ab12,PennController,1,0,trial,NULL"
+    word = (
+        f"{trial},Controller-DashedSentence,DashedSentence,{{}},{{}},1764000130616,{{}},false,Well%2C it ran.,3,{{}},x"
+    )
+    lines = ["#", "# Results on Tuesday November 24 2026 14:02:10 UTC", "# Columns below this comment are as follows:"]
+    names = "Results reception time,MD5 hash of participant's IP address,Controller name,Order number of item"
+    names += ",Inner element number,Label,Latin Square Group,PennElementType,PennElementName,Parameter,Value,EventTime"
+    lines += [f"# {number}. {name}." for number, name in enumerate(f"{names},item,condition,Comments".split(","), 1)]
+    lines.append(f"{trial},PennController,1,_Trial_,Start,1764000130490,3,old,NULL")
+    more = ["Reading time", "Newline?", "Sentence (or sentence MD5)", "item", "condition", "Comments"]
+    lines += [f"# {number}. {name}." for number, name in enumerate(more, 13)]
+    lines += [
+        word.format(1, "Well%2C", 301, "old"),
+        word.format(2, "it", 302, "old"),
+        word.format(3, "ran.", 303, "old"),
+    ]
+    (tmp_path / "results.csv").write_text("\n".join(lines) + "\n")
+    run_script("words.md", "From a results file of PCIbex", tmp_path)
+    assert (tmp_path / "items.tsv").read_text() == "item\tcondition\tsentence\n3\told\tWell, it ran.\n"
+    times = [line.split("\t") for line in (tmp_path / "times.tsv").read_text().splitlines()]
+    assert times[0] == ["item", "condition", "number", "subject", "rt"]
+    assert times[1:] == [["3", "old", str(n), "1764000130ab12", str(300 + n)] for n in (1, 2, 3)]
+
+
+def test_text_of_tei_is_without_header_and_notes(tmp_path):
+    header = "<teiHeader><fileDesc><titleStmt><title>T</title></titleStmt></fileDesc></teiHeader>"
+    body = "<head>I. <hi>Down</hi></head><p>The\n   dog<note><p>A note.</p></note> ran.<pb/></p><lg><l>A rose</l></lg>"
+    text = f"<text><front><p>Front</p></front><body><div>{body}</div></body></text>"
+    (tmp_path / "novel.xml").write_text(f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
+    run_script("start.md", "A text in XML or TEI", tmp_path)
+    assert (tmp_path / "novel.txt").read_text() == "I. Down\nThe dog ran.\nA rose\n"

@@ -53,6 +53,7 @@ def test_each_document_is_the_sum_of_its_tokens(kind, write, options, tmp_path):
         bits = math.fsum(token.bits for token in inside)
         assert (document.bytes, document.tokens) == (len(text), len(inside))
         assert document.words == len(text.split()) + text.count(b"\n")
+        assert document.characters == len(text.decode())
         assert document.bits == pytest.approx(bits, abs=1e-9)
         assert document.bits_per_byte == pytest.approx(bits / len(text), abs=1e-9)
         assert document.word_perplexity == pytest.approx(2 ** (bits / document.words), rel=1e-9)
@@ -90,6 +91,22 @@ def test_rows_without_text_keep_their_numbers(tmp_path):
     events = [*evaluate(toy(), [path], EvalConfig(text_field="text"), RUNTIME, documents=True)]
     assert [document.document for document in only(events, DocumentScore)] == [1, 3]
     assert [row.fields["n"] for row in only(events, Row)] == ["1", "3"]
+
+
+def test_more_documents_than_a_table_shows_are_reported_unless_they_are_listed(tmp_path):
+    paths = rows_in(tmp_path, TEXTS[:1] * 21)
+    for options, lists, is_told in (({}, {}, True), ({}, {"documents": True}, False), ({"each_line": True}, {}, False)):
+        events = [*evaluate(toy(), paths, EvalConfig(**options), RUNTIME, **lists)]
+        assert (
+            any("21 documents" in event.text and "--documents" in event.text for event in only(events, Notice))
+            == is_told
+        )
+
+
+def test_characters_are_not_bytes_and_none_without_utf8(tmp_path):
+    paths = files_in(tmp_path, ["“Zürich”\n".encode(), b"caf\xe9\n"])
+    found = only(evaluate(toy("bytes"), paths, EvalConfig(), RUNTIME, documents=True), DocumentScore)
+    assert [(each.bytes, each.characters) for each in found] == [(14, 9), (5, None)]
 
 
 @pytest.mark.parametrize("n", [1, 2, 20, 21])

@@ -134,6 +134,22 @@ def test_regions_sum_to_the_words_of_their_numbers(tmp_path):
     assert "1 of 4 rows have no region (row 4 is the first)" in [event.text for event in only(events, Notice)]
 
 
+def test_columns_of_a_region_are_sums_or_those_of_its_first_or_last_word(tmp_path):
+    (tmp_path / "counts.txt").write_text("the fox and the dog\n")
+    asked = f"length,last,next_entropy,entropy_reduction,temperature=2,layers,rank,frequency={tmp_path / 'counts.txt'}"
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    events = events_of(toy("sentencepiece"), path, region_mark="*", columns=asked)
+    words, sums = only(events, WordScore), ("length", "entropy_reduction", "temperature_2", "layer_1", "frequency")
+    for region in only(events, RegionScore):
+        inside = [w for w in words if (w.document, w.columns["region"]) == (region.document, region.region)]
+        assert region.naive_bits == pytest.approx(math.fsum(w.naive_bits for w in inside), abs=1e-9)
+        assert region.token_entropy == inside[0].token_entropy
+        expected = {name: pytest.approx(math.fsum(w.columns[name] for w in inside), abs=1e-9) for name in sums}
+        expected |= {name: inside[-1].columns[name] for name in ("last", "next_entropy")}
+        assert region.columns == expected | {"rank": inside[0].columns["rank"]}
+        assert region.columns["length"] == len(region.text.replace(" ", ""))
+
+
 def test_each_region_comes_after_its_row_and_before_the_next(tmp_path):
     events = events_of(toy(), write(tmp_path / "rows.jsonl", ROWS), region_mark="*")
     row = 0

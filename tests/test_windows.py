@@ -101,6 +101,32 @@ def test_evaluation_streams_and_learning_agree(tmp_path):
         assert adapted.sum().item() == pytest.approx(nats(), abs=1e-6)
 
 
+@pytest.mark.parametrize("variant", [None, "sliding", "linear"])
+def test_a_strict_context_is_exactly_the_tokens_before(variant, tmp_path):
+    """Each token from a new state that reads the five tokens before it, and no others, for any batch."""
+    model = toy(variant=variant)
+    (tmp_path / "text").write_bytes(TEXT)
+    ids, expected = torch.tensor([[10, *TEXT]]), 0.0
+    with torch.inference_mode():
+        for i in range(1, ids.shape[1]):
+            state = model.network.init_state(1, mem_len=0, segment_len=8)
+            logits, _ = model.network.logits(ids[:, max(0, i - 5) : i], state)
+            expected -= logits[0].log_softmax(-1)[ids[0, i]].item()
+    for batch in (1, 7, None):
+        options = validate(EvalConfig, {"context": 5, "batch_size": batch})
+        events = list(evaluate(model, [tmp_path / "text"], options, RUNTIME))
+        [score] = only(events, Score)
+        assert score.nats == pytest.approx(expected, abs=1e-9)
+        assert not [event for event in events if isinstance(event, Notice) and "window" in event.text]
+
+
+@pytest.mark.parametrize("other", [{"mem_len": 0}, {"segment_len": 5}, {"stride": 1}, {"sweep_mem_len": (1, 2)},
+                                   {"span": "growing"}, {"adapt": True}, {"context_cache": 9}])  # fmt: skip
+def test_a_strict_context_is_refused_beside_another_one(other):
+    with pytest.raises(ConfigError, match="context"):
+        validate(EvalConfig, {"context": 5} | other)
+
+
 def test_one_notice_says_that_a_long_text_is_read_in_windows(tmp_path):
     model = toy(variant="sliding", mem_len=0)
     for text, n in ((TEXT[:WINDOW], 0), (TEXT, 1)):

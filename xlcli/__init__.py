@@ -30,9 +30,11 @@ _MODULES = {
     "list_presets": "xlcli.presets",
     "load": "xlcli.api",
     "read_toml": "xlcli.config",
-    "resume": "xlcli.api.runs",
+    "resume": "xlcli.api",
+    "resume_events": "xlcli.api.runs",
     "stream": "xlcli.api",
-    "train": "xlcli.api.runs",
+    "train": "xlcli.api",
+    "train_events": "xlcli.api.runs",
 }
 """Module of each public name."""
 

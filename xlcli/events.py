@@ -130,7 +130,8 @@ class Plan(Event):
 class Step(Event):
     """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
 
-    `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process.
+    `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process, and
+    `last_step` the step at which it is then spent.
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
     """
 
@@ -144,6 +145,7 @@ class Step(Event):
     tokens_per_second: float
     fraction: float
     eta_seconds: float
+    last_step: int
     mean_steps: float | None = None
 
 
@@ -277,7 +279,8 @@ class RegionScore(Event):
     """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text.
 
     `region` and `number` are the numbers of the region and of its first word in the text, from 1. `next_bits` are those
-    of the word after it, `next_two_bits` those of the two words after it, None at the end of the text.
+    of the word after it, `next_two_bits` of the two after it, None at the end. `bits` and `tokens` are sums,
+    `token_entropy` is that of the first word, and `columns` are as `xlcli.evaluation.regions` says.
     """
 
     document: int
@@ -287,17 +290,21 @@ class RegionScore(Event):
     text: str
     words: int
     bits: float
+    naive_bits: float
+    token_entropy: float
     tokens: int
     next_bits: float | None
     next_two_bits: float | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentScore(Event):
-    """A document, scored alone or after others. `words` and `word_perplexity` are None if it is not UTF-8."""
+    """A document, scored alone or after others. `characters`, `words`, `word_perplexity`: None if it is not UTF-8."""
 
     document: int
     bytes: int
+    characters: int | None
     words: int | None
     tokens: int
     bits: float
@@ -558,6 +565,8 @@ class RecordScore(LineScore):
 class StreamStats(Event):
     """Totals of a stream so far. `shown` is the number of lines or tokens selected, None if all are.
 
+    `records` are the rows and events of the text, whose `lines` are those of their texts; 0 if it is plain.
+
     `seconds`, `lines_per_second` and `crlf` are of this process, with its waits for input; `tokens_per_second` is the
     speed of the model.
     """
@@ -575,6 +584,7 @@ class StreamStats(Event):
     final: bool
     shown: int | None = None
     crlf: int = 0
+    records: int = 0
 
 
 # Generation

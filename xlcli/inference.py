@@ -37,6 +37,8 @@ MAX_ROWS_BYTES = 2**29  # maximum size of their memory tensors
 COMPILING = "compiling the kernels of {}, once on this machine: 10 to 40 seconds of processor time"
 NOT_KEPT = "the compiled kernels of {} cannot be kept, so each run compiles them again: {}"
 
+Scored = tuple[NDArray[np.float64], NDArray[np.float64] | None]
+"""Surprisal (t) in nats, and features (t f) if something is read out."""
 SaveState = Callable[[SessionState], None]
 """Function that writes a session. It must not keep the value: the session may overwrite its memory in place later."""
 
@@ -114,9 +116,7 @@ class InferenceSession:
         state = scorer.init_state(1, **reading.init_arguments)
         return cls(model, runtime, options, scorer, state, [model.tokenizer.start_id])
 
-    def score(
-        self, ids: NDArray[np.integer], readout: Readout | None = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    def score(self, ids: NDArray[np.integer], readout: Readout | None = None) -> Scored:
         """Surprisal (t) in nats of the next tokens `ids` (t, at least one) of one row, and features (t f) if read out.
 
         Raises:
@@ -126,11 +126,26 @@ class InferenceSession:
         with torch.inference_mode(), self.runtime.autocast():
             out = self.scorer.score(tokens, targets, self.state, readout=readout)
         self.state = out.state
-        surprisal: NDArray[np.float64] = out.nll[0].double().cpu().numpy()
+        return self._as_arrays(out.nll, out.readout)
+
+    def score_each(self, texts: Sequence[NDArray[np.integer]], readout: Readout | None = None) -> list[Scored]:
+        """What `reset` and `score` give for each text of a session that is frozen, in one call of the model.
+
+        The session is then as after `reset`. Raises the errors of `score`.
+        """
+        assert isinstance(self.scorer, FrozenModel)
+        self.reset()
+        tokens = [torch.tensor(ids.tolist(), device=self.runtime.device) for ids in texts]
+        with torch.inference_mode(), self.runtime.autocast():
+            scores = self.scorer.score_each(tokens, self.last_tokens[0], readout=readout)
+        return [self._as_arrays(nats, features) for nats, features in scores]
+
+    def _as_arrays(self, nats: Tensor, features: Tensor | None) -> Scored:
+        """Surprisal (1 t) and features (1 t f) of the one row."""
+        surprisal: NDArray[np.float64] = nats[0].double().cpu().numpy()
         if not np.isfinite(surprisal).all():
             raise not_finite(self.model.name, self.options)
-        features = None if out.readout is None else out.readout[0].double().cpu().numpy()
-        return surprisal, features
+        return surprisal, None if features is None else features[0].double().cpu().numpy()
 
     def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
         """Reads `ids` (t, may be empty), until `stop`; returns the number read. One row only."""
@@ -294,7 +309,7 @@ def check_memory(
 
 def window_notice(span: Span | ContextSettings, options: InferenceConfig, n_tokens: int) -> list[Notice]:
     """Notice that a text of `n_tokens` is read in overlapping windows, if it is, and no option asks for them."""
-    if span.stride is None or options.stride is not None or n_tokens <= span.segment_len:
+    if span.stride is None or options.asks_for_windows or n_tokens <= span.segment_len:
         return []
     windows = f"overlapping windows of {span.segment_len:,} tokens, which begin every {span.stride:,} tokens"
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]

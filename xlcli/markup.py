@@ -36,9 +36,9 @@ BINS, BINS_PER_OCTAVE = 62, 8
 """Number of bins of words by bits, the last one from 200 bits on, and of bins in which 1 + bits doubles."""
 
 _WITHOUT_BLANKS = re.compile(
-    rb"\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f]|\xe1\x82[\x80-\x9f]|\xea\xa7[\xa0-\xbf]|\xea\xa9[\xa0-\xbf]"
+    rb"(?:\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f])[\x80-\xbf]|\xe1\x82[\x80-\x9f]|\xea[\xa7\xa9][\xa0-\xbf]"
 )
-"""First bytes in UTF-8 of a letter of Thai, Lao, Tibetan, Burmese or Khmer. Chinese characters are words anyway."""
+"""Bytes in UTF-8 of a letter of Thai, Lao, Tibetan, Burmese or Khmer. Chinese characters are words anyway."""
 
 
 class Part(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from programs import TEXT, command, environment
 
@@ -121,6 +121,8 @@ def by_bytes(data, bits=1.0):
     return [(data[at : at + 1], bits) for at in range(len(data))]
 
 
+THAI_TO_KHMER = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f]")
+
 texts = st.one_of(
     st.binary(max_size=60),
     st.lists(
@@ -141,6 +143,7 @@ def test_the_text_of_the_page_is_the_text_given(data, sizes, bits):
         at += size
     parsed = Parsed(make(tokens))
     assert parsed.text == Visible().feed(data, final=True)
+    assume(not THAI_TO_KHMER.search(data.decode(errors="ignore")))  # these are colored by token, not by word
     for word, given_word in zip(parsed.words, re.findall(rb"\S+", data), strict=True):
         assert word.text.startswith(Visible().feed(given_word, final=True))
 
@@ -343,6 +346,7 @@ def test_eval_writes_a_page(run, model, text):
     assert sum(word.bits for word in parsed.words) == pytest.approx(bits, rel=0.25)
     assert parsed.texts["dd"].startswith(f"{score['bits_per_byte']:.4f}")
     assert "Loss by context" in parsed.texts["h2"]
+    assert parsed.texts["h1"] == "in.txt"  # without its folder
     assert run("eval", text, "--html", "page.html", "--per-token", "tokens.jsonl", "-q").err == ""
     assert len(Path("tokens.jsonl").read_text().splitlines()) == score["tokens"]
 

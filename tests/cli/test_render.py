@@ -18,7 +18,7 @@ from xlcli.events import ContextBin, Notice, PairShare, Plan, Progress, Score, S
 
 STEP = Step(
     step=7, tokens=100, seconds=1.0, nats=1.5, bits_per_byte=2.164, lr=0.01, grad_norm=1.0, tokens_per_second=12345.0,
-    fraction=0.25, eta_seconds=201.0,
+    fraction=0.25, eta_seconds=201.0, last_step=28,
 )  # fmt: skip
 SCORE = Score(
     model="m", position="xl", attention="full", parameters=20_000, file="f", bytes=10, chars=None, words=None,
@@ -167,7 +167,7 @@ def test_mean_steps_are_shown_for_adaptive_computation_time():
 def test_a_narrow_line_keeps_what_matters_most():
     history = [3.0 - 0.01 * i for i in range(60)]
     line = step_line(STEP, history)
-    whole = "step 7  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
+    whole = "step 7/28  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
     assert line == f"{whole}  {sparkline(history)}"
     assert step_line(STEP) == whole
     assert len(step_line(dataclasses.replace(STEP, step=123456), history)) < 80
@@ -193,7 +193,7 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
         now += 0.1
     lines = capsys.readouterr().err.splitlines()
     assert 3 <= len(lines) <= 4
-    assert lines[0] == "step 7  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
+    assert lines[0] == "step 7/28  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
     now += 100
     made.progress(Progress("reading", 5, 10, "B", 2.0))
     assert capsys.readouterr().err == "reading  50 %  5 bytes of 10 bytes  2 bytes/s  2.5 s left\n"

@@ -102,7 +102,7 @@ def row(step, bits):
 
 def event(step, bits):
     """The event of this row."""
-    return Step(step, 16 * step, float(step), 1.0, bits, 0.1, 1.0, 100.0, 0.1, 1.0)
+    return Step(step, 16 * step, float(step), 1.0, bits, 0.1, 1.0, 100.0, 0.1, 1.0, last_step=9)
 
 
 @pytest.mark.parametrize("last", [3, 6])

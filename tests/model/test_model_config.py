@@ -97,6 +97,8 @@ def test_inference_settings_change_nothing_else():
 @pytest.mark.parametrize(("shape", "settings", "said"), [
     (model(FULL), {"n_steps": 2}, "universal"),
     (model(FULL, LINEAR), {"n_hashes": 2}, "LSH"),
+    (model(FULL), {"n_sinks": 4}, "rotary"),
+    (model(FULL, position={"kind": "rope"}), {"n_sinks": 4}, "clamp_len"),
 ])  # fmt: skip
 def test_inference_settings_that_do_not_apply_are_refused(shape, settings, said):
     with pytest.raises(ConfigError, match=said):

@@ -68,6 +68,16 @@ def test_the_first_tokens_change_all_predictions_and_the_next_ones_do_not():
     assert model.receptive_field(0) == 0
 
 
+@pytest.mark.parametrize("n_sinks", [0, 1, 5])
+def test_their_number_may_be_another_one_at_inference(n_sinks):
+    """Results are those of a model that was made with this number, and the weights are the same."""
+    wanted = table(NAME)
+    trained = config.make({"model": wanted}).model
+    made = config.make({"model": wanted | {"position": wanted["position"] | {"n_sinks": n_sinks}}}).model
+    assert trained.for_inference(n_sinks=n_sinks) == made
+    assert trained.for_inference(n_sinks=SINKS) == trained
+
+
 GROUPED = {"attention": {"n_heads": 4, "n_kv_heads": 2, "qk_norm": True}, "dim": 16}
 
 

@@ -138,6 +138,22 @@ def test_a_missing_column_is_refused_with_the_names_of_the_others() -> None:
         assert "id, text, note" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("row", "is_data"),
+    [
+        ("1619973769,313362cc8a2f,PennController,1,0,trial,NULL,DashedSentence,1,The,319,false,The dog barked.", True),
+        ("s01,match,2026-11-28 14:02,The dog barked.", True), ("s01,match,-1.5,The dog barked.", True),
+        ("s01,NA,The dog barked.", True), ("item,condition,rt2,sentence", False),
+        ("Reading time (ms),2nd sentence,T1,", False), (",item,sentence", False),
+    ],
+)  # fmt: skip
+def test_a_first_row_of_data_is_refused_as_such(row: str, is_data: bool) -> None:
+    with pytest.raises(DataError, match="line 1 of x") as caught:
+        read([f"{row}\n{row}\n".encode()], "text")
+    n_columns = row.count(",") + 1
+    assert ("data" in str(caught.value)) == is_data == (f"each of its {n_columns} columns" in caught.value.remedy)
+
+
 def test_nul_bytes_are_text() -> None:
     assert read([b"id,text\na\0,b\0\n"], "text") == [(b"b\0\n", {"id": "a\0"})]
 

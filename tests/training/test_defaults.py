@@ -79,6 +79,17 @@ def test_rates_that_the_model_does_not_have_are_those_of_a_new_one():
     assert adapt({"optimizer": "adamw"}, 1).lr == pytest.approx(0.3 * 2e-3)
 
 
+def test_an_imported_model_keeps_what_it_knows():
+    """Rates are low and do not follow the text, also in a run from a model that began with an imported one."""
+    about = {"imported": {"format": "gguf"}}
+    for record in (about, {"init": {"model": "m", "weights": "0" * 64} | about}):
+        for n_tokens in (1, 10**9):
+            made = adapt({"optimizer": "muon"}, n_tokens, record=record)
+            assert (made.lr, made.adam_lr, made.warmup_steps) == (1e-4, 1e-4, 5)
+    assert adapt({"lr": 0.5, "warmup_steps": 0}, 1, record=about).lr == 0.5
+    assert adapt({"warmup_steps": 0}, 1, record=about).warmup_steps == 0
+
+
 def test_rates_in_a_chain_are_those_of_its_first_model():
     origin = {"init": {"model": "books", "weights": "0" * 64}}
     for n_tokens in (1, 10**9):

@@ -1,6 +1,7 @@
 """Runs that start from the weights of a model: their start, their record, their resumption."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -215,6 +216,14 @@ def test_a_dry_run_leaves_nothing(base):
     assert of_kind(events, Plan)[0].parameters == sum(t.numel() for t in weights(load(base).network).values())
     assert not Path("m").exists()
     assert all(notice.level == "info" for notice in of_kind(events, Notice))
+
+
+def test_a_dry_run_says_how_many_steps_fit_into_the_time(base):
+    tree = {"train": {"max_time": 100.0}, "runtime": {"threads": 1}}
+    *_, pace = of_kind(list(begin(base, verse(), "m", tree=tree, dry_run=True)), Notice)
+    n_tokens, seconds, n_steps = re.search(r"([\d,]+) tokens takes (\S+) s: about ([\d,]+) steps", pace.text).groups()
+    assert int(n_tokens) == 64
+    assert float(seconds) * int(n_steps.replace(",", "")) == pytest.approx(100.0, rel=0.1)
 
 
 def _runtime():

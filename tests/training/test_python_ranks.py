@@ -22,9 +22,9 @@ def several():
     validation.SAMPLE_TOKENS = 3
     settings = small(train={"max_steps": 2})
     for events in (
-        xlcli.train("corpus.txt", "first", preset="tiny", settings=settings),
-        xlcli.train("corpus.txt", "second", preset="tiny", settings=settings),
-        xlcli.resume("corpus.txt", "second", settings={"train": {"max_steps": 4}}),
+        xlcli.train_events("corpus.txt", "first", preset="tiny", settings=settings),
+        xlcli.train_events("corpus.txt", "second", preset="tiny", settings=settings),
+        xlcli.resume_events("corpus.txt", "second", settings={"train": {"max_steps": 4}}),
     ):
         found = list(events)
         steps = [(event.step, event.nats) for event in found if isinstance(event, Step)]
@@ -46,9 +46,9 @@ def test_runs_of_two_processes_follow_one_another():
         (event.step, event.nats)
         for settings in ({"train": {"max_steps": 2}}, {"train": {"max_steps": 4}})
         for event in (
-            xlcli.resume("corpus.txt", "alone/m", settings=settings)
+            xlcli.resume_events("corpus.txt", "alone/m", settings=settings)
             if Path("alone/m/config.json").exists()
-            else xlcli.train("corpus.txt", "alone/m", preset="tiny", settings=small(**settings))
+            else xlcli.train_events("corpus.txt", "alone/m", preset="tiny", settings=small(**settings))
         )
         if isinstance(event, Step)
     ]
@@ -63,7 +63,7 @@ def test_a_process_group_of_the_caller_is_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     with pytest.raises(xlcli.ConfigError, match=r"torch\.distributed"):
-        list(xlcli.train(corpus(), "m", preset="tiny", settings=small()))
+        list(xlcli.train_events(corpus(), "m", preset="tiny", settings=small()))
 
 
 def test_after_a_restart_a_new_run_goes_on_unless_it_replaces_another_one():

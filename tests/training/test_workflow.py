@@ -681,6 +681,24 @@ def test_a_time_budget_includes_the_last_validation_and_the_final_score(validati
     assert of_kind(go({"train": {"max_time": 30.0}}, text, "m", resume=True), Step)
 
 
+def test_a_final_score_ends_when_the_time_is_over(clock, monkeypatch):
+    """It is then of the beginning of the text; the run has finished."""
+
+    def slow(model, paths, options, runtime, *, stop):
+        def looks_later():
+            clock.now += 0.3
+            return stop()
+
+        return evaluate(model, paths, options, runtime, stop=looks_later)
+
+    monkeypatch.setattr(validation, "evaluate", slow)
+    texts = {"valid": corpus(text=PROSE * 20, name="valid.txt")}
+    end = go(small(train={"max_steps": 2, "max_time": 4.0}, text=texts), corpus(), "m")[-1]
+    assert not end.stopped
+    assert 0 < end.scored.bytes < end.scored.of_bytes == Path("valid.txt").stat().st_size
+    assert read_record(Path("m"))["finished"]
+
+
 def test_half_of_a_time_budget_is_for_training(clock, monkeypatch):
     spend(monkeypatch, clock, loop, "validation_bits", 8.0)
     events = go(small(train={"max_steps": None, "max_time": 40.0, "eval_every": 8.0}), corpus(), "m")

@@ -1,7 +1,7 @@
 """Python interface: `load` a model, then score, read and continue texts; the four workflows as functions.
 
-`evaluate`, `generate` and `stream`, and `train` in `runs`, are the generators of events behind the commands of the same
-names. Texts are `str`, which is encoded as UTF-8, or `bytes`.
+`train` and `resume` return a model. `evaluate`, `generate` and `stream`, and `train_events` and `resume_events` in
+`runs`, are the generators of events behind the commands. Texts are `str`, which is encoded as UTF-8, or `bytes`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, AnyStr, Literal, TypeVar, overload
 
 from xlcli import evaluation, generation, streaming
 from xlcli.api.progress import ProgressLine
-from xlcli.api.runs import Source, paths
-from xlcli.api.values import TextScore, TextState, resumed, saving
+from xlcli.api.runs import Source, path_of, paths, resume_events, train_events
+from xlcli.api.values import TextScore, TextState, check_state, resumed, saving
 from xlcli.config import (
     BaseConfig,
     EvalConfig,
@@ -30,7 +30,7 @@ from xlcli.config import (
     validate,
 )
 from xlcli.errors import ConfigError
-from xlcli.events import Event, Generated, GeneratedText, Notice, Progress, TokenScore, WordScore
+from xlcli.events import Event, Generated, GeneratedText, Notice, Progress, Step, TokenScore, WordScore
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
 from xlcli.store.discover import find, is_state_file
@@ -41,7 +41,7 @@ from xlcli.text.oddities import Oddities
 Text = str | bytes
 F = TypeVar("F", bound=Callable[..., Any])
 LONGEST_NAME = 255  # bytes of the name of a file
-LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "clamp_len", "weight_dtype"})
+LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "n_sinks", "clamp_len", "weight_dtype"})
 """Settings of `InferenceConfig` that are fixed when a model is loaded."""
 
 
@@ -72,6 +72,11 @@ class Model:
     """Configuration, tokenizer, network (`torch.nn.Module`) and training record."""
     runtime: Runtime
     """Device, number type and threads."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what a model does not have: names the function that has it."""
+        remedy = f": use xlcli.{name}(model, ...)" if name in ("stream", "evaluate", "generate_prompts") else ""
+        raise AttributeError(f"a Model has no {name}{remedy}")
 
     def __repr__(self) -> str:
         return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
@@ -123,7 +128,10 @@ class Model:
 
     def _score(self, text: bytes, state: TextState | None, settings: dict[str, Any], line: ProgressLine) -> TextScore:
         """Score of one text, whose tokens are counted on the line."""
-        lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
+        lines = start = 0
+        if state is not None:
+            check_state(state)
+            lines, start = state.n_lines, state.n_bytes
         tokens: list[TokenScore] = []
 
         def add(token: TokenScore) -> None:
@@ -193,6 +201,7 @@ class Model:
         Raises:
             ConfigError: `path` is another kind of file, such as a text or the weights of a model.
         """
+        check_state(state)
         place = Path(path)
         is_empty = place.is_file() and place.stat().st_size == 0
         if not force and place.exists() and not (is_empty or is_state_file(place)):
@@ -244,7 +253,7 @@ def load(
         raise ConfigError(f"{min(others)} is no setting of load.", "Give it to the call that reads or generates.")
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
     chosen = validate(InferenceConfig, settings)
-    folder = find(None if model is None else os.fspath(model))
+    folder = find(None if model is None else path_of(model, "model"))
     chosen.check_model(read_config(folder).model)  # before the weights, which take time
     loaded = store.load(folder, chosen, device=runtime.device)
     for warning in loaded.warnings:
@@ -259,7 +268,43 @@ def copy_model(
 
     `weights` is the encoding of the weights of the copy; None keeps the present one.
     """
-    store.copy_model(find(os.fspath(model)), Path(folder), weights)
+    store.copy_model(find(path_of(model, "model")), Path(path_of(folder, "folder")), weights)
+
+
+def train(
+    text: Source,
+    folder: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    init: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Model:
+    """Trains a model on `text`, saves it in `folder` and returns it; arguments and errors as of `train_events`.
+
+    With `progress` the latest step is shown, in a terminal or notebook. Warnings are Python warnings (`UserWarning`).
+    """
+    events = train_events(text, folder, settings=settings, preset=preset, init=init, overwrite=overwrite)
+    return _trained(events, folder, progress=progress)
+
+
+def resume(
+    text: Source, folder: str | os.PathLike[str], *, settings: Mapping[str, Any] | None = None, progress: bool = True
+) -> Model:
+    """Continues the run in `folder` and returns its model; arguments as of `resume_events` and `train`."""
+    return _trained(resume_events(text, folder, settings=settings), folder, progress=progress)
+
+
+def _trained(events: Iterable[Event], folder: str | os.PathLike[str], *, progress: bool) -> Model:
+    """Runs to the last of these events, and loads the model in `folder`."""
+    with ProgressLine(0, wanted=progress) as line:
+        for event in events:
+            if isinstance(event, Step):
+                line.show_step(event)
+            elif isinstance(event, Notice) and event.level == "warning":
+                warnings.warn(event.text, stacklevel=3)
+    return load(Path(folder).absolute())
 
 
 @shows(EvalConfig)
@@ -323,6 +368,8 @@ def generate_prompts(
     Yields:
         The samples of each prompt, in the order of the prompts, and notices.
     """
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        raise ConfigError(f"prompts are a list of texts, not {type(prompts).__name__}.", "Pass [prompt].")
     texts, resume = map(encoded, prompts), resumed(state, model.loaded)
     chosen = validate(GenerateConfig, settings)
     return generation.generate_prompts(model.loaded, texts, chosen, model.runtime, seed=seed, resume=resume)
@@ -347,7 +394,10 @@ def stream(
         save: Called every `save_every` seconds and at the end with the state.
         settings: Those of `StreamConfig`.
     """
-    portions = [text] if isinstance(text, str | bytes) else text
+    if not isinstance(model, Model):
+        raise ConfigError(f"a model is no {type(model).__name__}.", "Load it: xlcli.load(name).")
+    is_one = isinstance(text, str | bytes) or not isinstance(text, Iterable)
+    portions = [text] if is_one else text
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 

@@ -6,16 +6,16 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from xlcli.events import Progress, ProgressMeter
+from xlcli.events import Progress, ProgressMeter, Step
 
 FIRST_SECONDS, FIRST_SHARE = 1.0, 0.01  # time and share of the text before which nothing is shown
 
 
 class ProgressLine:
-    """A context that draws on stderr how much of a text is read, if stderr is a terminal or in a notebook.
+    """A context that draws on stderr how far a text or a run is, if stderr is a terminal or in a notebook.
 
     Args:
-        n_bytes: Size of the text.
+        n_bytes: Size of the text; 0 of a run.
         wanted: False draws nothing.
     """
 
@@ -47,6 +47,11 @@ class ProgressLine:
         share, seconds = event.done / event.total, event.done / event.rate
         if share >= FIRST_SHARE and seconds >= FIRST_SECONDS:
             self._draw(f"{100 * share:.0f} % read, {seconds / share - seconds:.0f} s left")
+
+    def show_step(self, step: Step) -> None:
+        """Draws the line of a step of training."""
+        if self._is_drawn:
+            self._draw(f"step {step.step} of about {step.last_step}, {step.bits_per_byte:.3f} bits/byte")
 
     def _draw(self, line: str) -> None:
         """Writes a line over the one before."""

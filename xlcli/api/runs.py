@@ -1,15 +1,15 @@
-"""Training from Python: `train` and `resume`, also as one of the processes that `torchrun` has started."""
+"""Training from Python: events of new and resumed runs, also as one of the processes that `torchrun` has started."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xlcli import training
-from xlcli.config import RuntimeConfig, validate
+from xlcli.config import RuntimeConfig, Tree, validate
 from xlcli.errors import ConfigError
 from xlcli.events import Event
 from xlcli.ranks import join
@@ -20,7 +20,7 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Path of a file or folder, or several paths, read as one text."""
 
 
-def train(
+def train_events(
     text: Source,
     folder: str | os.PathLike[str],
     *,
@@ -31,7 +31,9 @@ def train(
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Trains a model on `text` and saves it in `folder`; see `xlcli.training.train`.
+    """Events of a run that trains a model on `text` and saves it in `folder`; it goes on as they are asked for.
+
+    Raises the same errors as `xlcli.training.train`.
 
     Args:
         text: Training text: files or folders.
@@ -44,30 +46,34 @@ def train(
         dry_run: End with the `Plan`.
         stop: Called between steps; once it returns True, the run is saved and ends.
     """
-    model = None if init in (None, NEW) else find(os.fspath(init))
-    changes = dict(settings or {})
-    configs = configurations(changes, preset, model, or_bundled=init is None)
-    run = partial(training.train, paths(text), Path(folder), configs, init=model, overwrite=overwrite, dry_run=dry_run)
+    if preset is not None and not isinstance(preset, str):
+        raise ConfigError(f"preset is a name, not {type(preset).__name__}.", "xlcli.list_presets() has the names.")
+    start = None if init is None else path_of(init, "init")
+    model = None if start in (None, NEW) else find(start)
+    changes = _tables(settings)
+    configs = configurations(changes, preset, model, or_bundled=start is None)
+    texts, place = paths(text), Path(path_of(folder, "folder"))
+    run = partial(training.train, texts, place, configs, init=model, overwrite=overwrite, dry_run=dry_run)
     return _on_ranks(changes, partial(run, stop=stop))
 
 
-def resume(
+def resume_events(
     text: Source,
     folder: str | os.PathLike[str],
     *,
     settings: Mapping[str, Any] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Continues the run in `folder` from its newest checkpoint; see `xlcli.training.resume`.
+    """Events of the run in `folder` from its newest checkpoint on; errors as of `xlcli.training.resume`.
 
     Args:
         text: Training text of the run.
         folder: Model folder.
         settings: Settings that replace saved ones, such as a new budget.
-        stop: As in `train`.
+        stop: As in `train_events`.
     """
-    changes = dict(settings or {})
-    return _on_ranks(changes, partial(training.resume, paths(text), Path(folder), changes, stop=stop))
+    changes, place = _tables(settings), Path(path_of(folder, "folder"))
+    return _on_ranks(changes, partial(training.resume, paths(text), place, changes, stop=stop))
 
 
 def _on_ranks(settings: Mapping[str, Any], run: Callable[..., Iterator[Event]]) -> Iterator[Event]:
@@ -79,9 +85,30 @@ def _on_ranks(settings: Mapping[str, Any], run: Callable[..., Iterator[Event]]) 
                 f"runtime.nproc is {runtime.nproc}, but here are {ranks.size}.", "Start them with torchrun."
             )
         yield from run(ranks=ranks)
+        ranks.barrier()  # all processes find the finished model
+
+
+def _tables(settings: Mapping[str, Any] | None) -> Tree:
+    """A copy of the settings of a run; `ConfigError` unless they are tables by name."""
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping) or not all(isinstance(table, Mapping) for table in settings.values()):
+        problem = "settings are tables of a configuration file, in a dictionary."
+        raise ConfigError(problem, "Give them as {'train': {'max_steps': 100}}.")
+    return dict(settings)
 
 
 def paths(text: Source) -> list[str]:
-    if isinstance(text, str | os.PathLike):
-        return [os.fspath(text)]
-    return [os.fspath(path) for path in text]
+    is_one = isinstance(text, str | bytes | os.PathLike) or hasattr(text, "read")
+    if is_one or not isinstance(text, Iterable):
+        return [path_of(text, "text")]
+    return [path_of(path, "text") for path in text]
+
+
+def path_of(value: object, argument: str) -> str:
+    """The path, or name of a model, that was given as this argument; `ConfigError` if it is of another type."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return value
+    raise ConfigError(f"{argument} is a str or pathlib.Path, not {type(value).__name__}.", "Pass a path or a name.")

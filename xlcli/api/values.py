@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from xlcli.errors import StateError, plural_noun
+from xlcli.errors import ConfigError, StateError, plural_noun
 from xlcli.events import TokenScore, WordScore
 from xlcli.inference import SaveState
 from xlcli.markup import BACKGROUNDS, BINS, INK, Part, bin_of, by_token, colored, colors
@@ -125,13 +125,22 @@ def resumed(state: TextState | None, model: LoadedModel) -> SessionState | None:
     """A copy of the session of a state, because inference consumes the one it is given.
 
     Raises:
+        ConfigError: It is no state.
         StateError: The state belongs to another model.
     """
     if state is None:
         return None
+    check_state(state)
     if state.fingerprints != model.fingerprints:
         raise StateError(f"the state belongs to a different model, not {model.name}.", "Read the text again.")
     return state.session.fork()
+
+
+def check_state(state: object) -> None:
+    """`ConfigError` for what is no state, such as the name of its file."""
+    if not isinstance(state, TextState):
+        remedy = "Pass what model.read(text) or model.load_state(path) gives."
+        raise ConfigError(f"a state is no {type(state).__name__}.", remedy)
 
 
 def saving(save: Callable[[TextState], None] | None, model: LoadedModel) -> SaveState | None:

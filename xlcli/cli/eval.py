@@ -100,7 +100,7 @@ def outputs_of(call: Call, settings: EvalConfig) -> list[ResultFile]:
     outputs: list[ResultFile] = [kind(path) for kind, path in paths.items() if path is not None]
     names = {output.name for output in outputs}
     lists_words = not names.isdisjoint({"words", "regions"})
-    lists_columns = not names.isdisjoint({"words", "per_token"})
+    lists_columns = not names.isdisjoint({"words", "regions", "per_token"})
     call.require("by", "--pairs A,B", is_given=settings.by_row)
     call.require("columns", "--per-token FILE.jsonl", is_given=lists_columns)
     call.require("split_punctuation", "--words FILE.tsv", is_given=lists_words)

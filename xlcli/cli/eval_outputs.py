@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from xlcli import events
@@ -198,7 +198,8 @@ class _PageSink(Sink):
         if score.word_perplexity is not None:
             perplexities.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
         context = describe_context(self._run.shape, score.mem_len, score.segment_len, score.stride)
-        self._page.save(score.file, score.model, context, perplexities, score.by_context)
+        title = ", ".join(PurePath(name).name for name in score.file.split(", "))
+        self._page.save(title, score.model, context, perplexities, score.by_context)
         screen.say(f"page written to {self._page.path}")
 
 

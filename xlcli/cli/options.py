@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, get_args
 
@@ -69,6 +70,16 @@ def complete_both(incomplete: str) -> list[str]:
     return complete_models(incomplete) + complete_presets(incomplete)
 
 
+def complete_columns(incomplete: str) -> list[str]:
+    """Lists of columns that begin so, with a further one up to its value."""
+    from xlcli.config.columns import KNOWN_COLUMNS
+
+    before, comma, _ = incomplete.rpartition(",")
+    return [before + comma + re.sub("=.*", "=", name) for name in KNOWN_COLUMNS]
+
+
+COMPLETIONS = {"columns": complete_columns, "device": lambda: ["auto", "cpu", "cuda"]}
+"""Functions that list values of settings for a shell, which takes those that begin with what was typed."""
 Model = Annotated[
     list[str] | None,
     option(
@@ -178,7 +189,8 @@ def option_kinds(command: str) -> dict[str, Any]:
         if setting.option is None:
             continue
         kind, about = setting.field.annotation, setting.field.description or ""
-        details = option(setting.option.panel, setting.option.names, about, allow_from_autoenv=False)
+        further = {"allow_from_autoenv": False, "autocompletion": COMPLETIONS.get(name)}
+        details = option(setting.option.panel, setting.option.names, about, **further)
         is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
         if is_switch:
             kinds[name] = Annotated[bool, details]

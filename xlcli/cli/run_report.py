@@ -35,7 +35,8 @@ def progress_line(progress: events.Progress) -> str:
 
 def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
     """A training step in one line, the most important first; `history` is drawn at its end."""
-    line = f"step {step.step}  {100 * step.fraction:.0f} %  {format_duration(step.eta_seconds)} left"
+    done = f"{step.step}/{step.last_step}"
+    line = f"step {done}  {100 * step.fraction:.0f} %  {format_duration(step.eta_seconds)} left"
     line += f"  {step.bits_per_byte:.3f} bits/byte  {compact_number(step.tokens_per_second)} tokens/s"
     if step.mean_steps is not None:
         line += f"  {step.mean_steps:.2f} steps/token"

@@ -81,6 +81,8 @@ def rounding(weight_dtype: str, memory_dtype: str) -> str:
 
 def describe_context(model: ModelConfig, mem_len: int, segment_len: int, stride: int | None = None) -> str:
     """Context of a token in words: memory, or windows or segments without one."""
+    if stride == 1:
+        return f"no memory: each token from the {approximate_count(segment_len, 'token')} before it"
     if stride is not None:
         return f"no memory: windows of {approximate_count(segment_len, 'token')} with a stride of {stride}"
     if not mem_len:
@@ -89,7 +91,8 @@ def describe_context(model: ModelConfig, mem_len: int, segment_len: int, stride:
     effective = model.effective_mem_len(mem_len)
     if effective is None:
         return "memory of all tokens read"
-    return f"memory of {approximate_count(effective, 'token')}"
+    sinks = f" and the first {model.n_sinks} of the text" if model.n_sinks else ""
+    return f"memory of {approximate_count(effective, 'token')}{sinks}"
 
 
 def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
@@ -309,7 +312,10 @@ def score_rows(score: events.Score) -> list[dict[str, Any]]:
 
 def stats_line(stats: events.StreamStats) -> str:
     """Totals of a stream in one line."""
-    size = f"{approximate_count(stats.lines, 'line')}, {format_bytes(stats.bytes)}"
+    units = approximate_count(stats.records, "record") if stats.records else approximate_count(stats.lines, "line")
+    size = f"{units}, {format_bytes(stats.bytes)}"
     tokens = f"{approximate_count(stats.tokens, 'token')}, {stats.bits_per_byte:.4f} bits per byte"
-    speed = f"{compact_number(stats.lines_per_second)} lines/s, {compact_number(stats.tokens_per_second)} tokens/s"
+    speed = f"{compact_number(stats.tokens_per_second)} tokens/s"
+    if not stats.records:
+        speed = f"{compact_number(stats.lines_per_second)} lines/s, {speed}"
     return f"{size}, {tokens}, {speed}, {format_duration(stats.seconds)}"

@@ -101,11 +101,11 @@ def stream(
             data = followed(followed_lines(file, settings), stop)
             if opened.save is not None:
                 opened = opened._replace(save=partial(save_with_place, opened.save, file))
-        is_continued = opened.resume is not None
         # A generator: nothing is read before `screen.drive` asks for events.
-        text = read_text(data, source, settings, opened.model, call.screen, name=label(name), is_continued=is_continued)
+        text = read_text(data, source, settings, opened, call.screen, label(name))
         saves_start = follow and settings.save_every is not None
-        print_scores(text, opened, settings, call.screen, stop, html=html, title=label(name), saves_start=saves_start)
+        title = label(Path(name).name)
+        print_scores(text, opened, settings, call.screen, stop, html=html, title=title, saves_start=saves_start)
         return stop.exit_code
 
 
@@ -169,11 +169,9 @@ def read_text(
     data: Iterator[bytes | None],
     source: int | None,
     settings: StreamConfig,
-    model: LoadedModel,
+    opened: OpenedModel,
     screen: Screen,
-    *,
     name: str,
-    is_continued: bool,
 ) -> Iterator[bytes | None]:
     """Text of data in any of the formats, as it arrives from a descriptor; None: from a file that is followed."""
     from xlcli.config.base import compile_pattern
@@ -186,14 +184,17 @@ def read_text(
         return data
     warn = partial(screen.say, level="warning")
     text_fields = tuple(filter(None, [settings.text_field]))
-    kind = model.tokenizer.kind
-    is_utf8 = kind != "bytes" and not is_continued  # text that continues a stream may begin within a character
+    kind = opened.model.tokenizer.kind
+    is_utf8 = kind != "bytes" and opened.resume is None  # text that continues a stream may begin within a character
     text_regex, event_start = settings.text_regex, settings.event_start
     if text_regex is not None:
         text_regex = compile_pattern(text_regex, "stream.text_regex")
     if event_start is not None:
         event_start = compile_pattern(event_start, "stream.event_start")
     read = partial(live_texts, event_start=event_start)
+    if opened.resume is not None:
+        before = opened.resume.stream
+        read = partial(read, n_before=before.input_line, unfinished=before.unfinished)
 
     if settings.reads_lines:
         if source is not None:
@@ -263,11 +264,13 @@ class _ScorePrinter(Sink):
         if remark is not None:
             screen.say(remark)
         if stats.shown is not None:
-            of_all = {"lines": f" of {stats.lines:,}", "tokens": f" of {stats.tokens:,}"}.get(emit, "")
+            units = "records" if emit == "lines" and stats.records else emit
+            totals = {"lines": stats.lines, "tokens": stats.tokens, "records": stats.records}
+            of_all = f" of {totals[units]:,}" if units in totals else ""
             start = ""
             if self._top and not stats.shown:
                 start = f"; --top starts after {math.ceil(1 / self._top):,}"
-            screen.say(f"{stats.shown:,}{of_all} {emit} shown{start}")
+            screen.say(f"{stats.shown:,}{of_all} {units} shown{start}")
         if emit != "stats" or screen.json:
             screen.say(stats_line(stats))
 

@@ -26,7 +26,10 @@ from xlcli.files import cache_folder
 
 DIGITS = 4  # decimals of bits in a table
 LARGE = 1e15  # number from which on decimals say nothing, such as the perplexity of a text in another script
-PLACES = ("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words", "last")
+PLACES = (
+    *("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words"),
+    *("length", "last"),
+)
 """Columns that are no scores."""
 _ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
 
@@ -222,7 +225,7 @@ def legal_names(names: Sequence[str]) -> list[str]:
 
 def _places(event: Scored) -> Sequence[str]:
     """Columns of an event that are no scores, and equal for all models."""
-    return (*PLACES, "bytes") if isinstance(event, DocumentScore) else PLACES
+    return (*PLACES, "bytes", "characters") if isinstance(event, DocumentScore) else PLACES
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

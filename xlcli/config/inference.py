@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -22,6 +23,7 @@ from xlcli.config.base import (
     WeightEncoding,
     compile_pattern,
 )
+from xlcli.config.columns import Columns
 from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen, LearnedPositionConfig
 from xlcli.config.units import COUNT, DURATION, LENGTHS, NUMBER
@@ -44,84 +46,6 @@ TextField = Annotated[
 NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
 """Number of the most probable tokens."""
 
-
-class Columns(NamedTuple):
-    """Further columns of a list of tokens or words (docs/words.md); `layers` is None without, () for all inner ones.
-
-    Those from `alternatives` on are columns of words only.
-    """
-
-    rank: bool = False
-    entropy: bool = False
-    logprobs: int = 0
-    layers: tuple[int, ...] | None = None
-    temperature: tuple[float, ...] = ()
-    renyi: tuple[float, ...] = ()
-    alternatives: int = 0
-    word_entropy: int = 0
-    frequency: str = ""
-    last: bool = False
-    next_entropy: bool = False
-    entropy_reduction: bool = False
-    previous: int = 0
-
-    @property
-    def of_words(self) -> list[str]:
-        """Names of those that are columns of words only."""
-        first = self._fields.index("alternatives")
-        return [name for name, value in zip(self._fields[first:], self[first:], strict=True) if value]
-
-    @property
-    def n_searched(self) -> int:
-        """Number of the most probable words that are searched for in the place of each word."""
-        return max(self.alternatives, self.word_entropy)
-
-    @classmethod
-    def read(cls, names: str) -> Self:
-        """The columns of names such as `rank,layers=2,4`; `InvalidSettingError` for an unknown one."""
-        if not names:
-            return cls()
-        fields: dict[str, Any] = {}
-        for column in re.split(",(?![0-9])", names):  # a comma before a digit is one between numbers of a column
-            name, equals, value = column.partition("=")
-            if name in _SWITCHES and not equals:
-                fields[name] = True
-            elif name in _COUNTS and re.fullmatch("[1-9][0-9]{0,2}", value):
-                fields[name] = int(value)
-            elif name in _NUMBERS and re.fullmatch(f"{_POSITIVE}(,{_POSITIVE})*", value):
-                fields[name] = tuple(dict.fromkeys(map(float, value.split(","))))
-            elif name == "layers" and not equals:
-                fields[name] = ()
-            elif name == "layers" and re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*", value):
-                fields[name] = tuple(units.lengths(value))
-            elif name == "frequency" and value:
-                fields[name] = value
-            else:
-                raise InvalidSettingError("columns", f"has no '{column}'", f"Known: {_KNOWN}.")
-        return cls(**fields)
-
-    def layers_of(self, model: ModelConfig, learning: "LearningConfig") -> tuple[int, ...]:
-        """Numbers of the blocks of `layers`; `InvalidSettingError` if the model has no such predictions."""
-        if self.layers is None:
-            return ()
-        is_reversible = model.stack.kind == "reversible"
-        is_adaptive = getattr(model.stack, "act", False)
-        all_exist = all(1 <= number <= model.depth for number in self.layers)
-        if is_reversible or is_adaptive or learning.context_cache or not all_exist:
-            reason = f"needs layers from 1 to {model.depth}, no reversible or adaptive stack, and no context cache"
-            raise InvalidSettingError("columns", reason, "Leave out the others.")
-        return self.layers or tuple(range(1, model.depth))
-
-
-_SWITCHES = ("rank", "entropy", "last", "next_entropy", "entropy_reduction")
-_COUNTS = ("logprobs", "alternatives", "word_entropy", "previous")
-_NUMBERS = ("temperature", "renyi")
-_POSITIVE = r"(?!0+(?:\.0+)?(?:,|$))[0-9]{1,2}(?:\.[0-9]{1,2})?"
-"""A number of `_NUMBERS`, not 0. With at most two decimals the order of a Rényi entropy is 1 or clearly another one."""
-_KNOWN = ", ".join([
-    *_SWITCHES, "layers", "layers=N,N", "frequency=FILE",
-    *(f"{name}=K" for name in _COUNTS), *(f"{name}=X" for name in _NUMBERS),
-]) + "; K is 1 to 999, X 0.01 to 99.99"  # fmt: skip
 
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
@@ -271,6 +195,11 @@ class InferenceConfig(BaseConfig):
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES), COUNT] | None = Field(
         default=None, description=f"Number of hash rounds of LSH attention, 1 to {MAX_HASHES}. Default: as trained."
     )
+    n_sinks: Annotated[int, Field(ge=0, le=2**16), COUNT] | None = Field(
+        default=None,
+        description="Number of first tokens of a text that stay visible beside the memory (Xiao et al. 2024). Default: "
+        "n_sinks of model.position.",
+    )
     clamp_len: ClampLen | None = Field(
         default=None,
         description="Largest distance of positions xl and rope; tokens further back count as being there. "
@@ -293,9 +222,14 @@ class InferenceConfig(BaseConfig):
         "of each (all of the first). Default: independent segments, or half a window with position.overflow slide.",
     )
 
+    @property
+    def asks_for_windows(self) -> bool:
+        """True if overlapping windows are asked for; a table of positions may need them, too."""
+        return self.stride is not None
+
     def shape(self, model: ModelConfig) -> ModelConfig:
         """The model with these settings of its stack and layers; `InvalidSettingError` if it has no such setting."""
-        return model.for_inference(self.n_steps, self.n_hashes)
+        return model.for_inference(self.n_steps, self.n_hashes, self.n_sinks)
 
     def check_model(self, model: ModelConfig) -> None:
         """`InvalidSettingError` if a setting does not apply to this model."""
@@ -351,7 +285,7 @@ class ScoreConfig(InferenceConfig):
     )
     columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
         default="",
-        description="Add columns such as rank, previous=2, logprobs=5 or layers (docs/words.md).",
+        description="Add columns such as length, previous=2, rank or layers (docs/words.md).",
     )
 
     @property
@@ -360,7 +294,7 @@ class ScoreConfig(InferenceConfig):
 
     def check_model(self, model: ModelConfig) -> None:
         super().check_model(model)
-        self.asked.layers_of(model, self.learning)
+        self.asked.layers_of(model, self.learning.context_cache)
 
     def _check(self) -> None:
         Columns.read(self.columns)
@@ -383,6 +317,10 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
         default=None,
         description="Read this many tokens per call. Changes scores only without memory or with span growing.",
+    )
+    context: Annotated[Count | None, Option("Memory", "--context TOKENS", "20")] = Field(
+        default=None,
+        description="Predict each token from exactly this many tokens before it, read anew: strict, and slow.",
     )
     batch_size: Count | None = Field(default=None, description="Sequences per batch; changes speed, not results.")
     span: SpanKind = Field(
@@ -422,9 +360,17 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:
         scores_parts = self.each_line or self.by_row or self.reset_on_change is not None
         reset = True if scores_parts else self.reset_on_document
+        settings, segment_len = self, self.segment_len
+        if self.context is not None:
+            # One window for each token, whose last token alone is scored.
+            settings, segment_len = self.model_copy(update={"mem_len": 0, "stride": 1}), self.context
         return context_settings(
-            model, trained, self, segment_len=self.segment_len, span=self.span, reset_on_document=reset
+            model, trained, settings, segment_len=segment_len, span=self.span, reset_on_document=reset
         )
+
+    @property
+    def asks_for_windows(self) -> bool:
+        return super().asks_for_windows or self.context is not None
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -455,6 +401,8 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
             self._refuse_beside("adapt", "reads one text in order", _OUT_OF_ORDER)
         if self.context_cache is not None:
             self._refuse_beside("context_cache", "reads one text in order", _OUT_OF_ORDER)
+        if self.context is not None:
+            self._refuse_beside("context", "reads each token anew", _OTHER_CONTEXTS)
         if self.reset_on_change:
             self._refuse_beside("reset_on_change", "divides rows", ("each_line", "binary"))
         if self.pairs is not None:
@@ -482,6 +430,8 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
             return self.batch_size not in (None, 1)  # one sequence is read in order
         if name == "span":
             return self.span != "uniform"
+        if name == "mem_len":
+            return self.mem_len is not None  # 0 is a memory length, too
         return super()._is_used(name)
 
 
@@ -489,6 +439,8 @@ _REGION_COLUMN = "column:"  # before the name of a column in `region_mark`, long
 _MARKS = re.compile(r"(?:[^\w\s]|_){1,2}")
 _OUT_OF_ORDER = ("batch_size", "span", "reset_on_document", "reset_on_change", "each_line", "pairs", "score_field")
 """Settings of an evaluation with which tokens are not read one after the other."""
+_OTHER_CONTEXTS = ("mem_len", "segment_len", "stride", "sweep_mem_len", "span", "adapt", "context_cache")
+"""Settings of an evaluation that give a token more or less context."""
 _PARTS_OF_TEXT = ("reset_on_change", "each_line", "limit", "binary", "columns")
 """Settings of an evaluation that concern the lines, bytes or tokens of a text rather than whole rows."""
 
@@ -622,6 +574,12 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         """True if the text is plain, and each line is a record or continues one."""
         is_asked = self.text_regex is not None or self.event_start is not None
         return is_asked and self.text_field is None
+
+    @property
+    def reads(self) -> str:
+        """The options that say what of the input is the text, as they are given."""
+        options = {"text-field": self.text_field, "text-regex": self.text_regex, "event-start": self.event_start}
+        return " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items() if value is not None)
 
     @property
     def pause_ms(self) -> int | None:

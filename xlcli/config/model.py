@@ -307,12 +307,17 @@ class ModelConfig(BaseConfig):
         softmax = (layer for layer in self.attentions if isinstance(layer, SoftmaxAttentionConfig))
         return max(layer.max_distance(mem_len, n_earlier) for layer in softmax)
 
-    def for_inference(self, n_steps: int | None = None, n_hashes: int | None = None) -> Self:
+    def for_inference(
+        self, n_steps: int | None = None, n_hashes: int | None = None, n_sinks: int | None = None
+    ) -> Self:
         """Copy with other inference settings, as trained where None; `InvalidSettingError` if the model has none such.
 
-        `n_steps`: how often a universal stack applies its blocks. `n_hashes`: number of hash rounds of LSH attention.
+        Args:
+            n_steps: How often a universal stack applies its blocks.
+            n_hashes: Number of hash rounds of LSH attention.
+            n_sinks: Number of the first tokens of a text that full attention sees besides the memory.
         """
-        stack, attention = self.stack, self.attention
+        stack, attention, position = self.stack, self.attention, self.position
         remedy = "Omit it to use the trained value."
         if n_steps is not None:
             if not isinstance(stack, UniversalStackConfig):
@@ -330,7 +335,13 @@ class ModelConfig(BaseConfig):
                         layers[i] = layer.model_copy(update=change)
                 change = {"layers": tuple(layers)}
             attention = attention.model_copy(update=change)
-        return self.model_copy(update={"stack": stack, "attention": attention})
+        if n_sinks is not None:
+            if not hasattr(position, "n_sinks"):
+                raise InvalidSettingError("n_sinks", "needs rotary positions (rope), but this model has others", remedy)
+            position = position.model_copy(update={"n_sinks": n_sinks})
+        changed = self.model_copy(update={"stack": stack, "attention": attention, "position": position})
+        changed._check_memory()
+        return changed
 
     def effective_mem_len(self, mem_len: int) -> int | None:
         """Longest memory in tokens that any layer uses; None if some layer has unbounded memory."""
@@ -382,13 +393,15 @@ class ModelConfig(BaseConfig):
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory, for example "512 tokens in each of 6 layers"."""
-        steps = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
+        ending = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
+        if self.n_sinks:
+            ending += f", and the first {counted(self.n_sinks, 'token')} of the text"
         contents = Counter(layer.describe_memory(mem_len, segment_len) for layer in self.attentions)
         if len(contents) > 1:
-            return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + steps
+            return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + ending
         [text] = contents
         layers = "one layer" if self.n_layers == 1 else f"each of {self.n_layers} layers"
-        return f"{text} in {layers}{steps}"
+        return f"{text} in {layers}{ending}"
 
     def mem_len_warning(self, mem_len: int) -> str | None:
         """Warning if a memory of `mem_len` tokens has no effect, or no more effect than a shorter one."""

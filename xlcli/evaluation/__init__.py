@@ -39,9 +39,10 @@ from xlcli.evaluation.spread import spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
+from xlcli.machine import peak_rss_bytes
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
-from xlcli.runtime import Runtime, peak_rss_bytes
+from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
@@ -91,7 +92,7 @@ def evaluate(
     """
     # Words, and columns of tokens, need more of a prediction than the surprisal.
     reads_out = (words and not options.by_row) or (per_token and bool(options.columns))
-    layers = options.asked.layers_of(model.config.model, options)
+    layers = options.asked.layers_of(model.config.model, options.context_cache)
     predictions = Predictions(model.tokenizer, options, runtime.device, layers) if reads_out else None
     if options.asked.of_words and not words:
         raise ConfigError(f"--columns {','.join(options.asked.of_words)} is of words only.", "Use --words FILE.tsv.")
@@ -177,6 +178,9 @@ class _Evaluation(NamedTuple):
             unknown_words = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
+        n_documents = len(text.part.corpus.facts.documents)
+        if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
+            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
         scorer = make_scorer(model.network, model.tokenizer, options)
         unrounded = model.unrounded()  # the model itself, if its weights are not rounded
         exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)

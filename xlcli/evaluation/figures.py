@@ -31,7 +31,7 @@ from xlcli.events import (
     Row,
     Scored,
 )
-from xlcli.metrics import LN2, TextCounter, bits_per, misfit, perplexity, share_interval
+from xlcli.metrics import LN2, TextCounter, TextCounts, bits_per, misfit, perplexity, share_interval
 from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
 from xlcli.text.pretokenize import divided
@@ -113,7 +113,7 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
     rows = part.corpus.rows()
     upcoming = next(rows, None)
     row = Row(1, {})
-    for index, words in enumerate(_words_of(part)):
+    for index, counts in enumerate(_counts_of(part)):
         while upcoming is not None and upcoming[0] <= edges[index]:
             row = upcoming[1]
             upcoming = next(rows, None)
@@ -125,11 +125,12 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
         yield DocumentScore(
             document=number,
             bytes=n_bytes,
-            words=words,
+            characters=counts.chars,
+            words=counts.words,
             tokens=len(inside),
             bits=sum_of_nats / LN2,
             bits_per_byte=bits_per(sum_of_nats, n_bytes),
-            word_perplexity=perplexity(sum_of_nats, words) if words else None,
+            word_perplexity=perplexity(sum_of_nats, counts.words) if counts.words else None,
         )
 
 
@@ -144,15 +145,15 @@ def foreign_notice(parts: Sequence[Row | DocumentScore], model: str) -> Iterator
         yield Notice(f"{remark} is the first), the cost without any model: their scores mean little", "warning")
 
 
-def _words_of(part: Part) -> Iterator[int | None]:
-    """Number of words of each document."""
+def _counts_of(part: Part) -> Iterator[TextCounts]:
+    """Size of each document."""
     counter = TextCounter()
     for portion, ends_document in divided(part.read(), part.documents, at_lines=False):
         counter.feed(portion)
         if ends_document:
-            yield counter.counts().words
+            yield counter.counts()
             counter = TextCounter()
-    yield counter.counts().words
+    yield counter.counts()
 
 
 def row_scores(text: TokenizedText, nats: NDArray[Any], options: EvalConfig) -> Iterator[Scored]:

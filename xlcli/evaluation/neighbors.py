@@ -1,4 +1,4 @@
-"""Columns of a word that the words beside it decide, in the same document: a row, a file, with `each_line` a line."""
+"""Columns of a word that it decides alone, or with those beside it in its document: a row, a file, a line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xlcli.config.inference import Columns
+from xlcli.config.columns import Columns
 from xlcli.events import Scored, WordScore
 
 
@@ -54,6 +54,8 @@ def _columns(
     What there is none of is None.
     """
     columns: dict[str, Any] = {}
+    if asked.length:
+        columns["length"] = len(word.word)
     if asked.last:
         columns["last"] = following is None
     next_entropy = word.next_entropy

@@ -1,6 +1,9 @@
 """Regions of texts: words between marks, or words whose numbers a column names, and their sums.
 
 A word belongs to the region that any part of it is in: in `the *dog*.` the region is `dog.`.
+
+A further column of words is one of regions, too: a sum if it has bits or lengths (`_SUMMED`), what is known after the
+region from its last word (`_OF_LAST_WORD`), and anything else, such as the rank, from its first word.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from xlcli.events import Notice, RegionScore, Row, Scored, WordScore
 from xlcli.text.corpus import Corpus
 
 _NUMBERS = re.compile(r"(\d+)(?:\.0)?(?:\s*[-–]\s*(\d+))?")  # pandas writes numbers beside empty cells as 3.0
+_SUMMED = re.compile("frequency|length|entropy_reduction|(temperature|layer)_.*")
+_OF_LAST_WORD = ("last", "next_entropy")
 _DIVIDER = re.compile(r"\s*,\s*|(?<![-–\s])\s+(?![-–\s])")
 
 
@@ -120,10 +125,29 @@ class _Words:
                 text=_joined(words),
                 words=n_words,
                 bits=sum(word.bits for word in words),
+                naive_bits=sum(word.naive_bits for word in words),
+                token_entropy=words[0].token_entropy,
                 tokens=sum(word.tokens for word in words),
                 next_bits=following[0] if following else None,
                 next_two_bits=sum(following) if len(following) == 2 else None,
+                columns=_columns_of(words),
             )
+
+
+def _columns_of(words: Sequence[WordScore]) -> dict[str, object]:
+    """The further columns of a region with these words, as the module says. A sum is None if a word has no value."""
+    columns: dict[str, object] = {}
+    for name in words[0].columns:
+        if name == "region":
+            continue
+        values = [word.columns[name] for word in words]
+        if name in _OF_LAST_WORD:
+            columns[name] = values[-1]
+        elif _SUMMED.fullmatch(name):
+            columns[name] = None if None in values else sum(values)
+        else:
+            columns[name] = values[0]
+    return columns
 
 
 def _joined(words: Sequence[WordScore]) -> str:

@@ -87,36 +87,45 @@ class CachedModel:
         first_scored = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
             return out._replace(nll=out.nll[:, first_scored:], readout=None)
-        log_p = self._read(tokens, targets, out.readout[0, first_scored:], state)
-        targets = targets[:, first_scored:].cpu()
-        nll = -log_p[None].gather(2, targets[..., None])[..., 0]
-        features = None if readout is None else readout(log_p[None], targets)
-        return ScoreOutput(nll.to(out.nll), out.state, out.ponder, features)
+        texts = torch.cat((tokens, targets))
+        nats, features = self.mix(state, texts, out.readout[:, first_scored:], readout)
+        return ScoreOutput(nats.to(out.nll), out.state, out.ponder, features)
 
-    def _read(self, tokens: Tensor, followers: Tensor, log_p: Tensor, state: State) -> Tensor:
-        """Reads tokens (1 t) and what follows each, into the cache of a state.
+    def mix(
+        self, state: State, texts: Tensor, predictions: Tensor, readout: Readout | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Reads texts (2 t), tokens and what follows each, into the cache of a state, in place.
+
+        `predictions` (1 n v) are log-probabilities by the other scorer of what follows the last n tokens.
 
         Returns:
-            The mixture's log-probabilities (n v) of what follows the last n tokens, given those of the model.
+            Surprisal (1 n) of these followers, and what `readout` keeps of each mixed prediction.
         """
+        mixed = self._read(texts, predictions, state)
+        targets = texts[None, 1, texts.shape[1] - mixed.shape[1] :].cpu()
+        nats = -mixed.gather(2, targets[..., None])[..., 0]
+        return nats, None if readout is None else readout(mixed, targets)
+
+    def _read(self, texts: Tensor, predictions: Tensor, state: State) -> Tensor:
+        """Mixed log-probabilities (1 n v); arguments as for `mix`, but followers may be `UNKNOWN`."""
         from xlcli.kernels import mixture as kernels
 
         cache = state.cache
         assert isinstance(cache, ContextCache)
-        none = np.empty((0, self.vocab_size))
         if cache.unread:
-            kernels.read(cache.index, cache.learned, self.line_end, cache.unread.pop(), none)
-        texts = torch.cat((tokens, followers)).cpu().numpy()
-        mixed = np.array(log_p.double().cpu().numpy(), order="C")
-        kernels.read(cache.index, cache.learned, self.line_end, texts, mixed)
-        return torch.from_numpy(mixed)
+            nothing = np.empty((0, self.vocab_size))
+            kernels.read(cache.index, cache.learned, self.line_end, cache.unread.pop(), nothing)
+        tokens_and_followers = np.ascontiguousarray(texts.cpu().numpy())
+        mixed = np.array(predictions[0].double().cpu().numpy(), order="C")
+        kernels.read(cache.index, cache.learned, self.line_end, tokens_and_followers, mixed)
+        return torch.from_numpy(mixed)[None]
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
         logits, after = self.inner.logits(tokens, state)
-        log_p = logits.double().log_softmax(-1)
-        mixed = self._read(tokens, torch.full_like(tokens, UNKNOWN), log_p, after)
-        return mixed.to(logits.device), after
+        texts = torch.cat((tokens, torch.full_like(tokens, UNKNOWN)))
+        mixed = self._read(texts, logits[None].double().log_softmax(-1), after)
+        return mixed[0].to(logits.device), after
 
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of a text; the cache remains."""

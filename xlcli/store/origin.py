@@ -61,6 +61,8 @@ def configurations(
     tokenizer = _kind_of_tokenizer(folder, header.files)
     train = saved.train.model_dump(mode="json", exclude=set(_OF_THE_RUN))
     train["batch_size"] = min(saved.train.batch_size, BATCH_SIZE)
+    if saved.train.lr is None:  # nothing is known of the training of an imported model (benchmarks/log)
+        train["optimizer"] = "adamw"
     # A batch has at least as many sequences as microbatches. The user's number is validated before they are compared.
     wanted_size = changes.get("train", {}).get("batch_size", train["batch_size"])
     batch_size = settings.make({"train": {"batch_size": wanted_size}}).train.batch_size

@@ -143,6 +143,9 @@ class StreamPosition:
         story: Value of the column `reset_on_change` in the last row that arrived.
         records: Records of the text that waits, in order; the first one may have been scored in part.
         input_line: Line of the input at which the last row that arrived begins.
+        n_records: Number of rows and events that have arrived, with text.
+        unfinished: Stream of a container whose line goes on in a later row, or None.
+        reads: Options that say what of the input is the text; None if no stream of text in lines or rows saved it.
     """
 
     n_lines: Count = 0
@@ -158,6 +161,9 @@ class StreamPosition:
     story: str | None = None
     records: tuple[RecordPosition, ...] = ()
     input_line: Count = 0
+    n_records: Count = 0
+    unfinished: str | None = None
+    reads: str | None = None
 
 
 @dataclass(frozen=True)

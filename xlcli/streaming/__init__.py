@@ -85,6 +85,10 @@ def stream(
         portions = oddities.watched(portions, has_rows=not is_log)
     if resume is None and saves_start:
         running.save()
+    if resume is not None and resume.stream.reads not in (None, options.reads):
+        none = "none of --text-field, --text-regex and --event-start"
+        made, given = resume.stream.reads or none, options.reads or none
+        yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
     yield from compile_cache(running.session.options, stop)
     words = running.output.position.words
     if words is not None and words.document:  # a row of a table in which the stream continues
@@ -126,12 +130,15 @@ class _Stream:
             self.session.freeze()
         self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or bool(options.columns) or on_word is not None
-        layers = options.asked.layers_of(model.config.model, self.session.options.learning)
+        layers = options.asked.layers_of(model.config.model, self.session.options.learning.context_cache)
         predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
         self.output.records.arrive(self.intake.end_offset)
         self.meter = Meter(position.n_lines)
+        self._n_together = 1  # lines that are scored in one call; a word ends only with the state behind its line
+        if options.frozen and self.output.words is None:
+            self._n_together = self.session.max_rows(None)
         self._options = options
         self._stop = stop
         self.story = position.story
@@ -183,6 +190,8 @@ class _Stream:
                 self.intake.receive(b"\n")
             start = self.intake.begin_document(is_reset=is_reset)
             records.count(portion)
+            if portion:
+                records.n_begun += 1
             yield from self.output.begin_record(start, portion)
             if words is not None:
                 words.at.begin(start, fields)
@@ -195,20 +204,25 @@ class _Stream:
         meter = self.meter
         while not self._stop():
             is_due = self.is_due()
-            tokens = self.intake.take(to_line_end=is_due)  # a session is saved at the end of a line
-            if tokens is None:
+            parts = self.intake.take_lines(self._n_together, to_line_end=is_due)  # a session is saved at a line end
+            if not parts:
                 return
-            if tokens.is_reset:
+            if len(parts) == 1 and parts[0].is_reset:
                 # The last word of the document ends as the document does, with the memory of the document.
                 yield from output.end_word(session)
                 session.reset()
                 if output.words:
                     output.words.reset()
             started = time.perf_counter()
-            nats, features = session.score(tokens.ids, output.predictions)
-            unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
-            meter.add(time.perf_counter() - started, len(tokens.ids), unknown)
-            yield from output.feed(tokens, nats / LN2, features)
+            if len(parts) == 1:
+                scores = [session.score(parts[0].ids, output.predictions)]
+            else:
+                scores = session.score_each([line.ids for line in parts], output.predictions)
+            seconds = time.perf_counter() - started
+            for tokens, (nats, features) in zip(parts, scores, strict=True):
+                unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
+                meter.add(seconds / len(parts), len(tokens.ids), unknown)
+                yield from output.feed(tokens, nats / LN2, features)
             if self.intake.line_ends.replaced:
                 yield from self._once([Notice(f"{CRLF_NOTICE}; --binary keeps them")])
             yield from self._once(window_notice(session.state.span, session.options, session.state.seen))
@@ -277,6 +291,7 @@ class _Stream:
             final=final,
             shown=output.selection.n_shown if output.options.selects else None,
             crlf=self.intake.line_ends.replaced,
+            records=output.records.n_output,
         )
 
 

@@ -177,6 +177,27 @@ class Intake:
         self._documents = deque(at - len(tokens.text) for at in self._documents)
         return tokens._replace(is_reset=is_reset)
 
+    def take_lines(self, most: int, *, to_line_end: bool) -> list[Tokens]:
+        """What `take` gives; with more whole lines, `most` in all, if each begins after a reset. Empty if it has none.
+
+        Padded to the longest of them, they have no more than `TOKENS_PER_CALL` tokens.
+        """
+        first = self.take(to_line_end=to_line_end)
+        if first is None:
+            return []
+        lines = [first]
+        n_longest = len(first.ids)
+        are_lines_apart = self._reset_pattern is not None  # and no rows, which may have several lines
+        while are_lines_apart and lines[-1].is_reset and self._at_line_start and self._n_ready and len(lines) < most:
+            n_next = self._queue.n_within(_line_end(self._queue.text, 0))
+            n_longest = max(n_longest, n_next)
+            if n_longest * (len(lines) + 1) > TOKENS_PER_CALL or n_next > self._n_ready:
+                break
+            line = self.take(to_line_end=False)
+            assert line is not None
+            lines.append(line)
+        return lines
+
     @property
     def _n_tokenized(self) -> int:
         return len(self._queue.text) + len(self._pretokenizer.pending)

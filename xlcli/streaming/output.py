@@ -92,6 +92,9 @@ class StreamOutput:
             line_tokens=self._line_tokens,
             records=tuple(self.records.waiting),
             input_line=self.records.input_line,
+            n_records=self.records.n_begun,
+            unfinished=self.records.unfinished,
+            reads=self.options.reads,
         )
 
     def feed(

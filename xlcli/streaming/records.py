@@ -17,18 +17,26 @@ class Records:
     Attributes:
         waiting: These records, in order.
         input_line: Line of the input at which the last row that arrived begins.
+        n_begun: Number of rows and events that have arrived, with text.
+        unfinished: Stream of a container whose line goes on in a later row, or None.
     """
 
     def __init__(self, position: StreamPosition, *, has_events: bool) -> None:
         self.waiting = deque(position.records)
         self.input_line = position.input_line
+        self.n_begun = position.n_records
+        self.unfinished = position.unfinished
         self._has_events = has_events
-        self._first_line = position.input_line  # lines of the input before this process
         self._end = 0  # offset of the end of the text that has arrived
+
+    @property
+    def n_output(self) -> int:
+        return self.n_begun - len(self.waiting)
 
     def count(self, document: Document) -> None:
         """Takes note of the place of a row in the input, which may have no text."""
-        self.input_line = self._first_line + document.line
+        self.input_line = document.line
+        self.unfinished = document.unfinished
 
     def begin(self, start: int, document: Document) -> None:
         """Adds the record of a document whose text begins at this byte."""
@@ -64,7 +72,7 @@ class Records:
 
 def fields_of(record: RecordPosition, text: bytes) -> dict[str, Any]:
     """The fields of a record, whose text is as it came, or `text` if it came in several rows."""
-    fields: dict[str, Any] = json.loads(record.row)
+    fields: dict[str, Any] = json.loads(record.row, parse_constant=str)  # NaN, Infinity: JSON has no such numbers
     if record.is_joined:
         fields[record.key] = text.decode(errors="replace").removesuffix("\n")
     return fields

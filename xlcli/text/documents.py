@@ -55,7 +55,8 @@ class Document(bytes):
         regions: Offsets at which its marked regions begin and end (`text/marks.py`).
         row: All fields, with the text, of a row of a stream.
         key: The key of its text in `row`.
-        line: Line of the input at which it begins, counted from the beginning of the input.
+        line: Line of the input at which it begins.
+        unfinished: Stream of a container whose line goes on in its next row, or None.
     """
 
     fields: Mapping[str, Any]
@@ -63,6 +64,7 @@ class Document(bytes):
     row: Mapping[str, Any]
     key: str
     line: int
+    unfinished: str | None = None
 
     def __new__(
         cls,
@@ -178,17 +180,24 @@ def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) 
 
 
 def live_texts(
-    rows: Rows, name: str, text_fields: Sequence[str], skipped: Notice, key: str | None = None, event_start: Any = None
+    rows: Rows,
+    name: str,
+    text_fields: Sequence[str],
+    skipped: Notice,
+    key: str | None = None,
+    event_start: Any = None,
+    n_before: int = 0,
+    unfinished: str | None = None,
 ) -> Portions:
     """Texts of rows that arrive without end, as of `texts_of`; rows without a text, or without `key`, are skipped.
 
     Calls `skipped` with their number and the last of them, at most once in `SKIP_SECONDS`, and at the end. Parts into
     which Docker or Kubernetes divide a long line are joined, unless the other stream comes between them. A row whose
-    text does not match `event_start` continues the event before it, up to `LONGEST_EVENT`.
+    text does not match `event_start` continues the event before it, up to `LONGEST_EVENT`. Lines are counted on from
+    `n_before`. `unfinished` is the stream whose line goes on in a row of it.
     """
     skips = _Skips(skipped)
     has_begun = False
-    unfinished = None  # the stream whose line goes on in a later row
     event_bytes = 0
     lost: DataError | None = None  # why the beginning of the present event was skipped
     try:
@@ -198,7 +207,8 @@ def live_texts(
                 yield item
                 continue
             place, row = item
-            number = place.number if isinstance(place, Place) else 0
+            number = n_before + place.number if isinstance(place, Place) else 0
+            place = f"line {number}"
             stream, is_part = _stream_of(row, text_fields[0])
             try:
                 document = _live_text(row, text_fields, key, number, has_begun=has_begun)
@@ -218,6 +228,7 @@ def live_texts(
             continues_line = unfinished is not None and stream == unfinished
             if unfinished is not None and not continues_line:
                 yield b"\n"
+            unfinished = document.unfinished = stream if is_part else None
             if continues_line or continues_event:
                 yield Continuation(document)
             else:
@@ -226,7 +237,6 @@ def live_texts(
             has_begun = True
             event_bytes += len(document)
             lost = None
-            unfinished = stream if is_part else None
     finally:
         skips.report()
 
@@ -268,6 +278,8 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
     field = text_fields[0]
     whole = dict(row) if isinstance(row, dict) else {}
     is_missing = isinstance(row, dict) and field not in row
+    if isinstance(whole.get(field), list):
+        row[field] = _joined_values(whole[field])
     texts = texts_of_row(row, text_fields)
     if isinstance(row, LineRow) and row.continues and not texts:  # an empty line within an event
         texts = [Document(b"\n")]
@@ -276,11 +288,9 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
     if not texts:
         raise ValueError("it is missing" if is_missing else "it is empty")
     text = texts[0]
-    if text.count(b"\0"):
-        raise ValueError("it has NUL characters")
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
-    if isinstance(whole[field], list):  # bytes, as journald writes what is not printable
+    if isinstance(whole[field], list):
         whole[field] = text.removesuffix(b"\n").decode()
     return Document(text, text.fields, row=whole, key=field, line=line)
 
@@ -315,8 +325,7 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     else:
         text = row.pop(text_fields[0], None)
         if isinstance(text, list):
-            with suppress(TypeError, ValueError):
-                text = bytes(text).decode(errors="replace")
+            text = _decoded(text)
         texts = [] if text in (None, "") else [text]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("it is missing, or is no text")
@@ -325,6 +334,20 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     if not texts[1].strip():
         raise ValueError("the continuation is blank")
     return [Document(b"".join(text_fields.divide(row)), row)]
+
+
+def _decoded(value: Any) -> Any:
+    """The text of an array of bytes, as journald writes what is not printable; other values as they are."""
+    with suppress(TypeError, ValueError):
+        return bytes(value).decode(errors="replace") if isinstance(value, list) else value
+    return value
+
+
+def _joined_values(values: list[Any]) -> Any:
+    """The texts of a field that occurs several times, which journald writes as an array, one below the other."""
+    texts = [_decoded(value) for value in values]
+    are_texts = all(isinstance(text, str) for text in texts)
+    return "\n".join(texts) if are_texts else values
 
 
 def refusal(where: str, text_fields: Sequence[str], error: ValueError) -> DataError:

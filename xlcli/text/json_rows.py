@@ -110,7 +110,8 @@ def _parsed(text: str, at: int) -> tuple[Any, int]:
     except (ValueError, RecursionError) as error:
         line_end = text.find("\n", at)
         place = line_end if line_end >= 0 else len(text)
-        return json.JSONDecodeError(str(error), text, place), len(text)
+        reason = str(error).partition(":")[0]  # without a remedy for programmers
+        return json.JSONDecodeError(reason, text, place), len(text)
     finally:
         if collects:
             gc.enable()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import re2
 
 from xlcli.events import Notice
-from xlcli.text.documents import LONGEST_LINE, Document
+from xlcli.text.documents import LONGEST_LINE, Continuation, Document
 
 PATTERN_BYTES = 2**26
 """Maximum size of the automaton of all patterns."""
@@ -158,7 +158,7 @@ KINDS = (
     Kind("underscores around words (_was_)", _REGION_MARK, _REGION.format("_"), "row", least_share=0.9),
     Kind("brackets around words ([was])", _REGION_MARK, _REGION.format(r"\[\]"), "row", least_share=0.9),
     Kind("other marks around words ({was}, ~was~)", _REGION_MARK, _REGION.format("{}~#^"), "row", least_share=0.2),
-    Kind("a beginning in XML or HTML", "extract the text from the tags", _TAG, "first"),
+    Kind("a beginning in XML or HTML", "extract the text from the tags: docs/start.md", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),
 )
 """The shares are higher than in books, Markdown and logs."""
@@ -189,6 +189,7 @@ class Oddities:
         self._has_crlf = False  # the text comes before CR LF is read as LF
         self._held = bytearray()
         self._look_for(unit, of)
+        self._place = ""  # of the row that arrived last in the input, if it is known
         self._counts = Counter[Kind]()
         self._latest: dict[Kind, int] = {}  # numbers of the units that were counted last
         self._first: dict[Kind, str] = {}
@@ -224,6 +225,9 @@ class Oddities:
         """
         self._has_crlf = True
         for portion in portions:
+            document = portion.document if isinstance(portion, Continuation) else portion
+            if isinstance(document, Document) and document.line:
+                self._place = f"line {document.line:,}"
             if has_rows and isinstance(portion, Document):
                 if self._unit == "line":  # known only now
                     self._look_for("row", "row")
@@ -252,7 +256,8 @@ class Oddities:
             self._latest[kind] = self._n_begun
             self._counts[kind] += 1
             if kind not in self._first:
-                self._first[kind] = f"{self._unit} {self._n_begun:,}: '{_excerpt(line, *place)}'"
+                where = self._place or f"{self._unit} {self._n_begun:,}"
+                self._first[kind] = f"{where}: '{_excerpt(line, *place)}'"
 
     def _search_held(self) -> None:
         if self._held:

@@ -19,6 +19,9 @@ _QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 """Rest of a quoted cell."""
 _QUALTRICS = '{"ImportId":'
 """Beginning of the cells of the third row, which names the columns once more, as the second one does."""
+_DATA = re.compile(r"[-+.]?\d[-+.,:/\dTZ ]*|NULL|NA|NaN|None|true|false|TRUE|FALSE|True|False")
+"""Cells that hardly ever name a column: numbers, times and values of programs."""
+_PCIBEX = " docs/words.md has a script for results of PCIbex."
 _SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')
 """First line with which spreadsheets say what divides the cells."""
 
@@ -173,8 +176,11 @@ def require_columns(text_fields: Sequence[str], texts: Sequence[str], columns: S
     """`DataError` if a column that is asked for is not among those with `texts`, or a name is there twice."""
     missing = [field for field in text_fields if field not in texts]
     if missing and columns and columns[0].startswith("#"):
-        remedy = "Remove the comments; if no line has the names of the columns, write one."
+        remedy = f"Remove the comments; if no line has the names of the columns, write one.{_PCIBEX}"
         raise DataError(f"{place} is a comment, not the names of the columns.", remedy)
+    if missing and any(map(_DATA.fullmatch, columns)):
+        remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
+        raise DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
     if missing:
         remedy = f"Name one of its columns: {named(texts) or 'none'}."
         raise DataError(f"{place} has no text column '{missing[0]}'.", remedy)

@@ -9,12 +9,14 @@ from xlcli.config import Config, RuntimeConfig, TrainConfig, Tree
 from xlcli.errors import InvalidSettingError, plural_noun
 from xlcli.optim import ADAM_RATE
 from xlcli.store.folder import LoadedModel
-from xlcli.store.origin import first_cause, origin_of, text_size
+from xlcli.store.origin import first_cause, imported, origin_of, text_size
 
 CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0  # default time budgets
 VALIDATIONS = 10  # default number of validations in a run
 SAVE_SECONDS = 60.0  # default time between checkpoints
 RATES = {"muon": 6e-3, "adamw": 2e-3}  # default learning rates
+IMPORTED_RATE, IMPORTED_WARMUP = 1e-4, 5
+"""Learning rate, and steps of warmup, of a run that starts from an imported model (benchmarks/log)."""
 TINY_BELOW = 100_000  # bytes of training text below which the default preset is `tiny`
 SHORT_BELOW = 2_000_000
 """Bytes of training text below which the default preset is `short`, unless it is `tiny`."""
@@ -68,6 +70,8 @@ def fill_in(
     if model is not None:
         lr, adam_lr = _inherited_rates(train.optimizer, model, n_tokens)
     filled_train: Tree = {}
+    if model is not None and imported(model.record) and train.warmup_steps is None:
+        filled_train["warmup_steps"] = IMPORTED_WARMUP
     if train.lr is None:
         filled_train["lr"] = lr
     if train.adam_lr is None:
@@ -97,6 +101,8 @@ def _default_tokens(config: Config, n_tokens: int, *, has_new_weights: bool) -> 
 
 def _inherited_rates(optimizer: str, model: LoadedModel, n_tokens: int) -> tuple[float, float]:
     """Learning rates of this optimizer, and of AdamW beside Muon, for `n_tokens` of text, from those of the model."""
+    if imported(model.record):
+        return IMPORTED_RATE, IMPORTED_RATE
     trained = model.config.train
     lr, adam_lr = RATES[optimizer], ADAM_RATE
     if optimizer == trained.optimizer and trained.lr is not None:

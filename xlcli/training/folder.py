@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -90,31 +89,6 @@ def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> 
                 layout.write_record(target, describe_run(run, data) | {"steps": step, "tokens": tokens})
             saved.append(Saved(step, target))
     yield from saved
-
-
-def missed_points(run: TrainingRun, folder: Path) -> Iterator[Notice]:
-    """Says which points of `train.keep_at` the run will not keep: those after its end, and missing ones before it."""
-    train = run.config.train
-    tokens_per_step = train.batch_size * train.segment_len
-    last_token = math.inf
-    if train.max_steps is not None:
-        last_token = train.max_steps * tokens_per_step
-    if train.max_tokens is not None:
-        n_steps = math.ceil(train.max_tokens / tokens_per_step)  # the last one may exceed the budget
-        last_token = min(last_token, n_steps * tokens_per_step)
-    after_end: list[str] = []
-    already_read: list[str] = []
-    for point in train.keep_at:
-        model = layout.kept_model(place_of_run(folder), point)
-        if layout.is_model(model):
-            continue
-        if point > last_token:
-            after_end.append(model.name)
-        if point <= run.counters.tokens:
-            already_read.append(model.name)
-    for names, reason in ((after_end, "the run ends before"), (already_read, "the run has already read")):
-        if names:
-            yield Notice(f"{reason} {', '.join(names)} tokens, so train.keep_at keeps no model there")
 
 
 def save(run: TrainingRun, data: Prepared, place: Path) -> Path:

@@ -174,12 +174,13 @@ class Loop:
             tokens_per_second=n_tokens / elapsed,
             fraction=run.fraction(seconds),
             eta_seconds=max(0.0, seconds_left),
+            last_step=counters.step + round(max(0.0, seconds_left) * n_steps / elapsed),
             **update._asdict(),
         )
         row = {key: value for key, value in asdict(step).items() if value is not None}
         row["seconds"] = round(seconds, 3)
         row["tokens_per_second"] = round(step.tokens_per_second, 1)
-        del row["fraction"], row["eta_seconds"]
+        del row["fraction"], row["eta_seconds"], row["last_step"]
         if counters.rollbacks:
             row["rollbacks"] = counters.rollbacks
         self._log(row)

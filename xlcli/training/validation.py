@@ -28,6 +28,7 @@ from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
+from xlcli.training.schedule import Clock
 
 ABSURD_NATS = 100.0  # loss in nats per token above which a run counts as diverged
 ABSURD_WEIGHT = 2.0**32
@@ -38,6 +39,7 @@ SCORED_BYTES = 2**18
 SCORING_COST = 2.0
 """Time per token of the final score, which is exact, in relation to that of a validation; 1.9 to 2.3 on a CPU."""
 MOST_RESERVED = 0.5  # maximum share of a time budget that is left to the end of the run
+OVERTIME = 0.1  # share of a time budget that the final score and the sample may take beyond it
 MIN_CONTEXTS = 4
 """A model with memory gets several sequences only if each has about this many times the tokens of a memory and a
 segment, because each starts with empty memory."""
@@ -181,12 +183,20 @@ def finish(
 
 
 def final_evaluation(
-    run: TrainingRun, data: Prepared, folder: Path, stop: Callable[[], bool]
+    run: TrainingRun, data: Prepared, folder: Path, clock: Clock
 ) -> Generator[Progress | Notice, None, Trained]:
     """End of a run whose budget is spent, with a score, if there is validation text, and a sample of its model.
 
-    The score is recorded before the sample is drawn.
+    The score is recorded before the sample is drawn. Both are cut where the time runs out (`OVERTIME`).
     """
+    max_time = run.config.train.max_time
+    latest = math.inf
+    if max_time is not None:
+        latest = max(max_time, clock.now()) + OVERTIME * max_time
+
+    def is_late() -> bool:
+        return clock.stop() or clock.now() > latest
+
     device, seed = run.runtime.device, run.config.runtime.seed or 0
     model = store.load(folder, device=device)
     inference = make_runtime(RuntimeConfig(device=str(device), threads=run.runtime.threads))
@@ -196,13 +206,14 @@ def final_evaluation(
         with path.open("rb") as text:
             lines, _, _ = text.read(PROMPT_BYTES).rpartition(b"\n")
         prompt = lines + b"\n"
-        for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
+        for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=is_late):
             if isinstance(event, Progress | Notice):
                 yield event
-            elif isinstance(event, Score) and not event.partial:
+            elif isinstance(event, Score) and not clock.stop():
                 score = event
     end = finish(run, data, folder, score)
-    for made in generate(model, prompt, GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
+    options = GenerateConfig(max_new_tokens=SAMPLE_TOKENS)
+    for made in generate(model, prompt, options, inference, seed=seed, stop=is_late):
         if isinstance(made, Notice):
             yield made
         elif isinstance(made, Generated):

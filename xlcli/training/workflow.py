@@ -32,7 +32,7 @@ from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
 from xlcli.training import defaults, memory
-from xlcli.training.folder import missed_points, restore, save, write_held_out
+from xlcli.training.folder import restore, save, write_held_out
 from xlcli.training.loop import Loop
 from xlcli.training.parallel import announce_start, wait_for_start
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
@@ -93,9 +93,11 @@ def train(
         data = yield from until(stop, prepare_new(paths, configs, model, load, dry_run=dry_run, ranks=ranks))
         _check_texts(folder, data)
         yield from _plan(folder, data, 0)
-        if dry_run:
-            return None
-        return (yield from _new_run(data, folder))
+        if not dry_run:
+            return (yield from _new_run(data, folder))
+        if model is not None or data.origin:
+            yield from _pace(data)
+        return None
 
     return _run(set_up, paths, folder, {}, stop, paused, ranks)
 
@@ -183,7 +185,6 @@ def _run(
         clock = Clock(ranks, run.counters.seconds, lambda: time.monotonic() - paused() - started, stop)
         if ranks.is_first:
             commit.finish_replacement(folder)  # a run that replaces nothing is put in place before its first step
-            yield from missed_points(run, folder)
         try:
             yield from Loop(run, data, folder, clock).events()
         except DivergedError as error:
@@ -195,7 +196,7 @@ def _run(
             if is_spent and run.counters.is_validated:
                 commit.finish_replacement(folder)
                 finish(run, data, folder)  # a kill during the evaluation leaves a finished run
-                yield (yield from final_evaluation(run, data, folder, clock.stop))
+                yield (yield from final_evaluation(run, data, folder, clock))
             else:
                 yield finish(run, data, folder, stopped=True)
 
@@ -209,6 +210,22 @@ def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ran
     # A signal from here on stops all ranks after the same step.
     data = yield from prepare_resumed(paths, place, changes, None, None, ranks=ranks)
     return (yield from _continued_run(data, place, checkpoint_folder))
+
+
+def _pace(data: Prepared) -> Iterator[Notice]:
+    """Says how many steps fit into the time budget, if there is one, by a step that is taken and forgotten."""
+    train = data.config.train
+    if train.max_time is None:
+        return
+    run = _build_run(data, SINGLE, data.weights)
+    run.train_step(0.0)  # the first step allocates
+    began = time.monotonic()
+    run.train_step(0.0)
+    seconds = time.monotonic() - began
+    n_steps = train.max_time / seconds
+    n_tokens = train.batch_size * train.segment_len
+    pace = f"a step of {n_tokens:,} tokens takes {seconds:.2g} s"
+    yield Notice(f"{pace}: about {n_steps:,.0f} steps fit into the time budget, fewer with validations")
 
 
 def _new_run(data: Prepared, folder: Path) -> Generator[Event, None, Run]:

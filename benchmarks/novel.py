@@ -1,0 +1,372 @@
+"""One novel, read as one text: bits per byte along it, and what a sentence costs when it comes again.
+
+    python benchmarks/novel.py read BOOK.txt --models books SMOLLM2 [--only PART_OF_NAME] [--limit BYTES]
+    python benchmarks/novel.py needle BOOK.txt --models books
+    python benchmarks/novel.py table                 # the tables and the figures of docs/long-context.md
+    python benchmarks/novel.py check SMOLLM2 HUGGING_FACE_FOLDER BOOK.txt      # with transformers installed
+
+`read` scores the book by each of `READINGS`: memories, sinks, cache, adaptation, and what other programs do with a text
+that is longer than their window. `needle` plants sentences that no other text has, twice each, and compares the second
+time with the first. `check` computes 6,000 tokens by transformers with an explicit window. Models are names or folders;
+SMOLLM2 is an imported SmolLM2-135M (docs/models.md). Results are written after each reading, and a restarted benchmark
+continues with the missing ones.
+"""
+
+import argparse
+import functools
+import json
+import math
+import random
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from runs import save, saved, xlcli
+
+RESULT = Path(__file__).parent / "results" / "novel.json"
+FIGURES = Path(__file__).parent.parent / "docs"
+BLOCK = 16_384
+"""Bytes of a place in the text, whose bits are counted together."""
+LONG_CACHE = "1000000"
+"""Tokens in the cache: more than the book has."""
+
+
+class Reading(NamedTuple):
+    """How the book is read: options of `xlcli eval`, and first tokens that stay visible (None: as in the model)."""
+
+    options: tuple[str, ...]
+    n_sinks: int | None = None
+
+
+def _memory(length: int, *options: str, n_sinks: int | None = None) -> Reading:
+    return Reading(("--mem-len", str(length), *options), n_sinks)
+
+
+CACHE, ADAPT = ("--context-cache", LONG_CACHE), ("--adapt",)
+WINDOW = 2048
+"""Window of those that know no memory; it is what evaluation harnesses give to a small model."""
+READINGS = {
+    "memory 256": _memory(256),
+    "memory 1,024": _memory(1024),
+    "memory 4,096": _memory(4096),
+    "whole window, 8,191": _memory(8191),
+    "memory 256, no sinks": _memory(256, n_sinks=0),
+    "memory 1,024, no sinks": _memory(1024, n_sinks=0),
+    "memory 4,096, no sinks": _memory(4096, n_sinks=0),
+    "memory 256, cache": _memory(256, *CACHE),
+    "memory 256, adapting": _memory(256, *ADAPT),
+    "memory 256, both": _memory(256, *ADAPT, *CACHE),
+    "memory 1,024, cache": _memory(1024, *CACHE),
+    "memory 1,024, adapting": _memory(1024, *ADAPT),
+    "memory 1,024, both": _memory(1024, *ADAPT, *CACHE),
+    "independent blocks of 2,048": _memory(0, "--segment-len", str(WINDOW)),
+    "windows of 2,048, stride 512": _memory(0, "--segment-len", str(WINDOW), "--set", "eval.stride=512"),
+}
+"""The last two are what lm-eval and the page of transformers on perplexity do."""
+NEEDLE_READINGS = ("memory 256", "memory 4,096", "memory 256, cache", "memory 256, adapting", "memory 256, both")
+
+DISTANCES = (1_000, 10_000, 100_000, 1_000_000)
+"""Characters between the two places of a needle."""
+DEPTHS = (20_000, 220_000, 420_000, 620_000)
+"""First characters of the parts of the book where needles are planted for the first time."""
+NEEDLES = 20
+"""Needles of each distance."""
+ADJECTIVES = [
+    "copper", "silent", "crooked", "frozen", "painted", "hollow", "scarlet", "wooden", "patient", "narrow",
+    "velvet", "distant",
+]  # fmt: skip
+THINGS = [
+    "lanterns", "anchors", "violins", "beehives", "ladders", "kettles", "compasses", "orchards", "chimneys",
+    "saddles", "mirrors", "barrels",
+]  # fmt: skip
+NAMES = [
+    "Quilvern", "Ostrabeck", "Mallowfen", "Tirrendale", "Haskerby", "Wynnoth", "Brezzano", "Culverdine", "Ythorpe",
+    "Zandrell",
+]  # fmt: skip
+VERBS = ["counted", "buried", "borrowed", "polished", "traded", "weighed", "repaired", "hid"]
+
+
+class Needle(NamedTuple):
+    """A planted sentence: its text, the characters between its two places, and their first bytes in the new text."""
+
+    sentence: str
+    distance: int
+    first: int
+    second: int
+
+
+def needles() -> Iterator[str]:
+    """Sentences that no other text has."""
+    draw = random.Random(0)
+    while True:
+        name, place = draw.sample(NAMES, 2)
+        first, second = draw.sample(ADJECTIVES, 2)
+        number = draw.randint(13, 997)
+        yield (
+            f"{name} of {place} {draw.choice(VERBS)} {number} {first} {draw.choice(THINGS)} "
+            f"and {draw.randint(13, 997)} {second} {draw.choice(THINGS)}."
+        )
+
+
+def planted(book: str) -> tuple[str, list[Needle]]:
+    """The book with needles between its paragraphs."""
+    sentences = needles()
+    wanted: list[tuple[int, str, int]] = []  # place in the book, sentence, its distance
+    for distance in DISTANCES:
+        for i in range(NEEDLES):
+            place = DEPTHS[i % len(DEPTHS)] + i // len(DEPTHS) * 30_000 + DISTANCES.index(distance) * 5_000
+            sentence = next(sentences)
+            wanted += [(place, sentence, distance), (place + distance, sentence, distance)]
+    parts, places, end = [], {}, 0
+    for place, sentence, distance in sorted(wanted):
+        paragraph = book.index("\n\n", max(place, end)) + 2
+        parts += [book[end:paragraph], sentence + "\n\n"]
+        end = paragraph
+        start = sum(len(part.encode()) for part in parts[:-1])
+        places.setdefault((sentence, distance), []).append(start)
+    text = "".join([*parts, book[end:]])
+    return text, [Needle(sentence, distance, *starts) for (sentence, distance), starts in places.items()]
+
+
+def score(book: Path, model: str, reading: Reading) -> tuple[dict, list[dict]]:
+    """Figures of a reading, and its tokens with the bytes where they begin."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = Path(folder) / "tokens.jsonl"
+        if reading.n_sinks is not None:
+            model = str(with_sinks(Path(model), Path(folder) / "model", reading.n_sinks))
+        command = ["eval", str(book), "-m", model, "--json", "-q", "--per-token", str(tokens)]
+        command += ["--set", "eval.context_share=0", *reading.options]
+        figures = json.loads(xlcli(*command, cwd=Path.cwd()))
+        return figures, [json.loads(line) for line in tokens.read_text().splitlines()]
+
+
+def with_sinks(model: Path, copy: Path, n_sinks: int) -> Path:
+    """A model folder with another number of sinks, and the same weights."""
+    shutil.copytree(model, copy, copy_function=lambda source, target: Path(target).symlink_to(Path(source).resolve()))
+    config = json.loads((model / "config.json").read_text())
+    config["model"]["position"]["n_sinks"] = n_sinks
+    (copy / "config.json").unlink()
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def bits_by_place(tokens: list[dict], n_bytes: int) -> list[float]:
+    """Bits per byte of each block of `BLOCK` bytes, by the bytes where its tokens begin."""
+    bits = [0.0] * math.ceil(n_bytes / BLOCK)
+    for token in tokens:
+        bits[token["byte"] // BLOCK] += token["bits"]
+    return [total / min(BLOCK, n_bytes - i * BLOCK) for i, total in enumerate(bits)]
+
+
+def bits_between(tokens: list[dict], start: int, end: int) -> float:
+    """Bits of the tokens that begin in these bytes."""
+    return sum(token["bits"] for token in tokens if start <= token["byte"] < end)
+
+
+def read(options: argparse.Namespace) -> None:
+    """Scores the book by each reading."""
+    result = saved(options.out, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        book = Path(folder) / options.book.name
+        book.write_bytes(options.book.read_bytes()[: options.limit])
+        for model in options.models:
+            runs = result["runs"].setdefault(Path(model).name, {})
+            for name, reading in READINGS.items():
+                has_sinks = reading.n_sinks is None or Path(model).is_dir()
+                if name in runs or options.only not in name or not has_sinks:
+                    continue
+                figures, tokens = score(book, model, reading)
+                n_bytes = figures["bytes"]
+                kept = {key: figures[key] for key in ("bytes", "tokens", "bits_per_byte", "seconds", "peak_rss_bytes")}
+                runs[name] = kept | {"places": bits_by_place(tokens, n_bytes)}
+                save(options.out, result, indent=None)
+                print(Path(model).name, name, kept, flush=True)
+
+
+def needle(options: argparse.Namespace) -> None:
+    """Scores the book with needles, and each needle at both places."""
+    result = saved(options.out, 0)
+    text, all_needles = planted(options.book.read_text()[: options.limit])
+    with tempfile.TemporaryDirectory() as folder:
+        book = Path(folder) / options.book.name
+        book.write_text(text)
+        for model in options.models:
+            runs = result.setdefault("needles", {}).setdefault(Path(model).name, {})
+            for name in NEEDLE_READINGS:
+                if name in runs or options.only not in name:
+                    continue
+                figures, tokens = score(book, model, READINGS[name])
+                rows = []
+                for found in all_needles:
+                    n = len(found.sentence.encode())
+                    first, second = (bits_between(tokens, at, at + n) for at in (found.first, found.second))
+                    rows.append({"distance": found.distance, "depth": found.first, "first": first, "second": second})
+                n_needles = sum(row["first"] + row["second"] for row in rows)
+                rest = figures["bits_per_byte"] * figures["bytes"] - n_needles
+                runs[name] = {"needles": rows, "bits_of_the_rest": rest, "bytes": figures["bytes"]}
+                save(options.out, result, indent=None)
+                print(Path(model).name, name, shares(rows), flush=True)
+
+
+def shares(rows: list[dict]) -> dict[int, tuple[float, float]]:
+    """Bits of the second place as a share of the first, mean and half-width of its 95 % interval, by distance."""
+    found = {}
+    for distance in DISTANCES:
+        ratios = [row["second"] / row["first"] for row in rows if row["distance"] == distance]
+        student = 2.093  # of 19 degrees of freedom
+        found[distance] = statistics.fmean(ratios), student * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return found
+
+
+PLACES = (0, 65_536, 262_144, 1_048_576)
+"""First bytes of the columns of the table."""
+
+
+def table(result: dict) -> str:
+    """Markdown tables: bits per byte of each reading by place, with time and RAM; shares of needles by distance."""
+    parts = []
+    for model, runs in result["runs"].items():
+        n_bytes = max(run["bytes"] for run in runs.values())
+        starts = [start for start in PLACES if start < n_bytes]
+        head = [f"from {start:,}" for start in starts]
+        lines = [f"| {model} | {' | '.join(head)} | all | ms per token | RAM, MB |", "|---" * (len(head) + 4) + "|"]
+        for name, run in sorted(runs.items(), key=lambda item: list(READINGS).index(item[0])):
+            places = [
+                mean_of_places(run, start, end) for start, end in zip(starts, [*starts[1:], n_bytes], strict=True)
+            ]
+            figures = [f"{bits:.3f}" for bits in (*places, run["bits_per_byte"])]
+            time = f"{1e3 * run['seconds'] / run['tokens']:.2f}"
+            lines.append(f"| {name} | {' | '.join(figures)} | {time} | {run['peak_rss_bytes'] / 1e6:.0f} |")
+        parts.append("\n".join(lines))
+    for model, runs in result.get("needles", {}).items():
+        head = [f"{distance:,}" for distance in DISTANCES]
+        lines = [f"| {model}: second time, % of the first | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+        for name, run in runs.items():
+            found = [f"{100 * mean:.1f} ± {100 * half:.1f}" for mean, half in shares(run["needles"]).values()]
+            lines.append(f"| {name} | {' | '.join(found)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def mean_of_places(run: dict, start: int, end: int) -> float:
+    """Mean bits per byte of the blocks that begin in these bytes."""
+    blocks = run["places"][start // BLOCK : math.ceil(end / BLOCK)]
+    sizes = [min(BLOCK, run["bytes"] - (start // BLOCK + i) * BLOCK) for i in range(len(blocks))]
+    return sum(bits * size for bits, size in zip(blocks, sizes, strict=True)) / sum(sizes)
+
+
+def plot(model: str, runs: dict, file: Path) -> None:
+    """Bits that each reading saves along the book, in percent of those of the shortest memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn = [name for name in READINGS if name in runs and name != "memory 256"]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    base = runs["memory 256"]
+    n_blocks = len(base["places"])
+    ends = sorted({round(n_blocks ** (i / 12)) for i in range(13)})  # equal steps of the logarithm
+    for name in drawn:
+        saved_percent = []
+        for start, end in zip([0, *ends], ends, strict=False):
+            plain = mean_of_places(base, start * BLOCK, end * BLOCK)
+            saved_percent.append(100 * (1 - mean_of_places(runs[name], start * BLOCK, end * BLOCK) / plain))
+        middles = [BLOCK * (start + end) / 2 for start, end in zip([0, *ends], ends, strict=False)]
+        axes.plot(middles, saved_percent, label=name, marker=".")
+    axes.set(xscale="log", xlabel="characters read before", ylabel="bits saved, % of memory 256", title=model)
+    axes.axhline(0, color="gray", linewidth=0.8)
+    figure.legend(loc="outside right center", frameon=False, fontsize="small")
+    figure.savefig(file)
+    pyplot.close(figure)
+
+
+def show(options: argparse.Namespace) -> None:
+    """Prints the tables, and draws a figure for each model."""
+    result = json.loads(options.out.read_text())
+    print(table(result))
+    for model, runs in result["runs"].items():
+        if "memory 256" in runs:
+            plot(model, runs, options.figures / f"novel-{model.lower()}.svg")
+
+
+CHECKED = 6_000
+"""Tokens that `check` compares."""
+
+
+def check(options: argparse.Namespace) -> None:
+    """Largest difference from transformers, in nats per token, for two memories with sinks, on `CHECKED` tokens.
+
+    Its eager attention is replaced by the definition: a query sees the tokens of the memory, and the first tokens of
+    the text as if they were as far away as the trained window reaches.
+    """
+    import torch
+    from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+
+    config = json.loads((options.model / "config.json").read_text())["model"]["position"]
+    n_sinks, far = config["n_sinks"], config["clamp_len"]
+    hugging_face = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32)
+    rope = hugging_face.model.rotary_emb
+
+    def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        """Vectors (b h t e) turned by positions (t)."""
+        cos, sin = rope(x, angles[None])
+        half = x.shape[-1] // 2
+        swapped = torch.cat((-x[..., half:], x[..., :half]), -1)
+        return x * cos[:, None] + swapped * sin[:, None]
+
+    def attend(module, q, k, v, mask, scaling, mem_len, **_):  # type: ignore[no-untyped-def]
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        at = torch.arange(q.shape[2])
+        distance = at[:, None] - at
+        scores = (q @ k.mT) * scaling
+        scores[..., (distance < 0) | (distance > mem_len)] = -math.inf
+        sinks_seen = at[:, None] - at[:n_sinks] > mem_len
+        from_far = turned(turned(q, -at), torch.full_like(at, far))
+        sinks = turned(k[:, :, :n_sinks], -at[:n_sinks])
+        sink_scores = (from_far @ sinks.mT) * scaling
+        sink_scores = sink_scores.masked_fill(~sinks_seen, -math.inf)
+        weights = torch.cat((sink_scores, scores), -1).softmax(-1)
+        return (weights @ torch.cat((v[:, :, :n_sinks], v), 2)).transpose(1, 2), None
+
+    ids = AutoTokenizer.from_pretrained(options.folder)(options.book.read_text()[: 8 * CHECKED]).input_ids[:CHECKED]
+    for mem_len in (256, 1024):
+        AttentionInterface.register("memory", functools.partial(attend, mem_len=mem_len))
+        hugging_face.set_attn_implementation("memory")
+        with torch.inference_mode():
+            logits = hugging_face(torch.tensor([ids])).logits[0, :-1]
+        theirs = -logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        _, tokens = score(options.book, str(options.model), _memory(mem_len, "--limit", str(5 * CHECKED)))
+        ours = torch.tensor([token["bits"] for token in tokens[1:]]) * math.log(2)
+        n = min(len(ours), len(theirs))
+        print(f"memory {mem_len}: {(ours[:n] - theirs[:n]).abs().max():.2e} nats at most, {n} tokens")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    commands = parser.add_subparsers(required=True)
+    for work in (read, needle):
+        command = commands.add_parser(work.__name__)
+        command.add_argument("book", type=Path)
+        command.add_argument("--models", nargs="+", default=["books"])
+        command.add_argument("--only", default="", help="readings with this in their names")
+        command.add_argument("--limit", type=int, help="bytes from the beginning of the book")
+        command.set_defaults(work=work)
+    command = commands.add_parser("table")
+    command.add_argument("--figures", type=Path, default=FIGURES)
+    command.set_defaults(work=show)
+    command = commands.add_parser("check")
+    for name in ("model", "folder", "book"):
+        command.add_argument(name, type=Path)
+    command.set_defaults(work=check)
+    options = parser.parse_args()
+    options.work(options)
+
+
+if __name__ == "__main__":
+    main()

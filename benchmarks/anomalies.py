@@ -105,7 +105,7 @@ def cached(log: Log, tokenizer: Any, vocab_size: int) -> list[list[float]]:
     import numpy as np
 
     from xlcli.kernels.mixture import read
-    from xlcli.memory.context_cache import ContextCache, new_index, new_learned
+    from xlcli.memory.context_cache import N_READ, ContextCache, new_index, new_learned
     from xlcli.online.mixture import line_end_of
 
     cache = ContextCache({}, new_learned(vocab_size), new_index(int(CACHE)))
@@ -124,9 +124,9 @@ def cached(log: Log, tokenizer: Any, vocab_size: int) -> list[list[float]]:
     found = []
     baseline = cache.snapshot()
     for line in log.lines:
-        n_before = int(cache.index.sizes[0])
+        n_before = int(cache.index.sizes[N_READ])
         found.append(bits(line))
-        cache.go_back(baseline, int(cache.index.sizes[0]) - n_before)
+        cache.go_back(baseline, int(cache.index.sizes[N_READ]) - n_before)
     return found
 
 

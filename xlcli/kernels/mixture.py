@@ -28,7 +28,7 @@ from xlcli.kernels.files import KernelFiles, keep_parts
 from xlcli.kernels.records import Array
 from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
-from xlcli.memory.context_cache import LINE, N_KINDS, ORDERS, REACH, Index, Learned
+from xlcli.memory.context_cache import ABOVE, COLUMN, HEAD, LINE, N_KINDS, N_READ, ORDERS, REACH, WINDOW, Index, Learned
 
 RATE, BIAS_RATE = 0.25, 0.02
 """Learning rate of a weight, divided by the root of the sum of its squared gradients, and that of the bias."""
@@ -97,13 +97,13 @@ def hashed(key: Any, value: Any) -> Any:
 @inner()
 def append(index: Index, token: int, line_end: int) -> None:
     """Reads a token: writes its line and the keys of its contexts."""
-    n, at = len(index.tokens), index.sizes[0]
+    n, at = len(index.tokens), index.sizes[N_READ]
     place = at % n
     index.tokens[place] = token
     index.followers[place] = -1
     is_line_start = token == line_end or at == 0
     index.lines[place] = at if is_line_start else index.lines[(at - 1) % n]
-    index.sizes[0] = at + 1
+    index.sizes[N_READ] = at + 1
     key = np.uint64(1)
     n_hashed = 0
     for kind in range(len(_ORDERS)):  # the hash of a longer context goes on from that of a shorter one
@@ -112,10 +112,10 @@ def append(index: Index, token: int, line_end: int) -> None:
             n_hashed += 1
         index.keys[kind, place] = key
     column, above, first, second = place_in_line(index, at)
-    # A token alone is not told from one in column `LINE`, which is all that is known of long lines.
-    index.keys[len(_ORDERS), place] = hashed(hashed(np.uint64(2), column), token)
-    index.keys[len(_ORDERS) + 1, place] = hashed(hashed(np.uint64(3), above), token)
-    index.keys[len(_ORDERS) + 2, place] = hashed(hashed(hashed(np.uint64(4), first), second), column)
+    # Numbers 2 to 4 keep the kinds of contexts apart.
+    index.keys[COLUMN, place] = hashed(hashed(np.uint64(2), column), token)
+    index.keys[ABOVE, place] = hashed(hashed(np.uint64(3), above), token)
+    index.keys[HEAD, place] = hashed(hashed(hashed(np.uint64(4), first), second), column)
 
 
 @inner()
@@ -150,8 +150,8 @@ def head_of(index: Index, kind: int, place: int) -> int:
 @inner()
 def find(index: Index, space: Space) -> int:
     """Sets what a space knows of the followers of the last token's contexts; returns the number of candidates."""
-    n, n_read = len(index.tokens), index.sizes[0]
-    oldest = max(0, n_read - index.sizes[1])
+    n, n_read = len(index.tokens), index.sizes[N_READ]
+    oldest = max(0, n_read - index.sizes[WINDOW])
     place = (n_read - 1) % n
     n_candidates = 0
     for kind in range(N_KINDS):
@@ -243,7 +243,7 @@ def learn(n_candidates: int, target: int, learned: Learned, space: Space) -> Non
 @inner()
 def store(index: Index, follower: int) -> None:
     """Stores what follows the last token read, so that its contexts are found."""
-    at = index.sizes[0] - 1
+    at = index.sizes[N_READ] - 1
     place = at % len(index.tokens)
     index.followers[place] = follower
     for kind in range(N_KINDS):

@@ -22,14 +22,17 @@ from xlcli.memory.online import UNKNOWN, OnlineMemory
 
 ORDERS = (1, 2, 3, 6, 12)
 """Numbers of latest tokens that are a context."""
-N_KINDS = len(ORDERS) + 3
-"""Kinds of contexts, with those that know the place in a line (`kernels/mixture.py`)."""
+COLUMN, ABOVE, HEAD = range(len(ORDERS), len(ORDERS) + 3)
+"""Kinds of contexts behind those of `ORDERS`, which know the place in a line (`kernels/mixture.py`)."""
+N_KINDS = HEAD + 1
 LINE, REACH = 128, 256
 """Maximum place in a line that a context knows, and number of tokens after which none depends on a token."""
 MAX_WINDOW = 2**22
 """Maximum number of tokens of a cache."""
 SLACK = 2**14
 """Number of tokens that can be taken back, and of those older than the window that are kept: at least `REACH`."""
+N_READ, WINDOW = range(2)
+"""Places in `Index.sizes`: number of tokens read, and of tokens of the window."""
 N_LEVELS = 8
 """Classes of a number of followers."""
 FIRST_SLOPE = 1.0
@@ -50,7 +53,7 @@ class Index(NamedTuple):
         keys: Hash (k n) of each context of a token.
         links: Earlier position (k n) whose context has the same head, -1 if there is none.
         heads: Latest position (k h) of the contexts with each head, the last bits of their keys.
-        sizes: Number of tokens read, and of tokens of the window (2).
+        sizes: `N_READ`, `WINDOW` (2).
     """
 
     tokens: Array
@@ -180,11 +183,11 @@ class ContextCache(OnlineMemory):
         index = self.index
         if n_tokens > SLACK - REACH:  # some of the window is lost
             index.heads[...] = -1
-            index.sizes[0] = 0
+            index.sizes[N_READ] = 0
             self.unread.append(before.texts)
             return
-        index.sizes[0] -= n_tokens
-        positions = index.sizes[0] + np.arange(n_tokens)
+        index.sizes[N_READ] -= n_tokens
+        positions = index.sizes[N_READ] + np.arange(n_tokens)
         places = positions[::-1] % len(index.tokens)
         places = places[index.followers[places] != UNKNOWN]  # the others have no links
         last_bits = np.uint64(index.heads.shape[1] - 1)

@@ -5,6 +5,7 @@ Only this module reads `/proc` and `/sys`, which macOS does not have. Each funct
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
@@ -77,6 +78,13 @@ def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu")
         resource = "RAM" if device == "cpu" else "GPU memory"
         problem = f"{purpose} needs at least {_gib(n_bytes)} of {resource}, and {_gib(available)} is available."
         raise ResourceError(problem, remedy)
+
+
+def return_memory() -> None:
+    """Returns what this process has freed to the system: glibc keeps the memory of tensors below 32 MiB."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)
 
 
 def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int, smaller: str) -> str:

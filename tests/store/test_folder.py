@@ -515,7 +515,7 @@ def test_another_model_never_leaves_a_mixture(model, monkeypatch):
     def full(*_args):
         raise ResourceError("disk full.")
 
-    monkeypatch.setattr(store, "write_tensors", full)
+    monkeypatch.setattr(store, "write_in_order", full)
     with pytest.raises(ResourceError):
         store.save_model(model, config, weights_of(network), BytesTokenizer(), {})
     assert not is_model(model)
@@ -525,7 +525,7 @@ def test_another_model_never_leaves_a_mixture(model, monkeypatch):
 def test_another_encoding_never_leaves_a_mixture(tmp_path, monkeypatch, before, after):
     model = saved(tmp_path / "m", encoding=before)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_tensors", lambda *_: (_ for _ in ()).throw(ResourceError("disk full.")))
+        patch.setattr(store, "write_in_order", lambda *_: (_ for _ in ()).throw(ResourceError("disk full.")))
         with pytest.raises(ResourceError):
             saved(model, encoding=after)
     assert not is_model(model)

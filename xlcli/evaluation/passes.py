@@ -6,24 +6,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from xlcli.evaluation.text import Lengths, TokenizedText, TokenScores
 from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
+from xlcli.model.head import Readout
 from xlcli.model.stack import Ponder
 from xlcli.online import Scorer
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
-from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
+from xlcli.text.loaders import EvalBatch, EvalLoader, document_loaders, text_loader
 
+MOST_CALLS = 8
+"""Largest number of calls that are read at once: 4,096 tokens in calls of 512."""
+MOST_PRODUCTS = 2**40
+"""Largest number of products of weights and tokens between two reports of progress: some 10 seconds on two cores."""
 LEAST_SEQUENCES = 5  # number of sequences with tokens in a bin from which its uncertainty is estimated
 
 
@@ -84,7 +91,7 @@ def score_text(
     run: Pass, batches: Batches, by_context: ContextSums, meter: ProgressMeter, scores: TokenScores | None = None
 ) -> Generator[Progress, None, Totals]:
     """Sums over all sequences until stopped, also `by_context`; fills the `scores` of each token."""
-    text, lengths, runtime = run.text, run.lengths, run.runtime
+    text, lengths = run.text, run.lengths
     n_tokens = len(text.tokens)
     readout = None if scores is None else scores.predictions
     document_ends = np.append(text.documents[1:], n_tokens)
@@ -92,17 +99,8 @@ def score_text(
     n_called = 0
     totals = Totals()
     for loader in batches.loaders:
-        state = None
         by_context.start(loader.batch_size)
-        for inputs, targets, scored, positions in loader:
-            if run.stop():
-                return totals
-            if state is None:  # only now, when the memory of the batch before is freed
-                state = lengths.init_state(run.scorer, loader.offsets)
-            x = torch.from_numpy(inputs).to(runtime.device)
-            y = torch.from_numpy(targets).to(runtime.device)
-            with torch.inference_mode(), runtime.autocast():
-                surprisal, state, ponder, features = run.scorer.score(x, y, state, readout=readout)
+        for (inputs, _, scored, positions), surprisal, ponder, features in _scored(run, loader, readout):
             # Numbers (b t) of the tokens; those after the end of a sequence are not scored, but must be legal.
             index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n_tokens - 1)
             if text.scored is not None:
@@ -127,7 +125,43 @@ def score_text(
             n_called += 1
             # Progress is the share of calls, because those that only warm up take time, too.
             yield from meter.report((meter.total or 0) * n_called // n_calls)
+        if run.stop():
+            return totals
     return totals
+
+
+def _scored(
+    run: Pass, loader: EvalLoader, readout: Readout | None
+) -> Iterator[tuple[EvalBatch, Tensor, Ponder | None, Tensor | None]]:
+    """The calls of a loader, each with surprisal, ponder cost and readout of its targets, until stopped.
+
+    A plain network reads several calls at once, layer by layer: where no text follows, the memory of a layer is freed
+    when the next one begins.
+    """
+    network = run.model.network
+    state = run.lengths.init_state(run.scorer, loader.offsets)
+    n_at_once = 0
+    if run.scorer is network and network.reads_by_layer(state, readout):
+        n_products = network.n_parameters * loader.batch_size * loader.segment_len
+        n_at_once = min(MOST_CALLS, max(1, MOST_PRODUCTS // n_products))
+    n_left = math.ceil(loader.sequence_len / loader.segment_len)
+    batches = iter(loader)
+    while n_left > 0 and not run.stop():
+        group = [*islice(batches, max(1, n_at_once))]
+        n_left -= len(group)
+        calls = []
+        for inputs, targets, *_ in group:
+            device = run.runtime.device
+            calls.append((torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)))
+        with torch.inference_mode(), run.runtime.autocast():
+            if n_at_once:
+                outs = network.score_by_layer(calls, state, readout=readout, continues=n_left > 0)
+            else:
+                [(tokens, targets)] = calls
+                outs = [run.scorer.score(tokens, targets, state, readout=readout)]
+        state = outs[-1].state
+        for batch, (nll, _, ponder, features) in zip(group, outs, strict=True):
+            yield batch, nll, ponder, features
 
 
 def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:

@@ -8,10 +8,10 @@ are imported in the functions that need them.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -98,30 +98,69 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Sets in the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
     `ConfigError` if the tensors are too many for a header of `HEADER_LIMIT` bytes.
     """
-    ready: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    infos = {name: TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    write_in_order(path, infos, sorted(tensors.items()), metadata)
+
+
+def write_in_order(
+    path: Path, infos: Mapping[str, TensorInfo], tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]
+) -> None:
+    """`write_tensors` for names and tensors that are made one after the other, in alphabetical order, of these types.
+
+    Each is written to its place before the next one is asked for.
+    """
+    for name in infos:
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a tensor name: {name!r}")
-        ready[name] = tensor.detach().to("cpu").contiguous()
-    sealed = dict(metadata)
-    sealed.pop("metadata_sha256", None)  # of the file that the metadata were read from
-    sealed["sha256"] = digest(ready)
-    sealed["metadata_sha256"] = json_digest(sealed)
-    entries: dict[str, Any] = {"__metadata__": dict(sorted(sealed.items()))}
-    order = sorted(ready, key=lambda name: (-ready[name].element_size(), name))  # so that all are aligned
+    sizes = {name: n_bytes(info) for name, info in infos.items()}
+    item_sizes = {name: _dtype(info).itemsize for name, info in infos.items()}
+    entries: dict[str, Any] = {}
     end = 0
-    for name in order:
-        tensor, start = ready[name], end
-        end = start + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": type_name(tensor.dtype), "shape": [*tensor.shape], "data_offsets": [start, end]}
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % LENGTH_BYTES)
-    if len(header) > HEADER_LIMIT:
-        size = f"a header of {len(header):,} bytes, more than the {HEADER_LIMIT:,} allowed"
-        problem = f"cannot write {path}: {len(ready):,} tensors need {size}."
+    for name in sorted(infos, key=lambda name: (-item_sizes[name], name)):  # so that all are aligned
+        start, end = end, end + sizes[name]
+        entries[name] = {"dtype": infos[name].dtype, "shape": [*infos[name].shape], "data_offsets": [start, end]}
+
+    def beginning(checksum: str) -> bytes:
+        """The file before the tensors, whose length does not depend on the checksum of the tensors."""
+        sealed = dict(metadata)
+        sealed.pop("metadata_sha256", None)  # of the file that the metadata were read from
+        sealed["sha256"] = checksum
+        sealed["metadata_sha256"] = json_digest(sealed)
+        header = json.dumps({"__metadata__": dict(sorted(sealed.items())), **entries}, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % LENGTH_BYTES)
+        return len(header).to_bytes(LENGTH_BYTES, "little") + header
+
+    data_start = len(beginning("0" * len(hashlib.sha256().hexdigest())))
+    if data_start - LENGTH_BYTES > HEADER_LIMIT:
+        size = f"a header of {data_start - LENGTH_BYTES:,} bytes, more than the {HEADER_LIMIT:,} allowed"
+        problem = f"cannot write {path}: {len(infos):,} tensors need {size}."
         raise ConfigError(problem, "Use fewer layers or a smaller train.grad_accum.")
-    beginning = (len(header).to_bytes(LENGTH_BYTES, "little"), header)
-    write_atomic(path, itertools.chain(beginning, (_bytes(ready[name]) for name in order)))
+
+    def save(temporary: Path) -> None:
+        checksum = hashlib.sha256()
+        with temporary.open("r+b") as file:
+            for name, tensor in tensors:
+                if TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) != infos[name]:
+                    raise ValueError(f"tensor {name!r} is not of the announced type and shape")
+                content = _add_to_digest(checksum, name, tensor)
+                file.seek(data_start + entries[name]["data_offsets"][0])
+                file.write(content)
+            file.seek(0)
+            file.write(beginning(checksum.hexdigest()))
+
+    write_atomic(path, save)
+
+
+def n_bytes(info: TensorInfo) -> int:
+    """Size of a stored tensor."""
+    return math.prod(info.shape) * _dtype(info).itemsize
+
+
+def _dtype(info: TensorInfo) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, TYPES[info.dtype])
+    return dtype
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -144,9 +183,16 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and bytes of tensors in alphabetical order: the fingerprint of weights."""
     result = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        result.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        result.update(_bytes(tensor.detach().to("cpu").contiguous()))
+        _add_to_digest(result, name, tensor)
     return result.hexdigest()
+
+
+def _add_to_digest(checksum: hashlib._Hash, name: str, tensor: Tensor) -> Any:
+    """Adds a tensor to a `digest`; returns its bytes."""
+    content = _bytes(tensor.detach().to("cpu").contiguous())
+    checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    checksum.update(content)
+    return content
 
 
 @contextmanager

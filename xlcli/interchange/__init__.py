@@ -26,11 +26,12 @@ from xlcli.interchange.source import ADAPTER, CAN, CONFIG, DOWNLOAD, END, MERGE,
 from xlcli.interchange.source import Source as Source
 from xlcli.interchange.transfo_xl import Original, TransfoXL
 from xlcli.machine import require_memory
+from xlcli.ops.stored import is_finite
 from xlcli.presets import models_folder
-from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save_model
+from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save_in_order, save_model
 from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
 from xlcli.store.origin import first_cause
-from xlcli.store.weights import encode, stored_infos, weights
+from xlcli.store.weights import encode, encode_in_order, stored_infos, weights, weights_bytes
 from xlcli.text.tokenizers import load_tokenizer
 
 _ALL: tuple[Format, ...] = (
@@ -85,7 +86,6 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     source = format_.open(path)
     infos = {key: tensor.info for key, tensor in source.stored.items() if not key.endswith(format_.buffers)}
     stored_as = encoding or _encoding_of_source(path, infos, format_)
-    require_memory(f"importing {path}", 4 * n_weights(infos), "Import a smaller model.")
     config = _sections(format_, source)
     model = config.model
     vocab_size = model.vocab_size or 0
@@ -93,12 +93,16 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
     if vocab_size > _MOST_TOKENS:
         raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
+    needed = weights_bytes(model, stored_as or "float32")  # of the check of the new model
+    require_memory(f"importing {path}", needed, "Import a smaller model.")
     if isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir():  # it was exported by xlcli
         tokenizer = load_tokenizer(source.path / OWN)
     else:
         tokenizer = format_.tokenizer(source, model)
     with new_folder(target) as folder:
-        save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as or "float32")
+        encoding_first = stored_as or "float32"
+        stored = encode_in_order(format_.weights(source, model), model, encoding_first)
+        save_in_order(folder, config, stored, tokenizer, {}, encoding=encoding_first)
         # A tensor that nothing has read may be a part of the network that xlcli lacks.
         for unread in sorted(source.unread & infos.keys()):
             if not re.fullmatch(format_.copies, unread):
@@ -280,7 +284,7 @@ def _check(folder: Path) -> float | None:
     """Mean surprisal of `_TEXT` in bits per token; None if it cannot be spelled. `CheckpointError` for NaN."""
     model = load(folder)
     bits, can_spell = _score(model, _TEXT)
-    are_finite = all(bool(weight.isfinite().all()) for weight in weights(model.network).values())
+    are_finite = all(is_finite(weight) for weight in weights(model.network).values())
     if not math.isfinite(bits) or not are_finite:
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
     return bits if can_spell else None

@@ -82,8 +82,8 @@ class Format(ABC):
         """Sections `model` and `train`; `CheckpointError` if xlcli lacks a setting that changes numbers."""
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Name in xlcli and values of each weight, of which one at a time is read."""
-        for name, empty in empty_weights(model).items():
+        """Name in xlcli and values of each weight, in alphabetical order, of which one at a time is read."""
+        for name, empty in sorted(empty_weights(model).items()):
             yield name, self.read(source, name, model, tuple(empty.shape))
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:

@@ -9,9 +9,9 @@ branch. A step is cut into tasks. A thread takes tasks until none is left, waits
 next step. Norms and residual sums are so short that every thread computes them for itself. Each step writes to memory
 of its own, so a late thread, which finds all tasks done, reads the same numbers as the others.
 
-Weights are float32, bfloat16 (their bits as uint16) or int8 with a scale for each row; so are keys and values, with a
-scale for each head and token. Sums are in float32. No result depends on the number of threads, nor on the other
-sequences of a batch.
+Weights are float32, bfloat16 (their bits as uint16), float16 (as int16) or int8 with a scale for each row; keys and
+values are float32, bfloat16 or int8 with a scale for each head and token. Sums are in float32. No result depends on the
+number of threads, nor on the other sequences of a batch.
 
 Compiled kernels are kept until a file of this package or of `CONSTANTS` changes.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xlcli.kernels.compiler import numba, overload, register_jitable
+from xlcli.kernels.compiler import intrinsic, ir, numba, overload, register_jitable, types
 from xlcli.kernels.records import GELU, GELU_TANH, LAYER, NONE, RELU, RELU2, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 
@@ -17,8 +17,18 @@ FLOAT_BYTES = 4
 """Size of a float32."""
 
 
+@intrinsic
+def from_float16(typing: Any, bits: Any) -> Any:
+    """Float32 value of the bits of a float16, by the instruction of the processor."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.int16), lower
+
+
 def widen(value: Any) -> Any:
-    """Float32 value of a float32, of the bits of a bfloat16, or of an int8."""
+    """Float32 value of a float32, of the bits of a bfloat16 (uint16) or a float16 (int16), or of an int8."""
     raise NotImplementedError  # compiled code only
 
 
@@ -30,6 +40,13 @@ def _widen(value: Any) -> Any:
             return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
 
         return from_bfloat16
+
+    if value == numba.int16:
+
+        def from_half(value: Any) -> Any:
+            return from_float16(value)
+
+        return from_half
 
     def from_number(value: Any) -> Any:
         return np.float32(value)

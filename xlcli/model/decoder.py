@@ -26,6 +26,7 @@ from xlcli.config.position import AlibiPositionConfig, RopePositionConfig, T5Pos
 from xlcli.errors import ConfigError
 from xlcli.kernels import records
 from xlcli.kernels.records import BLOCK_LEN, RANK, Array, pack
+from xlcli.machine import return_memory
 from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
@@ -49,10 +50,11 @@ if TYPE_CHECKING:
 TYPES: dict[torch.dtype, Array] = {
     torch.float32: np.empty(0, np.float32),
     torch.bfloat16: np.empty(0, np.uint16),
+    torch.float16: np.empty(0, np.int16),
     torch.int8: np.empty(0, np.int8),
 }
 """Number type of weights or memories to an array of its type in the kernel."""
-ENCODINGS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+ENCODINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 """Types of packed weights other than float32, whose matrices are not copied unless several are joined."""
 Packed = tuple[Any, ...]
 """Fields of a record of `kernels/records.py`; arrays are given by their addresses."""
@@ -302,7 +304,7 @@ class Part:
         if not has_kernel or len(types) > 1:
             return None
         [memory_type] = types
-        if memory_type not in TYPES:
+        if memory_type not in TYPES or memory_type == torch.float16:  # kernels read weights of this type only
             return None
         return memory_type
 
@@ -327,6 +329,7 @@ class Packer:
             blocks.append(block)
             if with_kernel:
                 packed.append(self._block(i, block))
+                return_memory()  # of the matrices that were joined
                 kinds.append(self._kind(block.attention))
         first = numbered_blocks[0][0]
         return Part(first, blocks, np.array(packed, records.BLOCK), kinds)

@@ -262,16 +262,70 @@ class LanguageModel(nn.Module):
         """
         inner_layers = () if readout is None else readout.layers
         x, state, ponder, inner = self._read(tokens, state, documents, inner_layers)
+        return self._scored((*inner, x), targets, state, ponder, readout)
+
+    def _scored(
+        self,
+        hidden: Sequence[Tensor],
+        targets: Tensor,
+        state: State,
+        ponder: Ponder | None = None,
+        readout: Readout | None = None,
+    ) -> ScoreOutput:
+        """Scores of targets (b n) by normed outputs of layers (b t d), the last one of which predicts them."""
+        x = hidden[-1]
         first = x.shape[1] - targets.shape[1]
         if readout is None:
             return ScoreOutput(self.head.nll(x[:, first:], targets), state, ponder)
         features = []
-        for layer_output in (*inner, x):  # the last one gives the surprisal
+        for layer_output in hidden:  # the last one gives the surprisal
             nll, layer_features = self.head.read_out(layer_output[:, first:], targets, readout)
             features.append(layer_features)
         if torch.is_grad_enabled():  # `read_out` has no gradient
             nll = self.head.nll(x[:, first:], targets)
         return ScoreOutput(nll, state, ponder, torch.cat(features, dim=-1))
+
+    def reads_by_layer(self, state: State, readout: Readout | None) -> bool:
+        """True if `score_by_layer` takes such arguments, and no call has a large table of distances of its own."""
+        has_small_tables = self.config.position.kind in ("none", "rope", "xl")
+        is_plain = type(self.stack) is Stack and state.span.kind == "uniform"
+        return is_plain and has_small_tables and (readout is None or not readout.layers)
+
+    def score_by_layer(
+        self,
+        calls: Sequence[tuple[Tensor, Tensor]],
+        state: State,
+        *,
+        readout: Readout | None = None,
+        continues: bool = True,
+    ) -> list[ScoreOutput]:
+        """`score` for tokens and targets of successive calls: each layer reads all of them before the next one does.
+
+        If nothing `continues` the states that are returned, they lack the memories, and the memory of one layer at a
+        time is in RAM. Only if `reads_by_layer`.
+        """
+        hidden, contexts = list[Tensor](), list[AttentionContext]()
+        for tokens, _ in calls:
+            x, context = self.embed(tokens, state)
+            hidden.append(x)
+            contexts.append(context)
+            state = self.advance(state, tokens, state.layers)
+        stack_inputs = hidden
+        if self.stack.input_residual:  # the only stack that reads its inputs again
+            stack_inputs = [*hidden]
+        layers = []
+        for i, (block, memory) in enumerate(zip(self.stack.blocks, state.layers, strict=True)):
+            for call, context in enumerate(contexts):
+                block_input = self.stack.block_input(i, hidden[call], stack_inputs[call])
+                hidden[call], memory = block(block_input, memory, context)
+            if continues:
+                layers.append(memory)
+        if continues:
+            state = replace(state, layers=tuple(layers))
+        outs = []
+        for x, (_, targets) in zip(hidden, calls, strict=True):
+            outs.append(self._scored((self.stack.final(x),), targets, state, readout=readout))
+        return outs
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state."""

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from xlcli.ops.stored import StoredMatrix
+
 SMALLEST = 2**16
 """Smallest number of weights that are worth more than one thread (measured)."""
 
@@ -78,6 +80,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gradient_dtype
 def _gets_parts(x: Tensor, weight: Tensor) -> bool:
     """True if x is a single row, and its product with equal parts of the matrix is faster: PyTorch uses one thread."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() != weight.shape[1]:
+        return False
+    if isinstance(weight, StoredMatrix):  # it has a product of its own
         return False
     if not torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
         return False

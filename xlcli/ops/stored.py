@@ -15,22 +15,26 @@ HALVES = {torch.bfloat16, torch.float16}
 _aten = torch.ops.aten
 _SAME_MATRIX = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _WITHOUT_VALUES = {
-    Tensor.detach, Tensor.clone, Tensor.requires_grad_, Tensor.to, Tensor.__deepcopy__, Tensor.size, Tensor.dim,
-    Tensor.numel, Tensor.element_size, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point,
+    Tensor.clone, Tensor.requires_grad_, Tensor.to, Tensor.__deepcopy__, Tensor.size, Tensor.dim,
+    Tensor.numel, Tensor.__len__, Tensor.element_size, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point,
 }  # fmt: skip
 """Methods that do not need float32 values."""
 _TRANSPOSED = [Tensor.T.__get__, Tensor.mT.__get__]  # type: ignore[attr-defined]
 """Attributes that need them."""
 _IN_PLACE = re.compile(r"__setitem__|__i\w+__|\w*[^_]_")
 """Names of functions that change their first argument."""
+TILE = 2**20
+"""Number of weights that a product widens at once: 4 MiB, which stay in the cache until they are multiplied."""
+TILE_ROWS = 64
+"""Rows of a tile are a multiple of this, with which a product of MKL sums in the same order as that of all rows."""
 
 
 class StoredMatrix(Tensor):
     """A matrix (o i) of 16-bit floats, or of int8 rows with a scale (o) each, that acts as its float32 values.
 
-    Every function of PyTorch widens it first, and nothing keeps the float32 values; a lookup of rows widens only these.
-    So all results are those of a float32 matrix with these values, to the bit. It cannot be changed, and has no
-    gradient.
+    Every function of PyTorch widens it first, and nothing keeps the float32 values; a lookup of rows widens only these,
+    and a linear layer one tile of rows after the other. So all results are those of a float32 matrix with these values.
+    It cannot be changed, and has no gradient.
 
     Attributes:
         rows: The numbers as they are stored.
@@ -61,6 +65,32 @@ class StoredMatrix(Tensor):
             wide.mul_(self.scale[ids].float().unsqueeze(-1))
         return wide
 
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x Wᵀ + b (... o) for x (... i) in float32, without a gradient."""
+        rows = x.reshape(-1, x.shape[-1])
+        n_outputs, width = self.shape
+        out = torch.empty(len(rows), n_outputs)
+        n_tile = max(1, TILE // (TILE_ROWS * width)) * TILE_ROWS
+        scratch = torch.empty(min(n_tile, n_outputs), width)
+        for start in range(0, n_outputs, n_tile):
+            part = slice(start, min(start + n_tile, n_outputs))
+            tile = scratch[: part.stop - start].copy_(self.rows[part])
+            if self.scale is not None:
+                tile.mul_(self.scale[part].float().unsqueeze(-1))
+            if bias is None:
+                torch.mm(rows, tile.T, out=out[:, part])
+            else:
+                torch.addmm(bias[part], rows, tile.T, out=out[:, part])
+        return out.view(*x.shape[:-1], n_outputs)
+
+    def is_finite(self) -> bool:
+        """True if its float32 values are neither NaN nor infinite; takes no memory for them."""
+        least, most = torch.aminmax(self.rows, dim=-1)
+        largest = torch.maximum(-least.float(), most.float())  # NaN if a number is
+        if self.scale is not None:
+            largest *= self.scale.float()
+        return bool(largest.isfinite().all())
+
     @classmethod
     def cat(cls, matrices: list[StoredMatrix]) -> StoredMatrix:
         """The rows of several matrices of one type in one."""
@@ -79,6 +109,11 @@ class StoredMatrix(Tensor):
         if func is F.embedding:
             ids, matrix = args[:2]
             return matrix.rows_at(ids)
+        if func is Tensor.detach:
+            return cls(args[0].rows, args[0].scale)
+        if func is F.linear and _is_plain(args[0]):
+            x, matrix, *bias = args
+            return matrix.product(x, *bias)
         name = getattr(func, "__name__", "")
         is_attribute = name in ("__get__", "__set__") and func not in _TRANSPOSED
         if not is_attribute and func not in _WITHOUT_VALUES:
@@ -101,6 +136,18 @@ class StoredMatrix(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"StoredMatrix({list(self.shape)}, {self.rows.dtype})"
+
+
+def _is_plain(x: Tensor) -> bool:
+    """True if a product of x is of float32 on a CPU, and nobody asks for its gradient."""
+    needs_gradient = torch.is_grad_enabled() and x.requires_grad
+    is_float = x.dtype == torch.float32 and x.device.type == "cpu"
+    return is_float and not needs_gradient and not torch.is_autocast_enabled("cpu")
+
+
+def is_finite(weight: Tensor) -> bool:
+    """True if no number of a weight is NaN or infinite."""
+    return weight.is_finite() if isinstance(weight, StoredMatrix) else bool(weight.isfinite().all())
 
 
 def widened(weight: Tensor) -> Tensor:

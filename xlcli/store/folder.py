@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,14 +32,24 @@ from xlcli.files import (
     temporary_path,
     write_atomic,
 )
-from xlcli.files.tensors import digest, read_header, write_tensors
+from xlcli.files.tensors import digest, read_header, write_in_order
+from xlcli.machine import return_memory
 from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
 from xlcli.model.lm import LanguageModel
+from xlcli.ops.stored import is_finite
 from xlcli.store import layout
 from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
 from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.origin import imported
-from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
+from xlcli.store.weights import (
+    KEEP_TOGETHER,
+    empty_weights,
+    encode,
+    read_network,
+    round_weights,
+    stored_infos,
+    weights,
+)
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 
@@ -187,6 +197,23 @@ def save_model(
         message = f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}."
         raise CheckpointError(message, KEEP_TOGETHER)
     tensors = encode({name: network_state[name] for name in needed}, stored_infos(needed, encoding))
+    save_in_order(folder, config, sorted(tensors.items()), tokenizer, metadata, encoding=encoding)
+
+
+def save_in_order(
+    folder: Path,
+    config: Config | SavedConfig,
+    stored: Iterable[tuple[str, Tensor]],
+    tokenizer: Tokenizer,
+    metadata: Mapping[str, str],
+    *,
+    encoding: str,
+) -> None:
+    """`save_model` for tensors in the types and shapes of `stored_infos`, with their names, in alphabetical order.
+
+    Each is written before the next one is asked for.
+    """
+    infos = stored_infos(empty_weights(config.model), encoding)
     # Metadata that ties the weights to configuration and tokenizer.
     required = {
         "schema": str(SCHEMA),
@@ -196,17 +223,17 @@ def save_model(
     }
     try:
         make_folder(folder)
-        stored: dict[str, str] = {}
+        present: dict[str, str] = {}
         with suppress(CheckpointError):
-            stored = read_header(folder / WEIGHTS)[1]
-        is_same_model = required.items() <= stored.items() and (folder / CONFIG).is_file()
+            present = read_header(folder / WEIGHTS)[1]
+        is_same_model = required.items() <= present.items() and (folder / CONFIG).is_file()
         if not is_same_model:
             (folder / WEIGHTS).unlink(missing_ok=True)
             tokenizer.save(folder)
         layout.write_config(folder, config, encoding=encoding)
     except OSError as error:
         raise cannot_write(folder, error) from error
-    write_tensors(folder / WEIGHTS, tensors, {**metadata, **required})
+    write_in_order(folder / WEIGHTS, infos, stored, {**metadata, **required})
 
 
 def load(folder: Path, options: InferenceConfig | None = None, *, device: str | torch.device = "cpu") -> LoadedModel:
@@ -253,7 +280,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
         problem = f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, its model {trained.vocab_size:,}."
         raise CheckpointError(problem, KEEP_TOGETHER)
     name, warnings = folder.resolve().name, []
-    bad = [key for key, tensor in weights(network).items() if not bool(tensor.isfinite().all())]
+    bad = [key for key, tensor in weights(network).items() if not is_finite(tensor)]
     if bad:
         warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad[0]}'; its output will make no sense.")
     encoding = header.encoding
@@ -266,6 +293,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     except CheckpointError as error:  # it changes no number
         warnings.append(f"{error.message.rstrip('.')}; the model is used without it.")
     fingerprints = {"config": header.fingerprint, "weights": metadata["sha256"], "tokenizer": tokenizer.fingerprint}
+    return_memory()  # of what the tokenizer was made from
     return LoadedModel(
         folder=folder,
         name=name,

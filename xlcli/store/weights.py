@@ -6,8 +6,7 @@ built on the meta device, its shapes are compared with the file, then tensors ar
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import RESTORE
-from xlcli.files.tensors import TYPES, TensorInfo, read_header, read_tensors, type_name
+from xlcli.files.tensors import TYPES, TensorInfo, n_bytes, read_header, read_tensors, type_name
 from xlcli.machine import require_memory
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
@@ -48,15 +47,33 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
     """
     stored = {}
     for name, weight in tensors.items():
-        if name + SCALE in infos:
+        dtype = TYPES[infos[name].dtype]
+        if isinstance(weight, StoredMatrix) and weight.rows.dtype == getattr(torch, dtype):
+            stored[name] = weight.rows
+            if weight.scale is not None:
+                stored[name + SCALE] = weight.scale
+        elif name + SCALE in infos:
             _check_finite(name, weight, "int8")
             stored[name], stored[name + SCALE] = quantize(weight.detach())
         else:
-            dtype = TYPES[infos[name].dtype]
             stored[name] = weight.detach().to(getattr(torch, dtype))
             if stored[name].dtype != weight.dtype:  # a number may have become infinite
                 _check_finite(name, stored[name], dtype)
     return stored
+
+
+def encode_in_order(
+    tensors: Iterable[tuple[str, Tensor]], model: ModelConfig, encoding: str
+) -> Iterator[tuple[str, Tensor]]:
+    """`encode` for the weights of a model, with their names, one after the other, all in alphabetical order."""
+    infos = stored_infos(empty_weights(model), encoding)
+    remaining = iter(tensors)
+    made: dict[str, Tensor] = {}  # a matrix, and the scales of those before
+    for name in sorted(infos):
+        if name not in made:
+            given_name, weight = next(remaining)
+            made |= encode({given_name: weight}, infos)
+        yield name, made.pop(name)
 
 
 def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -112,10 +129,7 @@ def empty_weights(model: ModelConfig) -> dict[str, Tensor]:
 
 def weights_bytes(model: ModelConfig, encoding: str) -> int:
     """Size of the stored weights of a model in bytes, without the header of their file (less than 1 MiB)."""
-    n_bytes = 0
-    for info in stored_infos(empty_weights(model), encoding).values():
-        n_bytes += math.prod(info.shape) * getattr(torch, TYPES[info.dtype]).itemsize
-    return n_bytes
+    return sum(map(n_bytes, stored_infos(empty_weights(model), encoding).values()))
 
 
 def round_weights(network: nn.Module, encoding: str) -> None:
@@ -152,10 +166,10 @@ def read_network(
     """
     network = _empty_network(model, folder)
     floats = sum(tensor.numel() for tensor in weights(network).values())
-    n_bytes = (folder / WEIGHTS).stat().st_size
-    if n_bytes >= floats:  # read_weights refuses a smaller file, which is damaged
+    file_bytes = (folder / WEIGHTS).stat().st_size
+    if file_bytes >= floats:  # read_weights refuses a smaller file, which is damaged
         for place in {"cpu", str(device)}:
-            needed = min(n_bytes, 4 * floats) if place == "cpu" else 4 * floats
+            needed = min(file_bytes, 4 * floats) if place == "cpu" else 4 * floats
             require_memory(f"model {folder.resolve().name}", needed, "Use a smaller model.", place)
     tensors, metadata = read_weights(folder / WEIGHTS, network, encoding)
     _fill(network, tensors, device)
@@ -170,11 +184,11 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
     problem = f"{folder / CONFIG} describes a larger network than {folder / WEIGHTS} holds."
     mismatch = CheckpointError(problem, KEEP_TOGETHER)
     n_tensors = len(read_header(folder / WEIGHTS)[0])
-    n_bytes = (folder / WEIGHTS).stat().st_size
+    file_bytes = (folder / WEIGHTS).stat().st_size
     # Each of these has at least one tensor, and each weight at least one byte.
     least_tensors = model.n_layers + len(model.cutoffs)
     largest_matrix = model.dim * max(model.ffn_dim, model.attention.n_heads * model.head_dim)
-    if largest_matrix > n_bytes or least_tensors > n_tensors:
+    if largest_matrix > file_bytes or least_tensors > n_tensors:
         raise mismatch
     try:
         return build_on_meta(model)

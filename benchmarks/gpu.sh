@@ -9,10 +9,13 @@
 # that runs is interrupted, and later ones are not begun. Stages of the first form, any of which --only A,B,... selects:
 #
 #     machine     device, driver, versions
-#     tests       tests/gpu, half of the time at most: every variant as on the CPU, 16 bits, compiled, deterministic
-#     eval        evaluation, and decode: decoding of the bundled model and of peer-12x512, by memory length and number type
-#     steps       training steps of the shape of the bundled model and of peer-12x512, by batch size, number type, compiler
-#     torchrun    training in one process that torchrun starts
+#     commands    train, eval, generate, stream and bench, each once, in small
+#     figures     gpu_figures.py: speed and memory of training, generation and evaluation, profiles, rounding, in one process
+#     tests       tests/gpu, in a random order: every variant as on the CPU, 16 bits, deterministic; compiled ones last.
+#                 GPU_TESTS_SEED gives the order (default: today's date), and tests.txt the largest differences
+#     torchrun    training in one process that torchrun starts, which joins by NCCL
+#
+# Figures and tests get half of the time that is left when they begin.
 #
 # `train` trains the bundled model on the text of IDS (benchmarks/ids.py) with the options below and those of TRAIN_OPTIONS.
 # OUT/model is the model folder; OUT/weights.aa, weights.ab ... are parts of 15 MB of a tar file with its copy in 8 bits.
@@ -56,24 +59,18 @@ within() {
 }
 xlcli() { within -m xlcli "$@"; }
 
-# bench FILE ARGUMENT...: one measurement in FILE.json, unless it is there.
-bench() {
-  local name=$1
-  shift
-  [ -s "$name.json" ] || { xlcli bench "$@" --seconds $seconds --json > "$name.part" && mv "$name.part" "$name.json"; }
-}
+half_of_time() { awk -v s=$((deadline - SECONDS)) 'BEGIN { print s / 120 }'; }
 
 if [ $smoke = 1 ]; then
-  device=cpu seconds=0.05 mem_lens=0,64 dtypes=float32 batches=2 compile=false shape=(--preset tiny) peer=(--preset tiny) lengths=()
+  device=cpu small=(--small)
   selection=(-k '(plain and not 16_bits and not compiled) or full-xl-0 or deterministic_run_is')
 else
-  device=cuda seconds=1 mem_lens=512,3800 dtypes='bfloat16 float32' batches='32 128 256' compile='false true' selection=()
-  shape=(--preset medium --set model.vocab_size=4096) peer=(--preset peer-12x512 --set model.position.n_features=64)
-  lengths=(--segment-len 512 --mem-len 512)
+  device=cuda small=() selection=()
   "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
     { echo "gpu.sh: PyTorch finds no CUDA device; --smoke runs on the CPU" >&2; exit 2; }
   "$python" -c 'import xdist' 2> /dev/null && selection=(-n 12)
 fi
+export GPU_TESTS_SEED=${GPU_TESTS_SEED:-$(date +%Y%m%d)}
 export XLCLI_DEVICE=$device GPU_TESTS_DEVICE=$device
 cd "$out" || exit 1
 
@@ -83,39 +80,32 @@ machine() {
   git -C "$home" rev-parse HEAD >> machine.txt 2>&1 || true
 }
 
+commands() {
+  local text=$home/demo/shakespeare.txt
+  head -c 20000 "$text" > little.txt
+  xlcli train little.txt -o little --preset tiny --init none --max-steps 20 --batch-size 16 --overwrite --json > train.jsonl &&
+    xlcli eval little.txt -m little --json > eval.jsonl && xlcli generate 'ROMEO:' -m little -n 20 --json > generate.jsonl &&
+    xlcli stream little.txt -m little --json > stream.jsonl && xlcli bench eval -m little --seconds 0.1 --json > bench.jsonl
+}
+
+figures() {
+  within "$home/benchmarks/gpu_figures.py" . --device $device --minutes "$(half_of_time)" ${small[@]+"${small[@]}"} &&
+    [ -s figures.jsonl ] && ! grep '"error"' figures.jsonl
+}
+
 tests() {
-  local deadline=$((SECONDS + (deadline - SECONDS) / 2))
+  local deadline=$((SECONDS + (deadline - SECONDS) / 2)) code=0
   (cd "$home" && OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 within -m pytest tests/gpu -m 'gpu and not exhaustive' -p no:cacheprovider -p no:benchmark --durations=15 \
-    -o "junit_family=xunit2" --junitxml="$out/tests.xml" ${selection[@]+"${selection[@]}"})
-}
-
-steps() {
-  local batch dtype on
-  for on in $compile; do
-    for dtype in $dtypes; do
-      for batch in $batches; do
-        [ "$on$dtype" = truefloat32 ] && continue
-        bench steps-shape-$batch-$dtype-$on train "${shape[@]}" --batch-size $batch --set runtime.dtype=$dtype \
-          --set runtime.compile=$on || return 1
-      done
-      [ "$on$dtype" = truefloat32 ] && continue
-      bench steps-peer-$dtype-$on train "${peer[@]}" ${lengths[@]+"${lengths[@]}"} --batch-size ${batches%% *} --set runtime.dtype=$dtype \
-        --set runtime.compile=$on || return 1
-    done
-  done
-}
-
-eval_stage() {
-  bench eval-books eval -m books --mem-len $mem_lens && bench eval-peer eval "${peer[@]}" --mem-len $mem_lens
-}
-
-decode() {
-  local dtype
-  for dtype in $dtypes; do
-    local as=(--mem-len $mem_lens --set bench.weight_dtype=$dtype --set bench.memory_dtype=$dtype)
-    bench decode-books-$dtype decode -m books "${as[@]}" && bench decode-peer-$dtype decode "${peer[@]}" "${as[@]}" ||
-      return 1
-  done
+    -o "junit_family=xunit2" --junitxml="$out/tests.xml" ${selection[@]+"${selection[@]}"}) || code=$?
+  "$python" - tests.xml > tests.txt << 'END'
+import sys, xml.etree.ElementTree as tree
+found = [(float(p.get("value")), case.get("name")) for case in tree.parse(sys.argv[1]).iter("testcase")
+         for p in case.iter("property") if p.get("name") == "difference"]
+for difference, name in sorted(found, reverse=True)[:20]:
+    print(f"{difference:.1e} {name}")
+END
+  cat tests.txt
+  return $code
 }
 
 torchrun() {
@@ -145,11 +135,11 @@ pack() {
 }
 
 stages=()
-[ $mode = train ] && names='unpack fit pack' || names='machine tests eval decode steps torchrun'
+[ $mode = train ] && names='unpack fit pack' || names='machine commands figures tests torchrun'
 for name in $names; do
   case ",$only," in ,, | *,$name,*) stages+=("$name") ;; esac
 done
 run_stages ${stages[@]+"${stages[@]}"}
 failed=$?
-tar -czf results.tar.gz $(ls | grep -E '\.(json|jsonl|log|tsv|xml|done)$|^machine.txt$')  # no text of the corpus
+tar -czf results.tar.gz $(ls | grep -E '\.(json|jsonl|log|tsv|xml|done)$|^(machine|tests|profile-.*)\.txt$')  # no text of the corpus
 exit $failed

@@ -7,13 +7,15 @@ Two models with random weights are written in the formats of other programs, imp
     txl      Transformer-XL of 12 layers and width 512 (8 heads, feed-forward 2,048, 256 symbols), as transformers
              4.35.2 saves it, with full memory of 1,600 tokens
     smollm   the shape of SmolLM2-135M (Llama: 30 layers, width 576, 9 heads, 3 of keys and values, feed-forward 1,536,
-             49,152 symbols, tied), after 512, 2,048 and 4,096 tokens; in llama.cpp as a GGUF file in q8_0, with 16-bit
-             keys and values, with and without flash attention; with `--gguf FILE` this file in its place
+             49,152 symbols, tied), after 512, 2,048 and 4,096 tokens; in llama.cpp and ik_llama.cpp as a GGUF file in
+             q8_0, with 16-bit keys and values and flash attention, in llama.cpp also without; with `--gguf FILE` this
+             file in its place
 
 PYTHON is the interpreter of an environment with the peers; without it they are left out:
 
     python3 -m venv peers
     peers/bin/pip install torch==2.13.0 transformers==4.35.2 llama-cpp-python gguf safetensors
+    peers/bin/pip install ik-llama-cpp-python==0.1.5
 
 Each measurement runs in its own process, the entrants in turn, `--rounds` times; the median of the rounds counts. A
 figure is the median of the milliseconds of single tokens; RAM is the peak of the process, with the reading of the
@@ -62,9 +64,12 @@ OURS = {
 """Our entrants: model and number types of weights and memory, float32 if not given."""
 PEERS = {
     "transformers 4.35.2, Transformer-XL": {"model": "txl"},
+    "ik_llama.cpp, q8_0": {"model": "smollm"},
     "llama.cpp, q8_0": {"model": "smollm", "flash_attention": True},
     "llama.cpp, q8_0, without flash attention": {"model": "smollm", "flash_attention": False},
 }
+PACKAGES = "torch", "transformers", "llama-cpp-python", "ik-llama-cpp-python"
+"""Packages of the peers whose versions are kept."""
 TOKENS, WARMUP = 60, 8
 """Timed and untimed tokens."""
 SLOW_TOKENS = 12
@@ -201,7 +206,6 @@ def measure_llama(spec):
     import ctypes
 
     import llama_cpp
-    import numpy as np
 
     silent = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
@@ -219,8 +223,40 @@ def measure_llama(spec):
         if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError("llama_decode failed")
 
+    return figures_of(read, spec["length"])
+
+
+def measure_ik_llama(spec):
+    """ik_llama.cpp through its C interface, with flash attention, which its Python class switches off on most CPUs."""
+    from ik_llama_cpp import _ctypes_api as ik
+
+    ik.llama_backend_init()
+    path = str(Path(spec["folder"]) / "smollm.gguf").encode()
+    model = ik.llama_model_load_from_file(path, ik.llama_model_default_params())
+    options = ik.llama_context_default_params()
+    options.n_ctx, options.n_batch, options.n_ubatch = spec["length"] + 256, 512, 512
+    options.n_threads = options.n_threads_batch = spec["threads"]
+    options.flash_attn = True
+    context = ik.llama_init_from_model(model, options)
+    n_read = 0
+
+    def read(ids):
+        nonlocal n_read
+        tokens = (ik.llama_token * len(ids))(*ids)
+        batch = ik.llama_batch(n_tokens=len(ids), token=tokens, all_pos_0=n_read, all_pos_1=1)
+        if ik.llama_decode(context, batch):
+            raise RuntimeError("llama_decode failed")
+        n_read += len(ids)
+
+    return figures_of(read, spec["length"])
+
+
+def figures_of(read, length):
+    """Figures of a program that reads tokens: a prompt of this length, then one token at a time."""
+    import numpy as np
+
     random = np.random.default_rng(0)
-    prompt = random.integers(0, LLAMA["vocab_size"], spec["length"]).tolist()
+    prompt = random.integers(0, LLAMA["vocab_size"], length).tolist()
     prefill = sum(seconds(lambda at=at: read(prompt[at : at + 512])) for at in range(0, len(prompt), 512))
     tokens = random.integers(0, LLAMA["vocab_size"], WARMUP + TOKENS).tolist()
     times = [seconds(lambda token=token: read([token])) for token in tokens]
@@ -240,17 +276,16 @@ def answer(spec):
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     folder = Path(spec["folder"])
     tasks = {
-        "versions": lambda: {name: version(name) for name in ("torch", "transformers", "llama-cpp-python")},
+        "versions": lambda: {name: version(name) for name in PACKAGES},
         "txl": lambda: write_transformer_xl(folder / "txl"),
         "gguf": lambda: write_gguf(folder / "smollm", folder / "smollm.gguf"),
         "import": lambda: import_models(folder),
     }
     if spec["who"] in tasks:
         return tasks[spec["who"]]() or {}
-    if spec["who"] in OURS:
-        found = measure_ours(spec)
-    else:
-        found = measure_llama(spec) if spec["who"].startswith("llama.cpp") else measure_transformer_xl(spec)
+    measures = {"xlcli": measure_ours, "ik_llama.cpp": measure_ik_llama, "llama.cpp": measure_llama}
+    program = spec["who"].partition(",")[0]
+    found = measures.get(program, measure_transformer_xl)(spec)
     return found | {"ram": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
 
 

@@ -53,8 +53,8 @@ for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
     ],
 )
 def test_settings_are_listed_as_keywords(function, section):
-    """Numbers of steps and hash rounds, the largest distance and the number type of weights are those of `load`."""
-    of_load = {"n_steps", "n_hashes", "clamp_len", "weight_dtype"}
+    """Steps, hash rounds, sinks, the largest distance and the number type of weights are those of `load`."""
+    of_load = {"n_steps", "n_hashes", "n_sinks", "clamp_len", "weight_dtype"}
     listed = inspect.signature(function).parameters
     assert set(section.model_fields) - of_load <= set(listed)
     assert not of_load & set(listed)

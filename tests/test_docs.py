@@ -65,6 +65,7 @@ def test_every_option_in_a_sentence_exists():
     scripts = [*(SOURCE / "benchmarks").glob("*.*"), *(SOURCE / "tests").rglob("*.py"), SOURCE / "xlcli/lm_eval.py"]
     known |= {name for path in scripts for name in re.findall(r"(?<![\w-])--[a-z-]+", path.read_text())}
     known |= {"--durations", "--since", "--signal", "--log-dir", "--redirects"}  # pytest, journalctl, sbatch, torchrun
+    known |= {"--extra-index-url", "--torch-backend", "--platform", "--depth"}  # pip, uv, mypy, git
     others = ("hf ", "gguf-new-metadata ", "systemctl ", "torchrun ", "tensorboard ", ".py ")
     for path in pages():
         if path.name != "CHANGELOG.md":  # options as they were
@@ -89,9 +90,11 @@ def test_the_page_of_settings_is_up_to_date():
 
 def test_version_is_the_same_everywhere():
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-    newest = re.search(r"^## (\S+)", (SOURCE / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == project["version"] == xlcli.__version__
+    changes = re.findall(r"^## (.+)", (SOURCE / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = dict(re.findall(r"^([a-z-]+): (\S+)$", (SOURCE / "CITATION.cff").read_text(), re.MULTILINE))
+    assert changes[0] == "Unreleased"
+    assert changes[1] == f"{cited['version']} ({cited['date-released']})"
+    assert cited["version"] == project["version"] == xlcli.__version__
 
 
 def test_public_names_resolve_and_nothing_else_does():
@@ -150,6 +153,15 @@ def test_links_between_pages_lead_somewhere():
 def test_the_readme_names_every_page():
     targets = {(SOURCE / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", README) if "://" not in target}
     assert [path.name for path in (SOURCE / "docs").rglob("*.md") if path not in targets] == []
+
+
+def test_the_site_shows_every_page_once_and_ends_at_a_broken_link():
+    settings = (SOURCE / "mkdocs.yml").read_text()
+    shown = re.findall(r"^ +- (\S+\.md)$", settings, re.MULTILINE)
+    assert sorted(shown) == sorted(path.relative_to(SOURCE).as_posix() for path in (*pages(), *LOG))
+    assert shown[0] == "README.md"
+    assert "\nstrict: true\n" in settings
+    assert {"omitted_files: warn", "anchors: warn"} <= {line.strip() for line in settings.splitlines()}
 
 
 def test_layers_of_the_architecture_are_those_of_the_linter_and_of_the_package():

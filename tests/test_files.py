@@ -18,6 +18,7 @@ import pytest
 import safetensors
 import torch
 
+from tests.interfaces import needs
 from xlcli import files
 from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
 from xlcli.files.tensors import TensorInfo, digest, read_header, read_tensors, write_in_order, write_tensors
@@ -264,6 +265,7 @@ def test_lines_are_appended_to_files_only(tmp_path):
         files.append_line(tmp_path, b"four")
 
 
+@needs("/dev/full")
 def test_append_to_a_full_device():
     with pytest.raises(XLError, match="full"):
         files.append_line(Path("/dev/full"), b"x")
@@ -344,6 +346,7 @@ def test_only_regular_files_are_read(tmp_path, kind, message, what):
     assert caught.value.remedy
 
 
+@needs("/proc/self/mem")
 @pytest.mark.parametrize("what", ["bytes", "JSON", "header", "tensors"])
 def test_a_file_without_a_size_is_refused(what):
     with pytest.raises(CheckpointError, match="/proc/self/mem"):

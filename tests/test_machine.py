@@ -1,12 +1,38 @@
 """Available memory, settings that fit in it, and refusals before anything is allocated."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
 from xlcli import machine
 from xlcli.errors import ResourceError
-from xlcli.machine import available_bytes, cpu_limit, fitting, is_contended, require_memory
+from xlcli.machine import (
+    available_bytes,
+    cpu_limit,
+    fitting,
+    forget_peak_rss,
+    is_contended,
+    peak_rss_bytes,
+    require_memory,
+)
+
+ALL_RAM = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+VM_STAT = """#!/bin/sh
+cat <<END
+Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               13404.
+Pages active:                            352061.
+Pages inactive:                          348839.
+Pages speculative:                         2218.
+Pages throttled:                              0.
+Pages wired down:                        131513.
+Pages purgeable:                          16022.
+"Translation faults":                1234567890.
+Pages stored in compressor:              612345.
+END
+"""  # as macOS 15 prints it on a machine with 16 GiB
 
 
 @pytest.fixture
@@ -56,6 +82,35 @@ def test_limits_of_cgroups_of_version_1(root):
 
 def test_this_machine_has_memory():
     assert 2**20 < available_bytes() < 2**50
+    assert 2**24 < peak_rss_bytes() < 2**36
+
+
+def test_without_proc_free_memory_is_what_macos_counts(root):
+    write(root, usr__bin__vm_stat=VM_STAT)
+    (root / "usr/bin/vm_stat").chmod(0o755)
+    assert available_bytes() == 16384 * (13404 + 348839 + 2218)
+
+
+@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho nothing\n"])
+def test_where_nothing_tells_what_is_free_it_is_all_of_the_machine(root, script):
+    if script is not None:
+        write(root, usr__bin__vm_stat=script)
+        (root / "usr/bin/vm_stat").chmod(0o755)
+    assert available_bytes() == ALL_RAM
+
+
+def test_without_proc_all_cpus_count_and_nothing_is_forgotten(root):
+    assert cpu_limit() == len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert not is_contended()
+    before = peak_rss_bytes()
+    forget_peak_rss()
+    assert peak_rss_bytes() >= before
+
+
+def test_only_one_module_reads_proc():
+    package = Path(machine.__file__).parent
+    readers = [path for path in package.rglob("*.py") if re.search(r'"/?(proc|sys)["/]', path.read_text())]
+    assert readers == [Path(machine.__file__)]
 
 
 def test_a_need_is_compared_with_the_machine():

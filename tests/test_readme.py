@@ -68,7 +68,11 @@ def test_every_block_is_run_or_is_known_not_to_be():
     assert languages.count("python") == 1
     targets = re.findall(r"^([a-z]+):", (SOURCE / "Makefile").read_text(), re.MULTILINE)
     lines = [line.partition("#")[0].split() for block in capture.blocks(PAGES, "shell") for line in block.splitlines()]
-    others = (["python3", "-m", "pip"], ["docker", "build"], ["docker", "run"], [".", ".venv/bin/activate"])
+    others = (
+        ["python3", "-m", "pip"],
+        ["uv", "pip", "install"],
+        [".", ".venv/bin/activate"],
+    )
     others += (["cd", "demo"], ["hf", "download"], ["xlcli", "import"])
     for words in filter(None, lines):
         is_known = any(words[: len(start)] == start for start in others)

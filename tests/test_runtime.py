@@ -12,7 +12,7 @@ from xlcli import machine, runtime
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
 from xlcli.ranks import Ranks
-from xlcli.runtime import Runtime, make_runtime, peak_rss_bytes
+from xlcli.runtime import Runtime, make_runtime
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +83,6 @@ def test_autocast_is_on_only_where_it_does_something():
     for dtype in (torch.float32, torch.bfloat16):
         with Runtime(torch.device("cpu"), dtype, 1).autocast():
             assert weight(x).dtype == dtype
-
-
-def test_peak_memory_is_that_of_this_process():
-    assert 2**26 < peak_rss_bytes() < 2**36
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from xlcli.errors import ResourceError
 from xlcli.evaluation.text import TokenizedText, choose_lengths
 from xlcli.events import Notice, Progress, ProgressMeter, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory, describe_decoding
-from xlcli.machine import require_memory
+from xlcli.machine import forget_peak_rss, peak_rss_bytes, require_memory
 from xlcli.metrics import TextCounts
 from xlcli.model.build import build_model, build_on_meta
-from xlcli.runtime import Runtime, forget_peak_rss, peak_rss_bytes
+from xlcli.runtime import Runtime
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.folder import LoadedModel
 from xlcli.store.weights import round_weights

@@ -1,16 +1,24 @@
-"""CPUs and RAM of this machine, and the check, before anything is allocated, that something fits in it."""
+"""CPUs and RAM of this machine, and the check, before anything is allocated, that something fits in it.
+
+Only this module reads `/proc` and `/sys`, which macOS does not have. Each function says what it does without them.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import math
 import os
+import re
+import resource
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from xlcli.errors import ResourceError
 
-ROOT = Path("/")  # folder of the files `proc` and `sys`
+ROOT = Path("/")  # folder of `proc`, `sys` and `usr`
+VM_STAT_SECONDS = 10  # it takes milliseconds
 
 
 def cpu_limit() -> int:
@@ -34,8 +42,8 @@ def is_contended() -> bool:
 def available_bytes(device: str = "cpu") -> int:
     """Bytes of RAM, or of the memory of a GPU, that the process can still allocate on `device`.
 
-    On a CPU the least of the free RAM of the machine and of its cgroup and those around it; where that is unknown,
-    all RAM of the machine.
+    On a CPU the least of the free RAM of the machine and of its cgroup and those around it. Without `/proc` it is what
+    macOS says is free; where that is unknown, too, all RAM of the machine.
     """
     if device.startswith("cuda"):
         import torch
@@ -45,10 +53,22 @@ def available_bytes(device: str = "cpu") -> int:
     try:
         table = (ROOT / "proc" / "meminfo").read_text()
     except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return _free_on_macos() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     entries = dict(line.split(":", 1) for line in table.splitlines() if ":" in line)
     free = 1024 * int(entries.get("MemAvailable", entries["MemTotal"]).split()[0])
     return max(0, min([free, *_free_in_cgroups()]))
+
+
+def peak_rss_bytes() -> int:
+    """Peak resident memory of the process in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak_rss() -> None:
+    """Makes `peak_rss_bytes` begin anew; does nothing where the system cannot (Linux can)."""
+    with suppress(OSError):
+        (ROOT / "proc" / "self" / "clear_refs").write_text("5")
 
 
 def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu") -> None:
@@ -103,6 +123,21 @@ def cgroup_folders(controller: str) -> Iterator[tuple[Path, int]]:
         for place in (innermost, *innermost.parents):
             if place.is_relative_to(top):
                 yield place, version
+
+
+def _free_on_macos() -> int | None:
+    """Bytes of the pages that macOS hands out without swapping, as its `vm_stat` counts them; None on other systems."""
+    import subprocess  # takes milliseconds at the start of every command, and Linux never needs it
+
+    try:
+        done = subprocess.run(  # noqa: S603
+            [ROOT / "usr" / "bin" / "vm_stat"], capture_output=True, text=True, check=True, timeout=VM_STAT_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    page_size = re.search(r"page size of (\d+) bytes", done.stdout)
+    n_pages = [int(number) for number in re.findall(r"Pages (?:free|inactive|speculative): +(\d+)", done.stdout)]
+    return int(page_size[1]) * sum(n_pages) if page_size else None
 
 
 def _free_in_cgroups() -> Iterator[int]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import resource
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from xlcli.errors import ConfigError
 from xlcli.files import own_folder, process_folder
 from xlcli.machine import cpu_limit
 from xlcli.memory import Memory
+from xlcli.model.attention.local import LocalAttention
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.stack import Stack, StackOutput
 from xlcli.ops.context import AttentionContext
@@ -155,7 +154,7 @@ def compile_stack(stack: Stack) -> None:
     def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         if not stack.training or context.n_memory < context.keep:  # memory grows
             return plain(x, memories, context)
-        _ = context.mask.visible  # computed here: the lock of a cached property cannot be traced on Python 3.11
+        compute_in_advance(stack, context)
         # One layout, because another would be compiled separately.
         contiguous = tuple(memory.map(Tensor.contiguous) for memory in memories)
         return compiled(x, contiguous, context)
@@ -163,16 +162,21 @@ def compile_stack(stack: Stack) -> None:
     stack.forward = forward  # type: ignore[method-assign, method-assign]
 
 
-def peak_rss_bytes() -> int:
-    """Peak resident memory of the process in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def compute_in_advance(stack: Stack, context: AttentionContext) -> None:
+    """Computes what the compiler cannot trace, or would compile for each position in the text, and `context` keeps.
 
-
-def forget_peak_rss() -> None:
-    """Makes `peak_rss_bytes` begin anew; does nothing where the system cannot (Linux can)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+    The lock of a cached property cannot be traced on Python 3.11.
+    """
+    contexts = [context]
+    for block in stack.blocks:
+        if isinstance(block.attention, LocalAttention):
+            narrow = context.narrow(block.attention.window)
+            contexts += [narrow, narrow.block(block.attention.window)]
+    for each in contexts:
+        _ = each.mask.visible
+        if each.mask.sees_all_earlier:
+            _ = each.mask.causal_bias
+        _ = each.positions.origin
 
 
 def _require_compiler(device: torch.device) -> None:

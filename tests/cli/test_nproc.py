@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from programs import TEXT, command, environment
 
+from tests.interfaces import needs
 from xlcli.cli import launch
 from xlcli.cli.launch import LOST, is_to_launch
 from xlcli.cli.signals import LAUNCHER
@@ -166,6 +167,7 @@ def test_processes_import_nothing_from_the_working_folder(ended, monkeypatch, tm
     assert "" not in seen.read_text().split("]")[1].split(os.pathsep)
 
 
+@needs("/proc/self/stat")
 def test_a_process_ends_when_its_launcher_has_ended():
     program = f"""
 import os, subprocess, sys, time

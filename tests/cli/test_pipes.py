@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from programs import TEXT, command, environment, process, standard_input
 
+from tests.interfaces import needs
+
 
 def through_shell(script, *arguments):
     line = script.replace("XLCLI", " ".join(f"'{part}'" for part in command(*arguments)))
@@ -32,6 +34,7 @@ def test_a_stream_dies_of_sigpipe_quietly(model):
     assert done.stderr == b""
 
 
+@needs("/dev/full")
 def test_a_full_disk_is_reported(model):
     done = through_shell("XLCLI >/dev/full", "models")
     assert done.returncode == 4

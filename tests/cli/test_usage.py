@@ -8,7 +8,7 @@ from programs import COMMANDS, EVERY, long, options, variable
 from pydantic import BeforeValidator
 
 from xlcli.cli.options import settings_of
-from xlcli.cli.usage import nearest
+from xlcli.cli.usage import ARGUMENTS, ELSEWHERE, nearest
 from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -58,6 +58,22 @@ MISTAKES = [
     (["generate", "- No, he said"], "- ", "generate -- PROMPT"),
     (["generate", "--- Chapter"], "--- Chapter", "generate -- PROMPT"),
     (["eval", "--my text.txt"], "--my text.txt", "eval -- FILE"),
+    (["--model", "books"], "--model", "xlcli eval FILE"),
+    (["score", "here.txt"], "'score'", "Did you mean xlcli eval FILE?"),
+    (["perplexity"], "'perplexity'", "Did you mean xlcli eval FILE?"),
+    (["finetune"], "'finetune'", "Did you mean xlcli train FILE --init NAME?"),
+    (["models", "run"], "'run'", "xlcli models --help"),
+    (["train", "--model", "books"], "--model", "--init?"),
+    (["export", "--model", "books"], "--model", "Type xlcli export MODEL."),
+    (["eval", "--ctx", "512"], "--ctx", "--mem-len?"),
+    (["generate", "--context", "512"], "--context", "--mem-len?"),
+    (["stream", "-c", "512"], "-c", "--mem-len?"),
+    (["train", "--output", "m"], "--output", "--out?"),
+    (["eval", "--output", "x.tsv"], "--output", "--words FILE.tsv?"),
+    (["generate", "--output", "x.txt"], "--output", "Did you mean > FILE?"),
+    (["generate", "-p", "Once"], "-p", "Type xlcli generate PROMPT"),
+    (["eval", "--file", "here.txt"], "--file", "Type xlcli eval FILE"),
+    (["generate", "--max_length", "9"], "--max_length", "--max-new-tokens?"),
 ]  # fmt: skip
 
 
@@ -78,6 +94,14 @@ def test_a_mistake_is_explained(arguments, message, remedy, run):
     assert message in done.err
     assert remedy in done.err
     assert "Traceback" not in done.err
+
+
+def test_what_is_said_of_words_of_other_tools_exists():
+    known = {name for command in EVERY.values() for option in options(command) for name in option.opts}
+    for meant in ELSEWHERE.keys() - {ARGUMENTS, "> FILE"}:
+        first, *others = meant.split()
+        assert first in known or first in COMMANDS, meant
+        assert {word for word in others if word.startswith("-")} <= known, meant
 
 
 NUMBERS = (COUNT, NUMBER, DURATION, INTERVAL, LENGTHS)

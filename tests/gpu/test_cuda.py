@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from device import DEVICE, marks, only_cuda
+from device import DEVICE, cross_section, marks, no_cross_section, only_cuda
 from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli import config
@@ -27,6 +27,7 @@ from runs import After, corpus, curve, go, remains, small
 pytestmark = marks
 CUDA = Runtime(DEVICE, torch.float32, 1)
 KINDS = {"plain": {}, **VARIANTS}
+every = pytest.mark.parametrize("kind", cross_section(KINDS, [*KINDS]))
 
 
 def new_run(model, device, dtype="float32", runtime=None, **train):
@@ -40,7 +41,7 @@ def new_run(model, device, dtype="float32", runtime=None, **train):
     return TrainingRun(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every
 def test_training_has_the_losses_of_the_cpu(kind):
     here, there = (new_run(KINDS[kind], device) for device in ("cpu", DEVICE))
     for step in range(4):
@@ -50,7 +51,7 @@ def test_training_has_the_losses_of_the_cpu(kind):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", KINDS)
+@every
 def test_training_in_16_bits_is_close_to_float32(kind, dtype):
     exact, rounded = (new_run(KINDS[kind], DEVICE, each) for each in ("float32", dtype))
     for step in range(4):
@@ -59,7 +60,7 @@ def test_training_in_16_bits_is_close_to_float32(kind, dtype):
     check_finite(rounded)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every
 @pytest.mark.parametrize("mem_len", [0, 9])
 def test_evaluation_has_the_score_of_the_cpu(kind, mem_len, tmp_path):
     (tmp_path / "text").write_bytes(PROSE.encode())
@@ -73,7 +74,7 @@ def test_evaluation_has_the_score_of_the_cpu(kind, mem_len, tmp_path):
     assert on_cuda == pytest.approx(on_cpu, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every
 def test_greedy_decoding_gives_the_text_of_the_cpu(kind):
     model = toy(variant=None if kind == "plain" else kind, dtype=torch.float32)
     options = GenerateConfig(max_new_tokens=20, temperature=0.0)
@@ -85,9 +86,10 @@ def test_greedy_decoding_gives_the_text_of_the_cpu(kind):
     assert texts[0] == texts[1]
 
 
+@only_cuda
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+@every
 def test_a_compiled_run_has_the_same_losses(kind, dtype):
     plain, compiled = (new_run(KINDS[kind], DEVICE, dtype, {"compile": on}) for on in (False, True))
     for step in range(4):
@@ -102,7 +104,7 @@ def deterministic():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+@every
 def test_deterministic_runs_are_equal_to_the_bit(kind, dtype, deterministic):
     dropout = dict.fromkeys(("embedding", "residual", "feedforward"), 0.1)
     one, other = (new_run(KINDS[kind] | {"dropout": dropout}, DEVICE, dtype, deterministic) for _ in range(2))
@@ -114,6 +116,7 @@ def test_deterministic_runs_are_equal_to_the_bit(kind, dtype, deterministic):
         assert torch.equal(parameter, again)
 
 
+@no_cross_section
 def test_a_deterministic_run_is_resumed_to_the_bit(deterministic):
     text, runtime = corpus(), {"device": str(DEVICE), "dtype": "float32", **deterministic}
     go(small(runtime=runtime), text, "whole")
@@ -122,6 +125,7 @@ def test_a_deterministic_run_is_resumed_to_the_bit(deterministic):
     assert remains("halves") == remains("whole")
 
 
+@no_cross_section
 def test_a_resumed_run_continues_on_the_device():
     text, runtime = corpus(), {"device": str(DEVICE), "dtype": "float32"}
     go(small(runtime=runtime), text, "whole")
@@ -135,7 +139,7 @@ def test_a_resumed_run_continues_on_the_device():
 
 
 @only_cuda
-@pytest.mark.parametrize("kind", KINDS)
+@every
 def test_the_memory_estimate_is_what_the_device_allocates(kind, monkeypatch):
     monkeypatch.setattr(memory, "FRAGMENTATION", 1.0)
     sizes = {"dim": 128, "n_layers": 3} if kind != "adaptive" else {"dim": 128}

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from device import DEVICE, marks
-from variants import COMBINATIONS, IN_TURN, ROUNDED, has_gaps, make, read, thinned, tokens
+from device import DEVICE, cross_section, marks
+from variants import COMBINATIONS, IN_TURN, ROUNDED, has_gaps, make, read, tokens
 
 from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.runtime import Runtime
 from xlcli.state import State
 
 pytestmark = marks
-every = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, IN_TURN), *ROUNDED])
-in_turn = pytest.mark.parametrize("name", IN_TURN)
+every = pytest.mark.parametrize("name", cross_section([*COMBINATIONS, *ROUNDED], [*IN_TURN, *ROUNDED]))
+in_turn = pytest.mark.parametrize("name", cross_section(IN_TURN, IN_TURN))
 MEM_LEN = 12
 
 
@@ -22,11 +22,12 @@ def on_device(model):
 
 @every
 @pytest.mark.parametrize("mem_len", [0, MEM_LEN])
-def test_scores_are_those_of_the_cpu(name, mem_len):
+def test_scores_are_those_of_the_cpu(name, mem_len, record_property):
     text, cuts = tokens(2, 60), [1, 29, 7]
     with torch.inference_mode():
         here, _ = read(make(name), text, cuts, mem_len=mem_len)
         there, _ = read(on_device(make(name)), text.to(DEVICE), cuts, mem_len=mem_len)
+    record_property("difference", float((there.cpu() - here).abs().max()))
     assert torch.allclose(there.cpu(), here, rtol=0, atol=1e-9)
 
 
@@ -43,7 +44,7 @@ def test_scores_in_float32_are_those_of_the_cpu(name):
 
 
 @in_turn
-def test_gradients_are_those_of_the_cpu(name):
+def test_gradients_are_those_of_the_cpu(name, record_property):
     """Gradients of the second segment, with the memory of training, growing span."""
     text, gradients = tokens(2, 40), []
     for device in (torch.device("cpu"), DEVICE):
@@ -57,6 +58,7 @@ def test_gradients_are_those_of_the_cpu(name):
         (loss if ponder is None else loss + 0.01 * ponder.cost.mean()).backward()
         gradients.append({n: parameter.grad.cpu() for n, parameter in model.named_parameters()})
     here, there = gradients
+    record_property("difference", max(float((there[n] - gradient).abs().max()) for n, gradient in here.items()))
     for n, gradient in here.items():
         assert torch.allclose(there[n], gradient, rtol=1e-7, atol=1e-9), n
 

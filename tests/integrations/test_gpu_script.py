@@ -22,10 +22,13 @@ def run(*arguments):
 @pytest.mark.timeout(1200)
 def test_figures(tmp_path):
     run(tmp_path)
-    measured = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*-*.json")}
-    assert {name.split("-")[0] for name in measured} == {"steps", "eval", "decode"}
-    for name, result in measured.items():
-        assert all(row["tokens_per_second"] > 0 for row in result.get("sweep", [result])), name
+    figures = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
+    names = {figure["name"].partition("-")[0] for figure in figures}
+    assert names == {"quantize", "profile", "train", "decode", "eval"}
+    for figure in figures:
+        assert all(row["tokens_per_second"] > 0 for row in figure.get("sweep", []))
+    assert (tmp_path / "stream.jsonl").read_text()
+    assert (tmp_path / "tests.txt").read_text()
     assert json.loads((tmp_path / "torchrun/record.json").read_text())["steps"] == 20
     assert 'failures="0"' in (tmp_path / "tests.xml").read_text()
 
@@ -44,7 +47,7 @@ def test_training(tmp_path):
 @pytest.mark.exhaustive
 def test_ends_when_its_time_is_over(tmp_path):
     done = subprocess.run(
-        [SCRIPT, tmp_path, "--smoke", "--minutes", "0.05", "--only", "steps,torchrun"],
+        [SCRIPT, tmp_path, "--smoke", "--minutes", "0.05", "--only", "figures,torchrun"],
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,

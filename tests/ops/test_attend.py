@@ -2,6 +2,8 @@ import pytest
 import torch
 
 from xlcli.ops.attend import attend, attend_fused, attend_plain
+from xlcli.ops.context import Mask
+from xlcli.ops.positions import Positions
 from xlcli.ops.scoring import ScoreTerm, Scoring
 
 
@@ -265,3 +267,22 @@ def test_dropout_of_weights():
     survived = dropped > 0
     assert 0.72 < survived.double().mean() < 0.78
     assert torch.allclose(dropped[survived] * 0.75, kept[survived], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("n_memory", [0, 5])
+@pytest.mark.parametrize("max_distance", [None, 3, 7, 8])
+def test_a_mask_says_whether_queries_see_all_earlier_keys(n_memory, max_distance):
+    positions = Positions(n_memory=n_memory, n_new=4, first=0, offsets=None, device=torch.device("cpu"))
+    mask = Mask(positions, max_distance)
+    every = causal(4, n_memory)
+    assert mask.sees_all_earlier == torch.equal(mask.visible, every)
+    assert torch.equal(mask.causal_bias._materialize(), every)
+    hidden_by_documents = Mask(positions, max_distance, torch.zeros(1, 4, dtype=torch.int64))
+    assert not hidden_by_documents.sees_all_earlier
+
+
+def test_what_hides_keys_is_made_once():
+    positions = Positions(n_memory=2, n_new=3, first=0, offsets=None, device=torch.device("cpu"))
+    mask = Mask(positions, None)
+    assert mask.addition(torch.float32) is mask.addition(torch.float32)
+    assert torch.equal(mask.addition(torch.float64) == 0, mask.visible)

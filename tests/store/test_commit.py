@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interfaces import needs
 from xlcli.errors import CheckpointError, ResourceError
 from xlcli.store.commit import commit, latest, manifest, step_name, step_of, verify
 from xlcli.store.lock import clean
@@ -282,6 +283,7 @@ def test_kill_at_random_moments(quick_path, keep):
     assert durable > 10
 
 
+@needs("/proc/self/fd")
 def test_order_of_syncs(place, monkeypatch):
     """Everything is on disk before the name that announces it."""
     log: list[tuple[str, str]] = []

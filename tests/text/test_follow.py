@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from rotated_logs import scenario
 from variants import thinned
 
+from tests.interfaces import needs
 from xlcli.text import follow
 from xlcli.text.documents import live_texts
 from xlcli.text.follow import FilePosition, FollowedFile, LogPosition
@@ -156,6 +157,7 @@ def test_a_writer_that_still_has_the_old_file_is_waited_for(log, monkeypatch):
     assert not log.notices
 
 
+@needs("/proc/self/fd")
 def test_a_rotated_file_is_closed_when_it_is_gone_or_another_one_follows(log, quiet):
     def names():
         return {Path(f"/proc/self/fd/{file.descriptor}").readlink().name for file in log.followed._files}

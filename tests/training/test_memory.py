@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import training_memory
 from toys import VARIANTS
 
+from tests.interfaces import needs
 from tests.variants import thinned
 from xlcli import config, presets
 from xlcli.errors import ResourceError
@@ -83,7 +84,7 @@ def test_a_memory_of_bounded_size_does_not_grow_with_the_memory_length():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory cannot be measured here")
+@needs("/proc/self/clear_refs")
 @pytest.mark.parametrize("shape", ["four parts", "published", "t5", "linear", "vocab 16384"])
 def test_the_estimate_is_the_memory_taken(shape):
     assert 1 / memory.ACCURACY < training_memory.measure_apart(shape)["ratio"] < memory.ACCURACY

@@ -80,7 +80,9 @@ def generate(
         if not given:
             screen.say(f"{label(str(prompts))} has no prompts", "warning")
             return 0
-        loaded, runtime, resume, save = open_model(call, folder, settings, config.runtime, saved)
+        n_sequences = len(given) * settings.num_samples
+        opened = open_model(call, folder, settings, config.runtime, saved, n_sequences=n_sequences)
+        loaded, runtime, resume, save = opened
         from xlcli import generation, inference
 
         arguments: dict[str, Any] = {"seed": config.runtime.seed, "resume": resume, "stop": stop}

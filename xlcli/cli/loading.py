@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
 _FLOAT32_BYTES = 4
 """RAM in bytes of a weight: weights of all encodings are loaded as float32."""
+_FEW_SEQUENCES = 4
+_SMALL_MODEL = 64_000_000
+"""Largest number of sequences, and of weights in matrices, that a CPU continues token by token faster than a GPU.
+
+A GPU takes 5 µs for each of about 40 operators in a layer, for one sequence or hundreds. (Guesses from counts.)"""
 
 
 class StateFiles(NamedTuple):
@@ -201,19 +206,33 @@ def note_unread_pipe(screen: Screen, argument: str) -> None:
 
 
 def load_model(
-    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
+    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, *, n_sequences: int | None = None
 ) -> tuple[LoadedModel, Runtime]:
     """Loads a model on the device that `config` names; returns the runtime, too. Imports torch.
 
+    `n_sequences` are read token by token; None: texts are read in long calls. Instead of a GPU that the user did not
+    ask for, the CPU takes few sequences of a small model that it has compiled kernels for, and a line says so.
     Prints warnings of the model and of a memory length that has no effect, and with --verbose what was loaded.
     """
     cache_folder(screen.say)  # made now, so that it says at once if it is only a temporary folder
     with screen.waiting("loading the model"):
+        from xlcli.model.decoder import may_decode
         from xlcli.runtime import make_runtime
         from xlcli.store.folder import load
 
         runtime = make_runtime(config)
-        model = load(folder, settings, device=runtime.device)
+        is_open = config.device == "auto" and runtime.device.type != "cpu" and runtime.dtype_name == "float32"
+        has_little_work = n_sequences is not None and n_sequences <= _FEW_SEQUENCES
+        takes_cpu = False
+        if is_open and has_little_work and read_config(folder).model.n_matrix_weights <= _SMALL_MODEL:
+            model = load(folder, settings)
+            takes_cpu = may_decode(model.network)
+        if takes_cpu:
+            runtime = make_runtime(config.model_copy(update={"device": "cpu"}))
+        else:
+            model = load(folder, settings, device=runtime.device)
+    if takes_cpu:
+        screen.say("using the CPU, which is faster for a few texts at once; --device cuda uses the GPU")
     for warning in model.warnings:
         screen.say(warning, "warning")
     screen.say(_describe_model(model, folder), "detail")
@@ -260,15 +279,17 @@ def open_model(
     config: RuntimeConfig,
     state: StateFiles,
     log: Path | None = None,
+    *,
+    n_sequences: int = 1,
 ) -> OpenedModel:
-    """`load_model`, with the saved session. The file to save in is locked until the command ends.
+    """`load_model` of texts that are read token by token, with the saved session.
 
-    `log` is the file that is followed. `BusyError` if another process saves in the same file, `StateError` if the state
-    belongs to another log, whose place in it would be lost.
+    The file to save in is locked until the command ends. `log` is the file that is followed. `BusyError` if another
+    process saves in the same file, `StateError` if the state belongs to another log, whose place in it would be lost.
     """
     if state.after is not None:
         call.with_resource(lock_state(state.after.resolve()))
-    model, runtime = load_model(folder, settings, config, call.screen)
+    model, runtime = load_model(folder, settings, config, call.screen, n_sequences=n_sequences)
     from xlcli.store.state_files import load_state, save_state
 
     resume = None

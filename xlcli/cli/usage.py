@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +16,30 @@ from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from xlcli.config import Option
+
+ARGUMENTS = "arguments"  # stands for what comes without an option
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "eval FILE": ("score", "evaluate", "perplexity", "ppl"),
+    "eval FILE --words FILE.tsv": ("surprisal",),
+    "train FILE --init NAME": ("finetune", "fine-tune"),
+    "generate PROMPT": ("sample", "complete"),
+    "generate --interactive": ("chat", "run"),
+    "import FOLDER": ("convert",),
+    "models copy MODEL FOLDER --weights int8": ("quantize",),
+    "models": ("list",),
+    "bench": ("benchmark",),
+    "--mem-len": ("-c", "--ctx", "--ctx-size", "--context", "--context-length"),
+    "--segment-len": ("--block-size",),
+    "--model": ("--checkpoint",),
+    "--init": ("--checkpoint", "--model"),
+    "--lr": ("--learning-rate",),
+    "--max-new-tokens": ("--n-predict", "--max-length"),
+    "--out": ("--output", "--output-dir"),
+    "--words FILE.tsv": ("--output", "-o"),
+    "> FILE": ("--output", "-o"),
+    ARGUMENTS: ("--checkpoint", "--model", "--file", "-f", "--input", "--prompt", "-p"),
+}
+"""What to type here, and the commands and options of other tools that it stands for."""
 
 
 def explain(error: typer.TyperException, context: Any) -> ConfigError:
@@ -40,11 +64,10 @@ def _remedy(error: Any, context: Any) -> str:
     if param is not None and not is_missing:
         return _remedy_of_value(_quoted(error.message), context, param)
     if isinstance(command, TyperGroup):
-        near = nearest(_quoted(error.message), command.list_commands(context))
-        if near is None:
-            return ""
-        return f"Did you mean {path} {near}?"
-    return f"Type {' '.join([path, *_argument_names(command)])}."
+        word, commands = _quoted(error.message), command.list_commands(context)
+        meant = _meant_elsewhere(word, commands) or nearest(word, commands)
+        return f"Did you mean {path} {meant}?" if meant else ""
+    return _arguments_alone(context)
 
 
 def _remedy_of_option(option: str, context: Any) -> str:
@@ -53,18 +76,39 @@ def _remedy_of_option(option: str, context: Any) -> str:
     for param in context.command.params:
         if option in param.opts:  # it exists and lacks its value
             return example(str(context.info_name), param.name, option, choices_of(param))
-        spellings += param.opts
-    near = nearest(option, spellings)
-    if near is not None:
-        return f"Did you mean {near}?"
+        if param.param_type_name == "option":
+            spellings += param.opts
     is_before_command = context.parent is None
+    meant = nearest(option, spellings)
+    is_whole_word = option.startswith("--") or option in context.obj  # unlike -c of -corpus.txt
+    if is_whole_word:
+        # Every command prints what can be redirected, and can be typed without options.
+        known = spellings if is_before_command else [*spellings, ">", ARGUMENTS]
+        meant = _meant_elsewhere(option.replace("_", "-"), known) or meant
+    if meant == ARGUMENTS:
+        return _arguments_alone(context)
+    if meant is not None:
+        return f"Did you mean {meant}?"
     if is_before_command:
         return _remedy_of_order(option, context)
     return _remedy_of_text(option, context)
 
 
+def _meant_elsewhere(word: str, known: Sequence[str]) -> str | None:
+    """What to type instead of a word of other tools; its first part is one of `known`. None if nothing is known."""
+    for meant, words in ELSEWHERE.items():
+        if word in words and meant.partition(" ")[0] in known:
+            return meant
+    return None
+
+
+def _arguments_alone(context: Any) -> str:
+    """`Type xlcli export MODEL.`: the command with its arguments and without options."""
+    return f"Type {' '.join([context.command_path, *_argument_names(context.command)])}."
+
+
 def _remedy_of_order(option: str, context: Any) -> str:
-    """`xlcli --mem-len 9 eval`: the option comes after the command, if the line has one.
+    """`xlcli --mem-len 9 eval`: the option comes after a command, that of the line if it has one.
 
     `context.obj` are the words of the command line, and `context` is that of the program.
     """
@@ -72,7 +116,7 @@ def _remedy_of_order(option: str, context: Any) -> str:
     for word in context.obj:
         if word in commands:
             return f"Options come after the command: xlcli {word} {option}."
-    return ""
+    return "A command comes first, as in xlcli eval FILE; xlcli --help lists them."
 
 
 def _remedy_of_text(option: str, context: Any) -> str:

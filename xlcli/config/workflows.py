@@ -227,7 +227,10 @@ class RuntimeConfig(BaseConfig):
         str,
         units.reads(units.device),
         Option("Machine", "--device auto|cpu|cuda[:N]", "cpu"),
-    ] = Field(default="auto", description="Compute on this device. auto: the first CUDA device, else the CPU.")
+    ] = Field(
+        default="auto",
+        description="Compute on this device. auto: the first CUDA device, or the CPU where that is faster.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Number type of matrix products. auto: bfloat16 in training where the hardware supports "

@@ -39,9 +39,10 @@ from xlcli.evaluation.spread import spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
+from xlcli.machine import peak_rss_bytes
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
-from xlcli.runtime import Runtime, peak_rss_bytes
+from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather

@@ -8,7 +8,7 @@ import numpy as np
 
 from xlcli.kernels.compiler import numba, overload, register_jitable
 from xlcli.kernels.linear import add_rows, dots, exp, normalize, pair_add_rows, pair_dots, widen
-from xlcli.kernels.records import HALF, Array
+from xlcli.kernels.records import BLOCK_LEN, HALF, HALF_LEN, RANK, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 from xlcli.ops.layers import MAX_INT, MAX_SCALE, MIN_SCALE
 
@@ -115,7 +115,7 @@ def buffers(n_kv_heads: int, cache: Any, batch: int, memory_type: Array) -> Buff
 
 @inner(fastmath=FASTMATH)
 def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries: Array, team: Team) -> None:
-    """Writes keys and values of the new tokens, and queries (b h e+f) with those for position keys behind them."""
+    """Writes keys and values of the new tokens, and queries (b h e+f+p) with those for position keys behind them."""
     batch, h, g, e = len(qkv), attention.n_heads, attention.n_kv_heads, attention.head_dim
     memory = buffers(g, cache, batch, memory_type)
     new_row = cache.stop - 1
@@ -148,7 +148,7 @@ def normalize_and_rotate(x: Array, norm: Any, attention: Any, cache: Any, b: int
 
 @inner(fastmath=FASTMATH)
 def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
-    """Writes query q (e) of a head, and the one for position keys behind it (e+f); changes q."""
+    """Writes query q (e) of a head, and those for position keys behind it (e+f+p); changes q."""
     e, f = attention.head_dim, attention.n_features
     for i in range(e):
         query[i] = q[i]
@@ -159,16 +159,14 @@ def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
         for i in range(e):
             query[i] += content[i]
             q[i] += position[i]
-        if attention.relative:
-            # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`model/position/xl.py`).
-            angles = np.empty(f, np.float32)
-            dots(array(attention.relative, (attention.n_heads, f, e))[h], q, angles)
-            for i in range(f // 2):
-                query[e + i] = angles[f // 2 + i]
-                query[e + f // 2 + i] = -angles[i]
-        else:  # the position keys are projected already
-            for i in range(e):
-                query[e + i] = q[i]
+        # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`model/position/xl.py`).
+        angles = np.empty(f, np.float32)
+        dots(array(attention.relative, (attention.n_heads, f, e))[h], q, angles)
+        for i in range(f // 2):
+            query[e + i] = angles[f // 2 + i]
+            query[e + f // 2 + i] = -angles[i]
+        for i in range(attention.n_projected):
+            query[e + f + i] = q[i]
 
 
 @register_jitable
@@ -184,6 +182,19 @@ def count_parts(attention: Any, cache: Any, n_keys: int) -> int:
     """Number of results for a head: of chunks of its keys, and of sinks."""
     n_scores = n_keys * (attention.n_heads // attention.n_kv_heads)
     return max(1, (n_scores + CHUNK // 2) // CHUNK) + (cache.n_sinks > 0)  # type: ignore[no-any-return]
+
+
+@register_jitable
+def start_of_chunk(cache: Any, n_keys: int, c: int, n_chunks: int) -> int:
+    """Number of the first key of chunk c; all keys are before chunk `n_chunks`.
+
+    Chunks are as equal as possible: of 5 keys in 2 chunks, the first one has keys 0 and 1, the second 2 to 4. A chunk
+    begins with a block of position keys, if there are blocks, because a divided block costs as much as two.
+    """
+    start = c * n_keys // n_chunks
+    if cache.position_blocks and 0 < c < n_chunks:
+        start -= (start - n_keys) % BLOCK_LEN  # blocks are counted from the query back
+    return start
 
 
 @inner(fastmath=FASTMATH)
@@ -206,8 +217,7 @@ def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: A
         if c == n_chunks and cache.n_sinks:
             attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, c, heads])
         if c < n_chunks:
-            # As equal as possible: of 5 keys in 2 chunks, the first one has keys 0 and 1, the second 2 to 4.
-            first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
+            first, last = start_of_chunk(cache, n_keys, c, n_chunks), start_of_chunk(cache, n_keys, c + 1, n_chunks)
             attend_chunk(attention, cache, memory, n_keys, b, j, first, last, queries[b, heads], parts[b, c, heads])
         finish(team)
         task = take(team, n_tasks)
@@ -301,30 +311,76 @@ def complete_scores(
 
     The products are those of the keys from number `first` on, of which the first `n_far` are beyond `clamp_len`.
     """
-    e, n = attention.head_dim, scores.size
-    column = cache.n_distances - n_keys + first  # of the first key, in tables whose last column is that of the query
+    n = scores.size
     # Transformer-XL: products with the position keys; of far keys all have the product at clamp_len.
     if cache.position_keys:
-        n_tables = 1 if attention.relative else attention.n_heads
-        position_keys = array(cache.position_keys, (n_tables, attention.n_features, cache.n_distances))
-        head_keys = position_keys[h % n_tables]
         if n_far < n:
-            add_rows(head_keys, column + n_far, query[e:], scores[n_far:])
+            add_position_scores(attention, cache, h, n_keys - 1 - first - n_far, query, scores[n_far:])
         if n_far:
-            far = np.float32(0)
-            for i in range(attention.n_features):
-                far += head_keys[i, cache.n_distances - 1 - cache.clamp_len] * query[e + i]
+            far = np.zeros(1, np.float32)
+            add_position_scores(attention, cache, h, cache.clamp_len, query, far)
             for s in range(n_far):
-                scores[s] += far
+                scores[s] += far[0]
     for s in range(n):
         scores[s] *= attention.scale
     if cache.bias:
-        bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, column:]
+        bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, cache.n_distances - n_keys + first :]
         for s in range(n):
             scores[s] += bias[s]
     n_beyond_full_len = n_keys - 1 - cache.full_len - first
     for s in range(min(n, n_beyond_full_len)):
         scores[s] += cache.far_bias
+
+
+@inner(fastmath=FASTMATH)
+def add_position_scores(attention: Any, cache: Any, h: int, distance: int, query: Array, out: Array) -> None:
+    """Adds products of the query (e+f+p) of head h and the position keys from a distance down to `out` (n)."""
+    e, f = attention.head_dim, attention.n_features
+    keys = array(cache.position_keys, (f, cache.n_distances))
+    add_rows(keys, cache.n_distances - 1 - distance, query[e : e + f], out)
+    if cache.position_blocks:
+        p = attention.n_projected
+        blocks = array(cache.position_blocks, (attention.n_heads, cache.n_blocks, p, 2 * RANK))[h]
+        basis = array(cache.basis, (RANK, HALF_LEN))
+        column = cache.n_blocks * BLOCK_LEN - 1 - distance
+        weights, scores = np.empty(2 * RANK, np.float32), np.empty(BLOCK_LEN, np.float32)
+        done = 0
+        while done < out.size:
+            block, start = (column + done) // BLOCK_LEN, (column + done) % BLOCK_LEN
+            score_block(blocks[block], basis, query[e + f :], weights, scores)
+            n = min(BLOCK_LEN - start, out.size - done)
+            for i in range(n):
+                out[done + i] += scores[start + i]
+            done += n
+
+
+@inner(fastmath=FASTMATH)
+def score_block(block: Array, basis: Array, query: Array, weights: Array, scores: Array) -> None:
+    """Writes the products of a query (p) and all keys of a block (p 2r) to `scores` (`BLOCK_LEN`); changes `weights`.
+
+    This is `add_rows` and `pair_add_rows` for lengths that the compiler knows, which halves the time of short rows.
+    """
+    for i in range(2 * RANK):
+        weights[i] = 0
+    step = query.size // 4
+    for r in range(step):
+        r0, r1, r2, r3 = block[r], block[r + step], block[r + 2 * step], block[r + 3 * step]
+        q0, q1, q2, q3 = query[r], query[r + step], query[r + 2 * step], query[r + 3 * step]
+        for i in range(2 * RANK):
+            weights[i] += q0 * r0[i] + q1 * r1[i] + q2 * r2[i] + q3 * r3[i]
+    for r in range(4 * step, query.size):
+        for i in range(2 * RANK):
+            weights[i] += query[r] * block[r, i]
+    for i in range(BLOCK_LEN):
+        scores[i] = 0
+    far, near = weights[:RANK], weights[RANK:]
+    for r in range(0, RANK, 4):
+        v0, v1, v2, v3 = basis[r], basis[r + 1], basis[r + 2], basis[r + 3]
+        a0, a1, a2, a3 = far[r], far[r + 1], far[r + 2], far[r + 3]
+        b0, b1, b2, b3 = near[r], near[r + 1], near[r + 2], near[r + 3]
+        for i in range(HALF_LEN):
+            scores[i] += a0 * v0[i] + a1 * v1[i] + a2 * v2[i] + a3 * v3[i]
+            scores[HALF_LEN + i] += b0 * v0[i] + b1 * v1[i] + b2 * v2[i] + b3 * v3[i]
 
 
 @inner(fastmath=FASTMATH)

@@ -89,7 +89,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
     for i in range(call.n_blocks):
         block, cache = blocks[i], caches[i]
         attention = block.attention
-        h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
+        h, g, e = attention.n_heads, attention.n_kv_heads, attention.head_dim
         add_inputs(call, block, x, x0)
 
         # With `parallel` the feed-forward branch reads the same x as attention, which changes x.
@@ -97,7 +97,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         up_input = normalize_all(x, block.feed_forward_residual.before) if block.parallel else attention_input
         # The attention branch: results of its steps one behind the other in `space`, then the steps.
         qkv = array(space, (batch, (h + 2 * g) * e))
-        queries = array(space + qkv.nbytes, (batch, h, e + f))
+        queries = array(space + qkv.nbytes, (batch, h, e + attention.n_features + attention.n_projected))
         most_chunks = count_parts(attention, cache, cache.stop - cache.start)
         parts = array(space + qkv.nbytes + queries.nbytes, (batch, most_chunks, h, e + N_STATISTICS))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
@@ -139,9 +139,10 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
 def floats_of_block(call: Any, block: Any, cache: Any) -> int:
     """Number of results of the steps of a block, for each sequence: all that `follow` takes from `space`."""
     attention = block.attention
-    h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
+    h, g, e = attention.n_heads, attention.n_kv_heads, attention.head_dim
+    of_query = e + attention.n_features + attention.n_projected
     most_chunks = count_parts(attention, cache, cache.stop - cache.start)
-    of_attention = (h + 2 * g) * e + h * (e + f) + most_chunks * h * (e + N_STATISTICS)
+    of_attention = (h + 2 * g) * e + h * of_query + most_chunks * h * (e + N_STATISTICS)
     of_outputs = 2 * call.dim
     return of_attention + of_outputs + block.width  # type: ignore[no-any-return]
 

@@ -47,12 +47,15 @@ NORM = record("kind weight bias", "epsilon")
 """Norm with weight (d), bias (d), and an addition to the mean square."""
 RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
 """Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
-ATTENTION = record("n_heads n_kv_heads head_dim n_features content position relative rope rotary_dim", "scale",
-                   qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip
+HALF_LEN, RANK = 128, 32
+"""Number of distances of half a block of compressed position keys, and of the numbers that stand for them."""
+BLOCK_LEN = 2 * HALF_LEN
+ATTENTION = record("n_heads n_kv_heads head_dim n_features n_projected content position relative rope rotary_dim",
+                   "scale", qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip
 """Attention branch of h heads of queries and g heads of keys and values, of width e: matrices ((h+2g)e d) and (d he),
 norms of each query and key, layout of rotary pairs in the first r = `rotary_dim` features, and a factor on the scores.
-Transformer-XL: f features, biases u = `content` and v = `position` (h e), and W_R = `relative` (h f e), sine half
-first. Without `relative` the position keys are projected already, and f is e.
+Transformer-XL: f features, biases u = `content` and v = `position` (h e), and their part of W_R = `relative` (h f e),
+sine half first. The keys of other features, if any, are projected and compressed: then p = `n_projected` is e, else 0.
 """
 BLOCK = record("width vectors parallel", "stream_scale input_scale", attention=ATTENTION, attention_residual=RESIDUAL,
                up=MATRIX, down=MATRIX, feed_forward_residual=RESIDUAL)  # fmt: skip
@@ -63,14 +66,15 @@ If `parallel` (1, else 0) both branches read the input of the block.
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
 CACHE = record("keys values key_scales value_scales sink_keys sink_values capacity row start stop "
-               "n_distances clamp_len full_len position_keys bias sin cos turns "
+               "n_distances n_blocks clamp_len full_len position_keys position_blocks basis bias sin cos turns "
                "n_sinks sink_counts sink_sin sink_cos", "far_bias")  # fmt: skip
 """Memory of a block for one token: buffers of keys and values (b g capacity row) and, if they are int8, of their scales
 (b g capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 
 Tables by position relative to the query, whose last column belongs to the query itself: position keys (f n_distances)
-of Transformer-XL, cosines, then sines, or projected ones (h e n_distances), for distances up to `clamp_len`, which is
-that of all keys further back; additions (h n_distances) to the scores.
+of Transformer-XL, cosines, then sines, for distances up to `clamp_len`, which is that of all keys further back;
+additions (h n_distances) to the scores. The products with projected position keys are, for each half of a block, those
+with `position_blocks` (h n_blocks p 2 * `RANK`), the far half first, times `basis` (`RANK` `HALF_LEN`).
 `sin` and `cos` (b r/2) belong to the rotary angles of the queries. Rows of `turns` (n r), sines, then cosines, rotate a
 key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
 `full_len`.

@@ -25,7 +25,7 @@ from xlcli.config.model import EmbeddingConfig, FeedForwardConfig, NormConfig, S
 from xlcli.config.position import AlibiPositionConfig, RopePositionConfig, T5PositionConfig, XLPositionConfig
 from xlcli.errors import ConfigError
 from xlcli.kernels import records
-from xlcli.kernels.records import Array, pack
+from xlcli.kernels.records import BLOCK_LEN, RANK, Array, pack
 from xlcli.machine import return_memory
 from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
@@ -37,6 +37,7 @@ from xlcli.model.position import Position, ScoreRule
 from xlcli.model.position.distance import AlibiPosition, T5Position
 from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.xl import XLPosition
+from xlcli.model.position.xl_tables import block_basis, n_shared_features, position_blocks, shared_keys
 from xlcli.model.stack import Block, FeedForward, Residual, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import quantize
@@ -385,17 +386,20 @@ class Packer:
 
     def _position(self, position: Position, head_dim: int) -> dict[str, int]:
         """Fields of `ATTENTION` that a position encoding sets; all are 0 for an encoding that needs none."""
-        fields = dict.fromkeys(("rope", "rotary_dim", "n_features", "content", "position", "relative"), 0)
+        names = "rope", "rotary_dim", "n_features", "n_projected", "content", "position", "relative"
+        fields = dict.fromkeys(names, 0)
         if isinstance(position, RopePosition):
             fields["rope"] = records.ROPE_LAYOUTS[position.layout]
             fields["rotary_dim"] = position.rotary_dim or head_dim
         if isinstance(position, XLPosition):
-            fields["n_features"] = min(position.n_features, head_dim)
+            n_shared = n_shared_features(position)
+            # The sine half of the features comes first.
+            weight = rearrange(position.relative.weight, "(h e) (half f) -> h half f e", e=head_dim, half=2)
+            fields["n_features"] = n_shared
+            fields["n_projected"] = head_dim if n_shared < position.n_features else 0
             fields["content"] = self._address(position.biases.content)
             fields["position"] = self._address(position.biases.position)
-            if _has_shared_keys(position):
-                weight = rearrange(position.relative.weight, "(h e) f -> h f e", e=head_dim)
-                fields["relative"] = self._address(weight)
+            fields["relative"] = self._address(weight[:, :, : n_shared // 2])
         return fields
 
     def _up(self, network: FeedForward) -> Packed:
@@ -468,18 +472,14 @@ def joined(layers: Sequence[nn.Linear]) -> Tensor:
     return stored
 
 
-def _has_shared_keys(position: XLPosition) -> bool:
-    """True if all heads use the same position keys, which are not longer than a head is wide."""
-    return position.n_features <= position.biases.content.shape[1]
-
-
 def table_key(attention: FullAttention) -> Hashable:
     """What the arrays by distance of a layer depend on, beside its memory and window; parameters by identity."""
     position = attention.position
     if isinstance(position, XLPosition):
-        if _has_shared_keys(position):
-            return XLPosition, position.n_features
-        return XLPosition, position.relative
+        n_shared = n_shared_features(position)
+        if n_shared < position.n_features:
+            return XLPosition, position.relative
+        return XLPosition, position.n_features, n_shared
     if isinstance(position, RopePosition):
         return RopePosition, attention.head_dim, position.series
     return type(position), *position.parameters(), attention.n_heads
@@ -498,6 +498,8 @@ class Tables(NamedTuple):
     """Arrays of `CACHE` by distance, in the order of its fields."""
 
     position_keys: Tensor = ABSENT
+    position_blocks: Tensor = ABSENT
+    basis: Tensor = ABSENT
     bias: Tensor = ABSENT
     sin: Tensor = ABSENT
     cos: Tensor = ABSENT
@@ -508,7 +510,7 @@ class DistanceTables:
     """Tables that grow with the memory; layers with the same encoding share them."""
 
     def __init__(self) -> None:
-        self.tables: dict[Hashable, Tensor] = {}
+        self.tables: dict[Hashable, tuple[int, Tensor]] = {}
 
     def share(self, attention: Attention, memory: TokenBuffers, context: AttentionContext) -> Shared:
         """The fields for a memory that has a row for the new token."""
@@ -524,7 +526,8 @@ class DistanceTables:
         table_addresses = [t.data_ptr() for t in tables]
         sink_addresses = [t.data_ptr() for t in sinks or (ABSENT, ABSENT, ABSENT)]
         # The fields of `CACHE` in their order.
-        fields = n_distances, clamp_len, full_len, *table_addresses, n_sinks, *sink_addresses, span.far_bias
+        n_blocks = tables.position_blocks.shape[1]
+        fields = n_distances, n_blocks, clamp_len, full_len, *table_addresses, n_sinks, *sink_addresses, span.far_bias
         return Shared(fields, [*tables, *sinks], sees_sinks=bool(sinks))
 
     def _of(self, attention: FullAttention, length: int, context: AttentionContext) -> Tables:
@@ -537,7 +540,13 @@ class DistanceTables:
             if clamp_len is not None:  # all keys further back are at this distance
                 length = min(length, clamp_len + 1)
                 longest = min(longest, clamp_len + 1)
-            return Tables(self._table(key, length, longest, lambda n: _position_keys(position, n, head_dim)))
+            n_shared = n_shared_features(position)
+            shared_key = XLPosition, position.n_features, n_shared
+            keys = self._table(shared_key, length, longest, lambda n: shared_keys(position, n))
+            if n_shared == position.n_features:
+                return Tables(keys)
+            blocks = self._table(key, length, longest, lambda n: position_blocks(position, n))
+            return Tables(keys, blocks, block_basis(position.n_features))
         if isinstance(position, (AlibiPosition, T5Position)):
             return Tables(bias=self._table(key, length, longest, lambda n: _bias(attention, n, head_dim)))
         if not isinstance(position, RopePosition):
@@ -552,21 +561,21 @@ class DistanceTables:
             """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
             return torch.cat(position.angles(torch.arange(n), head_dim), dim=-1).float()
 
-        turns = self._table(key, length - clamp_len, longest, rotations, axis=0)
+        turns = self._table(key, length - clamp_len, longest, rotations)
         return Tables(sin=sin, cos=cos, turns=turns)
 
-    def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
-        """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.
+    def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor]) -> Tensor:
+        """Table for at least `length` distances, by `make`; grows by doubling, up to `longest`.
 
-        The last column belongs to the query itself.
+        Its last column, or row, belongs to the query itself.
         """
-        table = self.tables.get(key)
-        if table is not None and table.shape[axis] >= length:
-            return table
-        self.tables.pop(key, None)  # before the new one is made, so that only one takes RAM
-        doubled = max(2 * length, SHORTEST_TABLE)
-        table = make(max(length, min(doubled, longest))).contiguous()
-        self.tables[key] = table
+        known_length, table = self.tables.get(key, (0, ABSENT))
+        if known_length < length:
+            self.tables.pop(key, None)
+            del table  # before the new one is made, so that only one takes RAM
+            known_length = max(length, min(max(2 * length, SHORTEST_TABLE), longest))
+            table = make(known_length).contiguous()
+            self.tables[key] = known_length, table
         return table
 
 
@@ -584,16 +593,6 @@ def sink_arrays(attention: FullAttention, memory: Memory, context: AttentionCont
 def _context(n: int) -> AttentionContext:
     """Context of a call of one token after n - 1 others."""
     return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
-
-
-def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
-    """Position keys (f n) of distances n - 1 to 0, or, if they are wider than a head, projected by W_R: (h e n)."""
-    _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
-    assert term is not None
-    if _has_shared_keys(position):
-        return term.keys.T
-    cos, sin = term.keys.T.chunk(2)
-    return position.relative.weight @ torch.cat([-sin, cos])
 
 
 def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
@@ -626,19 +625,23 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
 def table_bytes(network: LanguageModel, n_memory: int) -> int:
     """Size in bytes of the tables by distance with `n_memory` tokens in memory; 0 if there is no decoder."""
     tables: dict[Hashable, int] = {}
+    sizes: dict[Hashable, int]
     for attention, _ in _decoded(network):
         position = attention.position
         n_distances = 1 + (attention.receptive_field(n_memory) or 0)
         if isinstance(position, XLPosition):
-            width_of_heads = attention.n_heads * attention.head_dim
-            n_rows = position.n_features if _has_shared_keys(position) else width_of_heads
+            n_shared = n_shared_features(position)
+            sizes = {(XLPosition, position.n_features, n_shared): n_shared * n_distances}
+            if n_shared < position.n_features:
+                n_halves = 2 * -(-n_distances // BLOCK_LEN)
+                sizes[table_key(attention)] = n_halves * RANK * attention.n_heads * attention.head_dim
         elif isinstance(position, (AlibiPosition, T5Position)):
-            n_rows = attention.n_heads
+            sizes = {table_key(attention): attention.n_heads * n_distances}
         else:
             continue
         # Layers with the same encoding share the table of the one that sees most.
-        key = table_key(attention)
-        tables[key] = max(tables.get(key, 0), torch.float32.itemsize * n_rows * n_distances)
+        for key, n_numbers in sizes.items():
+            tables[key] = max(tables.get(key, 0), torch.float32.itemsize * n_numbers)
     return sum(tables.values())
 
 

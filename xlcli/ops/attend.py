@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import COMPUTED_BY_BLOCKS, attend_band, attend_blocks, attend_rows
-from xlcli.ops.context import Mask
+from xlcli.ops.context import Mask, VisibleKeys, hidden_scores
 from xlcli.ops.layers import ALL_ROWS, Share
 from xlcli.ops.layers import dropout as drop
 from xlcli.ops.scoring import ScoreTerm, Scoring, Sinks, product
@@ -20,7 +20,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    visible: Tensor | Mask | None,
+    visible: Tensor | VisibleKeys | None,
     scoring: Scoring,
     *,
     dropout: float = 0.0,
@@ -34,7 +34,8 @@ def attend(
         k: Keys (b g s e); h/g heads of queries share each of the g heads of keys and values.
         v: Values (b g s w), any width.
         visible: Boolean mask, (t s) or with further axes before them, or None if all keys are visible, or the mask of
-            a context, whose tensor is made only where it is read. A query without visible keys gets zeros.
+            a context, whose tensor is made only where it is read. A query without visible keys gets zeros, which only
+            a boolean mask may have.
         scoring: Everything else that scores and output depend on.
         dropout: Dropout rate of the weights.
         share: This part of the rows of the batch.
@@ -50,7 +51,8 @@ def attend(
             out = _attend_in_blocks(q, k, v, visible, scoring, needed)
             if out is not None:
                 return out
-        visible = visible.visible
+        if n_new == 1 and visible.visible is None:
+            visible = None
     if n_new == 1 and visible is None and scoring.given == {"term"} and not dropout:
         return _attend_one(q, k, v, scoring)
     bias = scoring.additions(q, k)
@@ -112,7 +114,7 @@ def attend_plain(
     v: Tensor,
     sinks: Sinks | None = None,
     *,
-    visible: Tensor | None,
+    visible: Tensor | VisibleKeys | None,
     scale: float,
     bias: Tensor | None = None,
     value_bias: Callable[[Tensor], Tensor] | None = None,
@@ -123,11 +125,9 @@ def attend_plain(
     scores = product(q * scale, k.mT)
     if bias is not None:
         scores = scores + bias
-    without_keys = _without_keys(visible)
-    if visible is not None and without_keys is not None:
-        # An addition is free in the backward pass; masked_fill would read the scores once more.
-        hidden = ~(visible | without_keys)
-        scores = scores + torch.zeros_like(hidden, dtype=scores.dtype).masked_fill(hidden, float("-inf"))
+    hidden, without_keys = _hidden_keys(visible, scores.dtype)
+    if hidden is not None:
+        scores = scores + hidden
     if sinks is not None:
         scores, v = torch.cat((sinks.scores(scale), scores), -1), torch.cat((sinks.values.to(v.dtype), v), 2)
     weights = scores.softmax(-1)
@@ -146,12 +146,15 @@ def attend_fused(
     k: Tensor,
     v: Tensor,
     *,
-    visible: Tensor | None,
+    visible: Tensor | VisibleKeys | None,
     scale: float,
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`attend` by PyTorch's fused kernels. They need equal widths of q, k and v, so the narrower side is padded."""
+    """`attend` by PyTorch's fused kernels. They need equal widths of q, k and v, so the narrower side is padded.
+
+    On a GPU the fastest one takes no mask, but knows queries that see all keys up to themselves.
+    """
     width = v.shape[-1]
     n_shared = q.shape[1] // k.shape[1]
     if n_shared > 1:
@@ -161,14 +164,17 @@ def attend_fused(
         v = F.pad(v, (0, pad))
     elif pad < 0:
         q, k = F.pad(q, (0, -pad)), F.pad(k, (0, -pad))
-    without_keys = _without_keys(visible)
-    mask = bias
-    if visible is not None and without_keys is not None:
-        mask = visible | without_keys
+    mask: Tensor | None
+    without_keys = None
+    has_one_type = q.dtype == k.dtype == v.dtype
+    is_on_gpu = q.device.type == "cuda"
+    if isinstance(visible, Mask) and visible.sees_all_earlier and bias is None and has_one_type and is_on_gpu:
+        mask = visible.causal_bias
+    else:
+        mask, without_keys = _hidden_keys(visible, q.dtype)
         if bias is not None:
-            mask = torch.where(mask, bias, float("-inf"))
-    if mask is not None and bias is not None:
-        mask = mask.expand(*q.shape[:-1], k.shape[-2])
+            mask = bias if mask is None else bias + mask
+            mask = mask.expand(*q.shape[:-1], k.shape[-2])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
     out = out[..., :width]
     if without_keys is not None:
@@ -182,6 +188,14 @@ def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]
     return torch.cat((q, term.queries), dim=-1), torch.cat((k, keys), dim=-1)
 
 
-def _without_keys(visible: Tensor | None) -> Tensor | None:
-    """Boolean mask (... t 1) of the queries without visible keys."""
-    return None if visible is None else ~visible.any(-1, keepdim=True)
+def _hidden_keys(visible: Tensor | VisibleKeys | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """Addition to scores that hides keys, or None, and boolean mask (... t 1) of queries without keys, or None.
+
+    Such queries see all keys in the addition, because a softmax of nothing is not a number.
+    """
+    if visible is None:
+        return None, None
+    if isinstance(visible, VisibleKeys):
+        return visible.addition(dtype), None
+    without_keys = ~visible.any(-1, keepdim=True)
+    return hidden_scores(~(visible | without_keys), dtype), without_keys

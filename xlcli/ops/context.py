@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from xlcli.ops.attend_blocks import Band
 from xlcli.ops.positions import DocumentPositions, Positions
@@ -21,7 +22,34 @@ from xlcli.ops.span import Span
 T = TypeVar("T")
 
 
-class Mask:
+class VisibleKeys:
+    """Boolean mask, true where a query may attend to a key. Every query sees a key, itself at least.
+
+    What scores need of it is made once, for all layers of a call.
+    """
+
+    def __init__(self, visible: Tensor) -> None:
+        self.visible: Tensor | None = visible
+        self._additions: dict[torch.dtype, Tensor] = {}
+
+    def addition(self, dtype: torch.dtype) -> Tensor | None:
+        """Addition to scores: 0, or -inf where hidden. None if all keys are visible."""
+        if self.visible is None:
+            return None
+        if dtype not in self._additions:
+            self._additions[dtype] = hidden_scores(~self.visible, dtype)
+        return self._additions[dtype]
+
+
+def hidden_scores(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """-inf where a boolean mask is true, else 0.
+
+    An addition is free in the backward pass; `masked_fill` of the scores would read them once more.
+    """
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, float("-inf"))
+
+
+class Mask(VisibleKeys):
     """Keys that the queries of a call may attend to: earlier keys, at most `max_distance` back (None: any distance).
 
     `reach` (b t) is the number of tokens before each query in its document; None if no key is of an earlier document.
@@ -31,11 +59,24 @@ class Mask:
         self.positions = positions
         self.max_distance = max_distance
         self.reach = reach
+        self._additions = {}
 
     @property
     def band(self) -> Band:
         """The visible keys as a band, in which keys of earlier documents are hidden."""
         return Band(self.positions.n_memory, self.max_distance, self._hidden)
+
+    @property
+    def sees_all_earlier(self) -> bool:
+        """True if each query sees all keys up to itself."""
+        longest = self.positions.farthest(None)
+        return self.reach is None and self.positions.farthest(self.max_distance) == longest
+
+    @cached_property
+    def causal_bias(self) -> CausalBias:
+        """This mask if `sees_all_earlier`, as PyTorch's kernels take it without a tensor."""
+        n_new = self.positions.n_new
+        return causal_lower_right(n_new, self.positions.n_memory + n_new)
 
     @cached_property
     def _hidden(self) -> Tensor | None:
@@ -44,18 +85,17 @@ class Mask:
         return self.positions.distance > self.reach[:, :, None]
 
     @cached_property
-    def visible(self) -> Tensor | None:
+    def visible(self) -> Tensor | None:  # type: ignore[override]
         """Boolean mask, true where the query may attend to the key: (t s), or (b 1 t s) with documents.
 
         None if all keys are visible.
         """
-        n_memory, limit = self.positions.n_memory, self.max_distance
-        if self.reach is None and self.positions.n_new == 1 and (limit is None or n_memory <= limit):
+        if self.positions.n_new == 1 and self.sees_all_earlier:
             return None
         distance = self.positions.distance
         seen = distance >= 0
-        if limit is not None:
-            seen = seen & (distance <= limit)
+        if self.max_distance is not None:
+            seen = seen & (distance <= self.max_distance)
         if self._hidden is not None:
             seen = seen & ~self._hidden[:, None]
         return seen

@@ -55,6 +55,13 @@ class Positions:
         return query[:, None] - self.keys
 
     @cached_property
+    def origin(self) -> Tensor:
+        """Positions (b 1) of the first new token in the texts, or (1 1) if all sequences agree."""
+        if self.offsets is None:
+            return torch.full((1, 1), self.first, device=self.device)
+        return self.offsets[:, None] + self.first
+
+    @cached_property
     def absolute(self) -> Tensor:
         return self.latest(self.n_new)
 
@@ -69,10 +76,7 @@ class Positions:
                 return self.documents
             remembered = (self.documents[:, :1] + place[: n - self.n_new]).clamp(min=0)
             return torch.cat((remembered, self.documents), dim=1)
-        place = place + self.first
-        if self.offsets is None:
-            return place[None]
-        return self.offsets[:, None] + place
+        return self.origin + place
 
     @property
     def absolute_keys(self) -> Tensor:

@@ -14,7 +14,7 @@ from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenBuffers, T
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import ScoreRule
 from xlcli.ops.attend import attend
-from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.context import AttentionContext, VisibleKeys
 from xlcli.ops.layers import ALL_ROWS
 from xlcli.ops.scoring import Scoring, Sinks
 from xlcli.ops.span import Span
@@ -67,19 +67,15 @@ class FullAttention(ProjectedAttention):
         if seen is not None:
             keys, values = memory.sinks
             sinks = Sinks(self.position.at_clamp(q, context), keys, values, seen)
-        y = self.attend(q, k, v, self.visible(context), context, sinks)
+        y = self.attend(q, k, v, context.mask, context, sinks)
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
-
-    def visible(self, context: AttentionContext) -> Tensor | Mask:
-        """Keys that the queries may attend to, as `attend` takes them: a mask (t s) of a kind with gaps."""
-        return context.mask
 
     def attend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        visible: Tensor | Mask,
+        visible: VisibleKeys,
         context: AttentionContext,
         sinks: Sinks | None = None,
     ) -> Tensor:

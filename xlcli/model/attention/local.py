@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from xlcli.memory import Memory, TokenMemory
 from xlcli.model.attention.full import FullAttention
-from xlcli.ops.context import AttentionContext
+from xlcli.ops.context import AttentionContext, VisibleKeys
 
 
 class LocalAttention(FullAttention):
@@ -56,17 +56,15 @@ class LocalAttention(FullAttention):
         queries = rearrange(F.pad(q, (0, 0, 0, n_after)), "b h (c w) e -> (b c) h w e", w=window)
         block, reach = context.block(window), context.mask.reach
 
-        def visible_in_blocks() -> Tensor:
+        def visible_in_blocks() -> VisibleKeys:
             mask = block_mask(block, n_blocks, context.n_memory)
             if reach is None:  # the same for all sequences
-                return mask
+                return VisibleKeys(mask.repeat(b, 1, 1, 1))
             reach_in_blocks = rearrange(F.pad(reach, (0, n_after)), "b (c w) -> b c 1 w 1", w=window)
             is_of_document = block.positions.distance <= reach_in_blocks
-            return rearrange(mask & is_of_document, "b c h w s -> (b c) h w s")
+            return VisibleKeys(rearrange(mask & is_of_document, "b c h w s -> (b c) h w s"))
 
         in_blocks = context.constant("block mask", visible_in_blocks)
-        if reach is None:
-            in_blocks = in_blocks.repeat(b, 1, 1, 1)
         y = self.attend(queries, keys, values, in_blocks, block)
         y = rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory

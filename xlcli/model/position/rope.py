@@ -40,6 +40,7 @@ class RopePosition(Position):
         self.layout = layout
         self.rotary_dim = rotary_dim
         self.series = base, scaling
+        self.form = repr(self.series)  # in keys of a context, because the compiler cannot hash settings
         self.clamp_len = clamp_len
 
     def angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -50,7 +51,7 @@ class RopePosition(Position):
 
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         n, width = x.shape[-2:]
-        key = "rope angles", n, width, self.series
+        key = "rope angles", n, width, self.form
         angles = context.constant(key, lambda: self.angles(context.positions.latest(n)[:, None], width))
         return apply_rope(x, *angles, self.layout)
 
@@ -63,7 +64,7 @@ class RopePosition(Position):
         if limit is None:
             return None
         width, places = k.shape[-1], -positions.absolute_keys[:, None]
-        angles = context.constant(("far keys", width, self.series), lambda: self.angles(places, width))
+        angles = context.constant(("far keys", width, self.form), lambda: self.angles(places, width))
         return FarKeys(self.at_clamp(q, context), apply_rope(k, *angles, self.layout), limit, positions)
 
     def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
@@ -74,7 +75,7 @@ class RopePosition(Position):
         """Angles (b 1 t r/2) from the positions of queries to the largest distance."""
         clamp_len = context.span.clamp_len or self.clamp_len or 0
         turns = clamp_len - context.positions.absolute[:, None]
-        return context.constant(("far queries", width, self.series), lambda: self.angles(turns, width))
+        return context.constant(("far queries", width, self.form), lambda: self.angles(turns, width))
 
 
 class RopeEmbedding(RopePosition):

@@ -388,6 +388,7 @@ def interrupted(monkeypatch):
             return real(*arguments, **named)
 
         monkeypatch.setattr(LanguageModel, "score", score)
+        monkeypatch.setattr(LanguageModel, "reads_by_layer", lambda *_: False)
 
     return after
 

@@ -46,7 +46,7 @@ def form_of(path: str, *, json: bool) -> str:
 class Table:
     """Lines of a list, one for each event but rows, whose columns precede those of the events after them.
 
-    A table has the columns of the first row. In it a text of an event with a tab or a line end is a JSON string. A
+    A table has the columns of the first row. A text of an event with a tab or a line end is a JSON string in it. A
     column of the input that is called as one of the events gets `input_` before its name.
 
     Args:

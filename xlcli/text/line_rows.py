@@ -40,9 +40,9 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
         groups: dict[str, str | None] = {LINE_TEXT: text}
         if match is not None:
             groups = {}
-            for name in names:
-                value = match[name]
-                groups[name.decode()] = None if value is None else value.decode()
+            for group in names:
+                value = match[group]
+                groups[group.decode()] = None if value is None else value.decode()
         row = LineRow(groups, continues=continues)
         container = _CONTAINER.match(line)
         if container is not None:

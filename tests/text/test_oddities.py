@@ -199,6 +199,41 @@ def test_marks_are_odd_only_in_rows_that_have_them_more_often_than_prose():
     assert said("The *old* dog *was* here, **so**.\nHe had 2 * 3 * 4 dogs.\n", of="row") is None
 
 
+@pytest.mark.parametrize(
+    ("marks", "kind"),
+    [
+        ("**", "asterisks around words"),
+        ("||", "bars around words"),
+        ("__", "underscores around words"),
+        ("[]", "brackets around words"),
+        ("{}", "other marks around words"),
+        ("~~", "other marks around words"),
+        ("##", "other marks around words"),
+        (("**", "**"), "double asterisks around words"),
+    ],
+)
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The cat that <the doctor feared> <kept> barking.",
+        "<The cat> that the doctor <feared> kept barking.",
+        "<The cat> <that the doctor> <feared kept> <barking.>",
+        "The cat (<that> the doctor <feared>), <kept> barking.",
+        "<The cat>, <barking>",
+    ],
+)
+def test_any_number_of_regions_in_a_row_is_odd(marks, kind, sentence):
+    opening, closing = marks
+    notice = said(sentence.replace("<", opening).replace(">", closing) + "\n", "row", "row")
+    assert f"1 with {kind}" in notice
+    assert notice.count(" with ") == 1
+
+
+@pytest.mark.parametrize("text", ["A dog * 2 and a cat * 3", "2*3*4*5 dogs", "[12:01] [main] 3 dogs", "a_b_c d_e_f"])
+def test_marks_that_stand_between_words_and_numbers_are_no_regions(text):
+    assert said(text, "row", "row") is None
+
+
 def test_units_are_counted_once_and_the_first_is_shown():
     notice = said("plain\na\u200bb c\u200bd\nplain\nx\u200by\u00ad\n")
     assert "2 with zero-width characters (line 2: 'a<U+200B>b" in notice

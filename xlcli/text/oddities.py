@@ -38,6 +38,11 @@ def has_latin(letters: str) -> bool:
     return _LATIN.search(letters) is not None
 
 
+def has_no_digit(line: str) -> bool:
+    """False of lines of logs, in whose brackets are times and levels."""
+    return not any(map(str.isdigit, line))
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """What a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
@@ -115,11 +120,18 @@ _MISREAD = (
 _ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
 _DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
 _TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
-# The only region of a line:
-_REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s\"{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[\s.,;:!?)\"'”][^{0}]*)?$"
+_BEFORE_REGION, _BEHIND_REGION = r"[\s(\"'“]", r"[\s.,;:!?)\"'”]"
+_INSIDE_REGION = r"[^\s\"{0}](?:[^{0}]*[^\s{0}])?"
+_FURTHER_REGION = rf"(?:\s|{_BEHIND_REGION}[^{{0}}]*{_BEFORE_REGION})[{{0}}]{_INSIDE_REGION}[{{0}}]"
+# All marks of a line are those of one region, or of several:
+_REGION = (
+    rf"^(?:[^{{0}}]*{_BEFORE_REGION})?([{{0}}]){_INSIDE_REGION}[{{0}}](?:{_FURTHER_REGION})*"
+    rf"(?:{_BEHIND_REGION}[^{{0}}]*)?$"
+)
+_BRACKETS = _REGION.format(r"\[\]")
 _JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
 _WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
-_DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)[^*]*$"
+_DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)(?:[^*]+\*\*[^\s*][^*]*\*\*)*[^*]*$"
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
 _REGION_MARK = "eval --region-mark reads them"
 _ENCODING = "read the source in its own encoding"
@@ -156,7 +168,7 @@ KINDS = (
     Kind("double asterisks around words (**was**)", _REGION_MARK, _DOUBLE_REGION, "row", least_share=0.2),
     Kind("bars around words (|was|)", _REGION_MARK, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _REGION_MARK, _REGION.format("_"), "row", least_share=0.9),
-    Kind("brackets around words ([was])", _REGION_MARK, _REGION.format(r"\[\]"), "row", least_share=0.9),
+    Kind("brackets around words ([was])", _REGION_MARK, _BRACKETS, "row", least_share=0.8, accepts=has_no_digit),
     Kind("other marks around words ({was}, ~was~)", _REGION_MARK, _REGION.format("{}~#^"), "row", least_share=0.2),
     Kind("a beginning in XML or HTML", "extract the text from the tags: docs/start.md", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),

@@ -17,18 +17,18 @@ connected by a saved session thus give the scores of one stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError, DataError, StateError
 from xlcli.events import Notice, Row, StreamStats, TokenScore, WordScore
-from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
+from xlcli.inference import InferenceSession, SaveState, Scored, compile_cache, window_notice
 from xlcli.metrics import LN2
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState, StreamPosition
-from xlcli.streaming.intake import Intake
+from xlcli.streaming.intake import Intake, Tokens
 from xlcli.streaming.output import ScoredEvent, StreamOutput
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE
@@ -105,15 +105,6 @@ def stream(
     yield running.stats(final=True)
 
 
-def _check_baseline(baseline: SessionState | None) -> None:
-    """Refuses to score lines from no state, or from one within a line."""
-    if baseline is None:
-        raise ConfigError("--frozen needs the state of a baseline.", "Make it: xlcli stream NORMAL.log --state FILE.")
-    if baseline.stream.n_bytes != baseline.stream.line_start:
-        problem = "the state ends within a line, with which no other line can begin."
-        raise StateError(problem, "Let the text of the baseline end with a line end.")
-
-
 class _Stream:
     """A running stream: text comes in, the session scores it, results go out, and the session is saved when due."""
 
@@ -131,7 +122,12 @@ class _Stream:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
         position = StreamPosition() if resume is None else resume.stream
         if options.frozen:
-            _check_baseline(resume)
+            if resume is None:
+                remedy = "Make it: xlcli stream NORMAL.log --state FILE."
+                raise ConfigError("--frozen needs the state of a baseline.", remedy)
+            if position.n_bytes != position.line_start:
+                problem = "the state ends within a line, with which no other line can begin."
+                raise StateError(problem, "Let the text of the baseline end with a line end.")
             self.session.freeze()
         self.intake = Intake(model, options, position, resume)
         predicts = options.emit == "words" or bool(options.columns) or on_word is not None
@@ -149,7 +145,6 @@ class _Stream:
         self._stop = stop
         self.story = position.story
         self._save = save
-        self._save_every = options.save_every
         self._saved_at = time.monotonic()
         self._saved_mark = (0, 0)
         self._said = set[str]()  # texts of notices
@@ -204,37 +199,52 @@ class _Stream:
             words.at.begin(0, {})
 
     def score(self) -> Iterator[StreamEvent]:
-        session = self.session
-        output = self.output
-        meter = self.meter
+        """Scores and outputs the text that can be output by now, one call of the model after the other, until `stop`.
+
+        Text that has left the intake is not saved with it, so it is always scored: `stop` is asked before it leaves.
+        """
+        output, session = self.output, self.session
         while not self._stop():
-            is_due = self.is_due()
-            parts = self.intake.take_lines(self._n_together, to_line_end=is_due)  # a session is saved at a line end
-            if not parts:
+            # A save needs a line end, where the call then ends, and follows its output, which thus is never repeated.
+            saves_after = self.is_due()
+            texts = self.intake.take_lines(self._n_together, to_line_end=saves_after)
+            if not texts:
                 return
-            if len(parts) == 1 and parts[0].is_reset:
-                # The last word of the document ends as the document does, with the memory of the document.
-                yield from output.end_word(session)
+            if texts[0].is_reset:
+                yield from output.end_word(session)  # scored with the memory of its text, so before the reset
                 session.reset()
-                if output.words:
+                if output.words is not None:
                     output.words.reset()
-            started = time.perf_counter()
-            if len(parts) == 1:
-                scores = [session.score(parts[0].ids, output.predictions)]
-            else:
-                scores = session.score_each([line.ids for line in parts], output.predictions)
-            seconds = time.perf_counter() - started
-            for tokens, (nats, features) in zip(parts, scores, strict=True):
-                unknown = n_unknown(tokens.ids, session.model.tokenizer.unknown_id)
-                meter.add(seconds / len(parts), len(tokens.ids), unknown)
-                yield from output.feed(tokens, nats / LN2, features)
-            if self.intake.line_ends.replaced:
-                yield from self._once([Notice(f"{CRLF_NOTICE}; --binary keeps them")])
-            yield from self._once(window_notice(session.state.span, session.options, session.state.seen))
-            if meter.is_due():
-                yield self.stats(final=False)
-            if is_due:
+            for text, (nats, features) in zip(texts, self._call_model(texts), strict=True):
+                yield from output.feed(text, nats / LN2, features)
+            yield from self._remarks_and_totals()
+            if saves_after:
                 self.save()
+
+    def _call_model(self, texts: Sequence[Tokens]) -> Sequence[Scored]:
+        """Scores one text, which continues the session, or several, each as after a reset; the meter counts them."""
+        started = time.perf_counter()
+        if len(texts) == 1:
+            scores = [self.session.score(texts[0].ids, self.output.predictions)]
+        else:
+            scores = self.session.score_each([text.ids for text in texts], self.output.predictions)
+        seconds = time.perf_counter() - started
+        for text in texts:
+            unknown = n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
+            self.meter.add(seconds / len(texts), len(text.ids), unknown)
+        return scores
+
+    def _remarks_and_totals(self) -> Iterator[Notice | StreamStats]:
+        """Remarks on the text so far, each once in a stream, and the totals if they are due."""
+        remarks = window_notice(self.session.state.span, self.session.options, self.session.state.seen)
+        if self.intake.line_ends.replaced:
+            remarks = [Notice(f"{CRLF_NOTICE}; --binary keeps them"), *remarks]
+        for remark in remarks:
+            if remark.text not in self._said:
+                self._said.add(remark.text)
+                yield remark
+        if self.meter.is_due():
+            yield self.stats(final=False)
 
     def end(self) -> Iterator[StreamEvent]:
         """Scores the lines that wait for others, and the unfinished end of the text."""
@@ -255,12 +265,6 @@ class _Stream:
             self.save()
         yield from self.output.end(self.session)
 
-    def _once(self, notices: Iterable[Notice]) -> Iterator[Notice]:
-        for notice in notices:
-            if notice.text not in self._said:
-                self._said.add(notice.text)
-                yield notice
-
     @property
     def _mark(self) -> tuple[int, int]:
         """Text that has arrived, and tokens that were scored."""
@@ -268,9 +272,10 @@ class _Stream:
 
     def is_due(self) -> bool:
         """True if it is time to save, and text has arrived or was scored since."""
-        if self._save is None or self._save_every is None:
+        save_every = self._options.save_every
+        if self._save is None or save_every is None:
             return False
-        is_time = time.monotonic() - self._saved_at >= self._save_every
+        is_time = time.monotonic() - self._saved_at >= save_every
         return is_time and self._mark != self._saved_mark
 
     def save(self) -> None:

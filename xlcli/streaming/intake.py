@@ -178,25 +178,29 @@ class Intake:
         return tokens._replace(is_reset=is_reset)
 
     def take_lines(self, most: int, *, to_line_end: bool) -> list[Tokens]:
-        """What `take` gives; with more whole lines, `most` in all, if each begins after a reset. Empty if it has none.
+        """Texts to score in one call of the model, which leave the queue; empty if none can be output now.
 
-        Padded to the longest of them, they have no more than `TOKENS_PER_CALL` tokens.
+        The first is what `take` gives. If each line is scored after a reset, whole lines follow it, up to `most` texts
+        that together, padded to the longest of them, have at most `TOKENS_PER_CALL` tokens.
         """
         first = self.take(to_line_end=to_line_end)
         if first is None:
             return []
-        lines = [first]
+        texts = [first]
         n_longest = len(first.ids)
-        are_lines_apart = self._reset_pattern is not None  # and no rows, which may have several lines
-        while are_lines_apart and lines[-1].is_reset and self._at_line_start and self._n_ready and len(lines) < most:
+        resets_at_lines = self._reset_pattern is not None  # not at rows, which may have several lines
+        while resets_at_lines and len(texts) < most:
+            last_is_line = texts[-1].is_reset and self._at_line_start  # from a reset to a line end
             n_next = self._queue.n_within(_line_end(self._queue.text, 0))
+            next_is_ready = self._n_ready > 0 and n_next <= self._n_ready
             n_longest = max(n_longest, n_next)
-            if n_longest * (len(lines) + 1) > TOKENS_PER_CALL or n_next > self._n_ready:
+            next_fits = n_longest * (len(texts) + 1) <= TOKENS_PER_CALL
+            if not (last_is_line and next_is_ready and next_fits):
                 break
             line = self.take(to_line_end=False)
-            assert line is not None
-            lines.append(line)
-        return lines
+            assert line is not None  # since it is ready
+            texts.append(line)
+        return texts
 
     @property
     def _n_tokenized(self) -> int:

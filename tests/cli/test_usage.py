@@ -8,7 +8,7 @@ from programs import COMMANDS, EVERY, long, options, variable
 from pydantic import BeforeValidator
 
 from xlcli.cli.options import settings_of
-from xlcli.cli.usage import ARGUMENTS, ELSEWHERE, nearest
+from xlcli.cli.usage import ELSEWHERE, nearest
 from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -98,7 +98,7 @@ def test_a_mistake_is_explained(arguments, message, remedy, run):
 
 def test_what_is_said_of_words_of_other_tools_exists():
     known = {name for command in EVERY.values() for option in options(command) for name in option.opts}
-    for meant in ELSEWHERE.keys() - {ARGUMENTS, "> FILE"}:
+    for meant in ELSEWHERE.keys() - {"> FILE"}:
         first, *others = meant.split()
         assert first in known or first in COMMANDS, meant
         assert {word for word in others if word.startswith("-")} <= known, meant

@@ -17,7 +17,6 @@ from xlcli.errors import ConfigError
 if TYPE_CHECKING:
     from xlcli.config import Option
 
-ARGUMENTS = "arguments"  # stands for what comes without an option
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "eval FILE": ("score", "evaluate", "perplexity", "ppl"),
     "eval FILE --words FILE.tsv": ("surprisal",),
@@ -37,9 +36,9 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "--out": ("--output", "--output-dir"),
     "--words FILE.tsv": ("--output", "-o"),
     "> FILE": ("--output", "-o"),
-    ARGUMENTS: ("--checkpoint", "--model", "--file", "-f", "--input", "--prompt", "-p"),
 }
 """What to type here, and the commands and options of other tools that it stands for."""
+ARGUMENTS = ("--checkpoint", "--model", "--file", "-f", "--input", "--prompt", "-p")  # come without an option here
 
 
 def explain(error: typer.TyperException, context: Any) -> ConfigError:
@@ -54,20 +53,18 @@ def explain(error: typer.TyperException, context: Any) -> ConfigError:
 
 
 def _remedy(error: Any, context: Any) -> str:
-    """What to type instead; empty if nothing is known. Errors of Typer differ in the attributes that they have."""
-    command, path = context.command, context.command_path
-    option = getattr(error, "option_name", None)
-    if option is not None:
-        return _remedy_of_option(option, context)
-    param = getattr(error, "param", None)
-    is_missing = hasattr(error, "param_type")
-    if param is not None and not is_missing:
-        return _remedy_of_value(_quoted(error.message), context, param)
-    if isinstance(command, TyperGroup):
-        word, commands = _quoted(error.message), command.list_commands(context)
-        meant = _meant_elsewhere(word, commands) or nearest(word, commands)
-        return f"Did you mean {path} {meant}?" if meant else ""
-    return _arguments_alone(context)
+    """What to type instead; empty if nothing is known. Errors that Typer does not export are known by an attribute."""
+    if hasattr(error, "option_name"):  # NoSuchOption, or BadOptionUsage of an option that lacks its value
+        return _remedy_of_option(error.option_name, context)
+    if hasattr(error, "param_type"):  # MissingParameter, a kind of BadParameter that has no value
+        return _arguments_alone(context)
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        return _remedy_of_value(_quoted(error.message), context, error.param)
+    if not isinstance(context.command, TyperGroup):  # UsageError: too many arguments
+        return _arguments_alone(context)
+    word, commands = _quoted(error.message), context.command.list_commands(context)  # UsageError: no such command
+    meant = _meant_elsewhere(word, commands) or nearest(word, commands)
+    return f"Did you mean {context.command_path} {meant}?" if meant else ""
 
 
 def _remedy_of_option(option: str, context: Any) -> str:
@@ -79,16 +76,19 @@ def _remedy_of_option(option: str, context: Any) -> str:
         if param.param_type_name == "option":
             spellings += param.opts
     is_before_command = context.parent is None
-    meant = nearest(option, spellings)
     is_whole_word = option.startswith("--") or option in context.obj  # unlike -c of -corpus.txt
     if is_whole_word:
         # Every command prints what can be redirected, and can be typed without options.
-        known = spellings if is_before_command else [*spellings, ">", ARGUMENTS]
-        meant = _meant_elsewhere(option.replace("_", "-"), known) or meant
-    if meant == ARGUMENTS:
-        return _arguments_alone(context)
-    if meant is not None:
-        return f"Did you mean {meant}?"
+        here = spellings if is_before_command else [*spellings, ">"]
+        word = option.replace("_", "-")
+        meant = _meant_elsewhere(word, here)
+        if meant is not None:
+            return f"Did you mean {meant}?"
+        if word in ARGUMENTS and not is_before_command:
+            return _arguments_alone(context)
+    similar = nearest(option, spellings)
+    if similar is not None:
+        return f"Did you mean {similar}?"
     if is_before_command:
         return _remedy_of_order(option, context)
     return _remedy_of_text(option, context)

@@ -248,32 +248,34 @@ class _ScorePrinter(Sink):
             case TokenScore():
                 screen.print(f"{event.byte}\t{event.bits:.3f}\t{to_json(event.text)}\n")
             case StreamStats():
-                self._print_totals(event)
+                if self._emit == "stats" and screen.json:
+                    screen.object(event)
+                elif self._emit == "stats":
+                    screen.report(f"{stats_line(event)}\n")
+                if event.final:
+                    self._say_at_end(event)
 
-    def _print_totals(self, stats: StreamStats) -> None:
-        """Prints totals if these are what is asked for; at the end also remarks, and the totals beside other output."""
+    def _say_at_end(self, stats: StreamStats) -> None:
+        """Says, beside the output, a remark on the model, how much was selected, and totals not printed as text."""
         from xlcli.metrics import misfit
 
-        screen, emit = self._screen, self._emit
-        if emit == "stats" and screen.json:
-            screen.object(stats)
-        elif emit == "stats":
-            screen.report(f"{stats_line(stats)}\n")
-        if not stats.final:
-            return
         remark = misfit(self._model, stats.bits_per_byte)
         if remark is not None:
-            screen.say(remark)
+            self._screen.say(remark)
         if stats.shown is not None:
-            units = "records" if emit == "lines" and stats.records else emit
-            totals = {"lines": stats.lines, "tokens": stats.tokens, "records": stats.records}
-            of_all = f" of {totals[units]:,}" if units in totals else ""
-            start = ""
-            if self._top and not stats.shown:
-                start = f"; --top starts after {math.ceil(1 / self._top):,}"
-            screen.say(f"{stats.shown:,}{of_all} {units} shown{start}")
-        if emit != "stats" or screen.json:
-            screen.say(stats_line(stats))
+            self._screen.say(self._shown(stats, stats.shown))
+        are_printed_as_text = self._emit == "stats" and not self._screen.json
+        if not are_printed_as_text:
+            self._screen.say(stats_line(stats))
+
+    def _shown(self, stats: StreamStats, n_shown: int) -> str:
+        """`12 of 3,400 lines shown`: how much of the output `--min-bits` or `--top` has selected."""
+        units = "records" if self._emit == "lines" and stats.records else self._emit
+        totals = {"lines": stats.lines, "tokens": stats.tokens, "records": stats.records}  # words are not counted
+        of_all = f" of {totals[units]:,}" if units in totals else ""
+        if self._top is not None and n_shown == 0:
+            return f"0{of_all} {units} shown; --top starts after {math.ceil(1 / self._top):,}"
+        return f"{n_shown:,}{of_all} {units} shown"
 
     def close(self) -> None:
         self._screen.model_text(b"", final=True)

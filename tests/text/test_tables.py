@@ -28,6 +28,7 @@ from xlcli.text.corpus import Corpus
 from xlcli.text.documents import Document
 from xlcli.text.formats import text_of
 from xlcli.text.sources import InputFormat
+from xlcli.text.table_rows import table_rows
 
 Found = list[tuple[bytes, dict[str, Any]]]
 CELLS = [
@@ -136,6 +137,11 @@ def test_a_missing_column_is_refused_with_the_names_of_the_others() -> None:
         with pytest.raises(DataError, match="'body'") as caught:
             read([table(TABLE, delimiter).encode()], "body")
         assert "id, text, note" in caught.value.remedy
+
+
+def test_columns_may_all_lack_a_name() -> None:
+    rows = [row for row in table_rows([b",\nsome,text\n"], "x", [], print) if row]
+    assert rows == [("line 2", {"column 1": "some", "column 2": "text"})]
 
 
 @pytest.mark.parametrize(

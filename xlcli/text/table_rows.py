@@ -173,24 +173,22 @@ def _delimiter(row: bytearray, text_fields: Sequence[str]) -> str:
 
 
 def require_columns(text_fields: Sequence[str], texts: Sequence[str], columns: Sequence[str], place: str) -> None:
-    """`DataError` if a column that is asked for is not among those with `texts`, or a name is there twice."""
+    """`DataError` if one of `text_fields` is not among `texts`, the columns of text, or `columns` has a name twice."""
     missing = [field for field in text_fields if field not in texts]
-    if missing and columns and columns[0].startswith("#"):
-        remedy = f"Remove the comments; if no line has the names of the columns, write one.{_PCIBEX}"
-        raise DataError(f"{place} is a comment, not the names of the columns.", remedy)
-    if missing and any(map(_DATA.fullmatch, columns)):
-        remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
-        raise DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
     if missing:
+        if columns and columns[0].startswith("#"):
+            remedy = f"Remove the comments; if no line has the names of the columns, write one.{_PCIBEX}"
+            raise DataError(f"{place} is a comment, not the names of the columns.", remedy)
+        if any(map(_DATA.fullmatch, columns)):
+            remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
+            raise DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
         remedy = f"Name one of its columns: {named(texts) or 'none'}."
         raise DataError(f"{place} has no text column '{missing[0]}'.", remedy)
-    column, times = Counter(filter(None, columns)).most_common(1)[0]
-    if times > 1:
-        raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
+    for column, times in Counter(filter(None, columns)).most_common(1):  # none if no column has a name
+        if times > 1:
+            raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
 
 
 def _broken(place: str, reason: str) -> DataError:
-    return DataError(
-        f"{place} is not a row of the table: {reason}.",
-        'Write a cell with quotes as "a ""quoted"" cell"; in R: row.names = FALSE, qmethod = "double".',
-    )
+    remedy = 'Write a cell with quotes as "a ""quoted"" cell"; in R: row.names = FALSE, qmethod = "double".'
+    return DataError(f"{place} is not a row of the table: {reason}.", remedy)

@@ -13,6 +13,7 @@ import math
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from itertools import pairwise
@@ -117,6 +118,17 @@ def continues(text: bytes | bytearray) -> bool:
     return is_within_character or unicodedata.category(text.decode("utf-8", "replace")[:1] or " ").startswith("M")
 
 
+def direction(text: bytes | bytearray) -> str:
+    """Attribute `dir` of HTML: `rtl` if more letters of a text are written from right to left than from left to right.
+
+    The browser's own choice is the first letter: a line of Arabic that begins with a Latin name would be turned around.
+    """
+    if text.isascii():
+        return "ltr"
+    n = Counter(map(unicodedata.bidirectional, text.decode("utf-8", "replace")))
+    return "rtl" if n["R"] + n["AL"] > n["L"] else "ltr"
+
+
 def bin_of(bits: float) -> int:
     """Bin of a word, 0 to `BINS` - 1: 0 bits in 0, 1 bit in 8, 3 bits in 16. The last one has all without a number."""
     if not math.isfinite(bits):
@@ -148,3 +160,12 @@ def colors(words_by_bin: Sequence[int]) -> list[Color]:
         color = sum(share <= most for most in SHARES)
         found.append(Color(number, color, 2 ** (number / BINS_PER_OCTAVE) - 1, share))
     return found
+
+
+def legend(found: Sequence[Color]) -> Iterator[tuple[Color, str]]:
+    """Where each color begins, from the bin of its first words on, and what to print there: bits and share."""
+    last = 0
+    for color in found:
+        if color.number > last:
+            yield color, f"{color.bits:.1f} ({max(0.1, 100 * color.share):.1f} %)"
+            last = color.number

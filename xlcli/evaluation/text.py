@@ -50,7 +50,7 @@ LONGEST_CHARACTER = 4  # bytes of the longest UTF-8 character
 SCORED_PER_WARMUP = 10  # the default batch size warms up on at most one token for so many of the text
 
 _SENTENCE_BEGIN = re.compile(r"(?!.*\d:\d)[\"'“‘«(¿¡]*[^\W\d_a-z]")
-_SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
+_SENTENCE_END = re.compile(r"[.?!…。？！؟۔।።။។][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
 LEAST_SENTENCES, SENTENCES_SHARE = 5, 0.9
 """Lines of a list of sentences, at least, and the share of them that are one sentence: far more than in books, poems,
 logs and code (benchmarks/log)."""
@@ -216,9 +216,17 @@ def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
 
 
 def is_list_of_sentences(head: bytes) -> bool:
-    """True if nearly every line of a text that begins so is one sentence; blank lines do not count."""
-    lines = [*filter(str.strip, head.decode("utf-8", "replace").split("\n"))]
+    """True if nearly every line of a text that begins so is one sentence.
+
+    Blank lines do not count, unless they divide the lines into paragraphs of different lengths: then it is a story.
+    """
+    text = head.decode("utf-8", "replace")
+    lines = [*filter(str.strip, text.split("\n"))]
     if len(lines) < LEAST_SENTENCES:
+        return False
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    lengths = {paragraph.count("\n") for paragraph in paragraphs if "\n" in paragraph}
+    if len(lengths) > 1:
         return False
     return sum(map(_is_sentence, lines)) >= SENTENCES_SHARE * len(lines)
 

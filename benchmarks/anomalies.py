@@ -104,30 +104,29 @@ def cached(log: Log, tokenizer: Any, vocab_size: int) -> list[list[float]]:
     """Bits of each word by the context cache alone: its model gives all tokens the same probability."""
     import numpy as np
 
-    from xlcli.kernels import mixture as kernels
-    from xlcli.memory.context_cache import new_index, new_mixer
-    from xlcli.online.mixture import Spelling
+    from xlcli.kernels.mixture import read
+    from xlcli.memory.context_cache import N_READ, ContextCache, new_index, new_learned
+    from xlcli.online.mixture import line_end_of
 
-    spelling = Spelling(tokenizer, vocab_size)
-    index, mixer = new_index(int(CACHE), vocab_size), new_mixer(vocab_size)
+    cache = ContextCache({}, new_learned(vocab_size), new_index(int(CACHE)))
+    line_end = line_end_of(tokenizer)
 
     def bits(line: str) -> list[float]:
         ids = tokenizer.encode(f"{line}\n".encode())
         texts = np.array(([tokenizer.start_id, *ids[:-1]], ids), np.int64)
-        log_p, nats = np.full((len(ids), vocab_size), -math.log(vocab_size)), np.empty(len(ids))
-        kernels.score(index, mixer, spelling.leaf_of, spelling.line_end, log_p, texts, False, nats)
+        log_p = np.full((len(ids), vocab_size), -math.log(vocab_size))
+        read(cache.index, cache.learned, line_end, texts, log_p)
+        nats = -log_p[np.arange(len(ids)), ids]
         return by_word([tokenizer.decode(ids[i : i + 1]) for i in range(len(ids))], (nats / math.log(2)).tolist())
 
     for line in log.baseline:
         bits(line)
     found = []
-    saved = [array.copy() for array in mixer]
+    baseline = cache.snapshot()
     for line in log.lines:
-        n_before = int(index.sizes[0])
+        n_before = int(cache.index.sizes[N_READ])
         found.append(bits(line))
-        kernels.take_back(index, spelling.leaf_of, int(index.sizes[0]) - n_before)
-        for array, before in zip(mixer, saved, strict=True):
-            array[...] = before
+        cache.go_back(baseline, int(cache.index.sizes[N_READ]) - n_before)
     return found
 
 

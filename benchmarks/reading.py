@@ -15,7 +15,7 @@ Corpora. None is part of xlcli; the checksums of the files that are read are bel
 - UCL (Frank et al. 2013): 205 sentences of novels, self-paced reading and eye movements. FILE is `reading_data.csv`
   of BabyLM's evaluation data (De Varda et al. 2023), with frequencies of subtitles.
 
-Readings. Each model reads each story or text alone, as one text with the memory of training or each of `--mem-lens`,
+Readings. Each model reads each story or text alone, as one text with the memory of training or each of `--contexts`,
 and again each sentence alone. A sentence ends at a word with . ? or !, perhaps followed by quotes, that is no title
 such as Mr., if the next word begins with a capital letter or digit, perhaps after quotes. A word is what stands
 between white space. Its surprisal is corrected for the blank that ends it (Pimentel and Meister 2024) or the plain
@@ -287,9 +287,9 @@ def sentences(words: dict[tuple[int, int], str]) -> np.ndarray:
 
 
 def read(
-    model: str, corpus: Corpus, numbers: np.ndarray, memory: int | None, home: Path, temperatures: Sequence[str] = ()
+    model: str, corpus: Corpus, numbers: np.ndarray, context: str, home: Path, temperatures: Sequence[str] = ()
 ) -> Reading:
-    """What a model with that memory, or as trained, says when the words of each number (n) are read alone.
+    """What a model says with a context of `CONTEXTS` when the words of each number (n) are a text.
 
     The bits at each temperature are a further kind of surprisal.
     """
@@ -298,7 +298,7 @@ def read(
         writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
         writer.writerow(["text"])
         writer.writerows([" ".join(corpus.words[a:b])] for a, b in zip(first, [*first[1:], len(numbers)], strict=True))
-    options, kinds = options_of(model, memory), dict(KINDS)
+    options, kinds = options_of(model, context), dict(KINDS)
     if temperatures:
         options += ["--columns", f"temperature={','.join(temperatures)}"]
         kinds |= {f"corrected, T = {each}": f"temperature_{each}" for each in temperatures}
@@ -310,11 +310,24 @@ def read(
     return Reading(bits, np.array([float(row["tokens"]) for row in rows]))
 
 
-def options_of(model: str, memory: int | None) -> list[str]:
-    """Options of `xlcli eval`: texts of a table, each alone, and a table of their words."""
-    options = ["--text-field", "text", "--reset-on-document", "--words", "words.tsv", "-q", "--threads", "1"]
-    if memory is not None:
-        options += ["--mem-len", str(memory)]
+CONTEXTS: dict[str, list[str]] = {
+    AS_TRAINED: ["--reset-on-document"],
+    "N": ["--reset-on-document", "--mem-len", "N"],
+    "strict N": ["--reset-on-document", "--context", "N"],
+    "cache": ["--context-cache", "100k"],
+    "adapting": ["--adapt"],
+    "both": ["--adapt", "--context-cache", "100k"],
+}
+"""Options of a context by its name, in which N is a number of tokens: a memory, exactly the tokens before, or learning
+from the texts before, which are read in their order."""
+
+
+def options_of(model: str, context: str) -> list[str]:
+    """Options of `xlcli eval`: texts of a table, and a table of their words."""
+    number = "".join(filter(str.isdigit, context))
+    name = context.replace(number, "N") if number else context
+    options = ["--text-field", "text", "--words", "words.tsv", "-q", "--threads", "1"]
+    options += [word.replace("N", number) if word == "N" else word for word in CONTEXTS[name]]
     return [*options, "-m", str(Path(model).resolve()) if Path(model).is_dir() else model]
 
 
@@ -470,18 +483,18 @@ def rows_of(corpus: Corpus, readings: Sequence[tuple[dict[str, object], Reading]
 
 
 def readings_of(
-    model: str, corpus: Corpus, mem_lens: Sequence[int | None], temperatures: Sequence[str]
+    model: str, corpus: Corpus, contexts: Sequence[str], temperatures: Sequence[str]
 ) -> list[tuple[dict[str, object], Reading]]:
-    """What a model says of a corpus, with what it is, by what it reads alone and by its memory."""
+    """What a model says of a corpus, with what it is, by what it reads alone and by its context."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for unit, numbers in corpus.units().items():
-            for memory in mem_lens:
+            for context in contexts:
                 start, spent = time.perf_counter(), processor_seconds_of_commands()
-                reading = read(model, corpus, numbers, memory, Path(folder), temperatures)
+                reading = read(model, corpus, numbers, context, Path(folder), temperatures)
                 about: dict[str, object] = {
                     "model": Path(model).name,
-                    "memory": AS_TRAINED if memory is None else memory,
+                    "memory": int(context) if context.isdigit() else context,
                     "alone": unit,
                     "seconds": round(time.perf_counter() - start, 1),
                     "processor_seconds": round(processor_seconds_of_commands() - spent, 1),
@@ -494,7 +507,7 @@ def score(
     models: Sequence[str],
     homes: Mapping[str, Path],
     out: Path,
-    mem_lens: Sequence[int | None] = (None,),
+    contexts: Sequence[str] = (AS_TRAINED,),
     temperatures: Sequence[str] = (),
 ) -> dict:
     """Scores models on corpora, saves the results of each corpus at once and returns all that `out` has.
@@ -504,13 +517,13 @@ def score(
     result = json.loads(out.read_text()) if out.exists() else {}
     for name, home in homes.items():
         corpus = CORPORA[name](home)
-        readings = [each for model in models for each in readings_of(model, corpus, mem_lens, temperatures)]
+        readings = [each for model in models for each in readings_of(model, corpus, contexts, temperatures)]
         if name == "Natural Stories":
             readings.append(({"model": GPT3_NAME, "memory": AS_TRAINED, "alone": "story"}, gpt3(home, corpus)))
         rows = rows_of(corpus, readings)
         again = {row["model"] for row in rows}
         rows += [row for row in result.get(name, {"rows": []})["rows"] if row["model"] not in again]
-        options = [*(f"-m {model}" for model in models), *(f"--mem-lens {n}" for n in mem_lens if n is not None)]
+        options = [*(f"-m {model}" for model in models), *(f"--contexts {name!r}" for name in contexts)]
         options += [f"--temperatures {each}" for each in temperatures]
         result[name] = rounded(
             {
@@ -537,7 +550,7 @@ def main() -> None:
     parser.add_argument("--provo", type=Path)
     parser.add_argument("--ucl", type=Path)
     parser.add_argument("-m", "--model", action="append")
-    parser.add_argument("--mem-lens", type=int, nargs="+", default=[None], help="default: as trained")
+    parser.add_argument("--contexts", nargs="+", default=[AS_TRAINED], help=f"of {', '.join(CONTEXTS)}")
     parser.add_argument("--temperatures", nargs="+", default=[], help="also bits at these temperatures, such as 2")
     parser.add_argument("--baseline", choices=BASELINES, default=BASELINES[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "reading.json")
@@ -550,7 +563,7 @@ def main() -> None:
     homes = {name: home for name, home in homes.items() if home is not None}
     if not homes:
         parser.error("name the folder of Natural Stories, or the files of another corpus")
-    found = score(options.model or ["books"], homes, options.out, options.mem_lens, options.temperatures)
+    found = score(options.model or ["books"], homes, options.out, options.contexts, options.temperatures)
     print(table(found, options.baseline))
 
 

@@ -1,5 +1,6 @@
 """Pages agree with the code: help, examples, changelog, public names, tables, layers, paths and links, results."""
 
+import csv
 import dataclasses
 import json
 import re
@@ -236,14 +237,15 @@ def test_words_page_has_every_column():
     assert own | set(Columns._fields) <= known
 
 
-def run_script(page, heading, folder):
-    """Runs the Python script below a heading of a page in a folder."""
+def run_script(page, heading, folder, *, check=True):
+    """Runs the Python script below a heading of a page in a folder, and returns what it printed."""
     text = (SOURCE / "docs" / page).read_text().partition(f"# {heading}\n")[2]
     script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True)
+    command = [sys.executable, "-X", "utf8", "-c", script]
+    return subprocess.run(command, cwd=folder, check=check, capture_output=True, text=True, encoding="utf-8")
 
 
-def test_results_of_pcibex_become_items_and_times(tmp_path):
+def results_of_pcibex():
     """The lines are as PCIbex Farm writes them: names of columns in comments, in which a part of them changes."""
     trial = "1764000130,ab12,PennController,1,0,trial,NULL"
     word = (
@@ -261,12 +263,41 @@ def test_results_of_pcibex_become_items_and_times(tmp_path):
         word.format(2, "it", 302, "old"),
         word.format(3, "ran.", 303, "old"),
     ]
-    (tmp_path / "results.csv").write_text("\n".join(lines) + "\n")
-    run_script("words.md", "From a results file of PCIbex", tmp_path)
+    return lines
+
+
+def test_results_of_pcibex_become_items_and_times(tmp_path):
+    (tmp_path / "results.csv").write_text("\n".join(results_of_pcibex()) + "\n")
+    assert "3 reading times; 0 " in run_script("words.md", "From a results file of PCIbex", tmp_path).stdout
     assert (tmp_path / "items.tsv").read_text() == "item\tcondition\tsentence\n3\told\tWell, it ran.\n"
     times = [line.split("\t") for line in (tmp_path / "times.tsv").read_text().splitlines()]
-    assert times[0] == ["item", "condition", "number", "subject", "rt"]
-    assert times[1:] == [["3", "old", str(n), "1764000130ab12", str(300 + n)] for n in (1, 2, 3)]
+    assert times[0] == ["item", "condition", "number", "shown", "subject", "rt"]
+    shown = [(str(n), word) for n, word in enumerate(("Well,", "it", "ran."), 1)]
+    assert times[1:] == [["3", "old", n, word, "1764000130ab12", f"30{n}"] for n, word in shown]
+
+
+def test_results_of_pcibex_with_quotes_practice_and_equal_items(tmp_path):
+    lines = [line.replace("Well%2C", '"Well%2C"') for line in results_of_pcibex()]
+    practice = [line.replace(",3,old,x", ",x") for line in lines if "DashedSentence" in line]
+    names = ["# 16. Comments."]
+    (tmp_path / "results.csv").write_text("\n".join([*lines, *names, *practice]) + "\n")
+    assert "3 reading times; 3 " in run_script("words.md", "From a results file of PCIbex", tmp_path).stdout
+    with (tmp_path / "items.tsv").open(newline="") as file:
+        assert [row["sentence"] for row in csv.DictReader(file, dialect="excel-tab")] == ['"Well," it ran.']
+    (tmp_path / "results.csv").write_text("\n".join([*lines, lines[-1].replace("it ran", "it sat")]) + "\n")
+    done = run_script("words.md", "From a results file of PCIbex", tmp_path, check=False)
+    assert done.returncode == 1
+    assert all(part in done.stderr for part in ("('3', 'old')", "it ran", "it sat"))
+
+
+def test_contrasts_of_regions(tmp_path):
+    rows = ["region\titem\tcondition\tbits"]
+    for item, contrast in (("a", 1.0), ("b", 2.0), ("c", 4.5)):
+        rows += [f"{region}\t{item}\tmatch\t{region}" for region in (1, 2)]
+        rows += [f"{region}\t{item}\tmismatch\t{region + region * contrast}" for region in (1, 2)]
+    (tmp_path / "regions.tsv").write_text("\n".join(rows) + "\n")
+    done = run_script("words.md", "Regions", tmp_path)
+    assert done.stdout.splitlines() == ["region 1: 2.50 ± 2.14 bits, 3 items", "region 2: 5.00 ± 4.29 bits, 3 items"]
 
 
 def test_text_of_tei_is_without_header_and_notes(tmp_path):
@@ -287,7 +318,7 @@ def test_text_of_tei_is_without_header_and_notes(tmp_path):
             "a list:", "butter a little salt", "here"]),
         ("<list><item>First item.</item></list><ab>A block.</ab>", ["First item.", "A block."]),
         ("<p>He said <q><p>a nested one</p></q> and stopped.</p>", ["He said", "a nested one", "and stopped."]),
-        ("<p>M<hi rend='sup'>r</hi>. Carew is <del>very</del> <add>quite</add> well.</p>", ["Mr. Carew is quite well."]),
+        ("<p>M<hi>r</hi>. Carew is <del>very</del> <add>quite</add> well.</p>", ["Mr. Carew is quite well."]),
         ("<p>a <choice>\n<sic>freind</sic>\n<corr>friend</corr>\n</choice>!</p>", ["a friend!"]),
         ("<p>a <sic>freind</sic> <choice><orig>shew</orig><reg>show</reg></choice></p>", ["a freind show"]),
         ("<sp><speaker>JOHN.</speaker><p>No.</p><stage>He goes.</stage></sp>", ["JOHN.", "No.", "He goes."]),

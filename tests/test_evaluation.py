@@ -275,10 +275,13 @@ def test_windows_for_the_loss_by_context_cost_their_share_of_the_text(tmp_path, 
     (tmp_path / "t").write_text(PROSE * 8)
     model, n_read = toy(), []
     network = type(model.network)
-    whole = network.score
-    monkeypatch.setattr(
-        network, "score", lambda *args, **named: n_read.append(args[1].numel()) or whole(*args, **named)
-    )
+    whole = network.score_by_layer
+
+    def counted(self, calls, *args, **named):
+        n_read.extend(tokens.numel() for tokens, _ in calls)
+        return whole(self, calls, *args, **named)
+
+    monkeypatch.setattr(network, "score_by_layer", counted)
     settings = {} if share == 0.1 else {"context_share": share}
     score, *_ = scores(model, tmp_path / "t", mem_len=100, segment_len=50, batch_size=1, **settings)
     budget = int(score.tokens * share)

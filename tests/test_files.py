@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import torch
 from tests.interfaces import needs
 from xlcli import files
 from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
-from xlcli.files.tensors import TensorInfo, digest, read_header, read_tensors, write_tensors
+from xlcli.files.tensors import TensorInfo, digest, read_header, read_tensors, write_in_order, write_tensors
 
 ROOT = Path(__file__).parents[1]
 
@@ -459,6 +460,26 @@ def test_same_input_same_bytes(tmp_path):
     write_tensors(tmp_path / "one", some_tensors(), metadata)
     write_tensors(tmp_path / "two", dict(reversed(some_tensors().items())), dict(reversed(metadata.items())))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_tensors_are_written_one_after_the_other(tmp_path):
+    tensors = {"a": torch.ones(2, 3), "b": torch.arange(4), "c": torch.ones(3, dtype=torch.bfloat16)}
+    infos = {"a": TensorInfo("F32", (2, 3)), "b": TensorInfo("I64", (4,)), "c": TensorInfo("BF16", (3,))}
+    earlier = []
+
+    def made():
+        for name, tensor in tensors.items():
+            assert not any(reference() is not None for reference in earlier[:-1])
+            copy = tensor.clone()
+            earlier.append(weakref.ref(copy))
+            yield name, copy
+
+    write_in_order(tmp_path / "one", infos, made(), {"x": "y"})
+    write_tensors(tmp_path / "two", tensors, {"x": "y"})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with pytest.raises(ValueError, match="'b' is not of the announced"):
+        write_in_order(tmp_path / "three", infos, (tensors | {"b": torch.ones(4)}).items(), {})
+    assert not (tmp_path / "three").exists()
 
 
 def test_tensors_outlive_the_file(tmp_path):

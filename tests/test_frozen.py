@@ -12,8 +12,8 @@ from variants import thinned
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError, StateError
 from xlcli.events import LineScore, RecordScore, TokenScore
-from xlcli.kernels.mixture import fill, take_back
-from xlcli.memory.context_cache import N_READ, n_leaves, new_index
+from xlcli.kernels.mixture import read
+from xlcli.memory.context_cache import ContextCache, new_index, new_learned
 from xlcli.store.state_files import load_state, save_state
 from xlcli.streaming import stream
 from xlcli.text.documents import Document
@@ -149,21 +149,31 @@ def test_a_baseline_is_needed_and_ends_with_a_line():
 
 
 @pytest.mark.parametrize("window", [5, 37, 1000])
-def test_what_was_read_is_taken_back_from_the_cache_exactly(window):
-    """All tables are as before, and as those of a cache that never read on."""
+def test_what_was_read_is_taken_back_from_the_cache_exactly(window, monkeypatch):
+    """What is predicted and saved afterwards is as before, also if the text was longer than can be taken back."""
+    monkeypatch.setattr("xlcli.memory.context_cache.SLACK", 300)
     draw = np.random.default_rng(window)
     n_kinds, line_end = 5, 4
-    leaf_of = n_leaves(n_kinds) + np.arange(n_kinds)
-    texts = draw.integers(0, n_kinds, (2, 2 * window + 300))
-    texts[0, 1:] = texts[1, :-1]
-    index = new_index(window, n_kinds)
-    fill(index, leaf_of, line_end, *texts)
-    n_used = int(index.sizes[N_READ])
-    before = [array.copy() for array in index]
-    for n in (0, 1, 3, 200):
-        further = draw.integers(0, n_kinds, (2, n))
-        fill(index, leaf_of, line_end, *further)
-        take_back(index, leaf_of, n)
-        for array, saved in zip(index, before, strict=True):
-            used = slice(n_used) if array.shape[-1] == len(index.inputs) else slice(None)
-            assert np.array_equal(array[..., used], saved[..., used])
+
+    def read_on(cache, n):
+        """Log-probabilities of n further tokens."""
+        texts = draw.integers(-1, n_kinds, (2, n))
+        texts[0] = abs(texts[0])
+        log_p = np.full((n, n_kinds), -np.log(n_kinds))
+        for unread in (*cache.unread, texts):
+            read(cache.index, cache.learned, line_end, unread, log_p if unread is texts else log_p[:0])
+        cache.unread.clear()
+        return texts, log_p
+
+    live = ContextCache({"context_cache": window}, new_learned(n_kinds), new_index(window))
+    read_on(live, 2 * window + 300)
+    before, copy = live.snapshot(), live.fork()
+    for n in (0, 1, 3, 40, 200, 1):
+        read_on(live, n)
+        live.go_back(before, n)
+        for name, tensor in copy.tensors().items():
+            assert torch.equal(live.tensors()[name], tensor), name
+    draw = np.random.default_rng(0)
+    expected = read_on(copy, 50)[1]
+    draw = np.random.default_rng(0)
+    assert np.array_equal(read_on(live, 50)[1], expected)

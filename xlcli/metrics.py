@@ -47,7 +47,7 @@ def perplexity(nats: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Size of a text. `words` counts the end of a line as a word. Both it and `chars` are None if the text is not UTF-8.
+    """Size of a text. `words` counts the end of a line as a word. It and `chars` are None if the text is not UTF-8.
 
     `words` is also None where what stands between blanks is phrases (`has_phrases`).
     """

@@ -19,7 +19,6 @@ from xlcli.ops.span import Span
 
 ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cache": ContextCache}
 """Field of `State` to class, of values that a model learns while it reads."""
-NO_LONGER_WRITTEN = {"cache.predicted"}  # tensors of earlier state files that nothing reads
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class State:
             state = State(layers, seen, span, offsets, last, **learned)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
-            unknown = tensors.keys() - state.tensors().keys() - NO_LONGER_WRITTEN
+            unknown = tensors.keys() - state.tensors().keys()
             if unknown:
                 raise ValueError(f"unknown tensor '{min(unknown)}'")
             for tensor, n_axes in ((offsets, 1), (last, 2)):

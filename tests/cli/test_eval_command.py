@@ -339,7 +339,21 @@ def test_lists_as_their_file_names_say(run, model, tmp_path):
         assert run("eval", option, tmp_path / name).code == 0
         rows = list(csv.DictReader((tmp_path / name).open(newline="")))
         assert all(float(row["bits"]) > 0 for row in rows)
-    assert "".join(json.loads(row["text"]) for row in csv.DictReader((tmp_path / "t.csv").open())).encode() == TEXT * 8
+    texts = [row["text"] for row in csv.DictReader((tmp_path / "t.csv").open())]
+    assert "".join(texts).replace('"\\n"', "\n").encode() == TEXT * 8
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert len(lines) == len(texts) + 1  # a line end is spelled
+
+
+def test_texts_of_lists_are_plain_unless_they_break_cells(run, model, tmp_path):
+    (tmp_path / "odd").write_bytes(b'a "b",\tc\r\n\xe9\0')
+    assert run("eval", tmp_path / "odd", "--binary", "--per-token", "one.tsv").code == 0
+    assert run("eval", tmp_path / "odd", "--binary", "--per-token", "two.tsv", "-m", "tiny", "-m", "tiny").code == 0
+    expected = ["a", " ", '"', "b", '"', ",", '"\\t"', "c", '"\\r"', '"\\n"', "\ufffd", '"\\u0000"']
+    for name in ("one.tsv", "two.tsv"):
+        with Path(name).open(newline="") as file:
+            assert [row["text"] for row in csv.DictReader(file, dialect="excel-tab")] == expected
+        assert len(Path(name).read_bytes().split(b"\n")) == len(expected) + 2
 
 
 def test_per_token_to_standard_output(run, model):
@@ -374,6 +388,7 @@ def interrupted(monkeypatch):
             return real(*arguments, **named)
 
         monkeypatch.setattr(LanguageModel, "score", score)
+        monkeypatch.setattr(LanguageModel, "reads_by_layer", lambda *_: False)
 
     return after
 

@@ -19,6 +19,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,26 +28,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+COMPILER = os.environ.get("CXX", "c++")
+TORCH = Path(importlib.util.find_spec("torch").origin).parent
+
+
+def why_not() -> str | None:
+    """Why there is no simulated device; None: there is one."""
+    if (TORCH / "lib" / "libtorch_cuda.so").exists():
+        return "the GPU is not simulated: this PyTorch has CUDA itself"
+    if shutil.which(COMPILER) is None:
+        return f"the GPU is not simulated: there is no C++ compiler {COMPILER}"
+    return None
+
+
+def pytest_configure() -> None:
+    """Ends the run, as if it had passed, where there is no simulated device."""
+    reason = why_not()
+    if reason is not None:
+        pytest.exit(reason, returncode=0)
+
 
 def load_guard() -> None:
     """Compiles guard.cpp for this PyTorch, unless it is in the temporary folder, and loads it."""
     assert "torch" not in sys.modules, "PyTorch asks for CUDA once, when it is imported"
     source = Path(__file__).with_name("guard.cpp")
-    torch_folder = Path(importlib.util.find_spec("torch").origin).parent
     key = hashlib.sha256(source.read_bytes() + importlib.metadata.version("torch").encode()).hexdigest()
     library = Path(tempfile.gettempdir()) / f"xlcli-tests-{os.getuid()}" / f"guard-{key[:16]}.so"
-    libraries = torch_folder / "lib"
+    libraries = TORCH / "lib"
     if not library.exists():
         library.parent.mkdir(exist_ok=True)
         part = library.with_suffix(f".{os.getpid()}")
-        compiler = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-std=c++20", f"-I{torch_folder / 'include'}"]
+        compiler = [COMPILER, "-shared", "-fPIC", "-std=c++20", f"-I{TORCH / 'include'}"]
         linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch_cpu", "-lc10"]
         subprocess.run([*compiler, str(source), "-o", str(part), *linked], check=True)
         part.replace(library)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-load_guard()
+if why_not() is None:
+    load_guard()
 
 import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -407,5 +429,5 @@ def pretend() -> None:
     Device().__enter__()
 
 
-if os.environ.get("GPU_TESTS_DEVICE") == "simulated":
+if why_not() is None and os.environ.get("GPU_TESTS_DEVICE") == "simulated":
     pretend()

@@ -84,12 +84,10 @@ def test_attention_names_its_kernel(dtype):
 
 # Training
 
-STEPS = {"small": 715, "medium": 1283, "peer-12x512": 1512}
+STEPS = {"small": 616, "medium": 1091, "peer-12x512": 1265}
 """Largest number of operators of a training step in bfloat16, with full memory."""
 WAITS_OF_STEP = [("training/run.py", "train_step")]
 """Where a step waits for the device: for its loss and the norm of its gradient."""
-COPIES_OF_STEP = {("training/run.py", "next_batch"), ("model/lm.py", "embed")}
-"""Where a step copies from the host and waits: inputs and targets, and positions in documents."""
 
 
 def a_run(preset, **changes):
@@ -120,7 +118,7 @@ def test_a_training_step_starts_few_operators(preset):
     work = work_of_step(a_run(preset))
     assert len(work.operators) <= STEPS[preset]
     assert places(at for _, at in work.waits) == WAITS_OF_STEP
-    assert COPIES_OF_STEP.issuperset(places(work.copies))
+    assert not work.copies
     assert work.attention.keys() == {"flash"}
 
 

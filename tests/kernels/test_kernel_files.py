@@ -313,10 +313,9 @@ def test_a_kernel_that_cannot_be_kept_is_compiled_once(load, folder, kernel, obs
 def test_a_stop_ends_the_compilation_of_the_context_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(mixture, "is_compiled", lambda: False)
     began = time.monotonic()
-    for files in mixture.FILES:
-        monkeypatch.setattr(files, "cache_path", tmp_path)
+    monkeypatch.setattr(mixture.FILES, "cache_path", tmp_path)
     notices = compile_cache(OnlineConfig(context_cache=9), lambda: time.monotonic() - began > 1)
     assert len(list(notices)) == 1
     assert time.monotonic() - began < 8
-    assert not list(tmp_path.glob("score.*"))
+    assert not list(tmp_path.glob("read.*"))
     assert list(compile_cache(OnlineConfig(), lambda: False)) == []

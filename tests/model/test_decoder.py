@@ -228,6 +228,13 @@ def test_branches_read_the_same_input(weights, memory):
     check(network_of(tree, weights), weights, memory)
 
 
+def test_float16_weights_are_read_as_they_are_stored():
+    network = network_of(table("full-rope-0-pre-0"), "float16")
+    check(network, "float16", "float32")
+    [part] = make_decoder(network, "float16").parts
+    assert part.memory_type(network.init_state(1, mem_len=9, segment_len=8, memory_dtype="float32")) == torch.float32
+
+
 def test_the_number_of_threads_changes_nothing():
     network = network_of(table("full-xl-0-pre-0"), "int8")
     decoder = make_decoder(network, "int8")

@@ -15,11 +15,11 @@ from toys import PROSE, RUNTIME, toy
 from xlcli.config import EvalConfig, GenerateConfig, OnlineConfig, validate
 from xlcli.errors import ConfigError, StateError
 from xlcli.inference import InferenceSession
-from xlcli.kernels.mixture import distribution, fill, read, score
-from xlcli.memory.context_cache import REACH, n_leaves, new_index, new_mixer
+from xlcli.kernels.mixture import read
+from xlcli.memory.context_cache import REACH, new_index, new_learned
 from xlcli.memory.online import UNKNOWN
 from xlcli.model.head import Readout
-from xlcli.online.mixture import CachedModel, Spelling
+from xlcli.online.mixture import CachedModel, line_end_of
 from xlcli.state import State
 from xlcli.store.state_files import PendingText, SessionState, load_state, save_state
 
@@ -45,68 +45,62 @@ def distributions(n_kinds, n):
     return np.log(np.random.default_rng(0).dirichlet(np.ones(n_kinds), n))
 
 
-def ranks_of(n_kinds):
-    """Order of a vocabulary other than that of its ids, and its leaves."""
-    ranks = random.Random(n_kinds).sample(range(n_kinds), n_kinds)
-    return ranks, np.array([n_leaves(n_kinds) + rank for rank in ranks])
-
-
 @pytest.mark.parametrize(("n_kinds", "window", "ids"), MIXED.values(), ids=MIXED)
 def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids):
     ids = [*ids, ids[0]]
-    ranks, leaf_of = ranks_of(n_kinds)
-    log_p, nats = distributions(n_kinds, len(ids) - 1), np.empty(len(ids) - 1)
-    index, mixer = new_index(window, n_kinds), new_mixer(n_kinds)
-    score(index, mixer, leaf_of, n_kinds - 1, log_p, np.array((ids[:-1], ids[1:])), False, nats)
-    slow, expected = oracle.Mixture(ranks, window, n_kinds - 1), []
-    for token, target, p in zip(ids, ids[1:], np.exp(log_p), strict=False):
-        slow.append(token, target)
-        expected.append(slow.nats(p.tolist(), target))
-    assert nats == pytest.approx(expected, rel=0, abs=1e-11)
+    followers = [*ids[1:]]
+    followers[7::50] = [UNKNOWN] * len(followers[7::50])
+    log_p = distributions(n_kinds, len(followers))
+    mixed = log_p.copy()
+    learned = new_learned(n_kinds)
+    read(new_index(window), learned, n_kinds - 1, np.array((ids[:-1], followers)), mixed)
+    slow = oracle.Mixture(n_kinds, window, n_kinds - 1)
+    for token, follower, p, found in zip(ids, followers, log_p.tolist(), mixed, strict=False):
+        expected = slow.read(token, None if follower == UNKNOWN else follower, p)
+        assert found == pytest.approx(expected, rel=0, abs=1e-10)
+    assert learned.bias == pytest.approx(slow.bias, rel=0, abs=1e-10)
 
 
 @pytest.mark.parametrize("n_kinds", [2, 3, 5, 64, 100])
-def test_predictions_sum_to_one_and_their_logs_are_the_scores(n_kinds):
-    ids = [random.Random(0).randrange(n_kinds) for _ in range(50)] * 3
-    log_p, (_, leaf_of) = distributions(n_kinds, len(ids)), ranks_of(n_kinds)
-    index, mixer, nats = new_index(90, n_kinds), new_mixer(n_kinds), np.empty(1)
-    for i in range(len(ids) - 1):
-        read(index, leaf_of, 0, np.array(ids[i : i + 1]))
-        mixed = distribution(index, mixer, leaf_of, log_p[i])
-        assert np.exp(mixed).sum() == pytest.approx(1, abs=1e-12)
-        score(index, mixer, leaf_of, 0, log_p[i : i + 1], np.array([ids[i : i + 1], ids[i + 1 : i + 2]]), True, nats)
-        assert nats[0] == pytest.approx(-mixed[ids[i + 1]], abs=1e-12)
+def test_predictions_sum_to_one(n_kinds):
+    ids = np.array([random.Random(0).randrange(n_kinds) for _ in range(50)] * 3)
+    mixed = distributions(n_kinds, len(ids) - 1)
+    read(new_index(90), new_learned(n_kinds), 0, np.array((ids[:-1], ids[1:])), mixed)
+    assert np.exp(mixed).sum(axis=1) == pytest.approx(1, abs=1e-12)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 4), st.integers(1, 60), st.integers(0, 2500))
 def test_an_index_of_the_latest_tokens_continues_like_the_whole_one(seed, n_kinds, window, n_tokens):
-    draw, (_, leaf_of) = random.Random(seed), ranks_of(n_kinds)
+    draw = random.Random(seed)
     texts = np.array([[draw.randrange(n_kinds) for _ in range(n_tokens)] for _ in range(2)], np.int64)
     texts[1][[draw.random() < 0.1 for _ in range(n_tokens)]] = UNKNOWN
-    whole, latest = (new_index(window, n_kinds) for _ in range(2))
-    fill(whole, leaf_of, 0, *texts)
-    fill(latest, leaf_of, 0, *(row[-window - REACH :] for row in texts))
-    log_p, mixer = distributions(n_kinds, 1)[0], new_mixer(n_kinds)
-    read(whole, leaf_of, 0, np.array([1]))
-    read(latest, leaf_of, 0, np.array([1]))
-    both = (distribution(index, mixer, leaf_of, log_p) for index in (whole, latest))
-    assert np.array_equal(*both)
+    results = []
+    for part in (texts, texts[:, max(0, n_tokens - window - REACH) :]):
+        index, learned, log_p = new_index(window), new_learned(n_kinds), distributions(n_kinds, 1)
+        read(index, learned, 0, np.ascontiguousarray(part), log_p[:0])
+        read(index, learned, 0, np.array([[1], [UNKNOWN]]), log_p)
+        results.append(log_p)
+    assert np.array_equal(*results)
 
 
-def test_an_order_of_texts():
-    spelling = Spelling(toy("bytes").tokenizer, 256)
-    assert spelling.line_end == 10
-    assert spelling.leaf_of.tolist() == list(range(256, 512))
-    subwords = toy("sentencepiece").tokenizer
-    spelling = Spelling(subwords, 420)  # with ids that the tokenizer does not have
-    ordered = np.argsort(spelling.leaf_of)
-    texts = [subwords.decode([i]) for i in ordered[: subwords.vocab_size]]
-    assert texts == sorted(texts) != subwords.texts
-    assert ordered[subwords.vocab_size :].tolist() == list(range(subwords.vocab_size, 420))
-    assert subwords.decode([spelling.line_end]) == b"\n"
-    words = toy("words").tokenizer
-    assert words.texts[Spelling(words, words.vocab_size).line_end] == b"\n"
+def test_rings_that_are_full_continue_like_longer_ones(monkeypatch):
+    """A window whose ring is overwritten many times predicts as one with room for the whole text."""
+    texts = np.random.default_rng(0).integers(0, 3, (2, 3000))
+    results = []
+    for slack in (REACH, 4000):
+        monkeypatch.setattr("xlcli.memory.context_cache.SLACK", slack)
+        mixed = distributions(3, 3000)
+        read(new_index(30), new_learned(3), 2, texts, mixed)
+        results.append(mixed)
+    assert np.array_equal(*results)
+
+
+def test_line_ends():
+    assert line_end_of(toy("bytes").tokenizer) == 10
+    for kind in ("sentencepiece", "words"):
+        tokenizer = toy(kind).tokenizer
+        assert tokenizer.decode([line_end_of(tokenizer)]) == b"\n"
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +109,7 @@ def model():
 
 
 def reader(model):
-    return CachedModel(model.network, {"context_cache": WINDOW}, Spelling(model.tokenizer, 256))
+    return CachedModel(model.network, {"context_cache": WINDOW}, vocab_size=256, line_end=10)
 
 
 def read_text(reader, ids, lengths, state=None):
@@ -136,8 +130,12 @@ def test_cuts_change_nothing(model):
     for lengths in ([1], [7], [64]):
         cut, other = read_text(reader(model), TEXT, lengths)
         assert cut == pytest.approx(whole, abs=1e-9)
-        assert np.allclose(other.cache.mixer.weights, state.cache.mixer.weights, rtol=0, atol=1e-9)
-    assert sum(whole) < 0.9 * sum(read_text(model.network, TEXT, [64])[0]), "repeats must pay"
+        assert np.allclose(other.cache.learned.weights, state.cache.learned.weights, rtol=0, atol=1e-9)
+
+
+def test_repeats_pay(model):
+    mixed, own = (sum(read_text(each, TEXT * 2, [64])[0]) for each in (reader(model), model.network))
+    assert mixed < 0.9 * own
 
 
 def test_predictions_one_by_one_are_the_scores(model):
@@ -159,7 +157,6 @@ def test_tokens_without_a_score_teach_the_index_alone(model):
         own = model.network.score(text[:, :-1], text[:, 51:], model.network.init_state(1, mem_len=9, segment_len=8))
     assert out.nll.shape == (1, 30)
     assert out.nll.sum() < own.nll.sum()
-    assert out.state.cache.mixer.progress == 30
 
 
 def test_parts_of_a_call_change_nothing(model, monkeypatch):
@@ -211,10 +208,8 @@ def test_a_saved_value_continues_to_the_bit(model):
         assert torch.equal(*results)
 
 
-def test_a_saved_state_may_have_a_tensor_that_is_no_longer_written(model):
+def test_a_saved_state_has_no_unknown_tensor(model):
     _, state = read_text(reader(model), TEXT[:60], [64])
-    earlier = state.tensors() | {"cache.predicted": torch.empty(0, dtype=torch.float64)}
-    assert State.restore(earlier, state.describe()).tensors().keys() == state.tensors().keys()
     with pytest.raises(StateError, match=r"cache\.other"):
         State.restore(state.tensors() | {"cache.other": torch.empty(0)}, state.describe())
 
@@ -222,11 +217,11 @@ def test_a_saved_state_may_have_a_tensor_that_is_no_longer_written(model):
 def test_nothing_is_learned_of_sampled_tokens(model):
     cached = reader(model)
     _, state = read_text(cached, TEXT[:60], [64])
-    weights = state.cache.mixer.weights.copy()
+    weights = state.cache.learned.weights.copy()
     with torch.inference_mode():
         for token in TEXT[59:90]:
             _, state = cached.logits(torch.tensor([[token]]), state)
-    assert np.array_equal(state.cache.mixer.weights, weights)
+    assert np.array_equal(state.cache.learned.weights, weights)
     assert state.cache.tensors()["texts"][1, -31:].tolist() == [UNKNOWN] * 31
 
 
@@ -235,15 +230,14 @@ def test_nothing_is_learned_of_sampled_tokens(model):
     [
         ("texts", lambda t: t[1:]),
         ("texts", lambda t: t.long()),
-        ("mixer.weights", lambda t: t[:, 1:]),
-        ("mixer.weights", lambda t: t + 9),
-        ("mixer.weights", lambda t: t * math.nan),
-        ("mixer.weights", lambda t: t > 0),
-        ("mixer.expected", lambda t: t + 1e300),
-        ("mixer.progress", lambda t: t * 1e300),
-        ("mixer.states", lambda t: t + 1),
-        ("mixer.expected", lambda t: t[:-2]),
-        ("mixer.expected", lambda t: -1 - t),
+        ("learned.weights", lambda t: t[:, 1:]),
+        ("learned.weights", lambda t: t + 1e4),
+        ("learned.weights", lambda t: t * math.nan),
+        ("learned.weights", lambda t: t > 0),
+        ("learned.squares", lambda t: t - 1),
+        ("learned.squares", lambda t: t * 1e300),
+        ("learned.bias", lambda t: t + 1e4),
+        ("learned.bias", lambda t: t.float()),
     ],
 )
 def test_a_damaged_value_is_refused(model, name, change):
@@ -253,6 +247,12 @@ def test_a_damaged_value_is_refused(model, name, change):
     tensors = value.tensors()
     with pytest.raises(ValueError, match="cache"):
         type(value).restore(tensors | {name: change(tensors[name])}, value.describe())
+
+
+def test_a_state_of_the_earlier_cache_is_refused(model):
+    _, state = read_text(reader(model), TEXT[:60], [64])
+    with pytest.raises(StateError, match="earlier version"):
+        State.restore(state.tensors() | {"cache.mixer.weights": torch.zeros(3)}, state.describe())
 
 
 def test_sessions_save_and_continue_the_cache(model, tmp_path):

@@ -1,14 +1,16 @@
 """Stored matrices: every operation gives what the float32 matrix with the same values gives."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from xlcli.ops import stored as stored_module
 from xlcli.ops.layers import Linear, dequantize, quantize
-from xlcli.ops.stored import StoredMatrix, widened
+from xlcli.ops.stored import StoredMatrix, is_finite, widened
 
 TYPES = ["int8", "bfloat16", "float16"]
 
@@ -44,6 +46,32 @@ def test_operations_are_those_of_the_float32_matrix(kind, mode):
             assert torch.equal(operation(parameter), operation(wide))
     assert type(parameter) is StoredMatrix
     assert (parameter.shape, parameter.dtype) == (wide.shape, torch.float32)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 200)])
+def test_a_product_in_tiles_is_that_of_the_float32_matrix(kind, bias, monkeypatch):
+    stored, wide = matrix(kind, n=200)
+    monkeypatch.setattr(stored_module, "TILE", 1)  # tiles of the fewest rows, and a shorter one at the end
+    for shape in ((32,), (1, 1, 32), (2, 7, 32), (0, 32)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+        product = F.linear(x, stored, bias)
+        assert product.shape == (*shape[:-1], 200)
+        torch.testing.assert_close(product, F.linear(x, wide, bias), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_numbers_that_are_none_are_found(kind):
+    stored, _ = matrix(kind)
+    assert is_finite(stored)
+    if kind == "int8":
+        stored.scale[5] = 3e38  # it is finite, but not its product with the largest number of its row
+        assert not is_finite(stored)
+        return
+    for number in (math.nan, math.inf, -math.inf):
+        rows = stored.rows.clone()
+        rows[5, 3] = number
+        assert not is_finite(StoredMatrix(rows))
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -121,8 +121,8 @@ def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
         "\u0e20\u0e32\u0e29\u0e32\u200b\u0e44\u0e17\u0e22 \u0e19\u0e49\u0e33 \u0e17\u0e35\u0e48",  # Thai
         "\u1797\u17b6\u179f\u17b6\u200b\u1781\u17d2\u1798\u17c2\u179a",  # Khmer
         "\u0645\u062d\u0645\u062f \ufdfa",  # one sign for a phrase
-        "\u00e4\u00f6\u00fc\u00c4\u00d6\u00dc\u00df\n\u00e9\u00e8\u00ea\u00eb \u00e0\u00e2\u00e4 \u00ee\u00ef",  # lists of letters
-        "\u00e4\u00e4\u00e4\u00e4\u00e4\u00e4\u00e4, \u00bd\u00d7\u00bd\u00d7\u00bc, \u00ab\u00c0 c\u00f4t\u00e9\u00bb\u2026, voil\u00e0\u00b9",
+        "\u00e4\u00f6\u00fc\u00c4\u00d6\u00dc\u00df\n\u00e9\u00e8\u00ea\u00eb \u00e0\u00e2\u00e4",  # letters
+        "\u00e4\u00e4\u00e4\u00e4\u00e4\u00e4\u00e4, \u00bd\u00d7\u00bd\u00d7\u00bc, \u00ab\u00c0 c\u00f4t\u00e9\u00bb\u2026",
         "Il dit\u00a0: \u00ab\u00a0oui\u00a0\u00bb, 10\u202f000\u00a0\u20ac",  # French
         "\uff34\u30b7\u30e3\u30c4\uff12\uff10\u5e74\u3000\u3067\u3059",  # Japanese
         "\u1ecc\u0300r\u00fanm\u00ecl\u00e0 Ti\u1ebfng Vi\u1ec7t \u00e9\u00fc\u00f1",  # Yoruba, Vietnamese
@@ -142,9 +142,9 @@ def test_what_a_script_needs_is_not_odd(text):
     assert said(text) is None
 
 
-ARABIC = "\u0643\u0627\u0646 \u0627\u0644\u0644\u064a\u0644 \u0645\u0638\u0644\u0645\u0627 \u0641\u064a \u0627\u0644\u0634\u062a\u0627\u0621."
-THAI = "\u0e04\u0e33\u0e2d\u0e18\u0e34\u0e1a\u0e32\u0e22\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22\u0e2d\u0e2d\u0e01"
-RUSSIAN = "\u043f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440, \u043a\u0430\u043a \u0434\u0435\u043b\u0430"
+ARABIC = "كان الليل مظلما في الشتاء."
+THAI = "คำอธิบายภาษาไทยออก"
+RUSSIAN = "привет мир, как дела"
 
 
 @pytest.mark.parametrize(
@@ -234,6 +234,41 @@ def test_marks_are_odd_only_in_rows_that_have_them_more_often_than_prose():
         rows = "The dog _was_ here.\n" * n + plain * (10 - n)
         assert ("underscores" in (said(rows, of="row") or "")) == is_odd
     assert said("The *old* dog *was* here, **so**.\nHe had 2 * 3 * 4 dogs.\n", of="row") is None
+
+
+@pytest.mark.parametrize(
+    ("marks", "kind"),
+    [
+        ("**", "asterisks around words"),
+        ("||", "bars around words"),
+        ("__", "underscores around words"),
+        ("[]", "brackets around words"),
+        ("{}", "other marks around words"),
+        ("~~", "other marks around words"),
+        ("##", "other marks around words"),
+        (("**", "**"), "double asterisks around words"),
+    ],
+)
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The cat that <the doctor feared> <kept> barking.",
+        "<The cat> that the doctor <feared> kept barking.",
+        "<The cat> <that the doctor> <feared kept> <barking.>",
+        "The cat (<that> the doctor <feared>), <kept> barking.",
+        "<The cat>, <barking>",
+    ],
+)
+def test_any_number_of_regions_in_a_row_is_odd(marks, kind, sentence):
+    opening, closing = marks
+    notice = said(sentence.replace("<", opening).replace(">", closing) + "\n", "row", "row")
+    assert f"1 with {kind}" in notice
+    assert notice.count(" with ") == 1
+
+
+@pytest.mark.parametrize("text", ["A dog * 2 and a cat * 3", "2*3*4*5 dogs", "[12:01] [main] 3 dogs", "a_b_c d_e_f"])
+def test_marks_that_stand_between_words_and_numbers_are_no_regions(text):
+    assert said(text, "row", "row") is None
 
 
 def test_units_are_counted_once_and_the_first_is_shown():

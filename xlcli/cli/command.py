@@ -96,8 +96,10 @@ class Call(typer.Context):
         return name in typed_names(self)
 
     def require(self, name: str, wanted: str, *, is_given: bool) -> None:
-        """`ConfigError` if an option is on the command line without what it needs, as `--emit words`."""
-        if self.is_typed(name) and not is_given:
+        """`ConfigError` if an option or `--set` is on the command line without what it needs, as `--emit words`."""
+        key = f"{self.name}.{name}"
+        is_set = self.settings.spelled.get(key) == key
+        if (self.is_typed(name) or is_set) and not is_given:
             raise ConfigError(f"{self.spelled(name)} needs {wanted}.", f"Add {wanted}.")
 
     def conflict(self, name: str, other: str) -> ConfigError:

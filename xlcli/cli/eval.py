@@ -103,7 +103,8 @@ def outputs_of(call: Call, settings: EvalConfig) -> list[ResultFile]:
     lists_columns = not names.isdisjoint({"words", "regions", "per_token"})
     call.require("by", "--pairs A,B", is_given=settings.by_row)
     call.require("columns", "--per-token FILE.jsonl", is_given=lists_columns)
-    call.require("split_punctuation", "--words FILE.tsv", is_given=lists_words)
+    if settings.split_punctuation:
+        call.require("split_punctuation", "--words FILE.tsv", is_given=lists_words)
     call.require("regions", "--region-mark MARKS", is_given=settings.region_mark is not None)
     call.require("region_mark", "--regions FILE.tsv", is_given=lists_words)
     for output in outputs:

@@ -239,7 +239,10 @@ def load_model(
     reading = settings.reading(model.config.model, model.config.train.reading)
     dtypes = runtime.dtype_name + rounding(model.weight_dtype, reading.memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {approximate_count(runtime.threads, 'thread')}", "detail")
-    warning_of_idle_memory = model.config.model.mem_len_warning(_longest_given_mem_len(settings))
+    mem_lens = [settings.mem_len or 0]  # without one it is as in training
+    if isinstance(settings, EvalConfig):
+        mem_lens += settings.sweep_mem_len
+    warning_of_idle_memory = model.config.model.mem_len_warning(max(mem_lens))
     if warning_of_idle_memory is not None:
         screen.say(warning_of_idle_memory, "warning")
     return model, runtime
@@ -253,14 +256,6 @@ def _describe_model(model: LoadedModel, folder: Path) -> str:
     if isinstance(bits_per_byte, float) and text is not None:
         about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(text)}"
     return about
-
-
-def _longest_given_mem_len(settings: InferenceConfig) -> int:
-    """The longest memory length that the user has given, alone or in a sweep; 0 if it is as in training."""
-    mem_lens = [settings.mem_len or 0]
-    if isinstance(settings, EvalConfig):
-        mem_lens += settings.sweep_mem_len
-    return max(mem_lens)
 
 
 class OpenedModel(NamedTuple):

@@ -67,7 +67,8 @@ def stream(
     config = call.config()
     settings = config.stream
     call.require("columns", "--emit tokens --json", is_given=settings.emit == "tokens" and call.screen.json)
-    call.require("split_punctuation", "--emit words", is_given=settings.emit == "words")
+    if settings.split_punctuation:
+        call.require("split_punctuation", "--emit words", is_given=settings.emit == "words")
     call.require("save_every", "--state FILE", is_given=state is not None or state_out is not None)
     call.require("from_end", "--follow", is_given=follow)
     if files and len(files) > 1:

@@ -31,6 +31,7 @@ PLACES = (
     *("length", "last"),
 )
 """Columns that are no scores."""
+_BREAKS_CELLS = re.compile(r"[\0\t\r\n]")  # for readers that know no quotes, or no NUL
 _ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
 
 
@@ -45,8 +46,8 @@ def form_of(path: str, *, json: bool) -> str:
 class Table:
     """Lines of a list, one for each event but rows, whose columns precede those of the events after them.
 
-    A table has the columns of the first row. A column of the input that is called as one of the events gets `input_`
-    before its name.
+    A table has the columns of the first row. A text of an event with a tab or a line end is a JSON string in it. A
+    column of the input that is called as one of the events gets `input_` before its name.
 
     Args:
         warn: Called once if a later row has other columns.
@@ -78,6 +79,9 @@ class Table:
             values[name] = value
             if isinstance(value, float):
                 values[name] = f"{value:.{DIGITS}f}" if value < LARGE else f"{value:.6g}"
+            elif isinstance(value, bytes | str):
+                text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+                values[name] = to_json(text) if _BREAKS_CELLS.search(text) else text
         header = ""
         if not self._columns:
             self._columns = list(values)
@@ -184,7 +188,8 @@ class JoinedListing(Listing):
             self._row = event.fields
         elif isinstance(event, self._kinds):
             columns = event_columns(event)
-            places = {key: columns.pop(key) for key in _places(event) if key in columns}
+            equal = (*PLACES, "bytes", "characters") if isinstance(event, DocumentScore) else PLACES  # for all models
+            places = {key: columns.pop(key) for key in equal if key in columns}
             self._waiting[self._n_done].write(to_json([self._row, places, columns]).encode() + b"\n")
 
     def _join(self) -> None:
@@ -221,11 +226,6 @@ def legal_names(names: Sequence[str]) -> list[str]:
             taken.add(name)
         legal.append(name)
     return legal
-
-
-def _places(event: Scored) -> Sequence[str]:
-    """Columns of an event that are no scores, and equal for all models."""
-    return (*PLACES, "bytes", "characters") if isinstance(event, DocumentScore) else PLACES
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

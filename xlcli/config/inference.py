@@ -280,9 +280,7 @@ class ScoreConfig(InferenceConfig):
     )
     binary: Binary = False
     text_field: TextField = None
-    split_punctuation: Annotated[Switch, Option("Text", "--split-punctuation", "1")] = Field(
-        default=False, description="Score punctuation marks as separate words."
-    )
+    split_punctuation: Switch = Field(default=False, description="Score punctuation marks as separate words.")
     columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
         default="",
         description="Add columns such as length, previous=2, rank or layers (docs/words.md).",
@@ -299,13 +297,15 @@ class ScoreConfig(InferenceConfig):
     def _check(self) -> None:
         Columns.read(self.columns)
         if self.binary and self.text_field is not None:
-            raise InvalidSettingError("text_field", "reads rows, and binary does not", "Leave one of them out.")
+            raise InvalidSettingError("text_field", "reads rows, and --binary does not", "Leave one of them out.")
 
     def _refuse_beside(self, key: str, reason: str, others: Sequence[str]) -> None:
         """`InvalidSettingError` for `key`, which is used, if one of these other settings is, too."""
         for other in others:
             if self._is_used(other):
-                raise InvalidSettingError(key, f"{reason} and cannot be combined with {other}", f"Omit {other}.")
+                options = [part for part in type(self).model_fields[other].metadata if isinstance(part, Option)]
+                spelled = max(options[0].spellings, key=len) if options else other
+                raise InvalidSettingError(key, f"{reason} and cannot be combined with {spelled}", f"Omit {spelled}.")
 
     def _is_used(self, name: str) -> bool:
         return bool(getattr(self, name))
@@ -421,7 +421,7 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         if self.score_field and self.text_field in (None, self.score_field):
             raise InvalidSettingError("score_field", "needs the text before it", "Add --text-field KEY.")
         if self.asked.n_searched and (self.online_option or self.span != "uniform"):
-            reason = "searches words, which needs a uniform span, without adapt or context_cache"
+            reason = "searches words, which needs a uniform span, without --adapt or --context-cache"
             raise InvalidSettingError("columns", reason, "Leave out alternatives and word_entropy.")
 
     def _is_used(self, name: str) -> bool:

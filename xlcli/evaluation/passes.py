@@ -157,11 +157,12 @@ def _scored(
             if n_at_once:
                 outs = network.score_by_layer(calls, state, readout=readout, continues=n_left > 0)
             else:
-                [(tokens, targets)] = calls
-                outs = [run.scorer.score(tokens, targets, state, readout=readout)]
+                outs = [run.scorer.score(*calls[0], state, readout=readout)]
         state = outs[-1].state
-        for batch, (nll, _, ponder, features) in zip(group, outs, strict=True):
-            yield batch, nll, ponder, features
+        for i, (nll, _, ponder, features) in enumerate(outs):
+            if i > 0 and run.stop():
+                return
+            yield group[i], nll, ponder, features
 
 
 def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:

@@ -44,7 +44,7 @@ def _widen(value: Any) -> Any:
     if value == numba.int16:
 
         def from_half(value: Any) -> Any:
-            return from_float16(value)
+            return from_float16(value)  # type: ignore[call-arg]
 
         return from_half
 

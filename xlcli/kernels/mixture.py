@@ -1,23 +1,18 @@
-"""Mixture of a model's predictions with what followed the same contexts before, token by token, compiled by Numba.
+"""Predictions of a model, corrected by what followed the same contexts before, token by token, compiled by Numba.
 
-As in compressors of the PAQ family (Mahoney 2005, "Adaptive weighing of context models for lossless data compression"),
-a token is a path of binary decisions. Here it leads down a balanced tree over the vocabulary in the order of the texts
-of its tokens, so that tokens that begin alike share their first decisions. Node 1 is the root, and node n has the lower
-half 2n and the upper half 2n + 1; of 8 leaves, 8 to 15, leaf 13 is below 1, 3 and 6. The probabilities of both halves
-of a node by the model are sums over its tokens. Each decision has these inputs, as logits ("stretched" probabilities):
+The correction is a logistic regression over the vocabulary that is learned online, one step of gradient descent after
+each token:
 
-model        the model's
-counts       how often tokens of the window took it
-surplus      these counts, divided by those that the model expected
-contexts     for each context: what its earlier followers within the node predict by their number and order alone, and
-             by how much they change the prediction of the model (an adaptive map of its logit, initially the identity)
+    logit(token) = log p(token) by the model + bias(token) + sum over contexts that it followed of (a + b r(token))
 
-Three mixers, each with weights for another property of the decision, are logistic regressions learned online; a last
-one mixes them. Two adaptive maps of the result (secondary symbol estimation), by node, and by node and last token,
-correct it.
+r is the surprisal of the token by the model, so that a context can say "add this much" (a) and "believe the model this
+much less" (b). Constant and slope are looked up by the kind of the context, by whether the token followed it last, and
+by how often it and how often others did. All tokens that followed no context keep the model's proportions, and the
+softmax of all logits is the prediction: a cache in the sense of Grave et al. 2017, with weights as in mixtures of the
+PAQ family (Mahoney 2005) and rates by the size of earlier gradients (Duchi et al. 2011).
 
-Contexts are hashes of latest tokens, of tokens that skip one, and of the place in a line. A chain of positions leads to
-what followed each. All of it depends on earlier tokens alone; `tests/oracles/mixture.py` is the slow twin.
+Contexts are the latest 1 to 12 tokens, and for lines that are alike, places in a line. `tests/oracles/mixture.py` is
+the slow twin.
 """
 
 from __future__ import annotations
@@ -33,699 +28,287 @@ from xlcli.kernels.files import KernelFiles, keep_parts
 from xlcli.kernels.records import Array
 from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
-from xlcli.memory.context_cache import (
-    COUNTS,
-    LINE,
-    MAP_BINS,
-    MAP_RANGE,
-    MAX_DEPTH,
-    MODEL,
-    N_COMMON,
-    N_CONTEXTS,
-    N_COUNTED,
-    N_INPUTS,
-    N_LATEST,
-    N_LEVELS,
-    N_MIXERS,
-    N_READ,
-    N_UPDATES,
-    ORDERS,
-    PROBABILITY,
-    REACH,
-    SSE_BINS,
-    SSE_RANGE,
-    SSE_ROWS,
-    SURPLUS,
-    WINDOW,
-    Index,
-    Mixer,
-)
+from xlcli.memory.context_cache import ABOVE, COLUMN, HEAD, LINE, N_KINDS, N_READ, ORDERS, REACH, WINDOW, Index, Learned
 
-FIRST_RATE, LAST_RATE, FINAL_RATE = 0.04, 0.002, 5e-4
-"""Learning rate of mixers before the first token, its minimum, and that of the last mixer."""
-SSE_SHARE, SSE_RATE = 0.4, 0.02
-"""Share of the corrections in a prediction, and their learning rate."""
-LIMIT = 8.0
-"""Maximum of a weight, and of what a context changes."""
-MAX_LOGIT = 16.0
-"""Maximum of the result of a mixer."""
-LEAST = 2e-8
-"""Least probability of a decision."""
-FIRST_NODES = 128
-"""Nodes below this number, near the root, have weights of their own."""
+RATE, BIAS_RATE = 0.25, 0.02
+"""Learning rate of a weight, divided by the root of the sum of its squared gradients, and that of the bias."""
+MOST_FOLLOWERS = 64
+"""Number of latest followers of a context that count."""
+MOST_CANDIDATES = N_KINDS * MOST_FOLLOWERS
+MOST_SURPRISE = 12.0
+"""Surprisal in nats that counts as r = 1; r is between 0 and 1."""
+MOST_RAISED = 30.0
+"""Maximum change of a logit by all contexts."""
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio: multiplied by it, similar keys become dissimilar."""
-LEAST_TOKEN = 1e-12
-"""Added to the probability of each token, so that none is 0."""
-COUNT_PRIOR, SURPLUS_PRIOR = 0.4, 0.1
-"""Added to the numbers whose ratios are the inputs `COUNTS` and `SURPLUS`."""
-STATE_DELAY, STATE_RATE = 9.5, 1 / 255
-MAP_DELAY, MAP_RATE = 6.0, 1 / 500
-"""The mean of a state or of a cell of a map changes by 1 / (updates + delay), and at least by the rate."""
-NO_STATE = -1
-"""State of a context without followers."""
 _ORDERS = np.array(ORDERS)
 
 
 class Space(NamedTuple):
-    """Values of one token, and of its decisions by depth d: nothing is learned before all of them are predicted.
+    """What is known of the tokens that followed the contexts of one token, the candidates.
 
     Attributes:
-        hashes: Hash (c) of each context.
-        slots: Its slot (c) in the index.
-        found: Leaves (c n) of its latest followers, the latest first.
-        n_found: Their number (c).
-        inputs: Inputs (d i) of the mixers: model, counts, surplus, and two of each context.
-        states: State (d c) of a context, or `NO_STATE`.
-        halves: Half (d c) of the node that its latest follower took: 0 lower, 1 upper.
-        lows: Bin (d c) of the map of a context below the model's logit.
-        shares: Distance (d c) of the logit from it, in bins.
-        classes: Class (d m) of the weights of each mixer: the same for all decisions; by node near the root, then by
-            depth; by the longest context that occurred, and depth.
-        logits: Result (d m) of each mixer, and of the last one.
-        rows: Row (d 2) of each correction.
-        places: Place (d) of the result in the bins of the corrections.
-        sums: Probability (2 l) of each node by the model.
+        tokens: The candidates (c).
+        numbers: Number (v) of each candidate among them, -1 of other tokens.
+        counts: How often a candidate followed a context of each kind (k c).
+        totals: Number of followers of the context of each kind (k).
+        latest: Number of the candidate that followed it last (k).
+        surprises: r of each candidate (c).
+        odds: Exponential of the logit of each token (v), as long as it is not normalized.
     """
 
-    hashes: Array
-    slots: Array
-    found: Array
-    n_found: Array
-    inputs: Array
-    states: Array
-    halves: Array
-    lows: Array
-    shares: Array
-    classes: Array
-    logits: Array
-    rows: Array
-    places: Array
-    sums: Array
+    tokens: Array
+    numbers: Array
+    counts: Array
+    totals: Array
+    latest: Array
+    surprises: Array
+    odds: Array
 
 
 @inner()
-def logistic(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-@inner()
-def stretch(p: float, least: float) -> float:
-    """Logit of a probability that is at least `least` and at most 1 - `least`."""
-    p = min(max(p, least), 1 - least)
-    return math.log(p / (1 - p))
-
-
-@inner()
-def new_space(n_leaves: int) -> Space:
-    c, d = N_CONTEXTS, 1
-    while 1 << d < n_leaves:
-        d += 1
+def new_space(vocab_size: int) -> Space:
     return Space(
-        hashes=np.zeros(c, np.uint64),
-        slots=np.zeros(c, np.int64),
-        found=np.zeros((c, N_LATEST), np.int64),
-        n_found=np.zeros(c, np.int64),
-        inputs=np.zeros((d, N_INPUTS)),
-        states=np.full((d, c), NO_STATE),
-        halves=np.zeros((d, c), np.int64),
-        lows=np.zeros((d, c), np.int64),
-        shares=np.zeros((d, c)),
-        classes=np.zeros((d, N_MIXERS), np.int64),
-        logits=np.zeros((d, N_MIXERS + 1)),
-        rows=np.zeros((d, 2), np.int64),
-        places=np.zeros(d),
-        sums=np.zeros(2 * n_leaves),
+        tokens=np.zeros(MOST_CANDIDATES, np.int64),
+        numbers=np.full(vocab_size, -1),
+        counts=np.zeros((N_KINDS, MOST_CANDIDATES), np.int64),
+        totals=np.zeros(N_KINDS, np.int64),
+        latest=np.zeros(N_KINDS, np.int64),
+        surprises=np.zeros(MOST_CANDIDATES),
+        odds=np.zeros(vocab_size),
     )
 
 
 @inner()
+def token_at(index: Index, position: int) -> int:
+    """Token at one of the latest positions, -1 before the first."""
+    if position < 0:
+        return -1
+    return index.tokens[position % len(index.tokens)]  # type: ignore[no-any-return]
+
+
+@inner()
 def hashed(key: Any, value: Any) -> Any:
-    """Hash of a key and one more token."""
+    """Hash of a key and one more number, at least -1."""
     key = (key ^ np.uint64(value + 2)) * HASH_FACTOR + np.uint64(7)
     return key ^ (key >> np.uint64(29))
 
 
 @inner()
-def token_at(index: Index, at: int) -> int:
-    """Token at a position, -1 before the first."""
-    if at < 0:
-        return -1
-    return index.inputs[at]  # type: ignore[no-any-return]
-
-
-@inner()
 def append(index: Index, token: int, line_end: int) -> None:
-    at = index.sizes[N_READ]
-    index.inputs[at] = token
-    index.targets[at] = -1
-    if token == line_end or at == 0:
-        index.lines[at] = at
-    else:
-        index.lines[at] = index.lines[at - 1]
+    """Reads a token: writes its line and the keys of its contexts."""
+    n, at = len(index.tokens), index.sizes[N_READ]
+    place = at % n
+    index.tokens[place] = token
+    index.followers[place] = -1
+    is_line_start = token == line_end or at == 0
+    index.lines[place] = at if is_line_start else index.lines[(at - 1) % n]
     index.sizes[N_READ] = at + 1
+    key = np.uint64(1)
+    n_hashed = 0
+    for kind in range(len(_ORDERS)):  # the hash of a longer context goes on from that of a shorter one
+        while n_hashed < _ORDERS[kind]:
+            key = hashed(key, token_at(index, at - n_hashed))
+            n_hashed += 1
+        index.keys[kind, place] = key
+    column, above, first, second = place_in_line(index, at)
+    # Numbers 2 to 4 keep the kinds of contexts apart.
+    index.keys[COLUMN, place] = hashed(hashed(np.uint64(2), column), token)
+    index.keys[ABOVE, place] = hashed(hashed(np.uint64(3), above), token)
+    index.keys[HEAD, place] = hashed(hashed(hashed(np.uint64(4), first), second), column)
 
 
 @inner()
-def place_in_line(index: Index) -> tuple[int, int, int, int]:
-    """Column of the last token read, the token above it, and those in columns 1 and 2 up to it; -1 if there is none.
+def place_in_line(index: Index, at: int) -> tuple[int, int, int, int]:
+    """Column of the token at a position, the token above the next one, and those in columns 1 and 2; -1 if unknown.
 
     In column 0 is the end mark of the line before. Of columns from `LINE` on nothing else is told.
     """
-    at = index.sizes[N_READ] - 1
-    start = index.lines[at]
+    n = len(index.tokens)
+    start = index.lines[at % n]
     column = at - start
     if column >= LINE:
         return LINE, -1, -1, -1
     first = token_at(index, start + 1) if column > 0 else -1
     second = token_at(index, start + 2) if column > 1 else -1
     above = -1
-    start_before = index.lines[start - 1] if start > 0 else -1
-    place_above = start_before + column + 1
-    if start_before >= 0 and at - start_before < REACH and place_above <= at:
-        above = token_at(index, place_above)
+    if start > 0:
+        start_before = index.lines[(start - 1) % n]
+        place_above = start_before + column + 1
+        if at - start_before < REACH and place_above <= at:
+            above = token_at(index, place_above)
     return column, above, first, second
 
 
 @inner()
-def hash_contexts(index: Index, out: Array) -> None:
-    """Writes the hash of each context of the last token read to `out` (c)."""
-    at = index.sizes[N_READ] - 1
-    key = np.uint64(1)
-    n_hashed = 0
-    for i in range(len(_ORDERS)):  # the hash of a longer context goes on from that of a shorter one
-        while n_hashed < _ORDERS[i]:
-            key = hashed(key, token_at(index, at - n_hashed))
-            n_hashed += 1
-        out[i] = key
-    last, second = index.inputs[at], token_at(index, at - 1)
-    third, fourth = token_at(index, at - 2), token_at(index, at - 3)
-    column, above, first_in_line, second_in_line = place_in_line(index)
-    # Numbers 11 to 15 keep the kinds of contexts apart.
-    n = len(_ORDERS)
-    out[n] = hashed(hashed(np.uint64(11), column), last)
-    out[n + 1] = hashed(hashed(np.uint64(12), second), third)
-    out[n + 2] = hashed(hashed(np.uint64(13), above), last)
-    out[n + 3] = hashed(hashed(hashed(np.uint64(14), second), third), fourth)
-    out[n + 4] = hashed(hashed(hashed(np.uint64(15), first_in_line), second_in_line), column)
+def head_of(index: Index, kind: int, place: int) -> int:
+    """Place in the heads of a context of the token at a place."""
+    n_heads = index.heads.shape[1]  # a power of two
+    return np.int64(index.keys[kind, place] & np.uint64(n_heads - 1))  # type: ignore[return-value]
 
 
 @inner()
-def slot_of(index: Index, c: int, key: Any) -> int:
-    """Slot of the context of kind c with this hash, or the free slot that it would get (linear probing)."""
-    n_slots = index.owners.shape[1]
-    last_slot = n_slots - 1  # all bits are 1, because the number of slots is a power of two
-    slot = np.int64((key * HASH_FACTOR) >> np.uint64(20)) & last_slot
-    while index.owners[c, slot] != 0 and index.owners[c, slot] != key:
-        slot = (slot + 1) & last_slot
-    return slot  # type: ignore[no-any-return]
-
-
-@inner()
-def find(index: Index, leaf_of: Array, space: Space) -> None:
-    """Looks up the contexts of the last token read: sets `hashes`, `slots`, `found` and `n_found` of the space.
-
-    Found are the leaves of the tokens that followed each context within the window, the latest first.
-    """
-    hash_contexts(index, space.hashes)
-    oldest = max(0, index.sizes[N_READ] - index.sizes[WINDOW])
-    for c in range(N_CONTEXTS):
-        slot = slot_of(index, c, space.hashes[c])
-        space.slots[c] = slot
-        # A chain leads from each position of the context to the one before; positions are stored plus 1.
-        at = index.latest[c, slot] - 1
-        n = 0
-        while at >= oldest and n < N_LATEST:
-            space.found[c, n] = leaf_of[index.targets[at]]
-            n += 1
-            at = index.earlier[c, at] - 1
-        space.n_found[c] = n
-
-
-@inner()
-def learn(index: Index, leaf_of: Array, target: int, space: Space) -> None:
-    """Stores the token that follows the last one read, whose contexts `find` has looked up."""
-    at = index.sizes[N_READ] - 1
-    index.targets[at] = target
-    for c in range(N_CONTEXTS):
-        slot = space.slots[c]
-        index.earlier[c, at] = index.latest[c, slot]
-        index.owners[c, slot] = space.hashes[c]
-        index.latest[c, slot] = at + 1
-    count(index, leaf_of, target, 1)
-
-
-@inner()
-def count(index: Index, leaf_of: Array, token: int, change: int) -> None:
-    """Counts a token that enters (change 1) or leaves (-1) the window, at its leaf and all nodes above."""
-    if token >= 0:
-        index.sizes[N_COUNTED] += change
-        node = leaf_of[token]
-        while node:
-            index.counts[node] += change
-            node >>= 1
-
-
-@inner()
-def forget(index: Index, leaf_of: Array) -> None:
-    at = index.sizes[N_READ] - 1 - index.sizes[WINDOW]
-    if at >= 0:
-        count(index, leaf_of, index.targets[at], -1)
-
-
-@inner()
-def sum_tree(log_p: Array, leaf_of: Array, sums: Array) -> None:
-    """Writes the probability of each node of the tree to `sums` (2 l), given log-probabilities (v)."""
-    sums[:] = 0
-    for token in range(len(leaf_of)):
-        sums[leaf_of[token]] = math.exp(log_p[token]) + LEAST_TOKEN
-    for node in range(len(sums) // 2 - 1, 0, -1):
-        sums[node] = sums[2 * node] + sums[2 * node + 1]
-
-
-@inner()
-def node_above(leaf: int, depth: int, n_levels: int) -> int:
-    """Node at a depth (the root: 0) on the way to a leaf. Example: leaf 13 of 8 leaves (3 levels) is below 1, 3, 6."""
-    return leaf >> (n_levels - depth)
-
-
-@inner()
-def half_of(leaf: int, depth: int, n_levels: int) -> int:
-    """Half of the node at a depth in which a leaf below it is: 0 lower, 1 upper."""
-    return (leaf >> (n_levels - 1 - depth)) & 1
-
-
-@inner()
-def has_tokens(node: int, depth: int, leaf_of: Array, space: Space) -> bool:
-    """True if tokens are below a node at this depth: v tokens have the first v leaves, those behind have none."""
-    n_levels = len(space.inputs)
-    first_leaf = node << (n_levels - depth)
-    first_of_all = 1 << n_levels
-    return first_leaf - first_of_all < len(leaf_of)
+def find(index: Index, space: Space) -> int:
+    """Sets what a space knows of the followers of the last token's contexts; returns the number of candidates."""
+    n, n_read = len(index.tokens), index.sizes[N_READ]
+    oldest = max(0, n_read - index.sizes[WINDOW])
+    place = (n_read - 1) % n
+    n_candidates = 0
+    for kind in range(N_KINDS):
+        space.totals[kind] = 0
+        position = index.heads[kind, head_of(index, kind, place)]
+        while position >= oldest and space.totals[kind] < MOST_FOLLOWERS:
+            earlier = position % n
+            position = index.links[kind, earlier]
+            if index.keys[kind, earlier] != index.keys[kind, place]:  # another context with the same head
+                continue
+            token = index.followers[earlier]
+            number = space.numbers[token]
+            if number < 0:
+                number = n_candidates
+                n_candidates += 1
+                space.tokens[number] = token
+                space.numbers[token] = number
+                space.counts[:, number] = 0
+            if space.totals[kind] == 0:
+                space.latest[kind] = number
+            space.counts[kind, number] += 1
+            space.totals[kind] += 1
+    return n_candidates
 
 
 @inner()
 def level(n: int) -> int:
-    """Class of a number of followers, 0 to `N_LEVELS` - 1."""
-    if n < 4:
-        return n
-    return 4 + (n >= 6) + (n >= 9) + (n >= 16) + (n >= 32)
+    """Class of a number of followers up to `MOST_FOLLOWERS`: its length in bits."""
+    length = 0
+    while n > 0:
+        n >>= 1
+        length += 1
+    return length
 
 
 @inner()
-def in_bins(logit: float, most: float, n_bins: int) -> float:
-    """Place of a logit between -`most` and `most`, counted in bins: 0 to a little less than `n_bins`.
+def weights_of(table: Array, kind: int, number: int, space: Space) -> Array:
+    """Constant and slope in a table of weights for a candidate and a context that it followed."""
+    is_latest = 1 if space.latest[kind] == number else 0
+    n_same = space.counts[kind, number]
+    n_other = space.totals[kind] - n_same
+    return table[kind, is_latest, level(n_same), level(n_other)]  # type: ignore[no-any-return]
 
-    Its whole part is a bin, its fraction the share of the next bin in a mean of both.
+
+@inner()
+def predict(n_candidates: int, learned: Learned, log_p: Array, space: Space) -> None:
+    """Turns log-probabilities (v) of the model into those of the mixture, in place.
+
+    Sets `surprises` and `odds` of the space; the odds are then probabilities.
     """
-    return min(max((logit + most) * n_bins / (2 * most), 0.0), n_bins - 1e-6)
-
-
-@inner()
-def followers_below(node: int, depth: int, c: int, space: Space) -> tuple[int, int, int]:
-    """Half that the latest follower of context c below a node took, how often in a row, and how many took the other.
-
-    The half is 0 (lower), 1 (upper), or -1 without followers. Example: 1, 1, 1, 0, 1, the latest first, give (1, 3, 1).
-    """
-    n_levels = len(space.inputs)
-    latest, n_same, n_other = -1, 0, 0
-    for i in range(space.n_found[c]):
-        leaf = space.found[c, i]
-        if node_above(leaf, depth, n_levels) != node:
-            continue
-        half = half_of(leaf, depth, n_levels)
-        if latest < 0:
-            latest = half
-        if half != latest:
-            n_other += 1
-        elif not n_other:
-            n_same += 1
-    return latest, n_same, n_other
-
-
-@inner()
-def add_context(node: int, depth: int, c: int, mixer: Mixer, space: Space) -> None:
-    """Sets both inputs of context c for the decision at a node, and its state, map and half in `space`.
-
-    Needs the input `MODEL`. Without followers below the node the inputs are 0.
-    """
-    x = space.inputs[depth]
-    by_order = N_COMMON + 2 * c  # place of what the followers alone predict
-    by_model = by_order + 1  # and of how they change the prediction of the model
-    latest, n_same, n_other = followers_below(node, depth, c, space)
-    if latest < 0:
-        x[by_order] = x[by_model] = 0.0
-        space.states[depth, c] = NO_STATE
-        return
-    state = N_LEVELS * level(n_same) + level(n_other)
-    if node > 1:  # the root has states of its own
-        state += N_LEVELS * N_LEVELS
-    # Inputs are logits of the upper half; states and maps know those of the half of the latest follower.
-    sign = 1.0 if latest else -1.0
-    model_logit = sign * x[MODEL]
-    place = in_bins(model_logit, MAP_RANGE, MAP_BINS)
-    low = int(place)
-    share = place - low
-    cells = mixer.maps[c, state]
-    mapped = cells[low, PROBABILITY] * (1 - share) + cells[low + 1, PROBABILITY] * share
-    x[by_order] = sign * stretch(mixer.states[c, state, PROBABILITY], least=1e-5)
-    x[by_model] = sign * min(max(stretch(mapped, least=1e-6) - model_logit, -LIMIT), LIMIT)
-    space.states[depth, c] = state
-    space.halves[depth, c] = latest
-    space.lows[depth, c] = low
-    space.shares[depth, c] = share
-
-
-@inner()
-def predict(node: int, depth: int, known: bool, index: Index, mixer: Mixer, space: Space) -> float:
-    """Probability that the next token is in the upper half of a node at this depth.
-
-    Without `known`, no context has a follower below the node. Leaves in `space` what `update` needs.
-    """
-    lower, upper = 2 * node, 2 * node + 1
-    x = space.inputs[depth]
-    x[MODEL] = stretch(space.sums[upper] / space.sums[node], least=1e-7)
-    n_lower, n_upper = float(index.counts[lower]), float(index.counts[upper])
-    x[COUNTS] = 0.0
-    if n_lower + n_upper > 0:
-        x[COUNTS] = math.log((n_upper + COUNT_PRIOR) / (n_lower + COUNT_PRIOR))
-    # What the model expected of all tokens predicted so far, for as many as are counted in the window.
-    scale = index.sizes[N_COUNTED] / max(mixer.progress[0], 1.0)
-    surplus_upper = math.log((n_upper + SURPLUS_PRIOR) / (mixer.expected[upper] * scale + SURPLUS_PRIOR))
-    surplus_lower = math.log((n_lower + SURPLUS_PRIOR) / (mixer.expected[lower] * scale + SURPLUS_PRIOR))
-    x[SURPLUS] = surplus_upper - surplus_lower
-    n_inputs = N_COMMON
-    if known:
-        n_inputs = len(x)
-        for c in range(N_CONTEXTS):
-            add_context(node, depth, c, mixer, space)
-    logit = mix(node, depth, n_inputs, mixer, space)
-    corrected = correct(node, depth, logit, index, mixer, space)
-    p = (1 - SSE_SHARE) * logistic(logit) + SSE_SHARE * corrected
-    return min(max(p, LEAST), 1 - LEAST)
-
-
-@inner()
-def mix(node: int, depth: int, n_inputs: int, mixer: Mixer, space: Space) -> float:
-    """Logit by all mixers together, of the first inputs (`n_inputs`); sets `classes` and `logits` of the space."""
-    x, classes, logits = space.inputs[depth], space.classes[depth], space.logits[depth]
-    longest = 0  # number of the longest context of latest tokens that occurred before, from 1
-    for c in range(len(_ORDERS)):
-        if space.n_found[c]:
-            longest = c + 1
-    weighted_depth = min(depth, MAX_DEPTH)
-    classes[0] = 0
-    classes[1] = node if node < FIRST_NODES else FIRST_NODES + weighted_depth
-    classes[2] = longest * (MAX_DEPTH + 1) + weighted_depth
+    log_p += learned.bias
+    for number in range(n_candidates):
+        token = space.tokens[number]
+        surprise = min(max(-log_p[token] / MOST_SURPRISE, 0.0), 1.0)
+        space.surprises[number] = surprise
+        raised = 0.0
+        for kind in range(N_KINDS):
+            if space.counts[kind, number]:
+                constant, slope = weights_of(learned.weights, kind, number, space)
+                raised += constant + slope * surprise
+        log_p[token] += min(max(raised, -MOST_RAISED), MOST_RAISED)
     total = 0.0
-    for m in range(N_MIXERS):
-        logit = 0.0
-        weights = mixer.weights[m, classes[m]]
-        for i in range(n_inputs):
-            logit += weights[i] * x[i]
-        logits[m] = min(max(logit, -MAX_LOGIT), MAX_LOGIT)
-        total += mixer.final[weighted_depth, m] * logits[m]
-    total = min(max(total, -MAX_LOGIT), MAX_LOGIT)
-    logits[N_MIXERS] = total
-    return total
+    for token in range(len(log_p)):
+        space.odds[token] = math.exp(log_p[token])
+        total += space.odds[token]
+    log_p -= math.log(total)
+    space.odds[:] *= 1 / total
 
 
 @inner()
-def correct(node: int, depth: int, logit: float, index: Index, mixer: Mixer, space: Space) -> float:
-    """Probability of a logit, plus the mean of both corrections; sets `rows` and `places` of the space."""
-    token = np.uint64(index.inputs[index.sizes[N_READ] - 1])
-    rows = space.rows[depth]
-    rows[0] = node & (SSE_ROWS - 1)
-    rows[1] = np.int64(hashed(hashed(np.uint64(17), token), node) & np.uint64(SSE_ROWS - 1))
-    place = in_bins(logit, SSE_RANGE, SSE_BINS)
-    space.places[depth] = place
-    low = int(place)
-    share = place - low
-    p = bin_probability(low) * (1 - share) + bin_probability(low + 1) * share
-    for i in range(len(rows)):
-        table = mixer.sse[i, rows[i]]
-        p += 0.5 * (table[low] * (1 - share) + table[low + 1] * share)
-    return p
+def learn(n_candidates: int, target: int, learned: Learned, space: Space) -> None:
+    """One step of bias and weights along the gradient of the surprisal of a token, which `predict` has predicted."""
+    for number in range(n_candidates):
+        token = space.tokens[number]
+        error = space.odds[token] - (1.0 if token == target else 0.0)
+        for kind in range(N_KINDS):
+            if space.counts[kind, number]:
+                weights = weights_of(learned.weights, kind, number, space)
+                squares = weights_of(learned.squares, kind, number, space)
+                for i, feature in enumerate((1.0, space.surprises[number])):
+                    gradient = error * feature
+                    squares[i] += gradient * gradient
+                    weights[i] -= RATE * gradient / math.sqrt(squares[i])
+    for token in range(len(learned.bias)):
+        learned.bias[token] -= BIAS_RATE * space.odds[token]
+    learned.bias[target] += BIAS_RATE
 
 
 @inner()
-def bin_probability(number: int) -> float:
-    """Probability at the lower end of a bin of the corrections."""
-    width = 2 * SSE_RANGE / SSE_BINS
-    return logistic(number * width - SSE_RANGE)
+def store(index: Index, follower: int) -> None:
+    """Stores what follows the last token read, so that its contexts are found."""
+    at = index.sizes[N_READ] - 1
+    place = at % len(index.tokens)
+    index.followers[place] = follower
+    for kind in range(N_KINDS):
+        head = head_of(index, kind, place)
+        index.links[kind, place] = index.heads[kind, head]
+        index.heads[kind, head] = at
 
 
-@inner()
-def update(depth: int, half: int, mixer: Mixer, space: Space) -> None:
-    """Learns that a decision led to the lower (0) or upper (1) half; `predict` has left its values in `space`."""
-    update_mixers(depth, half, mixer, space)
-    # Both bins around the result learn, by their shares.
-    low = int(space.places[depth])
-    share = space.places[depth] - low
-    for i in range(space.rows.shape[1]):
-        table = mixer.sse[i, space.rows[depth, i]]
-        update_correction(table, low, 1 - share, half)
-        update_correction(table, low + 1, share, half)
-    for c in range(N_CONTEXTS):
-        state = space.states[depth, c]
-        if state == NO_STATE:
-            continue
-        repeated = 1.0 if half == space.halves[depth, c] else 0.0
-        low, share = space.lows[depth, c], space.shares[depth, c]
-        update_mean(mixer.states[c, state], repeated, 1.0, STATE_DELAY, STATE_RATE)
-        update_mean(mixer.maps[c, state, low], repeated, 1 - share, MAP_DELAY, MAP_RATE)
-        update_mean(mixer.maps[c, state, low + 1], repeated, share, MAP_DELAY, MAP_RATE)
+@compiled()
+def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Array) -> None:
+    """Reads tokens, the first row of `texts` (2 t), and what follows each, the second row; -1 is not known.
 
-
-@inner()
-def update_mixers(depth: int, half: int, mixer: Mixer, space: Space) -> None:
-    """One step of all mixers along the gradient of the surprisal; their rate falls with the number of predictions."""
-    x, logits = space.inputs[depth], space.logits[depth]
-    final = mixer.final[min(depth, MAX_DEPTH)]
-    rate = max(LAST_RATE, FIRST_RATE / (1 + 0.002 * mixer.progress[0]))
-    error = half - logistic(logits[N_MIXERS])
-    for m in range(N_MIXERS):
-        final[m] = min(max(final[m] + FINAL_RATE * error * logits[m], -LIMIT), LIMIT)
-        change = rate * (half - logistic(logits[m]))
-        weights = mixer.weights[m, space.classes[depth, m]]
-        for i in range(len(x)):
-            weights[i] = min(max(weights[i] + change * x[i], -LIMIT), LIMIT)
-
-
-@inner()
-def update_correction(table: Array, number: int, share: float, half: int) -> None:
-    error = half - bin_probability(number) - table[number]
-    table[number] += SSE_RATE * share * error
-
-
-@inner()
-def update_mean(cell: Array, value: float, share: float, delay: float, least_rate: float) -> None:
-    """Moves the mean in a cell towards a value, by a share of a rate that falls with its number of updates."""
-    rate = share * max(1 / (cell[N_UPDATES] + delay), least_rate)
-    cell[PROBABILITY] += rate * (value - cell[PROBABILITY])
-    cell[N_UPDATES] += share
-
-
-@inner()
-def encode(log_p: Array, target: int, leaf_of: Array, index: Index, mixer: Mixer, space: Space) -> float:
-    """Surprisal in nats of a token after the last one read, whose contexts `find` has left in `space`.
-
-    `log_p` (v) are log-probabilities of the model. The mixer learns from the token.
+    `log_p` (n v) are log-probabilities by the model of what follows the last n tokens. They become those of the
+    mixture, in place, each before anything is learned from its follower. Nothing is learned from the others.
     """
-    leaf = leaf_of[target]
-    n_levels = len(space.inputs)
-    sum_tree(log_p, leaf_of, space.sums)
-    # All decisions on the way from the root to the leaf are predicted before anything is learned from one. A node
-    # without tokens in its upper half leaves nothing to decide.
-    nats = 0.0
-    for depth in range(n_levels):
-        node = node_above(leaf, depth, n_levels)
-        if has_tokens(2 * node + 1, depth + 1, leaf_of, space):
-            p_upper = predict(node, depth, True, index, mixer, space)
-            p = p_upper if half_of(leaf, depth, n_levels) else 1 - p_upper
-            nats -= math.log(p)
-    for depth in range(n_levels):
-        node = node_above(leaf, depth, n_levels)
-        if has_tokens(2 * node + 1, depth + 1, leaf_of, space):
-            update(depth, half_of(leaf, depth, n_levels), mixer, space)
-    # The model's expectations of each node, as shares of the root.
-    scale = 1 / space.sums[1]
-    for node in range(1, len(space.sums)):
-        mixer.expected[node] += space.sums[node] * scale
-    mixer.progress[0] += 1
-    return nats
-
-
-@inner()
-def advance(index: Index, leaf_of: Array, line_end: int, token: int) -> None:
-    """Reads a token. If there is no room for it, what is older than the window is forgotten first."""
-    size, window = index.sizes[N_READ], index.sizes[WINDOW]
-    if size == len(index.inputs):
-        first = size - window - REACH
-        inputs, targets = index.inputs[first:size].copy(), index.targets[first:size].copy()
-        index.owners[:] = 0
-        index.latest[:] = 0
-        index.earlier[:] = 0
-        index.counts[:] = 0
-        index.sizes[N_READ] = index.sizes[N_COUNTED] = 0
-        space = new_space(1)
-        for i in range(len(inputs)):
-            append(index, inputs[i], line_end)
-            forget(index, leaf_of)
-            if targets[i] >= 0:
-                find(index, leaf_of, space)
-                learn(index, leaf_of, targets[i], space)
-    append(index, token, line_end)
-    forget(index, leaf_of)
-
-
-@compiled()
-def read(index: Index, leaf_of: Array, line_end: int, tokens: Array) -> None:
-    """Reads tokens (t) of which nothing is learned."""
-    for token in tokens:
-        advance(index, leaf_of, line_end, token)
-
-
-@compiled()
-def fill(index: Index, leaf_of: Array, line_end: int, tokens: Array, targets: Array) -> None:
-    """Reads tokens (t) and stores what follows them (t), -1 if it is unknown."""
-    space = new_space(1)
-    for i in range(len(tokens)):
-        advance(index, leaf_of, line_end, tokens[i])
-        if targets[i] >= 0:
-            find(index, leaf_of, space)
-            learn(index, leaf_of, targets[i], space)
-
-
-@compiled()
-def take_back(index: Index, leaf_of: Array, n: int) -> None:
-    """Removes the last n tokens read, and what follows them; the index must not have been made anew since.
-
-    Contexts leave in the reverse of the order in which they came, so linear probing needs no marks of removed ones.
-    """
-    hashes = np.zeros(N_CONTEXTS, np.uint64)
-    for _ in range(n):
-        at = index.sizes[N_READ] - 1
-        if index.targets[at] >= 0:
-            hash_contexts(index, hashes)
-            for c in range(N_CONTEXTS):
-                slot = slot_of(index, c, hashes[c])
-                index.latest[c, slot] = index.earlier[c, at]
-                if index.latest[c, slot] == 0:
-                    index.owners[c, slot] = 0
-            count(index, leaf_of, index.targets[at], -1)
-        left_window = at - index.sizes[WINDOW]
-        if left_window >= 0:
-            count(index, leaf_of, index.targets[left_window], 1)
-        index.sizes[N_READ] = at
-
-
-@compiled()
-def score(index: Index, mixer: Mixer, leaf_of: Array, line_end: int, log_p: Array, texts: Array, is_read: bool,
-          nats: Array) -> None:  # fmt: skip
-    """Writes the surprisal of each follower, the second row of `texts` (2 t), to `nats` (t), and learns from it.
-
-    The first row are the tokens before them; with `is_read` there is one, which is in the index already. `log_p` (t v)
-    are log-probabilities of the model.
-    """
-    space = new_space(len(index.counts) // 2)
+    space = new_space(log_p.shape[1])
+    n_unscored = texts.shape[1] - len(log_p)
     for i in range(texts.shape[1]):
         token, follower = texts[0, i], texts[1, i]
-        if not is_read:
-            advance(index, leaf_of, line_end, token)
-        find(index, leaf_of, space)
-        nats[i] = encode(log_p[i], follower, leaf_of, index, mixer, space)
-        learn(index, leaf_of, follower, space)
+        append(index, token, line_end)
+        if i >= n_unscored:
+            n_candidates = find(index, space)
+            predict(n_candidates, learned, log_p[i - n_unscored], space)
+            if follower >= 0:
+                learn(n_candidates, follower, learned, space)
+            for number in range(n_candidates):
+                space.numbers[space.tokens[number]] = -1
+        if follower >= 0:
+            store(index, follower)
 
 
-@compiled()
-def distribution(index: Index, mixer: Mixer, leaf_of: Array, log_p: Array) -> Array:
-    """Log-probabilities (v) of the token after the last one read, given the model's (v). Nothing is learned."""
-    n_leaves = len(index.counts) // 2
-    space = new_space(n_leaves)
-    find(index, leaf_of, space)
-    sum_tree(log_p, leaf_of, space.sums)
-    known = nodes_with_followers(n_leaves, space)
-    # Log-probability of each node, from the root (number 1) down. Nodes 2^d to 2^(d + 1) - 1 are at depth d.
-    log_p_of = np.full(2 * n_leaves, -np.inf)
-    log_p_of[1] = 0.0
-    for depth in range(len(space.inputs)):
-        for node in range(1 << depth, 2 << depth):
-            lower, upper = 2 * node, 2 * node + 1
-            if not has_tokens(lower, depth + 1, leaf_of, space):
-                continue
-            log_p_of[lower] = log_p_of[node]
-            if has_tokens(upper, depth + 1, leaf_of, space):
-                p_upper = predict(node, depth, known[node], index, mixer, space)
-                log_p_of[lower] += math.log(1 - p_upper)
-                log_p_of[upper] = log_p_of[node] + math.log(p_upper)
-    return log_p_of[leaf_of]
-
-
-@inner()
-def nodes_with_followers(n_leaves: int, space: Space) -> Array:
-    """Mask (2 l) of the nodes above a follower of some context; at the others mixers need no inputs of contexts."""
-    known = np.zeros(2 * n_leaves, np.bool_)
-    for c in range(N_CONTEXTS):
-        for i in range(space.n_found[c]):
-            node = space.found[c, i] >> 1
-            while node and not known[node]:  # what is above a known node is known
-                known[node] = True
-                node >>= 1
-    return known
-
-
-PROGRAM = "from xlcli.kernels.mixture import compile_here; compile_here()"
 CONSTANTS = [context_cache.__file__]
 
 
-def _kernel_files() -> list[KernelFiles]:
-    """Files that keep the compiled kernels, none where they cannot be kept."""
-    kernels = score, fill, read, distribution, take_back
+def _kernel_files() -> KernelFiles | None:
+    """The file that keeps the compiled kernel, None where it cannot be kept."""
     try:
-        return [KernelFiles(kernel, lambda _: PROGRAM, CONSTANTS) for kernel in kernels]
+        return KernelFiles(read, lambda _: "from xlcli.kernels.mixture import compile_here; compile_here()", CONSTANTS)
     except ConfigError:
         raise
     except Exception:  # no folder for kernels can be written, or Numba does not compile
-        return []
+        return None
 
 
 FILES = _kernel_files()
 
 
-def _arguments() -> list[tuple[Any, ...]]:
-    """Arguments for the kernels of `FILES`, of the types that they have for every cache."""
-    index, mixer, leaf_of = context_cache.new_index(1, 2), context_cache.new_mixer(2), np.empty(2, np.int64)
-    log_p, texts, line_end = np.empty((1, 1)), np.empty((2, 1), np.int64), 0
-    return [
-        (index, mixer, leaf_of, line_end, log_p, texts, False, log_p[0]),
-        (index, leaf_of, line_end, *texts),
-        (index, leaf_of, line_end, texts[0]),
-        (index, mixer, leaf_of, log_p[0]),
-        (index, leaf_of, 1),
-    ]
+def _arguments() -> tuple[Any, ...]:
+    """Arguments of the types that the kernel has for every cache."""
+    index, learned = context_cache.new_index(1), context_cache.new_learned(2)
+    return index, learned, 0, np.empty((2, 1), np.int64), np.empty((1, 2))
 
 
 def is_compiled() -> bool:
-    if not FILES:
-        return False
-    return all(file.has(*arguments) for file, arguments in zip(FILES, _arguments(), strict=True))
+    return FILES is not None and FILES.has(*_arguments())
 
 
 def compile_kernels(stop: Callable[[], bool]) -> str | None:
-    """Compiles the kernels, unless `stop` becomes true. Returns the reason for which they cannot be kept, if any."""
-    problem = None
-    for file, arguments in zip(FILES, _arguments(), strict=False):
-        problem = file.compile(*arguments, stop=stop) or problem
-        if file.program is None:  # nothing can be kept: this process compiles the others, too
-            for other in FILES:
-                other.program = None
-    return problem
+    """Compiles the kernel, unless `stop` becomes true. Returns the reason for which it cannot be kept, if any."""
+    return None if FILES is None else FILES.compile(*_arguments(), stop=stop)
 
 
 def compile_here() -> None:
-    """Compiles the kernels in this process and writes their files."""
-    for file in FILES:
-        file.program = None
+    """Compiles the kernel in this process and writes its files."""
+    if FILES is not None:
+        FILES.program = None
     keep_parts(CONSTANTS)
     compile_kernels(lambda: False)

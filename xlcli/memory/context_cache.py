@@ -1,7 +1,7 @@
-"""Contexts of the latest text with what followed them, and weights of a mixture, for `xlcli.online.mixture`.
+"""The latest tokens, where their contexts occurred, and what was learned from both, for `xlcli.online.mixture`.
 
-A hash table for each kind of context (open addressing, linear probing) has a slot for each context: its hash, and its
-latest position, from which a chain leads to earlier ones. Tables are functions of the tokens and are not saved.
+The index is that of a compressor with a sliding window (LZ77): a table of heads leads to the latest position of a
+context, a link from each position to the one before. It is a function of the tokens and is not saved.
 """
 
 from __future__ import annotations
@@ -16,161 +16,124 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xlcli.errors import StateError
 from xlcli.machine import require_memory
 from xlcli.memory.online import UNKNOWN, OnlineMemory
 
-ORDERS = (1, 2, 3, 4, 6, 10, 18)
+ORDERS = (1, 2, 3, 6, 12)
 """Numbers of latest tokens that are a context."""
-N_CONTEXTS = len(ORDERS) + 5
-"""Kinds of contexts, with those that skip a token or know the place in a line (`kernels/mixture.py`)."""
-N_LATEST = 64
-"""Maximum number of positions of a context that count."""
+COLUMN, ABOVE, HEAD = range(len(ORDERS), len(ORDERS) + 3)
+"""Kinds of contexts behind those of `ORDERS`, which know the place in a line (`kernels/mixture.py`)."""
+N_KINDS = HEAD + 1
 LINE, REACH = 128, 256
 """Maximum place in a line that a context knows, and number of tokens after which none depends on a token."""
 MAX_WINDOW = 2**22
 """Maximum number of tokens of a cache."""
-N_READ, N_COUNTED, WINDOW = range(3)
-"""Places in `Index.sizes`: numbers of tokens read, of followers counted, and of tokens of the window."""
-MODEL, COUNTS, SURPLUS, N_COMMON = range(4)
-"""Places of the inputs of a decision that no context has, and their number. Two for each context come behind them."""
-N_INPUTS, N_MIXERS, MAX_DEPTH, MIXER_CLASSES = N_COMMON + 2 * N_CONTEXTS, 3, 19, 160
-"""Inputs of a decision, mixers, greatest depth in the tree with weights of its own, sets of weights of a mixer."""
-N_LEVELS = 9
+SLACK = 2**14
+"""Number of tokens that can be taken back, and of those older than the window that are kept: at least `REACH`."""
+N_READ, WINDOW = range(2)
+"""Places in `Index.sizes`: number of tokens read, and of tokens of the window."""
+N_LEVELS = 8
 """Classes of a number of followers."""
-N_STATES, MAP_BINS, MAP_RANGE = 2 * N_LEVELS**2, 12, 9.0
-"""States of a context, and bins of a map of logits from -`MAP_RANGE` to `MAP_RANGE`."""
-PROBABILITY, N_UPDATES = 0, 1
-"""Places in a cell of `Mixer.states` and `Mixer.maps`."""
-SSE_ROWS, SSE_BINS, SSE_RANGE = 2**12, 32, 12.0
-"""Rows and bins of the correction of a result, and its range of logits."""
+FIRST_SLOPE = 1.0
+"""Initial weight of the surprise of a token."""
+MOST_LEARNED = 1e3
+"""Maximum of a weight in a state file."""
 
 Array = NDArray[Any]
 
 
 class Index(NamedTuple):
-    """The latest tokens and where their contexts occurred.
+    """The latest tokens and where their contexts occurred: rings, in which position p has place p modulo n.
 
     Attributes:
-        inputs: Tokens read (n), with at least `REACH` older than the window.
-        targets: Token (n) that followed each of them, or `UNKNOWN`.
+        tokens: Tokens read (n).
+        followers: Token (n) that followed each of them, or `UNKNOWN`.
         lines: Position (n) at which the line of each begins.
-        owners: Hash of the context (c s) in each slot, 0: none.
-        latest: Its latest position (c s), plus 1.
-        earlier: Position (c n) of the same context before, plus 1.
-        counts: Number of followers in the window (2 l) at or below each node of a tree of l leaves.
-        sizes: `N_READ`, `N_COUNTED`, `WINDOW` (3).
+        keys: Hash (k n) of each context of a token.
+        links: Earlier position (k n) whose context has the same head, -1 if there is none.
+        heads: Latest position (k h) of the contexts with each head, the last bits of their keys.
+        sizes: `N_READ`, `WINDOW` (2).
     """
 
-    inputs: Array
-    targets: Array
+    tokens: Array
+    followers: Array
     lines: Array
-    owners: Array
-    latest: Array
-    earlier: Array
-    counts: Array
+    keys: Array
+    links: Array
+    heads: Array
     sizes: Array
 
 
-class Mixer(NamedTuple):
-    """What a mixture has learned.
+class Learned(NamedTuple):
+    """What was learned: weights of logistic regressions.
 
     Attributes:
-        weights: Weights (m k i) of inputs i in class k of mixer m.
-        final: Weights (d m) of the mixers by depth.
-        states: Probability (c z 2) that a context in state z is right, and number of updates.
-        maps: Probability (c z x 2) for each logit of the model, and number of updates.
-        sse: Corrections (2 r x) of the result, added to its probability.
-        expected: Sum of probabilities (2 l) of each node by the model.
-        progress: Number of predictions (1).
+        weights: Constant and slope (k 2 l l 2) by which a context of kind k raises the logit of a token that followed
+            it: latest (1) or not (0), in a class of how often, and of how often others did.
+        squares: Sums of their squared gradients.
+        bias: Added to the logit of each token (v).
     """
 
     weights: Array
-    final: Array
-    states: Array
-    maps: Array
-    sse: Array
-    expected: Array
-    progress: Array
+    squares: Array
+    bias: Array
 
 
-def n_leaves(vocab_size: int) -> int:
-    """Leaves of a binary tree over a vocabulary."""
-    return max(2, 1 << (vocab_size - 1).bit_length())
-
-
-def new_index(window: int, vocab_size: int) -> Index:
+def new_index(window: int) -> Index:
     """Index of no tokens, for a window.
 
     Raises:
         ResourceError: It does not fit the machine.
     """
-    # Twice the window, because what is older is forgotten only when there is no room left.
-    capacity = 2 * window + 4 * REACH
-    n_slots = 1 << (3 * capacity // 2).bit_length()  # more than 1.5 for each token: probing is short
-    of_contexts = N_CONTEXTS * (12 * n_slots + 4 * capacity)
-    n_bytes = of_contexts + 12 * capacity + 16 * n_leaves(vocab_size)
+    n, n_heads = window + SLACK, 1 << (window - 1).bit_length()
+    n_bytes = 8 * (3 * n + N_KINDS * (2 * n + n_heads))
     require_memory(f"a context cache of {window:,} tokens", n_bytes, "Use a smaller --context-cache.")
     return Index(
-        inputs=np.zeros(capacity, np.int32),
-        targets=np.zeros(capacity, np.int32),
-        lines=np.zeros(capacity, np.int32),
-        owners=np.zeros((N_CONTEXTS, n_slots), np.uint64),
-        latest=np.zeros((N_CONTEXTS, n_slots), np.int32),
-        earlier=np.zeros((N_CONTEXTS, capacity), np.int32),
-        counts=np.zeros(2 * n_leaves(vocab_size), np.int64),
-        sizes=np.array([0, 0, window]),
+        tokens=np.zeros(n, np.int64),
+        followers=np.zeros(n, np.int64),
+        lines=np.zeros(n, np.int64),
+        keys=np.zeros((N_KINDS, n), np.uint64),
+        links=np.zeros((N_KINDS, n), np.int64),
+        heads=np.full((N_KINDS, n_heads), -1),
+        sizes=np.array([0, window]),
     )
 
 
-def new_mixer(vocab_size: int) -> Mixer:
-    """A mixture that predicts nearly as the model does."""
-    weights = np.zeros((N_MIXERS, MIXER_CLASSES, N_INPUTS))
-    weights[..., MODEL], weights[..., N_COMMON:] = 0.9, 0.05
-    # A state has the levels of two numbers: followers like the latest one, and others (`mixture.add_context`).
-    n_same, n_other = np.divmod(np.arange(N_STATES) % N_LEVELS**2, N_LEVELS)
-    share_of_same = (n_same + 0.5) / (n_same + n_other + 1)
-    states = np.zeros((N_CONTEXTS, N_STATES, 2))
-    states[..., PROBABILITY] = np.where(n_other > 0, share_of_same, 1 - 0.3 / (n_same + 1))
-    # Maps begin as the identity: the logit of a bin to its probability.
-    logits = np.linspace(-MAP_RANGE, MAP_RANGE, MAP_BINS + 1)
-    maps = np.zeros((N_CONTEXTS, N_STATES, MAP_BINS + 1, 2))
-    maps[..., PROBABILITY] = 1 / (1 + np.exp(-logits))
-    return Mixer(
-        weights=weights,
-        final=np.full((MAX_DEPTH + 1, N_MIXERS), 1 / N_MIXERS),
-        states=states,
-        maps=maps,
-        sse=np.zeros((2, SSE_ROWS, SSE_BINS + 1), np.float32),
-        expected=np.zeros(2 * n_leaves(vocab_size)),
-        progress=np.zeros(1),
-    )
+def new_learned(vocab_size: int) -> Learned:
+    weights = np.zeros((N_KINDS, 2, N_LEVELS, N_LEVELS, 2))
+    weights[..., 1] = FIRST_SLOPE
+    return Learned(weights, np.ones_like(weights), np.zeros(vocab_size))
 
 
 @dataclass(frozen=True)
 class ContextCache(OnlineMemory):
-    """The latest tokens, and what a mixture of their contexts with a model has learned.
+    """The latest tokens, and what was learned from what followed their contexts.
 
     Attributes:
-        index: The latest tokens, of which tables are made again when they are used first.
-        unread: Tokens and their followers (2 n) of a restored value that are not in `index` yet.
+        index: The latest tokens. Reading changes it and `learned` in place.
+        unread: Tokens and their followers (2 n) that are to be read before anything else, at most one pair of rows.
     """
 
     settings: Mapping[str, Any]
-    mixer: Mixer
+    learned: Learned
     index: Index
     unread: list[Array] = field(default_factory=list)
 
+    @property
+    def texts(self) -> Array:
+        """Tokens and their followers (2 n): those of the window, and older ones on which its contexts depend."""
+        if self.unread:
+            return self.unread[0]
+        n_read, window = self.index.sizes
+        places = np.arange(max(0, n_read - window - REACH), n_read) % len(self.index.tokens)
+        return np.stack((self.index.tokens[places], self.index.followers[places]))
+
     def tensors(self) -> dict[str, Tensor]:
         """Tokens, and what was learned."""
-        if self.unread:
-            texts = self.unread[0]
-        else:
-            n, window = int(self.index.sizes[N_READ]), int(self.index.sizes[WINDOW])
-            first = max(0, n - window - REACH)
-            texts = np.stack((self.index.inputs[first:n], self.index.targets[first:n]))
-        tensors = {"texts": torch.from_numpy(texts.copy())}
-        for name, array in self.mixer._asdict().items():
-            tensors[f"mixer.{name}"] = torch.from_numpy(array.copy())
+        tensors = {"texts": torch.from_numpy(self.texts.astype(np.int32))}
+        for name, array in self.learned._asdict().items():
+            tensors[f"learned.{name}"] = torch.from_numpy(array.copy())
         return tensors
 
     def describe(self) -> dict[str, str]:
@@ -178,46 +141,63 @@ class ContextCache(OnlineMemory):
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> ContextCache:
-        """Value from the results of `tensors` and `describe`; tokens are compared with a vocabulary by `fits`."""
+        """Value from the results of `tensors` and `describe`; tokens are compared with a vocabulary by `fits`.
+
+        Raises:
+            StateError: It is of an earlier version, in which a cache learned other values.
+        """
         settings = dict(json.loads(description["settings"]))
         window = settings["context_cache"]
         if type(window) is not int or not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a context cache of {window} tokens")
+        if "mixer.weights" in tensors:
+            raise StateError("the context cache of the state is of an earlier version.", "Read its text again.")
         texts = tensors["texts"].cpu()
         are_pairs = texts.ndim == 2 and len(texts) == 2 and texts.dtype == torch.int32
         if not are_pairs or texts.shape[1] > window + REACH:
             raise ValueError("the context cache has no tokens and followers of its window")
-        # As large as the vocabulary, which a state file may not enlarge.
-        vocab_size = min(len(tensors["mixer.expected"]) // 2, 2**24)
-        mixer = _restore_mixer(tensors, vocab_size)
-        return cls(settings, mixer, new_index(window, vocab_size), [texts.numpy().copy()])
+        learned = new_learned(tensors["learned.bias"].numel())
+        for name, array in learned._asdict().items():
+            saved = tensors[f"learned.{name}"].cpu()
+            least, most = (1, 2**53) if name == "squares" else (-MOST_LEARNED, MOST_LEARNED)
+            is_alike = saved.shape == array.shape and saved.dtype == torch.float64
+            if not is_alike or not bool(((saved >= least) & (saved <= most)).all()):
+                raise ValueError(f"'{name}' of the context cache are damaged")
+            array[...] = saved.numpy()
+        return cls(settings, learned, new_index(window), [texts.numpy().astype(np.int64)])
+
+    def fork(self) -> ContextCache:
+        index, learned = Index(*map(np.copy, self.index)), Learned(*map(np.copy, self.learned))
+        return ContextCache(self.settings, learned, index, [*self.unread])
 
     def snapshot(self) -> ContextCache:
-        """Copy of tokens and mixer that shares the index: to save, or to restore this cache after further text."""
-        mixer = Mixer(*(array.copy() for array in self.mixer))
-        return replace(self, mixer=mixer, unread=[self.tensors()["texts"].numpy()])
+        """Copy that shares the index: to save, or to restore this cache after further text (`go_back`)."""
+        return replace(self, learned=Learned(*map(np.copy, self.learned)), unread=[self.texts])
+
+    def go_back(self, before: ContextCache, n_tokens: int) -> None:
+        """Makes this cache, which has read `n_tokens` since, equal to its snapshot `before`, in place."""
+        for array, saved in zip(self.learned, before.learned, strict=True):
+            array[...] = saved
+        if self.unread:  # nothing was read since it was loaded
+            return
+        index = self.index
+        if n_tokens > SLACK - REACH:  # some of the window is lost
+            index.heads[...] = -1
+            index.sizes[N_READ] = 0
+            self.unread.append(before.texts)
+            return
+        index.sizes[N_READ] -= n_tokens
+        positions = index.sizes[N_READ] + np.arange(n_tokens)
+        places = positions[::-1] % len(index.tokens)
+        places = places[index.followers[places] != UNKNOWN]  # the others have no links
+        last_bits = np.uint64(index.heads.shape[1] - 1)
+        for heads, links, keys in zip(index.heads, index.links, index.keys, strict=True):
+            # Of several positions with one head the first one counts, which NumPy assigns last.
+            heads[(keys[places] & last_bits).astype(np.int64)] = links[places]
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""
-        texts = self.tensors()["texts"].numpy()
-        is_known = (texts >= 0) & (texts < vocab_size)
-        is_known[1] |= texts[1] == UNKNOWN
-        is_same_tree = len(self.mixer.expected) == 2 * n_leaves(vocab_size)
-        return is_same_tree and bool(is_known.all())
-
-
-def _restore_mixer(tensors: Mapping[str, Tensor], vocab_size: int) -> Mixer:
-    """The mixer of `ContextCache.tensors`; `ValueError` if an array has another shape or impossible values."""
-    arrays = {}
-    for name, array in new_mixer(vocab_size)._asdict().items():
-        t = tensors[f"mixer.{name}"].cpu()
-        is_alike = tuple(t.shape) == array.shape and t.dtype == torch.from_numpy(array).dtype
-        least, most = -8, 8  # of weights and corrections
-        if name in ("expected", "progress", "states", "maps"):
-            least, most = 0, 2**53
-        if not is_alike or not bool(((t >= least) & (t <= most)).all()):
-            raise ValueError(f"'{name}' of the context cache is damaged")
-        if name in ("states", "maps") and not bool((t[..., PROBABILITY] <= 1).all()):
-            raise ValueError(f"'{name}' of the context cache are no probabilities")
-        arrays[name] = t.numpy().copy()
-    return Mixer(**arrays)
+        tokens, followers = self.texts
+        are_tokens = (tokens >= 0) & (tokens < vocab_size)
+        are_followers = (followers >= UNKNOWN) & (followers < vocab_size)
+        return len(self.learned.bias) == vocab_size and bool((are_tokens & are_followers).all())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.config import MemoryDtype, ModelConfig
+from xlcli.machine import return_memory
 from xlcli.memory import Buckets, Memory
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
@@ -322,6 +323,8 @@ class LanguageModel(nn.Module):
                 layers.append(memory)
         if continues:
             state = replace(state, layers=tuple(layers))
+        if len(calls) > 1:
+            return_memory()  # of the layers, before logits are computed
         outs = []
         for x, (_, targets) in zip(hidden, calls, strict=True):
             outs.append(self._scored((self.stack.final(x),), targets, state, readout=readout))

@@ -16,7 +16,7 @@ from xlcli.model.decoder import Decoder
 from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights, head_tables, is_compatible
-from xlcli.online.mixture import CachedModel, Spelling
+from xlcli.online.mixture import CachedModel, line_end_of
 from xlcli.state import State
 from xlcli.text.base import Tokenizer
 
@@ -67,9 +67,9 @@ def make_scorer(
         step, settings = learning.adapt_block, learning.model_dump(include=SETTINGS["adaptation"])
         scorer = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
     if learning.context_cache is not None:
-        # The cache is outside: it mixes its own predictions with those of the adapted weights.
-        spelling = Spelling(tokenizer, network.config.vocab_size)
-        scorer = CachedModel(scorer, learning.model_dump(include=SETTINGS["cache"]), spelling, step)
+        # The cache is outside: it corrects the predictions of the adapted weights.
+        settings, line_end = learning.model_dump(include=SETTINGS["cache"]), line_end_of(tokenizer)
+        scorer = CachedModel(scorer, settings, network.config.vocab_size, line_end, step)
     return scorer  # type: ignore[no-any-return]
 
 

@@ -85,8 +85,7 @@ class FrozenModel:
         """Makes the live cache, which has read `n_tokens` since, equal to that of the baseline."""
         live, before = self._live.cache, self.baseline.cache
         if isinstance(live, ContextCache) and isinstance(before, ContextCache):
-            assert isinstance(self._scorer, CachedModel)
-            self._scorer.restore(live, before, n_tokens)
+            live.go_back(before, n_tokens)
 
 
 def _with_fixed_weights(scorer: Scorer, state: State) -> Scorer:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import COMPUTED_BY_BLOCKS, attend_band, attend_blocks, attend_rows
 from xlcli.ops.context import Mask, VisibleKeys, hidden_scores
-from xlcli.ops.layers import ALL_ROWS, Share
+from xlcli.ops.layers import ALL_ROWS, Share, cast_for_products
 from xlcli.ops.layers import dropout as drop
 from xlcli.ops.scoring import ScoreTerm, Scoring, Sinks, product
 
@@ -166,9 +166,9 @@ def attend_fused(
         q, k = F.pad(q, (0, -pad)), F.pad(k, (0, -pad))
     mask: Tensor | None
     without_keys = None
-    has_one_type = q.dtype == k.dtype == v.dtype
     is_on_gpu = q.device.type == "cuda"
-    if isinstance(visible, Mask) and visible.sees_all_earlier and bias is None and has_one_type and is_on_gpu:
+    if is_on_gpu and isinstance(visible, Mask) and visible.sees_all_earlier and bias is None:
+        q, k, v = cast_for_products(q), cast_for_products(k), cast_for_products(v)  # which is not done for this mask
         mask = visible.causal_bias
     else:
         mask, without_keys = _hidden_keys(visible, q.dtype)

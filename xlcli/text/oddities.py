@@ -44,6 +44,11 @@ def is_misread(letters: str) -> bool:
     return len(found) > len(set(found)) > _LETTERS_OF_A_LIST
 
 
+def has_no_digit(line: str) -> bool:
+    """False of lines of logs, in whose brackets are times and levels."""
+    return not any(map(str.isdigit, line))
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """What a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
@@ -92,7 +97,7 @@ _ZERO_WIDTH = (
     rf"{_BESIDE.format(_JOINED, _JOINER)}|{_BESIDE.format(_UNBLANKED, _BREAK)}"
     r"|([\x{2060}-\x{2065}\x{206a}-\x{206f}\x{fff9}-\x{fffb}]+)"
 )
-_ARABIC_FORMS = r"[\x{fb50}-\x{fbb1}\x{fbd3}-\x{fd3d}\x{fd50}-\x{fdf9}\x{fe70}-\x{fefc}]"  # not ﷺ, which stands for words
+_ARABIC_FORMS = r"[\x{fb50}-\x{fbb1}\x{fbd3}-\x{fd3d}\x{fd50}-\x{fdf9}\x{fe70}-\x{fefc}]"  # but ﷺ, for a phrase
 # Two เ for แ; Thai and Lao vowels in two parts, as NFKC writes them; marks twice, or a tone before the vowel.
 _THAI = (
     r"เเ|\x{e4d}[\x{e48}-\x{e4b}]?\x{e32}|\x{ecd}[\x{ec8}-\x{ecb}]?\x{eb2}"
@@ -127,19 +132,26 @@ _INSIDE_HEBREW = r"[\x{90}-\x{aa}“”•–—˜™š›œžŸ]"  # × stands 
 _MISREAD_1252 = (  # of letters with two bytes, Greek to Arabic, and with three, as in Thai, two that follow each other
     rf"(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|(?:[Î-ÖØ-Û]{_INSIDE}|×{_INSIDE_HEBREW}){{2}}|(?:[à-ï]{_INSIDE}{{2}}){{2}}|â[€„\x{{80}}]|ï[»¿¬]|ð[Ÿ\x{{9f}}]"
 )
-_MISREAD_1256 = r"(?:[طظعغ][€‚ƒ„…†‡ˆ‰‹Œ‘’“”•–—™›œ\x{200c}\x{200d}\x{a0}،¢-©«-¹؛»-¾پٹچژڈگکڑںھ؟]){3}"  # the same in Arabic
-_MISREAD_874 = r"(?:เ[ธน]\S){5}"  # and in Thai
+_MISREAD_1256 = r"(?:[طظعغ][€‚ƒ„…†‡ˆ‰‹Œ‘’“”•–—™›œ\x{200c}\x{200d}\x{a0}،¢-©«-¹؛»-¾پٹچژڈگکڑںھ؟]){3}"  # as Arabic
+_MISREAD_874 = r"(?:เ[ธน]\S){5}"  # as Thai
 _MISREAD = rf"{_MISREAD_MAC}|n\?t\b|{_MISREAD_1252}|{_MISREAD_1256}|{_MISREAD_874}|[\x{{80}}-\x{{9f}}]"
 _LETTERS_OF_A_LIST = 3  # different ones
 _ALL_LATIN_1 = r"[¡-ÿ]{2,}(?:[\s\d!-/:;]*[¡-ÿ]){4,}"  # hardly any language has letters of this half alone
 _ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
 _DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
 _TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
-# The only region of a line:
-_REGION = r"^(?:[^{0}]*[\s(\"'“])?([{0}])[^\s\"{0}](?:[^{0}]*[^\s{0}])?[{0}](?:[\s.,;:!?)\"'”][^{0}]*)?$"
+_BEFORE_REGION, _BEHIND_REGION = r"[\s(\"'“]", r"[\s.,;:!?)\"'”]"
+_INSIDE_REGION = r"[^\s\"{0}](?:[^{0}]*[^\s{0}])?"
+_FURTHER_REGION = rf"(?:\s|{_BEHIND_REGION}[^{{0}}]*{_BEFORE_REGION})[{{0}}]{_INSIDE_REGION}[{{0}}]"
+# All marks of a line are those of one region, or of several:
+_REGION = (
+    rf"^(?:[^{{0}}]*{_BEFORE_REGION})?([{{0}}]){_INSIDE_REGION}[{{0}}](?:{_FURTHER_REGION})*"
+    rf"(?:{_BEHIND_REGION}[^{{0}}]*)?$"
+)
+_BRACKETS = _REGION.format(r"\[\]")
 _JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
 _WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
-_DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)[^*]*$"
+_DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)(?:[^*]+\*\*[^\s*][^*]*\*\*)*[^*]*$"
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
 _REGION_MARK = "eval --region-mark reads them"
 _ENCODING = "read the source in its own encoding"
@@ -179,7 +191,7 @@ KINDS = (
     Kind("double asterisks around words (**was**)", _REGION_MARK, _DOUBLE_REGION, "row", least_share=0.2),
     Kind("bars around words (|was|)", _REGION_MARK, _REGION.format("|"), "row", least_share=0.2),
     Kind("underscores around words (_was_)", _REGION_MARK, _REGION.format("_"), "row", least_share=0.9),
-    Kind("brackets around words ([was])", _REGION_MARK, _REGION.format(r"\[\]"), "row", least_share=0.9),
+    Kind("brackets around words ([was])", _REGION_MARK, _BRACKETS, "row", least_share=0.8, accepts=has_no_digit),
     Kind("other marks around words ({was}, ~was~)", _REGION_MARK, _REGION.format("{}~#^"), "row", least_share=0.2),
     Kind("a beginning in XML or HTML", "extract the text from the tags: docs/start.md", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),

@@ -92,7 +92,7 @@ def prepare_new(
     """
     text = next(iter(configs.values())).text
     if text.binary and text.text_field is not None:
-        raise InvalidSettingError("text.text_field", "reads rows, and binary does not", "Leave one of them out.")
+        raise InvalidSettingError("text.text_field", "reads rows, and --binary does not", "Leave one of them out.")
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
     n_bytes = parts.train.n_bytes
     similar = _similar_model(configs, runtime, parts)

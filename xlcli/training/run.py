@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -111,6 +111,7 @@ class TrainingRun:
             line_ends=line_ends,
         )
         self.bytes_per_token = train_ids.n_bytes / len(train_ids)
+        self._ahead: dict[int, list[Microbatch]] = {}  # batches on their way to a GPU, by what was read before them
         self.counters = Counters(validation_due=weights is not None)
         self.skip_to(0)  # sets `states`
 
@@ -135,6 +136,8 @@ class TrainingRun:
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.runtime.ranks.size > 1:
             nats, steps, norm = self._over_ranks(nats, steps, norm)
+        if self.runtime.device.type == "cuda":  # which is still busy with this batch
+            self._ahead = {self.counters.n_read: self._load_batch(self.counters.n_read)}
         # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
         is_finite = math.isfinite(loss_now) and math.isfinite(norm_now)
@@ -169,7 +172,10 @@ class TrainingRun:
         n_tokens = len(self.loader.starts) * self.config.train.segment_len
         stack = self.config.model.stack
         self.model.train()
-        torch._foreach_zero_(self._gradients())
+        if self.runtime.device.type == "cuda" and self.runtime.ranks.size == 1:
+            self.model.zero_grad(set_to_none=True)  # gradients are then written, instead of added to zeros
+        else:
+            torch._foreach_zero_(self._gradients())
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (inputs, targets, documents) in enumerate(microbatches):
             is_last = i + 1 == len(microbatches)
@@ -184,17 +190,31 @@ class TrainingRun:
                     steps += ponder.steps.sum() / n_tokens
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.states[i] = state.overwrite_earlier()
+        for parameter in self.model.parameters():
+            if parameter.grad is None:  # nothing in this batch depends on it
+                parameter.grad = torch.zeros_like(parameter)
         return nats, steps
 
     def next_batch(self) -> list[Microbatch]:
+        """The batch after what was read, in microbatches."""
+        n_read = self.counters.n_read
+        return self._ahead.pop(n_read, None) or self._load_batch(n_read)
+
+    def _load_batch(self, n_read: int) -> list[Microbatch]:
+        """The batch after `n_read` tokens of each sequence. Nothing waits until it is on a GPU."""
         n_parts, device = self.config.train.grad_accum, self.runtime.device
-        batch = self.loader.batch(self.counters.n_read, self.config.train.segment_len)
-        inputs = torch.from_numpy(batch.inputs).to(device).tensor_split(n_parts)
-        targets = torch.from_numpy(batch.targets).to(device).tensor_split(n_parts)
+        batch = self.loader.batch(n_read, self.config.train.segment_len)
+        inputs = self._from_host(batch.inputs).to(device, non_blocking=True).tensor_split(n_parts)
+        targets = self._from_host(batch.targets).to(device, non_blocking=True).tensor_split(n_parts)
         documents: list[Tensor | None] = [None] * n_parts
         if batch.documents is not None:
-            documents = [*torch.from_numpy(batch.documents).tensor_split(n_parts)]
+            documents = [*self._from_host(batch.documents).tensor_split(n_parts)]
         return list(zip(inputs, targets, documents, strict=True))
+
+    def _from_host(self, values: NDArray[Any]) -> Tensor:
+        """Tensor of an array, in pinned memory if the device is a GPU, which copies it without a wait."""
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory() if self.runtime.device.type == "cuda" else tensor
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""

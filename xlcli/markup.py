@@ -160,12 +160,3 @@ def colors(words_by_bin: Sequence[int]) -> list[Color]:
         color = sum(share <= most for most in SHARES)
         found.append(Color(number, color, 2 ** (number / BINS_PER_OCTAVE) - 1, share))
     return found
-
-
-def legend(found: Sequence[Color]) -> Iterator[tuple[Color, str]]:
-    """Where each color begins, from the bin of its first words on, and what to print there: bits and share."""
-    last = 0
-    for color in found:
-        if color.number > last:
-            yield color, f"{color.bits:.1f} ({max(0.1, 100 * color.share):.1f} %)"
-            last = color.number

@@ -18,8 +18,7 @@ LN2 = math.log(2.0)
 """Nats per bit."""
 _UNBLANKED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]+")
 """Letters of Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which have no blanks between words."""
-LONGEST_MEAN = 8
-"""Characters of a word in these scripts, on average, above which words are phrases: words of Thai have about four."""
+LONGEST_MEAN = 8  # characters of a word in these scripts, above which words are phrases: words of Thai have about four
 
 
 def bits_per(nats: float, count: int) -> float:

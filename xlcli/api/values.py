@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from xlcli.errors import ConfigError, StateError, plural_noun
 from xlcli.events import TokenScore, WordScore
 from xlcli.inference import SaveState
-from xlcli.markup import BACKGROUNDS, BINS, INK, Part, bin_of, by_token, colored, colors, legend
+from xlcli.markup import BACKGROUNDS, BINS, INK, Part, bin_of, by_token, colored, colors
 from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState
 
 SHOWN_BYTES = 2**14
 """Text that a notebook shows of a score: about 300 kB of HTML, which it saves."""
-_STYLES = ("", *(f' style="background:{background};color:{INK}"' for background in BACKGROUNDS))  # by number of color
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,18 +51,16 @@ class TextScore:
         by_bin = [0] * BINS
         for part in parts:
             by_bin[bin_of(part.bits)] += 1
-        found = colors(by_bin)
-        color_of_bin = {color.bin: color.number for color in found}
+        color_of_bin = {color.bin: color.number for color in colors(by_bin)}
 
         def paint(html: str, bits: float) -> str:
-            return f'<span title="{bits:.2f} bits"{_STYLES[color_of_bin[bin_of(bits)]]}>{html}</span>'
+            color = color_of_bin[bin_of(bits)]
+            style = f' style="background:{BACKGROUNDS[color - 1]};color:{INK}"' if color else ""
+            return f'<span title="{bits:.2f} bits"{style}>{html}</span>'
 
         about = self._figures
         if len(text) < self.bytes:
             about += f"; the first {len(text):,} bytes"
-        begins = " ".join(f"<span{_STYLES[color.number]}>{begin}</span>" for color, begin in legend(found))
-        if begins:
-            about += f"<br>at least … bits (share of all): {begins}"
         style = "white-space:pre-wrap;unicode-bidi:plaintext"
         return f'<div>{about}</div><pre lang="" style="{style}">{colored(text, parts, paint)}</pre>'
 

@@ -31,7 +31,7 @@ from xlcli.cli.quantities import approximate_count, format_bytes
 from xlcli.cli.score_report import context_cells
 from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cannot_write
-from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, direction, escaped, legend, visible
+from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, direction, escaped, visible
 
 TEXT_BYTES = 2**25
 """Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
@@ -122,8 +122,8 @@ class Page(AbstractContextManager["Page"]):
             blocks.note(f"The text after its first {format_bytes(blocks.n_bytes)} is not shown.")
 
         files = resources.files("xlcli.cli")
-        bin_style, bin_legend = _color(self._bins)
-        style = files.joinpath("page.css").read_text("utf-8") + bin_style
+        colors, legend = _color(self._bins)
+        style = files.joinpath("page.css").read_text("utf-8") + colors
         values = {
             "version": xlcli.__version__,
             "title": escape(visible(title)),
@@ -132,7 +132,7 @@ class Page(AbstractContextManager["Page"]):
             "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
             "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
             "unit": self._unit,
-            "legend": bin_legend,
+            "legend": legend,
             "context_rows": _context_rows(by_context),
             "context_hidden": "" if by_context else " hidden",
             **self._curve.drawing(blocks.last_line),
@@ -268,12 +268,15 @@ class _MostSurprising:
 
 def _color(words_by_bin: Sequence[int]) -> tuple[str, str]:
     """Style of the bins, and legend: where each color begins."""
-    style = ""
-    found = colors(words_by_bin)
-    for color in found:
+    style = legend = ""
+    last_color = 0
+    for color in colors(words_by_bin):
         if color.number > 0:
             style += f".w{color.bin} {{ background: var(--c{color.number}); }}\n"
-    return style, "".join(f"<i class=w{color.bin}>{begin}</i>" for color, begin in legend(found))
+        if color.number > last_color:
+            legend += f"<i class=w{color.bin}>{color.bits:.1f} ({max(0.1, 100 * color.share):.1f} %)</i>"
+            last_color = color.number
+    return style, legend
 
 
 @dataclass(slots=True)

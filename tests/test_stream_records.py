@@ -1,6 +1,7 @@
 """Records of a stream: rows, groups of lines and events are output whole, with what came, however they arrive."""
 
 import itertools
+import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -48,7 +49,8 @@ def rows(kind, portions, warn=lambda text: None, **before):
 
 def before(session):
     """What `live_texts` needs to know of the rows before a state."""
-    return {"n_before": session.stream.input_line, "unfinished": session.stream.unfinished}
+    position = session.stream
+    return {"n_before": position.input_line, "stream": position.stream, "unfinished": position.unfinished}
 
 
 FOUND = {
@@ -180,7 +182,7 @@ def test_selection_is_of_records():
 
 def test_positions_of_earlier_versions_have_no_records():
     position = TypeAdapter(StreamPosition).validate_json(b'{"n_lines": 3, "n_bytes": 40, "line_start": 40}')
-    assert (position.records, position.input_line, position.n_records, position.reads) == ((), 0, 0, None)
+    assert (position.records, position.input_line, position.stream, position.reads) == ((), 0, None, None)
 
 
 def rows_of_journal(*messages, warn=lambda text: None, **before):
@@ -221,7 +223,7 @@ def test_numbers_that_json_does_not_have_become_texts():
     assert found.fields == {"m": "a", **kept}
 
 
-def test_warnings_and_totals_of_a_resumed_stream_count_its_records():
+def test_warnings_of_a_resumed_stream_count_its_lines_on_and_totals_are_those_of_the_run():
     """Lines are those of the input since the state began, whatever the number of lines in a message."""
     saved, warnings = [], []
     first = rows_of_journal('"one\\ntwo"', "null", '"three"')
@@ -231,7 +233,7 @@ def test_warnings_and_totals_of_a_resumed_stream_count_its_records():
     assert [event.line for event in records(found)] == [4]
     assert "line 5 " in warnings[0]
     assert any("line 4:" in event.text for event in found if isinstance(event, Notice))
-    assert (found[-1].records, found[-1].lines) == (3, 4)
+    assert (found[-1].records, found[-1].lines, found[-1].skipped) == (1, 1, 1)  # of this run
 
 
 @pytest.mark.parametrize("other", [{}, {"text_field": "b"}, {"text_regex": "(?P<text>.*)"}, {"event_start": "a"}])
@@ -282,9 +284,91 @@ def test_a_line_in_parts_goes_on_after_a_restart_in_its_own_stream(stream_after)
     expected = ["beta part one ", *words]
     if stream_after == "stdout":
         expected[:2] = ["beta part one part two"]
-    assert [record.fields["log"].removesuffix("\n") for record in found] == expected
+    cut = "beta part one "  # which has no line end in its row
+    assert [record.fields["log"] for record in found] == [text if text == cut else f"{text}\n" for text in expected]
     lines = [2, 4, 5, 6] if stream_after == "stdout" else [2, 3, 4, 5, 6]
     assert [record.line for record in found] == lines
     texts = "".join(f"{text}\n" for text in expected).encode()
     bits = slow_bits(model, b"alpha\n" + texts)[-len(model.tokenizer.encode(texts)) :]
     assert sum(record.bits for record in found) == pytest.approx(sum(bits), abs=1e-4)
+
+
+TWO_STREAMS = [
+    ("stderr", "2026- boom"),
+    ("stderr", "  at f"),
+    ("stdout", "2026- fine"),
+    ("stderr", "  at g"),
+    ("stderr", "  at h"),
+    ("stdout", "  of this"),
+    ("stdout", "2026- last"),
+    ("stdout", "  of all"),
+]
+EVENTS = [
+    (1, "2026- boom\n  at f\n"),
+    (3, "2026- fine\n"),
+    (4, "  at g\n  at h\n"),
+    (6, "  of this\n"),
+    (7, "2026- last\n  of all\n"),
+]
+
+
+def rows_of_container(form, lines, **before):
+    """Documents of lines of a container, each with its stream, in the form of Docker or CRI, with or without prefix."""
+    event_start = compile_pattern(EVENT if form == "docker" else r"^\S+ \S+ F 2026-", "event_start")
+    data = []
+    for stream_name, text in lines:
+        if form == "docker":
+            data.append(json.dumps({"log": f"{text}\n", "stream": stream_name, "time": "t"}) + "\n")
+        else:
+            data.append(f"2026-11-28T10:00:00.1Z {stream_name} F {text}\n")
+    portions = iter("".join(data).encode().splitlines(keepends=True))
+    if form == "docker":
+        return live_texts(json_rows(portions), "x", ["log"], print, event_start=event_start, **before)
+    pattern = compile_pattern(r"^\S+ \S+ F (?P<text>.*)", "text_regex") if form == "cri" else None
+    read = line_rows(portions, "x", pattern, event_start)
+    return live_texts(read, "x", ["text"], print, event_start=event_start, **before)
+
+
+@pytest.mark.parametrize("form", ["docker", "cri", "cri with prefix"])
+def test_an_event_has_lines_of_one_stream(form):
+    options = StreamConfig(event_start=EVENT)
+    found = records(stream(toy(), rows_of_container(form, TWO_STREAMS), options, RUNTIME))
+    if form == "cri with prefix":
+        texts = [event.text.decode().replace("2026-11-28T10:00:00.1Z ", "") for event in found]
+        texts = [text.replace("stdout F ", "").replace("stderr F ", "") for text in texts]
+    else:
+        texts = [event.text.decode() for event in found]
+    assert [(event.line, text) for event, text in zip(found, texts, strict=True)] == EVENTS
+    if form == "docker":
+        assert [event.fields["log"] for event in found] == texts  # each with its last line end, as Docker writes it
+
+
+@pytest.mark.parametrize("form", ["docker", "cri"])
+@pytest.mark.parametrize("n", range(1, len(TWO_STREAMS)))
+def test_an_event_has_lines_of_one_stream_across_a_restart(form, n):
+    model, options, saved, stopped = toy(), StreamConfig(event_start=EVENT), [], []
+    arguments = {"save": saved.append, "stop": lambda: bool(stopped)}
+    first = rows_of_container(form, TWO_STREAMS[:n])
+    found = records(stream(model, stopping(first, stopped), options, RUNTIME, **arguments))
+    rest = rows_of_container(form, TWO_STREAMS[n:], **before(saved[-1]))
+    found += records(stream(model, rest, options, RUNTIME, resume=saved[-1]))
+    assert [(event.line, event.text.decode()) for event in found] == EVENTS
+
+
+def test_lines_that_are_left_out_are_counted_once_each():
+    lines = ["1 a", "junk", "2 b", "more junk"]
+    read = line_rows(
+        iter(f"{line}\n".encode() for line in lines), "x", compile_pattern(r"^\d (?P<text>.*)", "text_regex")
+    )
+    *_, stats = stream(toy(), live_texts(read, "x", ["text"], lambda text: None), StreamConfig(), RUNTIME)
+    assert (stats.records, stats.skipped) == (2, 2)
+    data = iter([b'{"m": "a"}\n1 2 junk\n{"m": "b"}\n'])
+    *_, stats = stream(toy(), live_texts(json_rows(data), "x", ["m"], lambda text: None), StreamConfig(), RUNTIME)
+    assert (stats.records, stats.skipped) == (2, 1)
+
+
+@pytest.mark.parametrize(("message", "reason"), [("null", "--all"), ('""', "empty")])
+def test_a_message_that_journalctl_leaves_out_is_not_called_empty(message, reason):
+    warnings = []
+    list(stream(toy(), rows_of_journal('"a"', message, warn=warnings.append), StreamConfig(), RUNTIME))
+    assert reason in warnings[0]

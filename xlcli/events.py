@@ -563,12 +563,11 @@ class RecordScore(LineScore):
 
 @dataclass(frozen=True, slots=True)
 class StreamStats(Event):
-    """Totals of a stream so far. `shown` is the number of lines or tokens selected, None if all are.
+    """Totals of a stream since this run began, without what a resumed state has read before.
 
-    `records` are the rows and events of the text, whose `lines` are those of their texts; 0 if it is plain.
-
-    `seconds`, `lines_per_second` and `crlf` are of this process, with its waits for input; `tokens_per_second` is the
-    speed of the model.
+    `shown` is the number of lines or tokens selected, None if all are. `records` are the rows and events of the text,
+    whose `lines` are those of their texts; 0 if it is plain. `skipped` are the lines of the input without a text.
+    `seconds` and `lines_per_second` are with waits for input; `tokens_per_second` is the speed of the model.
     """
 
     lines: int
@@ -585,6 +584,7 @@ class StreamStats(Event):
     shown: int | None = None
     crlf: int = 0
     records: int = 0
+    skipped: int = 0
 
 
 # Generation

@@ -40,7 +40,7 @@ def test_rows_of_a_table_are_counted_by_kind_and_the_first_is_shown(run, model, 
     assert " 2 with " in notice
     assert f"(row 2: 'The old {shown} was" in notice
     [notice] = notices(run("stream", path, "--text-field", "sentence", "--emit", "words").err)
-    assert f"(row 2: 'The old {shown} was" in notice
+    assert f"(line 3: 'The old {shown} was" in notice
     words = [json.loads(line) for line in (tmp_path / "words.jsonl").read_text().splitlines()]
     assert " ".join(word["word"] for word in words if word["document"] == 2) == rows[1]  # never changed
 
@@ -106,3 +106,15 @@ def test_prompts_are_looked_at_too(run, model, tmp_path):
     assert "prompt 2: 'a<U+200B>b'" in notice
     assert "prompt 3" in notice
     assert "blank" not in notice  # a model of bytes has no token with a blank before its word
+
+
+@pytest.mark.parametrize("options", [["--text-field", "m"], ["--text-regex", "(?P<text>.*)"], ["--event-start", "x"]])
+def test_logs_get_no_advice_on_how_to_write_a_text(run, model, tmp_path, options):
+    text = " two  blanks\t(*so*) it\u2019s &amp; caf\u00e9\u200b \u2010\n"
+    lines = [text.strip("\n"), "x a \x1b[1mcolor"]
+    if options[0] == "--text-field":
+        lines = [json.dumps({"m": line}) for line in lines]
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    [notice] = notices(run("stream", tmp_path / "log", *options).err)
+    assert "1 with control characters (line 2: " in notice
+    assert ";" not in notice.partition("remove them")[2]

@@ -128,6 +128,18 @@ def test_frozen_lines_do_not_learn_from_each_other(piped, model, tmp_path):
     assert rows[2]["bits"] != moving[2]["bits"]
 
 
+def test_a_service_scores_against_a_copy_of_a_baseline_and_ends_with_totals_of_its_run(piped, model, tmp_path):
+    assert piped(TEXT * 3, "--state", tmp_path / "normal", "--context-cache", "50").code == 0
+    together = piped(TEXT, "--state", tmp_path / "service", "--state-in", tmp_path / "normal", "--frozen")
+    assert together.code == 2
+    assert f"cp {tmp_path / 'normal'} {tmp_path / 'service'}" in together.err
+    shutil.copy(tmp_path / "normal", tmp_path / "service")
+    for first in (4, 6):
+        done = piped(TEXT * 2, "--state", tmp_path / "service", "--frozen", "--json")
+        assert [row["line"] for row in objects(done.out)] == [first, first + 1]
+        assert f"2 lines, {2 * len(TEXT)} bytes" in done.err
+
+
 def test_emit_none_and_stats(piped, model):
     assert piped(TEXT, "--emit", "none").out == b""
     assert set(objects(piped(TEXT, "--emit", "stats", "--json").out)[-1]) >= {

@@ -39,7 +39,7 @@ def session(model, mem_len=9):
         pending=PendingText(text, ids, sizes),
         sampler=SamplerState(5, generator.get_state().numpy().tobytes(), (1, 2, 3)),
         stream=StreamPosition(
-            2, 30, 12, 0.1 + 0.2, 27, ((b"a\xff", 1 / 3), (b" b", 0.0)), 4, {"lines": (1 / 3, 2.5), "tokens": (0.0,)}
+            2, 30, 12, 0.1 + 0.2, 27, ((b"a\xff", 1 / 3), (b" b", 0.0)), {"lines": (1 / 3, 2.5), "tokens": (0.0,)}
         ),
     )
 
@@ -213,7 +213,7 @@ WRONG = {
     "generator that is not base64": {"values": {"sampler.generator": "a"}},
     "tokens of another text": {"tensors": {"session.ids": torch.zeros(4, dtype=torch.int32)}},
     "latest scores not finite": {"values": {"stream.recent": {"lines": [0.0, float("nan")]}}},
-    "number shown negative": {"values": {"stream.n_shown": -1}},
+    "line of the input negative": {"values": {"stream.input_line": -1}},
     "scored token of no bytes": {"values": {"stream.scored": [["", 1.0]]}},
     "scored token that is not base64": {"values": {"stream.scored": [["a", 1.0]]}},
     "scored token without bits": {"values": {"stream.scored": [["YQ=="]]}},

@@ -57,7 +57,8 @@ def state_files(call: Call, state: str | None, state_in: str | None, state_out: 
     `ConfigError` if `--state` is given beside another one, `StateError` if there is no state to continue.
     """
     if state is not None and state_in is not None:
-        raise call.conflict("state", "state_in")
+        remedy = f"Give one of them. To keep {state_in} as it is, continue a copy: cp {state_in} {state}"
+        raise ConfigError(call.conflict("state", "state_in").message, remedy)
     if state is not None and state_out is not None:
         raise call.conflict("state", "state_out")
     before = after = None

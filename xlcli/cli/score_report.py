@@ -313,6 +313,8 @@ def score_rows(score: events.Score) -> list[dict[str, Any]]:
 def stats_line(stats: events.StreamStats) -> str:
     """Totals of a stream in one line."""
     units = approximate_count(stats.records, "record") if stats.records else approximate_count(stats.lines, "line")
+    if stats.skipped:
+        units += f" ({approximate_count(stats.skipped, 'line')} left out)"
     size = f"{units}, {format_bytes(stats.bytes)}"
     tokens = f"{approximate_count(stats.tokens, 'token')}, {stats.bits_per_byte:.4f} bits per byte"
     speed = f"{compact_number(stats.tokens_per_second)} tokens/s"

@@ -195,7 +195,7 @@ def read_text(
     read = partial(live_texts, event_start=event_start)
     if opened.resume is not None:
         before = opened.resume.stream
-        read = partial(read, n_before=before.input_line, unfinished=before.unfinished)
+        read = partial(read, n_before=before.input_line, stream=before.stream, unfinished=before.unfinished)
 
     if settings.reads_lines:
         if source is not None:

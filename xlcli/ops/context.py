@@ -6,18 +6,20 @@ import copy
 from collections.abc import Callable, Hashable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from xlcli.ops.attend_blocks import Band
 from xlcli.ops.positions import DocumentPositions, Positions
 from xlcli.ops.scoring import FarBias
 from xlcli.ops.span import Span
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 T = TypeVar("T")
 
@@ -75,6 +77,8 @@ class Mask(VisibleKeys):
     @cached_property
     def causal_bias(self) -> CausalBias:
         """This mask if `sees_all_earlier`, as PyTorch's kernels take it without a tensor."""
+        from torch.nn.attention.bias import causal_lower_right  # it brings the compiler: 75 MB, and seconds
+
         n_new = self.positions.n_new
         return causal_lower_right(n_new, self.positions.n_memory + n_new)
 

@@ -119,6 +119,7 @@ class RecordPosition:
         row: All fields of its row, with the text, as JSON.
         key: The key of the text in `row`.
         is_joined: Text of later rows was added to it.
+        ends_line: The text of the last of these rows ends with a line end, as Docker writes it.
     """
 
     start: Count
@@ -126,6 +127,7 @@ class RecordPosition:
     row: str
     key: str
     is_joined: bool = False
+    ends_line: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,15 +138,14 @@ class StreamPosition:
         line_start: Offset in bytes of the unfinished line.
         scored: Text and surprisal in bits of each token scored but not yet output; one that began in the line before
             has 0 bits.
-        n_shown: Number of lines, words or tokens output.
         recent: Latest scores of what is output (`lines`, `words` or `tokens`), with which the next one is compared.
         words: Place between the words, if they are output.
         line_tokens: Number of tokens of `scored` that began in this line.
         story: Value of the column `reset_on_change` in the last row that arrived.
         records: Records of the text that waits, in order; the first one may have been scored in part.
         input_line: Line of the input at which the last row that arrived begins.
-        n_records: Number of rows and events that have arrived, with text.
-        unfinished: Stream of a container whose line goes on in a later row, or None.
+        stream: Stream of the container that wrote the last row, or None.
+        unfinished: This stream if its line goes on in a later row, else None.
         reads: Options that say what of the input is the text; None if no stream of text in lines or rows saved it.
     """
 
@@ -154,14 +155,13 @@ class StreamPosition:
     bits: Finite = 0.0
     line_start: Count = 0
     scored: tuple[tuple[Annotated[Base64Bytes, Field(min_length=1)], Finite], ...] = ()
-    n_shown: Count = 0
     recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
     words: WordPosition | None = None
     line_tokens: Count = 0
     story: str | None = None
     records: tuple[RecordPosition, ...] = ()
     input_line: Count = 0
-    n_records: Count = 0
+    stream: str | None = None
     unfinished: str | None = None
     reads: str | None = None
 

@@ -30,7 +30,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState, StreamPosition
 from xlcli.streaming.intake import Intake
 from xlcli.streaming.output import ScoredEvent, StreamOutput
-from xlcli.text.documents import Continuation, Document, plain
+from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE
 from xlcli.text.oddities import Oddities
 from xlcli.text.tokenizers import n_unknown, unknown_notice
@@ -65,7 +65,7 @@ def stream(
             size.
         options: Output, flushing, saving and resets.
         runtime: Device and number type.
-        resume: Saved session. Line numbers, byte offsets and totals continue from it.
+        resume: Saved session. Line numbers and byte offsets continue from it.
         save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         on_token: Called with each token when it is scored, whatever is yielded.
@@ -74,14 +74,19 @@ def stream(
 
     Yields:
         Scores as `options.emit`, `min_bits` and `top` say, totals about once a second, and the final totals last.
+        Totals are those of this run.
 
     Raises:
         StateError: `resume` does not fit `options`.
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
-    oddities = Oddities("line", "row" if options.each_line else "line", running.output.n_lines)
+    # Advice on how texts are written is noise for whoever keeps a log, and would come at each restart.
+    is_log = options.emit not in ("tokens", "words") and (options.reads != "" or saves_start)
+    kinds = "any"
+    if not is_log:
+        kinds = "row" if options.each_line else "line"
+    oddities = Oddities("line", kinds, running.output.n_lines)
     if not options.binary and model.tokenizer.kind != "ids":
-        is_log = options.text_regex is not None or options.event_start is not None
         portions = oddities.watched(portions, has_rows=not is_log)
     if resume is None and saves_start:
         running.save()
@@ -135,7 +140,8 @@ class _Stream:
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
         self.output.records.arrive(self.intake.end_offset)
-        self.meter = Meter(position.n_lines)
+        self.meter = Meter()
+        self._start = self.output.position  # from which totals are counted
         self._n_together = 1  # lines that are scored in one call; a word ends only with the state behind its line
         if options.frozen and self.output.words is None:
             self._n_together = self.session.max_rows(None)
@@ -167,15 +173,15 @@ class _Stream:
     def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
         """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
         records = self.output.records
-        if isinstance(portion, Continuation):
-            records.count(portion.document)
-            if records.waiting:
-                records.join()
-            elif self._options.emit == "lines":  # the event was output after a pause
-                portion = portion.document
+        is_document = isinstance(portion, Document)
+        if isinstance(portion, Document):
+            records.count(portion)
+            was_output = self._options.emit == "lines" and not records.waiting  # after a pause
+            is_document = was_output or not portion.continues
+            if portion.continues and records.waiting:
+                records.join(portion)
         key = self._options.reset_on_change
         words = self.output.words
-        is_document = isinstance(portion, Document)
         fields = plain(portion.fields) if isinstance(portion, Document) else {}
         story = self.story
         if portion and key is not None and (is_document or story is None):
@@ -184,12 +190,11 @@ class _Stream:
             story = str(fields[key])
         is_reset = key is None or story != self.story
         self.story = story
-        if isinstance(portion, Document):
+        if isinstance(portion, Document) and is_document:
             # A saved state may end within a line whose other parts are lost: each record has lines of its own.
             if records.waiting and self.intake.is_within_line:
                 self.intake.receive(b"\n")
             start = self.intake.begin_document(is_reset=is_reset)
-            records.count(portion)
             if portion:
                 records.n_begun += 1
             yield from self.output.begin_record(start, portion)
@@ -278,28 +283,31 @@ class _Stream:
         self._save(SessionState(state, last_token, self.intake.pending, None, position))
 
     def stats(self, *, final: bool) -> StreamStats:
-        output, span = self.output, self.session.state.span
+        output, start = self.output, self._start
+        n_lines = output.n_lines - start.n_lines
+        n_bytes = output.n_bytes - start.n_bytes
+        bits = output.bits - start.bits
         return StreamStats(
-            lines=output.n_lines,
-            bytes=output.n_bytes,
-            tokens=output.n_tokens,
-            bits=output.bits,
-            bits_per_byte=output.bits / max(1, output.n_bytes),
-            **self.meter.speed(output.n_lines),
-            mem_len=span.mem_len,
+            lines=n_lines,
+            bytes=n_bytes,
+            tokens=output.n_tokens - start.n_tokens,
+            bits=bits,
+            bits_per_byte=bits / max(1, n_bytes),
+            **self.meter.speed(n_lines),
+            mem_len=self.session.state.span.mem_len,
             state_bytes=self.session.state.bytes,
             final=final,
             shown=output.selection.n_shown if output.options.selects else None,
             crlf=self.intake.line_ends.replaced,
             records=output.records.n_output,
+            skipped=output.records.n_skipped,
         )
 
 
 class Meter:
-    """Speed of a stream that began after `n_lines` lines."""
+    """Speed of a stream."""
 
-    def __init__(self, n_lines: int) -> None:
-        self._first_line = n_lines
+    def __init__(self) -> None:
         self._started = self._told = time.monotonic()
         self._scoring_seconds = 0.0
         self.n_tokens = self.n_unknown = 0
@@ -317,8 +325,7 @@ class Meter:
         return True
 
     def speed(self, n_lines: int) -> dict[str, float]:
-        """Fields of `StreamStats` after `n_lines` lines of the whole text."""
+        """Fields of `StreamStats` after `n_lines` lines."""
         seconds = max(time.monotonic() - self._started, 1e-9)
-        pace = (n_lines - self._first_line) / seconds
         token_pace = self.n_tokens / max(self._scoring_seconds, 1e-9)
-        return {"seconds": seconds, "lines_per_second": pace, "tokens_per_second": token_pace}
+        return {"seconds": seconds, "lines_per_second": n_lines / seconds, "tokens_per_second": token_pace}

@@ -63,7 +63,7 @@ class StreamOutput:
             if options.emit == "words" and position.words is not None:
                 word = position.words.copy()
             self.words = Words(predictions.boundaries, word, by_line=options.each_line)
-        self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
+        self.selection = Selection(options, position.recent.get(options.emit, ()))
         self.records = Records(position, has_events=options.event_start is not None)
         # The unfinished line, whose beginning may have been output as a part, or the unfinished record:
         self._line_start = position.line_start
@@ -86,13 +86,12 @@ class StreamOutput:
             bits=self.bits,
             line_start=self._line_start,
             scored=tuple(self._line),
-            n_shown=self.selection.n_shown,
             recent={emit: recent} if recent else {},
             words=words,
             line_tokens=self._line_tokens,
             records=tuple(self.records.waiting),
             input_line=self.records.input_line,
-            n_records=self.records.n_begun,
+            stream=self.records.stream,
             unfinished=self.records.unfinished,
             reads=self.options.reads,
         )
@@ -218,13 +217,13 @@ class Selection:
     `top` compares a score with the `RECENT` before it: fewer than this share of them are as high. It selects none
     until the share is one whole score, the first 100 of them for 1 %.
 
-    `recent` are the latest scores, the oldest one first; `n_shown` were selected so far.
+    `recent` are the latest scores, the oldest one first. `n_shown` counts those that were selected.
     """
 
-    def __init__(self, options: StreamConfig, recent: Sequence[float] = (), n_shown: int = 0) -> None:
+    def __init__(self, options: StreamConfig, recent: Sequence[float] = ()) -> None:
         self.min_bits = options.min_bits
         self.top = options.top
-        self.n_shown = n_shown
+        self.n_shown = 0
         self.recent = deque(recent, RECENT)
         self._sorted = sorted(self.recent)
 

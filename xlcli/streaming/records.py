@@ -17,26 +17,37 @@ class Records:
     Attributes:
         waiting: These records, in order.
         input_line: Line of the input at which the last row that arrived begins.
-        n_begun: Number of rows and events that have arrived, with text.
-        unfinished: Stream of a container whose line goes on in a later row, or None.
+        n_begun: Number of these and of all others that have arrived in this run, with text.
+        n_skipped: Number of lines of the input that were skipped in this run: they have no text.
+        stream: Stream of the container that wrote the last row, or None.
+        unfinished: This stream if its line goes on in a later row, else None.
     """
 
     def __init__(self, position: StreamPosition, *, has_events: bool) -> None:
         self.waiting = deque(position.records)
         self.input_line = position.input_line
-        self.n_begun = position.n_records
+        self.n_begun = len(self.waiting)
+        self.n_skipped = 0
+        self.stream = position.stream
         self.unfinished = position.unfinished
+        self._last_skipped = 0  # line of the input
         self._has_events = has_events
         self._end = 0  # offset of the end of the text that has arrived
 
     @property
     def n_output(self) -> int:
+        """Number of records that were output in this run."""
         return self.n_begun - len(self.waiting)
 
     def count(self, document: Document) -> None:
-        """Takes note of the place of a row in the input, which may have no text."""
+        """Takes note of the place of a row in the input; one without text is skipped."""
         self.input_line = document.line
-        self.unfinished = document.unfinished
+        if document:
+            self.stream = document.stream
+            self.unfinished = document.unfinished
+        elif document.line != self._last_skipped:  # a broken line may have several values
+            self._last_skipped = document.line
+            self.n_skipped += 1
 
     def begin(self, start: int, document: Document) -> None:
         """Adds the record of a document whose text begins at this byte."""
@@ -47,9 +58,10 @@ class Records:
             text = json.dumps(plain(row))
         self.waiting.append(RecordPosition(start, self.input_line, text, document.key))
 
-    def join(self) -> None:
-        """Takes note that text was added to the last record."""
-        self.waiting.append(replace(self.waiting.pop(), is_joined=True))
+    def join(self, document: Document) -> None:
+        """Takes note that the text of a row was added to the last record."""
+        ends_line = str(document.row[document.key]).endswith("\n")
+        self.waiting.append(replace(self.waiting.pop(), is_joined=True, ends_line=ends_line))
 
     def arrive(self, end: int) -> None:
         """Takes note of the offset at which the text that has arrived ends."""
@@ -74,5 +86,6 @@ def fields_of(record: RecordPosition, text: bytes) -> dict[str, Any]:
     """The fields of a record, whose text is as it came, or `text` if it came in several rows."""
     fields: dict[str, Any] = json.loads(record.row, parse_constant=str)  # NaN, Infinity: JSON has no such numbers
     if record.is_joined:
-        fields[record.key] = text.decode(errors="replace").removesuffix("\n")
+        whole = text.decode(errors="replace")
+        fields[record.key] = whole if record.ends_line else whole.removesuffix("\n")
     return fields

@@ -56,7 +56,10 @@ class Document(bytes):
         row: All fields, with the text, of a row of a stream.
         key: The key of its text in `row`.
         line: Line of the input at which it begins.
-        unfinished: Stream of a container whose line goes on in its next row, or None.
+        stream: Stream of the container that wrote its row, or None.
+        unfinished: This stream if its line goes on in its next row, else None.
+        continues: It is a part of the last line of the document before it, or the next line of an event. It begins a
+            document if the one before has ended by now, after a pause.
     """
 
     fields: Mapping[str, Any]
@@ -64,7 +67,9 @@ class Document(bytes):
     row: Mapping[str, Any]
     key: str
     line: int
+    stream: str | None = None
     unfinished: str | None = None
+    continues = False
 
     def __new__(
         cls,
@@ -88,20 +93,6 @@ class Document(bytes):
         return Document(self.removesuffix(b"\n"), self.fields, row=self.row, key=self.key, line=self.line)
 
 
-class Continuation(bytes):
-    """A portion that continues the document before it: a part of its last line, or the next line of an event.
-
-    `document` begins in its place if the one before has ended by now, after a pause.
-    """
-
-    document: Document
-
-    def __new__(cls, document: Document) -> Self:
-        self = super().__new__(cls, document)
-        self.document = document
-        return self
-
-
 class Place(str):
     """Place of a row in its source, such as `line 3`, with its number."""
 
@@ -117,7 +108,7 @@ class LineRow(dict[str, Any]):
     """A plain line as a row: the named groups of a pattern, or the line alone as its text.
 
     Attributes:
-        continues: The line continues the event of the line before it.
+        continues: The line does not begin an event.
         stream: Stream of a container that writes long lines in parts (CRI, the format of Kubernetes), or None.
         is_part: The line goes on in the next row of this stream.
     """
@@ -187,14 +178,15 @@ def live_texts(
     key: str | None = None,
     event_start: Any = None,
     n_before: int = 0,
+    stream: str | None = None,
     unfinished: str | None = None,
 ) -> Portions:
     """Texts of rows that arrive without end, as of `texts_of`; rows without a text, or without `key`, are skipped.
 
     Calls `skipped` with their number and the last of them, at most once in `SKIP_SECONDS`, and at the end. Parts into
-    which Docker or Kubernetes divide a long line are joined, unless the other stream comes between them. A row whose
-    text does not match `event_start` continues the event before it, up to `LONGEST_EVENT`. Lines are counted on from
-    `n_before`. `unfinished` is the stream whose line goes on in a row of it.
+    which Docker or Kubernetes divide a long line are joined. A row whose text does not match `event_start` continues
+    the event before it, up to `LONGEST_EVENT`. Neither continues a row of another stream. Lines are counted on from
+    `n_before`. `stream` is that of the last row before, and `unfinished`, too, if the line of that row goes on.
     """
     skips = _Skips(skipped)
     has_begun = False
@@ -209,7 +201,7 @@ def live_texts(
             place, row = item
             number = n_before + place.number if isinstance(place, Place) else 0
             place = f"line {number}"
-            stream, is_part = _stream_of(row, text_fields[0])
+            row_stream, is_part = _stream_of(row, text_fields[0])
             try:
                 document = _live_text(row, text_fields, key, number, has_begun=has_begun)
             except ValueError as error:
@@ -218,22 +210,23 @@ def live_texts(
                 yield Document(b"", line=number)
                 continue
 
-            continues_event = _continues_event(row, document, event_start) and event_bytes < LONGEST_EVENT
+            is_same_event = row_stream == stream and event_bytes < LONGEST_EVENT
+            continues_event = is_same_event and _continues_event(row, document, event_start)
             if continues_event and lost is not None:
                 skips.add(place, lost)
                 yield Document(b"", line=number)
                 continue
             if is_part:
                 document = document.without_line_end()
-            continues_line = unfinished is not None and stream == unfinished
+            continues_line = unfinished is not None and row_stream == unfinished
             if unfinished is not None and not continues_line:
                 yield b"\n"
-            unfinished = document.unfinished = stream if is_part else None
-            if continues_line or continues_event:
-                yield Continuation(document)
-            else:
+            stream = document.stream = row_stream
+            unfinished = document.unfinished = row_stream if is_part else None
+            document.continues = continues_line or continues_event
+            if not document.continues:
                 event_bytes = 0
-                yield document
+            yield document
             has_begun = True
             event_bytes += len(document)
             lost = None
@@ -286,13 +279,23 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
     if not texts and is_missing and not has_begun:  # perhaps no row has the key
         raise ValueError(f"it is missing{key_hint(row)}")
     if not texts:
-        raise ValueError("it is missing" if is_missing else "it is empty")
+        raise ValueError(_why_no_text(whole, field))
     text = texts[0]
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
     if isinstance(whole[field], list):
         whole[field] = text.removesuffix(b"\n").decode()
     return Document(text, text.fields, row=whole, key=field, line=line)
+
+
+def _why_no_text(row: Mapping[str, Any], field: str) -> str:
+    if field not in row:
+        return "it is missing"
+    if row[field] is not None:
+        return "it is empty"
+    if field == "MESSAGE":
+        return "it is null (journalctl leaves out a long text unless you add --all)"
+    return "it is null"
 
 
 def _stream_of(row: Any, text_field: str) -> tuple[str | None, bool]:

@@ -24,7 +24,7 @@ import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
-from xlcli.text.documents import DEFAULT_FIELD, Continuation, Document, Notice, Portions, Read, texts_of
+from xlcli.text.documents import DEFAULT_FIELD, Document, Notice, Portions, Read, texts_of
 from xlcli.text.parquet_rows import PARQUET, parquet_rows
 from xlcli.text.recognition import read_while, recognized, texts_in
 
@@ -319,7 +319,7 @@ def checked(portions: Portions, name: str) -> Portions:
     """
     utf8 = Utf8()
     for portion in portions:
-        is_of_row = isinstance(portion, Document | Continuation)  # which was decoded, and in which \u0000 is legal
+        is_of_row = isinstance(portion, Document)  # which was decoded, and in which \u0000 is legal
         if portion and not is_of_row and utf8.n_bytes < HEAD:
             utf8.feed(portion[: HEAD - utf8.n_bytes])
             if utf8.has_nul:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from xlcli.text.documents import LINE_TEXT, LineRow, Place, Portions, Rows
@@ -14,7 +13,7 @@ _CONTAINER = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (?P<stream>stdout|stderr) (?P<tag
 
 
 def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start: Any = None) -> Rows:
-    r"""Lines as rows: the named groups of `text_regex`, else the whole line as `text`.
+    r"""Lines as rows: the named groups of `text_regex`, null without a match, else the whole line as `text`.
 
     Both patterns are of RE2. A line that does not match `event_start` continues an event, as a whole if it does not
     match `text_regex` either; any other line without that match is a `ValueError`.
@@ -35,21 +34,19 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
         continues = event_start is not None and event_start.search(line) is None
         match = text_regex.search(line) if text_regex is not None else None
         place = Place("line", number)
-        if match is not None:
-            yield place, _groups({name: match[name] for name in names}, line, continues=continues)
-        elif text_regex is not None and not continues:
+        if match is None and text_regex is not None and not continues:
             yield place, ValueError("it does not match --text-regex")
-        else:
-            yield place, LineRow({LINE_TEXT: text}, continues=continues)
-
-
-def _groups(groups: Mapping[bytes, bytes | None], line: bytes, *, continues: bool) -> LineRow:
-    """The row of a line with these named groups; one that took no part in the match is null."""
-    row = LineRow({}, continues=continues)
-    for group, value in groups.items():
-        row[group.decode()] = None if value is None else value.decode()
-    container = _CONTAINER.match(line)
-    if container is not None:
-        row.stream = container["stream"].decode()
-        row.is_part = container["tag"] == b"P"
-    return row
+            continue
+        groups: dict[str, str | None] = {LINE_TEXT: text}
+        if match is not None:
+            groups = {}
+            for group in names:
+                value = match[group]
+                groups[group.decode()] = None if value is None else value.decode()
+        row = LineRow(groups, continues=continues)
+        container = _CONTAINER.match(line)
+        if container is not None:
+            row.stream = container["stream"].decode()
+            # Whole lines are not joined, since the prefix of the next one would be within the text.
+            row.is_part = match is not None and container["tag"] == b"P"
+        yield place, row

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import re2
 
 from xlcli.events import Notice
-from xlcli.text.documents import LONGEST_LINE, Continuation, Document
+from xlcli.text.documents import LONGEST_LINE, Document
 
 PATTERN_BYTES = 2**26
 """Maximum size of the automaton of all patterns."""
@@ -54,8 +54,8 @@ class Kind:
     """What a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
 
     Attributes:
-        of: Where it is odd: in any `line`, in a `row` that is scored on its own, in the `first` line of a file or row,
-            in a `later` line of a row, or in a `prompt`.
+        of: Where it is odd: in `any` line, in a `line` of what is no log, in a `row` that is scored on its own, in the
+            `first` line of a file or row, in a `later` line of a row, or in a `prompt`.
         least_share, most_share: In a smaller or larger share of all rows or lines it is usual.
         accepts: True for what the pattern has found, if it is odd.
     """
@@ -63,7 +63,7 @@ class Kind:
     name: str
     remedy: str
     pattern: str
-    of: Literal["line", "row", "first", "later", "prompt"] = "line"
+    of: Literal["any", "line", "row", "first", "later", "prompt"] = "line"
     least_share: float = 0.0
     most_share: float = 1.0
     accepts: Callable[[str], bool] = bool  # of all that is not empty
@@ -160,13 +160,13 @@ KINDS = (
     Kind("zero-width characters", _REMOVE, _ZERO_WIDTH),
     Kind("soft hyphens", _REMOVE, r"\x{ad}"),
     Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)),
-    Kind("byte-order marks", _REMOVE, r"\x{feff}"),
-    Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}"),
+    Kind("byte-order marks", _REMOVE, r"\x{feff}", "any"),
+    Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}", "any"),
     Kind("look-alike letters of another script", "write it in one script", _LOOK_ALIKE, accepts=has_latin),
     Kind("lines under or through letters", _REMOVE, _LINES),
     Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
-    Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()"),  # shown as they are, since they can be seen
-    Kind("words of a wrong encoding", _ENCODING, f"(?:{_ALL_LATIN_1})()", accepts=is_misread),
+    Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()", "any"),  # shown as they are: one sees them
+    Kind("words of a wrong encoding", _ENCODING, f"(?:{_ALL_LATIN_1})()", "any", accepts=is_misread),
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
     Kind("Arabic presentation forms", _PLAIN, _ARABIC_FORMS),
     Kind("Thai or Lao signs in parts, twice or in another order", "write แ, ำ, each mark once, tones last", _THAI),
@@ -175,7 +175,7 @@ KINDS = (
     Kind("HTML tags", _REMOVE, _INLINE_TAG),
     Kind("characters written as codes", "decode them", _CODE),
     Kind("hyphens that are not -", "write -", _HYPHEN),
-    Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0d-\x1f\x7f]"),
+    Kind("control characters", _REMOVE, r"[\x00-\x08\x0b\x0d-\x1f\x7f]", "any"),
     Kind("no-break or other rare blanks", "write spaces", _BESIDE.format(rf"\d«—–;:!?»%€{_EAST_ASIAN}", _RARE_BLANK)),
     Kind("blanks at an end or two together", _REMOVE, r"^[\s\p{Z}]+|[\s\p{Z}]+$|[\s\p{Z}]{2,}", "row"),
     Kind("tabs or form feeds", "write blanks", r"[\t\f]", "row"),
@@ -215,7 +215,7 @@ def _kinds_of(places: frozenset[str]) -> tuple[list[Kind], Any]:
 class Oddities:
     """Counts what is odd in the units of a text: `line`, `row` or `prompt`, after `n_before` others.
 
-    `of` are the kinds to look for beside those of any line.
+    `of` are the kinds to look for: those of `any` line, for a log; also of a `line`; or also of a `row` or `prompt`.
     """
 
     def __init__(self, unit: str, of: str, n_before: int = 0) -> None:
@@ -231,7 +231,9 @@ class Oddities:
 
     def _look_for(self, unit: str, of: str) -> None:
         self._unit = unit
-        places = {"line", "first", of}
+        places = {"any", of}
+        if of != "any":
+            places |= {"line", "first"}
         if unit == "row":
             places.add("later")
         self._kinds, self._patterns = _kinds_of(frozenset(places))
@@ -260,10 +262,9 @@ class Oddities:
         """
         self._has_crlf = True
         for portion in portions:
-            document = portion.document if isinstance(portion, Continuation) else portion
-            if isinstance(document, Document) and document.line:
-                self._place = f"line {document.line:,}"
-            if has_rows and isinstance(portion, Document):
+            if isinstance(portion, Document) and portion.line:
+                self._place = f"line {portion.line:,}"
+            if has_rows and isinstance(portion, Document) and not portion.continues:
                 if self._unit == "line":  # known only now
                     self._look_for("row", "row")
                     self._n_begun = 0

@@ -121,11 +121,14 @@ class TokenizedText:
                 while words.at.n_begun < row.document - 1:  # rows without text
                     words.at.begin(place, {})
                 words.at.begin(place, row.fields)
-            if with_tokens:
-                yield token
             if search is not None:
                 further = partial(search, number, token.text)
-            yield from words.feed(token, further)
+            scored: list[Scored] = [*words.feed(token, further)]
+            if with_tokens:
+                # The token comes after the row that begins with it, so that a list gives it the columns of this row.
+                before = max((i + 1 for i, each in enumerate(scored) if isinstance(each, Row)), default=0)
+                scored.insert(before, token)
+            yield from scored
         yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
 
 

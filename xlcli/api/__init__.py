@@ -127,23 +127,23 @@ class Model:
             return scores
 
     def _score(self, text: bytes, state: TextState | None, settings: dict[str, Any], line: ProgressLine) -> TextScore:
-        """Score of one text, whose tokens are counted on the line."""
-        lines = start = 0
+        """Score of one text after `state`, in lines and bytes of the text; adds each token to the progress `line`."""
+        n_lines = n_bytes = 0  # before the text
         if state is not None:
             check_state(state)
-            lines, start = state.n_lines, state.n_bytes
+            n_lines, n_bytes = state.n_lines, state.n_bytes
         tokens: list[TokenScore] = []
 
         def add(token: TokenScore) -> None:
             tokens.append(token)
             line.read(len(token.text))
 
-        events = self._stream([text], state, _by_token(settings, emit="words"), on_token=add)
-        words = [event for event in events if isinstance(event, WordScore)]
-        # What ends in the unread end of the state is not of this text.
-        new_tokens = [token for token in tokens if token.byte + len(token.text) > start]
-        new_words = [word for word in words if word.byte + len(word.word.encode()) > start]
-        return _text_score([*new_tokens, *new_words], lines, start)
+        events = self._stream([text], state, _stream_settings(settings, emit="words"), on_token=add)
+        words = [event for event in events if isinstance(event, WordScore)]  # `add` gets the tokens on the way
+        # The unread end of the state is scored, too; what ends before the text begins is not of this text.
+        new_tokens = [token for token in tokens if token.byte + len(token.text) > n_bytes]
+        new_words = [word for word in words if word.byte + len(word.word.encode()) > n_bytes]
+        return _text_score([*new_tokens, *new_words], n_lines, n_bytes)
 
     @shows(OnlineConfig)
     def read(self, text: Text, *, state: TextState | None = None, progress: bool = True, **settings: Any) -> TextState:
@@ -157,7 +157,7 @@ class Model:
             yield data
             is_read = True  # so that the stream stops, and saves the unfinished end unread
 
-        tokens = self._stream(portions(), state, _by_token(settings), save=saved.append, stop=lambda: is_read)
+        tokens = self._stream(portions(), state, _stream_settings(settings), save=saved.append, stop=lambda: is_read)
         with ProgressLine(len(data), wanted=progress) as line:
             for token in tokens:
                 if isinstance(token, TokenScore):
@@ -416,8 +416,8 @@ def _warn_of(texts: Sequence[bytes]) -> None:
             warnings.warn(f"the text is '{shown}', which is a file: pass what it holds to score that", stacklevel=3)
 
 
-def _by_token(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
-    """Settings of a stream that scores every token of the bytes given, from settings of `OnlineConfig`."""
+def _stream_settings(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
+    """Settings of a stream that scores exactly the bytes given, from settings of `OnlineConfig`."""
     chosen = validate(OnlineConfig, settings).model_dump(exclude_unset=True)
     return validate(StreamConfig, chosen | {"emit": emit, "binary": True})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -133,45 +134,28 @@ def score_text(
 
 
 def _scored(run: Pass, loader: EvalLoader, readout: Readout | None) -> Iterator[tuple[EvalBatch, ScoreOutput]]:
-    """The calls of a loader, each with the scores of its targets, until stopped."""
-    network = run.model.network
-    state = run.lengths.init_state(run.scorer, loader.offsets)
-    if run.scorer is network and network.reads_by_layer(state, readout):
-        return _scored_by_layer(run, loader, state, readout)
-    return _scored_by_call(run, loader, state, readout)
+    """The calls of a loader, each with the scores of its targets, until stopped.
 
-
-def _scored_by_call(
-    run: Pass, loader: EvalLoader, state: State, readout: Readout | None
-) -> Iterator[tuple[EvalBatch, ScoreOutput]]:
-    """`_scored` of one call after the other, from a state on, by any scorer."""
-    for batch in loader:
-        if run.stop():
-            return
-        with torch.inference_mode(), run.runtime.autocast():
-            out = run.scorer.score(*_on_device(run, batch), state, readout=readout)
-        state = out.state
-        yield batch, out
-
-
-def _scored_by_layer(
-    run: Pass, loader: EvalLoader, state: State, readout: Readout | None
-) -> Iterator[tuple[EvalBatch, ScoreOutput]]:
-    """`_scored` by a plain network, from a state on: each layer reads a group of calls before the next layer does.
-
-    Where no text follows, the memory of a layer is freed when the next one begins.
+    A plain network reads a group of calls at once, layer by layer: where no text follows, the memory of a layer is
+    freed when the next one begins. Any other scorer reads groups of one call.
     """
-    network = run.model.network
-    n_products = network.n_parameters * loader.batch_size * loader.segment_len
-    group_len = min(MOST_CALLS, max(1, MOST_PRODUCTS // n_products))
+    network, device = run.model.network, run.runtime.device
+    state = run.lengths.init_state(run.scorer, loader.offsets)
+    group_len = 1
+    score_group: Callable[..., list[ScoreOutput]] = partial(_score_call, run.scorer)
+    if run.scorer is network and network.reads_by_layer(state, readout):
+        n_products = network.n_parameters * loader.batch_size * loader.segment_len
+        group_len, score_group = min(MOST_CALLS, max(1, MOST_PRODUCTS // n_products)), network.score_by_layer
     n_left = math.ceil(loader.sequence_len / loader.segment_len)
     batches = iter(loader)
     while n_left > 0 and not run.stop():
         group = [*islice(batches, group_len)]
         n_left -= len(group)
-        calls = [_on_device(run, batch) for batch in group]
+        calls = []
+        for inputs, targets, *_ in group:
+            calls.append((torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)))
         with torch.inference_mode(), run.runtime.autocast():
-            outs = network.score_by_layer(calls, state, readout=readout, continues=n_left > 0)
+            outs = score_group(calls, state, readout=readout, continues=n_left > 0)
         state = outs[-1].state
         for number, (batch, out) in enumerate(zip(group, outs, strict=True)):
             if number > 0 and run.stop():  # the loop has asked for the first one
@@ -179,10 +163,12 @@ def _scored_by_layer(
             yield batch, out
 
 
-def _on_device(run: Pass, batch: EvalBatch) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a call."""
-    device = run.runtime.device
-    return torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
+def _score_call(
+    scorer: Scorer, calls: Sequence[tuple[Tensor, Tensor]], state: State, *, readout: Readout | None, continues: bool
+) -> list[ScoreOutput]:
+    """The scores of a group of one call by any scorer, which returns its memory even if no text `continues` it."""
+    [(tokens, targets)] = calls
+    return [scorer.score(tokens, targets, state, readout=readout)]
 
 
 def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:

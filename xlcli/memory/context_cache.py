@@ -54,8 +54,7 @@ class Index(NamedTuple):
         lines: Position (n) at which the line of each begins.
         keys: Hash (k n) of each context of a token.
         links: Earlier position (k n) whose context has the same head, -1 if there is none.
-        heads: Latest position (k h) of the contexts with each head, the last bits of their keys. Here a search begins;
-            it follows the links. A position is found only if its follower is known.
+        heads: Latest position (k h) of the contexts with each head, the last bits of their keys.
         sizes: `N_READ`, `WINDOW` (2).
     """
 
@@ -146,19 +145,15 @@ class ContextCache(OnlineMemory):
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> ContextCache:
         """Value from the results of `tensors` and `describe`; tokens are compared with a vocabulary by `fits`.
 
-        Its index is empty: the saved tokens are `unread`, and the first call of a scorer reads them.
-
         Raises:
             StateError: It is of an earlier version, in which a cache learned other values.
-            ValueError: A setting, a shape, a type or a number is none that a cache saves.
-            ResourceError: The index does not fit the machine.
+            ValueError: It is damaged.
         """
         settings = dict(json.loads(description["settings"]))
         window = settings["context_cache"]
         if type(window) is not int or not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a context cache of {window} tokens")
-        is_of_earlier_version = "mixer.weights" in tensors
-        if is_of_earlier_version:
+        if "mixer.weights" in tensors:  # only earlier versions save one
             raise StateError("the context cache of the state is of an earlier version.", "Read its text again.")
         texts = tensors["texts"].cpu()
         has_two_rows = texts.ndim == 2 and len(texts) == 2
@@ -168,10 +163,11 @@ class ContextCache(OnlineMemory):
         for name, array in learned._asdict().items():
             saved = tensors[f"learned.{name}"].cpu()
             is_alike = saved.shape == array.shape and saved.dtype == torch.float64
-            if not is_alike or not _are_within(saved, *SAVED_RANGES[name]):
+            least, most = SAVED_RANGES[name]
+            if not is_alike or not bool(((saved >= least) & (saved <= most)).all()):
                 raise ValueError(f"'{name}' of the context cache are damaged")
             array[...] = saved.numpy()
-        unread = texts.numpy().astype(np.int64)
+        unread = texts.numpy().astype(np.int64)  # the first call of a scorer reads them into the empty index
         return cls(settings, learned, new_index(window), [unread])
 
     def fork(self) -> ContextCache:
@@ -185,30 +181,28 @@ class ContextCache(OnlineMemory):
     def go_back(self, before: ContextCache, n_tokens: int) -> None:
         """Makes this cache, which has read `n_tokens` since, equal to its snapshot `before`, in place.
 
-        The index, which the snapshot shares, has read these tokens, too. A context is looked up by its head, the last
-        bits of its key. `heads` has the latest position with that head, `links` of a position the one that was latest
-        before it. So the earliest position taken back knows what its head was before.
+        A context is looked up by its head, the last bits of its key: `heads` has the latest position with that head,
+        and `links` of a position the one that was latest before. So the earliest position taken back of those with one
+        head links to what that was in the snapshot.
         """
         for array, saved in zip(self.learned, before.learned, strict=True):
             array[...] = saved
         if self.unread:  # the saved tokens still wait to be read, so nothing has entered the index
             return
         index = self.index
-        has_overwritten = n_tokens > SLACK - REACH  # the oldest tokens of the snapshot, in the rings
-        if has_overwritten:
+        if n_tokens > SLACK - REACH:  # the rings no longer have the oldest tokens of the snapshot
             index.heads[...] = -1
             index.sizes[N_READ] = 0
             self.unread.append(before.texts)  # which are read into the empty index before anything else
             return
-        n_before = index.sizes[N_READ] - n_tokens
-        index.sizes[N_READ] = n_before
-        places = np.arange(n_before, n_before + n_tokens) % len(index.tokens)  # in the rings, the earliest one first
+        index.sizes[N_READ] -= n_tokens
+        positions = index.sizes[N_READ] + np.arange(n_tokens)  # the earliest one first
+        places = positions % len(index.tokens)
         places = places[index.followers[places] != UNKNOWN]  # without a follower a position never became a head
         last_bits = np.uint64(index.heads.shape[1] - 1)
         for heads, links, keys in zip(index.heads, index.links, index.keys, strict=True):
-            # `first` is where each changed head occurs first.
-            changed, first = np.unique(keys[places] & last_bits, return_index=True)
-            heads[changed.astype(np.int64)] = links[places[first]]
+            changed_heads, earliest = np.unique(keys[places] & last_bits, return_index=True)  # where each occurs first
+            heads[changed_heads.astype(np.int64)] = links[places[earliest]]
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""
@@ -216,8 +210,3 @@ class ContextCache(OnlineMemory):
         are_tokens = (tokens >= 0) & (tokens < vocab_size)
         are_followers = (followers >= UNKNOWN) & (followers < vocab_size)
         return len(self.learned.bias) == vocab_size and bool((are_tokens & are_followers).all())
-
-
-def _are_within(numbers: Tensor, least: float, most: float) -> bool:
-    """True if all numbers are in this range, which no NaN is."""
-    return bool(((numbers >= least) & (numbers <= most)).all())

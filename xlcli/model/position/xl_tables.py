@@ -11,7 +11,6 @@ themselves, which a token would read from RAM. The scores are those of all featu
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from einops import rearrange
@@ -80,13 +79,13 @@ def position_blocks(position: XLPosition, n: int) -> Tensor:
 
     A block has the products of its two halves side by side. The last one has distances `BLOCK_LEN` - 1 to 0.
 
-    A key at place p of half a block, whose middle is at distance m, is at distance m - p. With each frequency f,
-    sin(f (m - p)) = sin(f m) cos(f p) - cos(f m) sin(f p) and cos(f (m - p)) = cos(f m) cos(f p) + sin(f m) sin(f p).
-    Only the factors of p differ within a half, so `block_basis` is multiplied by them once for all halves.
+    Place p of a half whose middle is at distance m has distance m - p, and of each frequency f the features
+    sin(f m) cos(f p) - cos(f m) sin(f p) = sin(f (m - p)) and cos(f m) cos(f p) + sin(f m) sin(f p) = cos(f (m - p)).
+    Factors of p are the same in all halves, so `block_basis` is multiplied by them once.
     """
     frequency = low_frequencies(position.n_features)
     basis = block_basis(position.n_features).double()
-    n_halves = 2 * math.ceil(n / BLOCK_LEN)
+    n_halves = 2 * -(-n // BLOCK_LEN)  # of whole blocks
     middle = HALF_LEN * torch.arange(n_halves - 1, -1, -1) + (HALF_LEN - 1) / 2
     angle_of_middle = middle[:, None, None] * frequency  # (halves 1 f)
     angle_of_place = PLACES[:, None] * frequency  # (p f)

@@ -307,3 +307,31 @@ def test_text_of_tei_is_without_header_and_notes(tmp_path):
     (tmp_path / "novel.xml").write_text(f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
     run_script("start.md", "A text in XML or TEI", tmp_path)
     assert (tmp_path / "novel.txt").read_text() == "I. Down\nThe dog ran.\nA rose\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("<head>Chapter I<lb/>The Storm</head>", ["Chapter I The Storm"]),
+        ("<p>the morn<lb break='no'/>ing <pb n='2'/>came</p>", ["the morning came"]),
+        ("<p>a list:\n<list><item>butter</item><item>a little salt</item></list> here</p>", [
+            "a list:", "butter a little salt", "here"]),
+        ("<list><item>First item.</item></list><ab>A block.</ab>", ["First item.", "A block."]),
+        ("<p>He said <q><p>a nested one</p></q> and stopped.</p>", ["He said", "a nested one", "and stopped."]),
+        ("<p>M<hi>r</hi>. Carew is <del>very</del> <add>quite</add> well.</p>", ["Mr. Carew is quite well."]),
+        ("<p>a <choice>\n<sic>freind</sic>\n<corr>friend</corr>\n</choice>!</p>", ["a friend!"]),
+        ("<p>a <sic>freind</sic> <choice><orig>shew</orig><reg>show</reg></choice></p>", ["a freind show"]),
+        ("<sp><speaker>JOHN.</speaker><p>No.</p><stage>He goes.</stage></sp>", ["JOHN.", "No.", "He goes."]),
+        ("<closer>Your servant,<signed>J. C.</signed></closer><trailer>The End</trailer>", [
+            "Your servant, J. C.", "The End"]),
+        ("<table><row><cell>one</cell><cell>two</cell></row><row><cell>3</cell></row></table>", ["one two", "3"]),
+        ("<epigraph><cit><quote><l>Full fathom</l><l>five</l></quote></cit></epigraph>", ["Full fathom", "five"]),
+        ("<floatingText><body><p>A letter.</p></body></floatingText>", ["A letter."]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("namespace", ["", ' xmlns="http://www.tei-c.org/ns/1.0"'])
+def test_text_of_tei_is_neither_doubled_nor_joined(tmp_path, namespace, body, lines):
+    text = f"<text><front><p>Front</p></front><body>{body}</body><back><p>Back</p></back></text>"
+    (tmp_path / "novel.xml").write_text(f"<TEI{namespace}>{text}</TEI>")
+    run_script("start.md", "A text in XML or TEI", tmp_path)
+    assert (tmp_path / "novel.txt").read_text().splitlines() == lines

@@ -13,6 +13,7 @@ from variants import thinned
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, ResourceError
 from xlcli.evaluation import evaluate
+from xlcli.evaluation.text import is_list_of_sentences
 from xlcli.events import Notice, Score, TokenScore
 from xlcli.metrics import half_width
 from xlcli.presets import models_folder
@@ -445,3 +446,22 @@ def test_a_score_above_eight_bits_is_explained(tmp_path):
     assert texts["english"] == []
     assert sorted("kind" in text for text in texts["chinese"]) == [False, True]
     assert any("tokens of their own" in text for text in texts["chinese"])
+
+
+def test_a_story_in_paragraphs_is_no_list_of_sentences():
+    sentence = "كان الليل مظلما، ولم يتكلم أحد.\n"
+    assert is_list_of_sentences((sentence * 12).encode())
+    assert is_list_of_sentences(f"{sentence}\n".encode() * 12)  # each apart
+    assert is_list_of_sentences(f"{sentence}{sentence}\n".encode() * 6)  # pairs
+    assert not is_list_of_sentences(f"{sentence * 5}\n{sentence * 4}\n{sentence * 3}".encode())
+    assert not is_list_of_sentences(("هل تعرف؟ سألته. " + sentence).encode() * 12)  # two in a line
+
+
+def test_words_of_a_script_without_blanks_are_said_to_be_phrases(tmp_path):
+    path = tmp_path / "th.txt"
+    for text, is_said in (("ภาษาไทยไม่มีช่องว่าง ระหว่างคำ\n", True), ("The old dog ran.\n", False)):
+        path.write_text(text * 3)
+        events = [*evaluate(toy(), [path], EvalConfig(), RUNTIME, words=True)]
+        notices = [event.text for event in events if isinstance(event, Notice)]
+        assert any("no blanks between words" in notice for notice in notices) == is_said
+        assert (events[-1].word_perplexity is None) == (events[-1].words is None) == is_said

@@ -23,7 +23,7 @@ def test_counts_do_not_depend_on_portions(text, cuts):
     counts = count(*portions)
     assert counts.bytes == len(data)
     assert counts.chars == len(text)
-    assert counts.words == len(data.split()) + data.count(b"\n")
+    assert counts.has_phrases or counts.words == len(data.split()) + data.count(b"\n")
     assert counts == count(data)
 
 
@@ -35,7 +35,20 @@ def test_bytes_that_are_not_utf8_have_no_characters(data):
         chars = None
     for counts in (count(data), count(*(data[i : i + 1] for i in range(len(data))))):
         assert counts.chars == chars
-        assert (counts.words is None) == (chars is None)
+        assert (counts.words is None) == (chars is None or counts.has_phrases)
+
+
+@pytest.mark.parametrize(("text", "has_phrases"), [
+    ("ภาษาไทยไม่มีช่องว่าง ระหว่างคำ", True),
+    ("ภาษา ไทย ไม่ มี ช่องว่าง ระหว่าง คำ", False),  # somebody has divided it
+    ("我们在黑暗的夜里航行。", True),
+    ("internationalization institutionalization", False),
+    ("സ്വാതന്ത്ര്യത്തോടുംകൂടി ജനിച്ചിട്ടുള്ളവരാണ്", False),  # Malayalam has long words
+    ("In Thai: ภาษา", False),
+])  # fmt: skip
+def test_phrases_are_no_words(text, has_phrases):
+    counts = count(text.encode())
+    assert (counts.has_phrases, counts.words is None) == (has_phrases, has_phrases)
 
 
 def test_words_are_counted_as_the_benchmarks_count_them():

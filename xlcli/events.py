@@ -300,7 +300,7 @@ class RegionScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class DocumentScore(Event):
-    """A document, scored alone or after others. `characters`, `words`, `word_perplexity`: None if it is not UTF-8."""
+    """A document, scored alone or after others. `characters`, `words`, `word_perplexity`: as of `TextCounts`."""
 
     document: int
     bytes: int

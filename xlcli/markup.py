@@ -13,6 +13,7 @@ import math
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from itertools import pairwise
@@ -115,6 +116,17 @@ def continues(text: bytes | bytearray) -> bool:
     """True if a text begins within a character, or with a mark that is drawn with the character before it."""
     is_within_character = text[:1] >= b"\x80" and text[:1] < b"\xc0"
     return is_within_character or unicodedata.category(text.decode("utf-8", "replace")[:1] or " ").startswith("M")
+
+
+def direction(text: bytes | bytearray) -> str:
+    """Attribute `dir` of HTML: `rtl` if more letters of a text are written from right to left than from left to right.
+
+    The browser's own choice is the first letter: a line of Arabic that begins with a Latin name would be turned around.
+    """
+    if text.isascii():
+        return "ltr"
+    n = Counter(map(unicodedata.bidirectional, text.decode("utf-8", "replace")))
+    return "rtl" if n["R"] + n["AL"] > n["L"] else "ltr"
 
 
 def bin_of(bits: float) -> int:

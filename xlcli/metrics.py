@@ -9,12 +9,16 @@ word-level model is thus its perplexity per token, and comparable with a byte-le
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from xlcli.text.formats import Utf8
 
 LN2 = math.log(2.0)
 """Nats per bit."""
+_UNBLANKED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]+")
+"""Letters of Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which have no blanks between words."""
+LONGEST_MEAN = 8  # characters of a word in these scripts, above which words are phrases: words of Thai have about four
 
 
 def bits_per(nats: float, count: int) -> float:
@@ -42,11 +46,19 @@ def perplexity(nats: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Size of a text. `chars` and `words` are None if it is not UTF-8; `words` counts the end of a line as a word."""
+    """Size of a text. `words` counts the end of a line as a word. It and `chars` are None if the text is not UTF-8.
+
+    `words` is also None where what stands between blanks is phrases (`has_phrases`).
+    """
 
     bytes: int
     chars: int | None = None
     words: int | None = None
+
+    @property
+    def has_phrases(self) -> bool:
+        """True if the text is in a script without blanks between words, and nobody has put them there."""
+        return self.chars is not None and self.words is None
 
 
 class TextCounter:
@@ -55,12 +67,15 @@ class TextCounter:
     def __init__(self) -> None:
         self._utf8 = Utf8()
         self._words = 0
+        self._n_unblanked = 0  # characters of scripts without blanks
         self._inside = False
 
     def feed(self, data: bytes) -> None:
         if not data:
             return
-        self._utf8.feed(data)
+        text = self._utf8.feed(data)
+        if not text.isascii():
+            self._n_unblanked += sum(map(len, _UNBLANKED.findall(text)))
         self._words += len(data.split()) + data.count(b"\n")
         if self._inside and not data[:1].isspace():  # its first word began in the portion before
             self._words -= 1
@@ -76,6 +91,9 @@ class TextCounter:
         chars = self._utf8.n_chars
         if chars is None:  # it is not UTF-8
             return TextCounts(self._utf8.n_bytes)
+        are_phrases = self._n_unblanked > chars / 2 and chars > LONGEST_MEAN * self._words
+        if are_phrases:
+            return TextCounts(self._utf8.n_bytes, chars)
         return TextCounts(self._utf8.n_bytes, chars, self._words)
 
 

@@ -322,6 +322,16 @@ def test_standard_input_and_files(run, model, monkeypatch, tmp_path):
     assert json.loads(done.out)["bytes"] == len(TEXT)
 
 
+def test_tokens_have_the_columns_of_their_row_also_beside_a_page(run, model, tmp_path):
+    (tmp_path / "t.csv").write_text("text,kind\nthe cat sat,a\nno,b\na tree,c\n")
+    for page in ([], ["--html", tmp_path / "page.html"]):
+        done = run("eval", tmp_path / "t.csv", "--text-field", "text", "--per-token", tmp_path / "t.jsonl", *page)
+        assert done.code == 0, done.err
+        tokens = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+        texts = {kind: "".join(t["text"] for t in tokens if t["kind"] == kind).strip() for kind in "abc"}
+        assert texts == {"a": "the cat sat", "b": "no", "c": "a tree"}
+
+
 def test_per_token_lines_spell_the_text_and_add_up(run, model, tmp_path):
     done = run("eval", "--json", "--per-token", tmp_path / "t.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]

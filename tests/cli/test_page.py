@@ -230,11 +230,12 @@ def test_a_text_of_equal_words_has_no_color():
 
 
 def test_words_and_lines_have_their_own_direction():
-    parsed = Parsed(make(by_bytes("a line\nשורה\n".encode())))
-    assert len(parsed.rows) == 2
-    style = parsed.texts["style"]
-    assert re.search(r"pre b {[^}]*display: block;[^}]*unicode-bidi: plaintext;", style)
-    assert [word.text for word in parsed.words] == ["a", "line", "שורה"]
+    page = make(by_bytes("a line\nשורה\nWindows 11 هو نظام تشغيل\nשלום in a line\n".encode()))
+    parsed = Parsed(page)
+    assert len(parsed.rows) == 4
+    assert re.findall(r"<b id=L(\d) dir=rtl ", page) == ["2", "3"]  # by most letters, not the first
+    assert re.findall(r"<td dir=(rtl|ltr)", page).count("rtl") == 1  # of the lines that are long enough for the table
+    assert [word.text for word in parsed.words][:3] == ["a", "line", "שורה"]
 
 
 def luminance(color):

@@ -268,7 +268,7 @@ def test_a_stream_with_much_unscored_text_saves_and_ends_on_a_signal(model, tmp_
         command("stream", tmp_path / "long.jsonl", "-m", model, "--emit", "stats", "--state-out", state),
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     ) as child:  # fmt: skip
-        assert b"lines" in child.stdout.readline()
+        assert b"tokens" in child.stdout.readline()
         child.send_signal(signal.SIGTERM)
         assert child.wait(10) == 143
     assert state.stat().st_size > len(text) / 2

@@ -124,7 +124,8 @@ def test_frozen_lines_do_not_learn_from_each_other(piped, model, tmp_path):
     rows = objects(piped(TEXT * 3, "--state-in", tmp_path / "s", "--frozen", "--json").out)
     assert len({row["bits"] for row in rows}) == 1
     moving = objects(piped(TEXT * 3, "--state-in", tmp_path / "s", "--json").out)
-    assert rows[0]["bits"] == pytest.approx(moving[0]["bits"], abs=1e-9)
+    # Lines that wait are multiplied together, which rounds float32 otherwise; in float64 tests/test_frozen.py compares.
+    assert rows[0]["bits"] == pytest.approx(moving[0]["bits"], rel=1e-6)
     assert rows[2]["bits"] != moving[2]["bits"]
 
 

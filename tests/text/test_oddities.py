@@ -48,6 +48,16 @@ def said(text, unit="line", of="line", n_before=0):
         ("don\u00e2\x80\x99t", "wrong encoding", "don\u00e2<U+0080><U+0099>t"),
         ("a \x93dog\x94", "wrong encoding", "a <U+0093>dog<U+0094>"),
         ("\u00d0\u0178\u00d1\u20ac\u00d0\u00b8", "wrong encoding", "\u00d0\u0178\u00d1\u20ac\u00d0\u00b8"),
+        ("\u0633\u0644\u200b\u0627\u0645", "zero-width characters", "\u0633\u0644<U+200B>"),  # Arabic
+        ("\u0633\u2060\u0644", "zero-width characters", "\u0633<U+2060>"),
+        ("\u0e01\u2060\u0e02", "zero-width characters", "\u0e01<U+2060>"),
+        ("\u0915\u200b\u0937", "zero-width characters", "\u0915<U+200B>"),
+        ("\ufeb3\u0644", "Arabic presentation forms", "<U+FEB3>"),
+        ("\ufb90", "Arabic presentation forms", "<U+FB90>"),
+        ("\u0e40\u0e40\u0e21\u0e48", "Thai or Lao signs", "<U+0E40><U+0E40>"),
+        ("\u0e19\u0e49\u0e4d\u0e32", "Thai or Lao signs", "<U+0E4D><U+0E32>"),
+        ("\u0e01\u0e48\u0e48\u0e32", "Thai or Lao signs", "<U+0E48><U+0E48>"),
+        ("\u0e17\u0e48\u0e35", "Thai or Lao signs", "<U+0E48><U+0E35>"),
         ("AT&amp;T", "HTML entities", "AT&amp;T"),
         ("it&#39;s", "HTML entities", "it&#39;s"),
         (" &#x27;s", "HTML entities", " &#x27;s"),
@@ -108,7 +118,11 @@ def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
         "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",  # a flag
         "\u05e9\u05bc\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd \ufb2a \u200fabc\u200e (x)",  # Hebrew
         "\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f \u2067abc\u2069",  # Arabic
-        "\u0e20\u0e32\u0e29\u0e32\u200b\u0e44\u0e17\u0e22",  # Thai
+        "\u0e20\u0e32\u0e29\u0e32\u200b\u0e44\u0e17\u0e22 \u0e19\u0e49\u0e33 \u0e17\u0e35\u0e48",  # Thai
+        "\u1797\u17b6\u179f\u17b6\u200b\u1781\u17d2\u1798\u17c2\u179a",  # Khmer
+        "\u0645\u062d\u0645\u062f \ufdfa",  # one sign for a phrase
+        "\u00e4\u00f6\u00fc\u00c4\u00d6\u00dc\u00df\n\u00e9\u00e8\u00ea\u00eb \u00e0\u00e2\u00e4",  # letters
+        "\u00e4\u00e4\u00e4\u00e4\u00e4\u00e4\u00e4, \u00bd\u00d7\u00bd\u00d7\u00bc",
         "Il dit\u00a0: \u00ab\u00a0oui\u00a0\u00bb, 10\u202f000\u00a0\u20ac",  # French
         "\uff34\u30b7\u30e3\u30c4\uff12\uff10\u5e74\u3000\u3067\u3059",  # Japanese
         "\u1ecc\u0300r\u00fanm\u00ecl\u00e0 Ti\u1ebfng Vi\u1ec7t \u00e9\u00fc\u00f1",  # Yoruba, Vietnamese
@@ -125,6 +139,29 @@ def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
     ],
 )
 def test_what_a_script_needs_is_not_odd(text):
+    assert said(text) is None
+
+
+ARABIC = "كان الليل مظلما في الشتاء."
+THAI = "คำอธิบายภาษาไทยออก"
+RUSSIAN = "привет мир, как дела"
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "read"),
+    [
+        *((text, "utf-8", read) for text in (ARABIC, THAI, RUSSIAN) for read in ("latin-1", "cp1252")),
+        *((text, written, read) for text, written in ((ARABIC, "cp1256"), (THAI, "tis-620"), (RUSSIAN, "cp1251"))
+          for read in ("latin-1", "cp1252")),
+        (ARABIC, "utf-8", "cp1256"),
+        (THAI, "utf-8", "cp874"),
+    ],
+)  # fmt: skip
+def test_a_text_in_a_wrong_encoding_has_no_other_oddities(text, written, read):
+    misread = text.encode(written).decode(read, "replace")
+    notice = said(misread)
+    assert "of a wrong encoding" in notice or "\ufffd" in misread
+    assert notice.count("; read the source in its own encoding") == notice.count(" with ")
     assert said(text) is None
 
 

@@ -31,7 +31,7 @@ from xlcli.cli.quantities import approximate_count, format_bytes
 from xlcli.cli.score_report import context_cells
 from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cannot_write
-from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, escaped, visible
+from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, direction, escaped, visible
 
 TEXT_BYTES = 2**25
 """Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
@@ -104,7 +104,7 @@ class Page(AbstractContextManager["Page"]):
         words = row.parts
         row.parts = by_token(row.text, words, row.tokens)
         if row.parts != words:
-            self._unit = "words, or tokens where a script has no blanks,"
+            self._unit = "words, or characters (longer tokens whole) where a script has no blanks,"
         for part in row.parts:
             self._bins[bin_of(part.bits)] += 1
         is_shown = self._blocks.n_bytes < TEXT_BYTES
@@ -202,6 +202,8 @@ class _Blocks:
         reach = ""
         if is_colored and row.text.strip():  # else there are no bits of words that the keyboard could go to
             reach = f' tabindex=0 role=group aria-label="{name}{score} bits per byte"'
+        if direction(row.text) == "rtl":
+            anchor += "dir=rtl "
         self._rows.append(f"<b {anchor}data-b={score}{reach}>{content}</b>")
         self.n_bytes += len(row.text)
         self.last_line = row.line
@@ -248,7 +250,7 @@ class _MostSurprising:
             return
         number = f'<a href="#L{row.line}">{row.line:,}</a>' if is_linked else f"{row.line:,}"
         about = f"<tr><td>{row.bits_per_byte:.2f}<td>{number}"
-        html = f'{about}<td dir=auto lang="" tabindex=0>{row.html(PREVIEW)}</tr>'
+        html = f'{about}<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}</tr>'
         self._lines.append(_SurprisingLine(rank, html))
         self._lines.sort(key=lambda line: line.rank, reverse=True)
         del self._lines[TABLE_ROWS:]

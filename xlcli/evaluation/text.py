@@ -50,7 +50,7 @@ LONGEST_CHARACTER = 4  # bytes of the longest UTF-8 character
 SCORED_PER_WARMUP = 10  # the default batch size warms up on at most one token for so many of the text
 
 _SENTENCE_BEGIN = re.compile(r"(?!.*\d:\d)[\"'“‘«(¿¡]*[^\W\d_a-z]")
-_SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
+_SENTENCE_END = re.compile(r"[.?!…。？！؟۔।።။។][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
 LEAST_SENTENCES, SENTENCES_SHARE = 5, 0.9
 """Lines of a list of sentences, at least, and the share of them that are one sentence: far more than in books, poems,
 logs and code (benchmarks/log)."""
@@ -121,11 +121,14 @@ class TokenizedText:
                 while words.at.n_begun < row.document - 1:  # rows without text
                     words.at.begin(place, {})
                 words.at.begin(place, row.fields)
-            if with_tokens:
-                yield token
             if search is not None:
                 further = partial(search, number, token.text)
-            yield from words.feed(token, further)
+            scored: list[Scored] = [*words.feed(token, further)]
+            if with_tokens:
+                # The token comes after the row that begins with it, so that a list gives it the columns of this row.
+                before = max((i + 1 for i, each in enumerate(scored) if isinstance(each, Row)), default=0)
+                scored.insert(before, token)
+            yield from scored
         yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
 
 
@@ -216,9 +219,17 @@ def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
 
 
 def is_list_of_sentences(head: bytes) -> bool:
-    """True if nearly every line of a text that begins so is one sentence; blank lines do not count."""
-    lines = [*filter(str.strip, head.decode("utf-8", "replace").split("\n"))]
+    """True if nearly every line of a text that begins so is one sentence.
+
+    Blank lines do not count, unless they divide the lines into paragraphs of different lengths: then it is a story.
+    """
+    text = head.decode("utf-8", "replace")
+    lines = [*filter(str.strip, text.split("\n"))]
     if len(lines) < LEAST_SENTENCES:
+        return False
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    lengths = {paragraph.count("\n") for paragraph in paragraphs if "\n" in paragraph}
+    if len(lengths) > 1:
         return False
     return sum(map(_is_sentence, lines)) >= SENTENCES_SHARE * len(lines)
 

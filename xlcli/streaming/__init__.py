@@ -90,10 +90,7 @@ def stream(
         portions = oddities.watched(portions, has_rows=not is_log)
     if resume is None and saves_start:
         running.save()
-    if resume is not None and resume.stream.reads not in (None, options.reads):
-        none = "none of --text-field, --text-regex and --event-start"
-        made, given = resume.stream.reads or none, options.reads or none
-        yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
+    yield from _reading_notice(resume, options)
     yield from compile_cache(running.session.options, stop)
     words = running.output.position.words
     if words is not None and words.document:  # a row of a table in which the stream continues
@@ -103,6 +100,15 @@ def stream(
     yield from map(Notice, model.tokenizer.take_notices())
     yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
     yield running.stats(final=True)
+
+
+def _reading_notice(resume: SessionState | None, options: StreamConfig) -> Iterator[Notice]:
+    """Warning if the text of a saved stream was found in its lines by other options."""
+    if resume is None or resume.stream.reads in (None, options.reads):
+        return
+    none = "none of --text-field, --text-regex and --event-start"
+    made, given = resume.stream.reads or none, options.reads or none
+    yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
 
 
 def _check_baseline(baseline: SessionState | None) -> None:

@@ -224,11 +224,9 @@ def live_texts(
             stream = document.stream = row_stream
             unfinished = document.unfinished = row_stream if is_part else None
             document.continues = continues_line or continues_event
-            if not document.continues:
-                event_bytes = 0
             yield document
             has_begun = True
-            event_bytes += len(document)
+            event_bytes = len(document) + (event_bytes if document.continues else 0)
             lost = None
     finally:
         skips.report()

@@ -296,16 +296,19 @@ class Utf8:
         self.has_nul = False
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
-    def feed(self, block: bytes, *, final: bool = False) -> None:
-        """Reads the next bytes of the text, `final` if they are the last ones."""
+    def feed(self, block: bytes, *, final: bool = False) -> str:
+        """Reads the next bytes of the text, `final` if they are the last ones; returns the characters that they end."""
+        text = ""
         if self.n_chars is not None:
             held = len(self._decoder.getstate()[0])
             try:
-                self.n_chars += len(self._decoder.decode(block, final))
+                text = self._decoder.decode(block, final)
+                self.n_chars += len(text)
             except UnicodeDecodeError as error:
                 self.n_chars, self.bad, self.is_cut = None, self.n_bytes - held + error.start, final
         self.n_bytes += len(block)
         self.has_nul = self.has_nul or b"\0" in block
+        return text
 
 
 def checked(portions: Portions, name: str) -> Portions:

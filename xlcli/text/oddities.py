@@ -38,6 +38,12 @@ def has_latin(letters: str) -> bool:
     return _LATIN.search(letters) is not None
 
 
+def is_misread(letters: str) -> bool:
+    """True if these look like a text: several letters, of which some come again, unlike in a list of letters."""
+    found = [letter for letter in letters if letter.isalpha()]
+    return len(found) > len(set(found)) > _LETTERS_OF_A_LIST
+
+
 def has_no_digit(line: str) -> bool:
     """False of lines of logs, in whose brackets are times and levels."""
     return not any(map(str.isdigit, line))
@@ -83,10 +89,19 @@ _EMOJI = r"\p{So}\p{Sk}\p{Sm}\x{203c}\x{2049}\x{2139}\x{3030}\x{303d}"
 _JOINED = rf"\p{{Lo}}\p{{M}}{_EMOJI}{_TAGS}"  # letters without case, their signs, and emoji
 _RIGHT_TO_LEFT = r"\p{Arabic}\p{Hebrew}\p{Syriac}\p{Thaana}\p{Nko}"
 _EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\x{3001}-\x{303f}"
+_UNBLANKED = r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Tai_Tham}\p{Javanese}\p{Balinese}"  # scripts
 _DIRECTION = r"[\x{61c}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+_JOINER = r"[\x{34f}\x{180e}\x{200c}\x{200d}\x{fe00}-\x{fe0f}\x{e0000}-\x{e0fff}]+"
+_BREAK = r"\x{200b}+"
 _ZERO_WIDTH = (
-    r"[\x{34f}\x{180e}\x{200b}-\x{200d}\x{2060}-\x{2065}\x{206a}-\x{206f}"
-    r"\x{fe00}-\x{fe0f}\x{fff9}-\x{fffb}\x{e0000}-\x{e0fff}]+"
+    rf"{_BESIDE.format(_JOINED, _JOINER)}|{_BESIDE.format(_UNBLANKED, _BREAK)}"
+    r"|([\x{2060}-\x{2065}\x{206a}-\x{206f}\x{fff9}-\x{fffb}]+)"
+)
+_ARABIC_FORMS = r"[\x{fb50}-\x{fbb1}\x{fbd3}-\x{fd3d}\x{fd50}-\x{fdf9}\x{fe70}-\x{fefc}]"  # but ﷺ, for a phrase
+# Two เ for แ; Thai and Lao vowels in two parts, as NFKC writes them; marks twice, or a tone before the vowel.
+_THAI = (
+    r"เเ|\x{e4d}[\x{e48}-\x{e4b}]?\x{e32}|\x{ecd}[\x{ec8}-\x{ecb}]?\x{eb2}"
+    r"|[\x{e48}-\x{e4b}][\x{e31}\x{e34}-\x{e39}\x{e48}-\x{e4b}]|[\x{e31}\x{e34}-\x{e39}]{2}"
 )
 _LINES = r"[\x{305}\x{332}\x{333}\x{335}-\x{338}\x{20d0}-\x{20dc}\x{20e5}-\x{20ea}]"
 _FULL_WIDTH = r"[\x{ff01}-\x{ff06}\x{ff08}-\x{ff5e}]"
@@ -113,10 +128,15 @@ _ESCAPE = r"(?:^|\PL)\\u[\da-fA-F]{4}|\\['\"nrt]|(?:=[0-7][\dA-F]){2}|%[\dA-F]{2
 _INLINE_TAG = r"(?i)</?(?:b|i|u|em|strong|br|p|div|span|sub|sup|font)(?:\s[^<>]*)?/?>"
 _INSIDE = r"[\x{80}-\x{bf}ŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™]"  # a byte inside a character, as Latin-1 or Windows-1252 read it
 _MISREAD_MAC = r"‚Ä|√[©®±≤≥§¶∂∫º]|\p{Ll}Õ\p{Ll}"  # as Mac Roman reads UTF-8, or as others read Mac Roman
-_MISREAD = (
-    rf"{_MISREAD_MAC}|n\?t\b|(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|[ÐÑ]{_INSIDE}[ÐÑ]{_INSIDE}|â[€„\x{{80}}]|ï[»¿¬]"
-    r"|ð[Ÿ\x{9f}]|[\x{80}-\x{9f}]"
+_INSIDE_HEBREW = r"[\x{90}-\x{aa}“”•–—˜™š›œžŸ]"  # × stands before fractions, too
+_MISREAD_1252 = (  # of letters with two bytes, Greek to Arabic, and with three, as in Thai, two that follow each other
+    rf"(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|(?:[Î-ÖØ-Û]{_INSIDE}|×{_INSIDE_HEBREW}){{2}}|(?:[à-ï]{_INSIDE}{{2}}){{2}}|â[€„\x{{80}}]|ï[»¿¬]|ð[Ÿ\x{{9f}}]"
 )
+_MISREAD_1256 = r"(?:[طظعغ][€‚ƒ„…†‡ˆ‰‹Œ‘’“”•–—™›œ\x{200c}\x{200d}\x{a0}،¢-©«-¹؛»-¾پٹچژڈگکڑںھ؟]){3}"  # as Arabic
+_MISREAD_874 = r"(?:เ[ธน]\S){5}"  # as Thai
+_MISREAD = rf"{_MISREAD_MAC}|n\?t\b|{_MISREAD_1252}|{_MISREAD_1256}|{_MISREAD_874}|[\x{{80}}-\x{{9f}}]"
+_LETTERS_OF_A_LIST = 3  # different ones
+_ALL_LATIN_1 = r"[¡-ÿ]{2,}(?:[\s\d!-/:;]*[¡-ÿ]){4,}"  # hardly any language has letters of this half alone
 _ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
 _DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
 _TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
@@ -137,8 +157,8 @@ _REGION_MARK = "eval --region-mark reads them"
 _ENCODING = "read the source in its own encoding"
 KINDS = (
     Kind("decomposed letters", "normalize the text to NFC", _DECOMPOSED, accepts=is_decomposed),
-    Kind("zero-width characters", _REMOVE, _BESIDE.format(_JOINED, _ZERO_WIDTH)),
-    Kind("soft hyphens", _REMOVE, r"(?:^|[^Ã])(\x{ad})"),
+    Kind("zero-width characters", _REMOVE, _ZERO_WIDTH),
+    Kind("soft hyphens", _REMOVE, r"\x{ad}"),
     Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)),
     Kind("byte-order marks", _REMOVE, r"\x{feff}", "any"),
     Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}", "any"),
@@ -146,7 +166,10 @@ KINDS = (
     Kind("lines under or through letters", _REMOVE, _LINES),
     Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
     Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()", "any"),  # shown as they are: one sees them
+    Kind("words of a wrong encoding", _ENCODING, f"(?:{_ALL_LATIN_1})()", "any", accepts=is_misread),
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
+    Kind("Arabic presentation forms", _PLAIN, _ARABIC_FORMS),
+    Kind("Thai or Lao signs in parts, twice or in another order", "write แ, ำ, each mark once, tones last", _THAI),
     Kind("full-width letters or marks", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
     Kind("HTML entities", "decode them", rf"(?:^ ?|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
     Kind("HTML tags", _REMOVE, _INLINE_TAG),
@@ -258,13 +281,17 @@ class Oddities:
         line = text.decode("utf-8", "replace")
         is_first = self._is_first
         self._is_first = is_first and not line.strip()
+        found = {}
         for number in sorted(self._patterns.Match(line) or []):
             kind = self._kinds[number]
             is_elsewhere = (kind.of == "first" and not is_first) or (kind.of == "later" and is_first)
-            if is_elsewhere:
-                continue
-            place = kind.find(line)
-            if place is None or self._latest.get(kind) == self._n_begun:
+            place = None if is_elsewhere else kind.find(line)
+            if place is not None:
+                found[kind] = place
+        # What else is odd in a misread line, such as half of a letter, is not to be removed from it.
+        misread = {kind: place for kind, place in found.items() if kind.remedy == _ENCODING}
+        for kind, place in (misread or found).items():
+            if self._latest.get(kind) == self._n_begun:
                 continue
             self._latest[kind] = self._n_begun
             self._counts[kind] += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,9 +22,11 @@ from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.head import Readout
+from xlcli.model.lm import ScoreOutput
 from xlcli.model.stack import Ponder
 from xlcli.online import Scorer
 from xlcli.runtime import Runtime
+from xlcli.state import State
 from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalBatch, EvalLoader, document_loaders, text_loader
 
@@ -100,7 +103,7 @@ def score_text(
     totals = Totals()
     for loader in batches.loaders:
         by_context.start(loader.batch_size)
-        for (inputs, _, scored, positions), surprisal, ponder, features in _scored(run, loader, readout):
+        for (inputs, _, scored, positions), (surprisal, _, ponder, features) in _scored(run, loader, readout):
             # Numbers (b t) of the tokens; those after the end of a sequence are not scored, but must be legal.
             index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n_tokens - 1)
             if text.scored is not None:
@@ -130,39 +133,42 @@ def score_text(
     return totals
 
 
-def _scored(
-    run: Pass, loader: EvalLoader, readout: Readout | None
-) -> Iterator[tuple[EvalBatch, Tensor, Ponder | None, Tensor | None]]:
-    """The calls of a loader, each with surprisal, ponder cost and readout of its targets, until stopped.
+def _scored(run: Pass, loader: EvalLoader, readout: Readout | None) -> Iterator[tuple[EvalBatch, ScoreOutput]]:
+    """The calls of a loader, each with the scores of its targets, until stopped.
 
-    A plain network reads several calls at once, layer by layer: where no text follows, the memory of a layer is freed
-    when the next one begins.
+    A plain network reads a group of calls at once, layer by layer: where no text follows, the memory of a layer is
+    freed when the next one begins. Any other scorer reads groups of one call.
     """
-    network = run.model.network
+    network, device = run.model.network, run.runtime.device
     state = run.lengths.init_state(run.scorer, loader.offsets)
-    n_at_once = 0
+    group_len = 1
+    score_group: Callable[..., list[ScoreOutput]] = partial(_score_call, run.scorer)
     if run.scorer is network and network.reads_by_layer(state, readout):
         n_products = network.n_parameters * loader.batch_size * loader.segment_len
-        n_at_once = min(MOST_CALLS, max(1, MOST_PRODUCTS // n_products))
+        group_len, score_group = min(MOST_CALLS, max(1, MOST_PRODUCTS // n_products)), network.score_by_layer
     n_left = math.ceil(loader.sequence_len / loader.segment_len)
     batches = iter(loader)
     while n_left > 0 and not run.stop():
-        group = [*islice(batches, max(1, n_at_once))]
+        group = [*islice(batches, group_len)]
         n_left -= len(group)
         calls = []
         for inputs, targets, *_ in group:
-            device = run.runtime.device
             calls.append((torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)))
         with torch.inference_mode(), run.runtime.autocast():
-            if n_at_once:
-                outs = network.score_by_layer(calls, state, readout=readout, continues=n_left > 0)
-            else:
-                outs = [run.scorer.score(*calls[0], state, readout=readout)]
+            outs = score_group(calls, state, readout=readout, continues=n_left > 0)
         state = outs[-1].state
-        for i, (nll, _, ponder, features) in enumerate(outs):
-            if i > 0 and run.stop():
+        for number, (batch, out) in enumerate(zip(group, outs, strict=True)):
+            if number > 0 and run.stop():  # the loop has asked for the first one
                 return
-            yield group[i], nll, ponder, features
+            yield batch, out
+
+
+def _score_call(
+    scorer: Scorer, calls: Sequence[tuple[Tensor, Tensor]], state: State, *, readout: Readout | None, continues: bool
+) -> list[ScoreOutput]:
+    """The scores of a group of one call by any scorer, which returns its memory even if no text `continues` it."""
+    [(tokens, targets)] = calls
+    return [scorer.score(tokens, targets, state, readout=readout)]
 
 
 def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:

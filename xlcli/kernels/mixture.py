@@ -42,6 +42,7 @@ MOST_RAISED = 30.0
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio: multiplied by it, similar keys become dissimilar."""
 _ORDERS = np.array(ORDERS)
+NO_TOKEN = -1
 
 
 class Space(NamedTuple):
@@ -54,7 +55,7 @@ class Space(NamedTuple):
         totals: Number of followers of the context of each kind (k).
         latest: Number of the candidate that followed it last (k).
         surprises: r of each candidate (c).
-        odds: Exponential of the logit of each token (v), as long as it is not normalized.
+        probabilities: Prediction of each token (v).
     """
 
     tokens: Array
@@ -63,7 +64,7 @@ class Space(NamedTuple):
     totals: Array
     latest: Array
     surprises: Array
-    odds: Array
+    probabilities: Array
 
 
 @inner()
@@ -75,15 +76,15 @@ def new_space(vocab_size: int) -> Space:
         totals=np.zeros(N_KINDS, np.int64),
         latest=np.zeros(N_KINDS, np.int64),
         surprises=np.zeros(MOST_CANDIDATES),
-        odds=np.zeros(vocab_size),
+        probabilities=np.zeros(vocab_size),
     )
 
 
 @inner()
 def token_at(index: Index, position: int) -> int:
-    """Token at one of the latest positions, -1 before the first."""
+    """Token at one of the latest positions, `NO_TOKEN` before the first."""
     if position < 0:
-        return -1
+        return NO_TOKEN
     return index.tokens[position % len(index.tokens)]  # type: ignore[no-any-return]
 
 
@@ -111,33 +112,34 @@ def append(index: Index, token: int, line_end: int) -> None:
             key = hashed(key, token_at(index, at - n_hashed))
             n_hashed += 1
         index.keys[kind, place] = key
-    column, above, first, second = place_in_line(index, at)
+    append_line_keys(index, at, token)
+
+
+@inner()
+def append_line_keys(index: Index, at: int, token: int) -> None:
+    """Writes the keys of the contexts that know the place in its line of a token, the one at a position.
+
+    They hash its column, the token above the next one, and the tokens in columns 1 and 2, or `NO_TOKEN`. In column 0 is
+    the end mark of the line before. Columns from `LINE` on count as one, and of their tokens nothing else is hashed.
+    """
+    n = len(index.tokens)
+    place = at % n
+    start = index.lines[place]
+    column = min(at - start, LINE)
+    above = first = second = NO_TOKEN
+    if column < LINE:
+        if column > 0:
+            first = token_at(index, start + 1)
+        if column > 1:
+            second = token_at(index, start + 2)
+        start_before = index.lines[(start - 1) % n]
+        position_above = start_before + column + 1
+        if start > 0 and at - start_before < REACH and position_above <= at:
+            above = token_at(index, position_above)
     # Numbers 2 to 4 keep the kinds of contexts apart.
     index.keys[COLUMN, place] = hashed(hashed(np.uint64(2), column), token)
     index.keys[ABOVE, place] = hashed(hashed(np.uint64(3), above), token)
     index.keys[HEAD, place] = hashed(hashed(hashed(np.uint64(4), first), second), column)
-
-
-@inner()
-def place_in_line(index: Index, at: int) -> tuple[int, int, int, int]:
-    """Column of the token at a position, the token above the next one, and those in columns 1 and 2; -1 if unknown.
-
-    In column 0 is the end mark of the line before. Of columns from `LINE` on nothing else is told.
-    """
-    n = len(index.tokens)
-    start = index.lines[at % n]
-    column = at - start
-    if column >= LINE:
-        return LINE, -1, -1, -1
-    first = token_at(index, start + 1) if column > 0 else -1
-    second = token_at(index, start + 2) if column > 1 else -1
-    above = -1
-    if start > 0:
-        start_before = index.lines[(start - 1) % n]
-        place_above = start_before + column + 1
-        if at - start_before < REACH and place_above <= at:
-            above = token_at(index, place_above)
-    return column, above, first, second
 
 
 @inner()
@@ -200,7 +202,7 @@ def weights_of(table: Array, kind: int, number: int, space: Space) -> Array:
 def predict(n_candidates: int, learned: Learned, log_p: Array, space: Space) -> None:
     """Turns log-probabilities (v) of the model into those of the mixture, in place.
 
-    Sets `surprises` and `odds` of the space; the odds are then probabilities.
+    Sets `surprises` and `probabilities` of the space, which `learn` reads.
     """
     log_p += learned.bias
     for number in range(n_candidates):
@@ -215,18 +217,19 @@ def predict(n_candidates: int, learned: Learned, log_p: Array, space: Space) -> 
         log_p[token] += min(max(raised, -MOST_RAISED), MOST_RAISED)
     total = 0.0
     for token in range(len(log_p)):
-        space.odds[token] = math.exp(log_p[token])
-        total += space.odds[token]
+        space.probabilities[token] = math.exp(log_p[token])  # not normalized yet
+        total += space.probabilities[token]
     log_p -= math.log(total)
-    space.odds[:] *= 1 / total
+    space.probabilities[:] *= 1 / total
 
 
 @inner()
 def learn(n_candidates: int, target: int, learned: Learned, space: Space) -> None:
-    """One step of bias and weights along the gradient of the surprisal of a token, which `predict` has predicted."""
+    """One step of bias and weights, in place, that lowers the surprisal of the target in the space of `predict`."""
     for number in range(n_candidates):
         token = space.tokens[number]
-        error = space.odds[token] - (1.0 if token == target else 0.0)
+        # The gradient by the logit of a token is also that by a constant, and r times that by a slope.
+        error = space.probabilities[token] - (1.0 if token == target else 0.0)
         for kind in range(N_KINDS):
             if space.counts[kind, number]:
                 weights = weights_of(learned.weights, kind, number, space)
@@ -236,7 +239,7 @@ def learn(n_candidates: int, target: int, learned: Learned, space: Space) -> Non
                     squares[i] += gradient * gradient
                     weights[i] -= RATE * gradient / math.sqrt(squares[i])
     for token in range(len(learned.bias)):
-        learned.bias[token] -= BIAS_RATE * space.odds[token]
+        learned.bias[token] -= BIAS_RATE * space.probabilities[token]
     learned.bias[target] += BIAS_RATE
 
 

@@ -39,6 +39,8 @@ FIRST_SLOPE = 1.0
 """Initial weight of the surprise of a token."""
 MOST_LEARNED = 1e3
 """Maximum of a weight in a state file."""
+SAVED_RANGES = {"weights": (-MOST_LEARNED, MOST_LEARNED), "squares": (1, 2**53), "bias": (-MOST_LEARNED, MOST_LEARNED)}
+"""Smallest and largest number in a state file of each array of `Learned`; squares begin with 1 and only grow."""
 
 Array = NDArray[Any]
 
@@ -145,26 +147,28 @@ class ContextCache(OnlineMemory):
 
         Raises:
             StateError: It is of an earlier version, in which a cache learned other values.
+            ValueError: It is damaged.
         """
         settings = dict(json.loads(description["settings"]))
         window = settings["context_cache"]
         if type(window) is not int or not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a context cache of {window} tokens")
-        if "mixer.weights" in tensors:
+        if "mixer.weights" in tensors:  # only earlier versions save one
             raise StateError("the context cache of the state is of an earlier version.", "Read its text again.")
         texts = tensors["texts"].cpu()
-        are_pairs = texts.ndim == 2 and len(texts) == 2 and texts.dtype == torch.int32
-        if not are_pairs or texts.shape[1] > window + REACH:
+        has_two_rows = texts.ndim == 2 and len(texts) == 2
+        if not has_two_rows or texts.dtype != torch.int32 or texts.shape[1] > window + REACH:
             raise ValueError("the context cache has no tokens and followers of its window")
         learned = new_learned(tensors["learned.bias"].numel())
         for name, array in learned._asdict().items():
             saved = tensors[f"learned.{name}"].cpu()
-            least, most = (1, 2**53) if name == "squares" else (-MOST_LEARNED, MOST_LEARNED)
             is_alike = saved.shape == array.shape and saved.dtype == torch.float64
+            least, most = SAVED_RANGES[name]
             if not is_alike or not bool(((saved >= least) & (saved <= most)).all()):
                 raise ValueError(f"'{name}' of the context cache are damaged")
             array[...] = saved.numpy()
-        return cls(settings, learned, new_index(window), [texts.numpy().astype(np.int64)])
+        unread = texts.numpy().astype(np.int64)  # the first call of a scorer reads them into the empty index
+        return cls(settings, learned, new_index(window), [unread])
 
     def fork(self) -> ContextCache:
         index, learned = Index(*map(np.copy, self.index)), Learned(*map(np.copy, self.learned))
@@ -175,25 +179,30 @@ class ContextCache(OnlineMemory):
         return replace(self, learned=Learned(*map(np.copy, self.learned)), unread=[self.texts])
 
     def go_back(self, before: ContextCache, n_tokens: int) -> None:
-        """Makes this cache, which has read `n_tokens` since, equal to its snapshot `before`, in place."""
+        """Makes this cache, which has read `n_tokens` since, equal to its snapshot `before`, in place.
+
+        A context is looked up by its head, the last bits of its key: `heads` has the latest position with that head,
+        and `links` of a position the one that was latest before. So the earliest position taken back of those with one
+        head links to what that was in the snapshot.
+        """
         for array, saved in zip(self.learned, before.learned, strict=True):
             array[...] = saved
-        if self.unread:  # nothing was read since it was loaded
+        if self.unread:  # the saved tokens still wait to be read, so nothing has entered the index
             return
         index = self.index
-        if n_tokens > SLACK - REACH:  # some of the window is lost
+        if n_tokens > SLACK - REACH:  # the rings no longer have the oldest tokens of the snapshot
             index.heads[...] = -1
             index.sizes[N_READ] = 0
-            self.unread.append(before.texts)
+            self.unread.append(before.texts)  # which are read into the empty index before anything else
             return
         index.sizes[N_READ] -= n_tokens
-        positions = index.sizes[N_READ] + np.arange(n_tokens)
-        places = positions[::-1] % len(index.tokens)
-        places = places[index.followers[places] != UNKNOWN]  # the others have no links
+        positions = index.sizes[N_READ] + np.arange(n_tokens)  # the earliest one first
+        places = positions % len(index.tokens)
+        places = places[index.followers[places] != UNKNOWN]  # without a follower a position never became a head
         last_bits = np.uint64(index.heads.shape[1] - 1)
         for heads, links, keys in zip(index.heads, index.links, index.keys, strict=True):
-            # Of several positions with one head the first one counts, which NumPy assigns last.
-            heads[(keys[places] & last_bits).astype(np.int64)] = links[places]
+            changed_heads, earliest = np.unique(keys[places] & last_bits, return_index=True)  # where each occurs first
+            heads[changed_heads.astype(np.int64)] = links[places[earliest]]
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""

@@ -8,9 +8,11 @@ example) run as modules.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -338,7 +340,8 @@ class Packer:
         """Number of the kind of a layer; layers of one kind share the arrays by distance."""
         assert isinstance(attention, FullAttention)
         window = attention.window if isinstance(attention, LocalAttention) else None
-        return self._kinds.setdefault((table_key(attention), window), len(self._kinds))
+        keys = [table.key for table in growing_tables(attention)]
+        return self._kinds.setdefault((*keys, window), len(self._kinds))
 
     def head(self, head: SoftmaxHead) -> Packed:
         matrix = self._matrix(head.weight, head.bias)
@@ -472,17 +475,41 @@ def joined(layers: Sequence[nn.Linear]) -> Tensor:
     return stored
 
 
-def table_key(attention: FullAttention) -> Hashable:
-    """What the arrays by distance of a layer depend on, beside its memory and window; parameters by identity."""
-    position = attention.position
+class GrowingTable(NamedTuple):
+    """A table by distance: `make` gives that of n distances, and `size` how many numbers it has.
+
+    Layers with the same `key` share it; parameters in a key count by identity.
+    """
+
+    key: Hashable
+    make: Callable[[int], Tensor]
+    size: Callable[[int], int]
+
+
+def growing_tables(attention: FullAttention) -> list[GrowingTable]:
+    """The tables by distance that a layer may need, in the order of their fields in `Tables`."""
+    position, n_heads, head_dim = attention.position, attention.n_heads, attention.head_dim
     if isinstance(position, XLPosition):
         n_shared = n_shared_features(position)
-        if n_shared < position.n_features:
-            return XLPosition, position.relative
-        return XLPosition, position.n_features, n_shared
+        key = XLPosition, position.n_features, n_shared
+        keys = GrowingTable(key, partial(shared_keys, position), lambda n: n_shared * n)
+        if n_shared == position.n_features:
+            return [keys]
+        block_size = n_heads * head_dim * 2 * RANK
+        blocks = partial(position_blocks, position)
+        return [keys, GrowingTable(position.relative, blocks, lambda n: block_size * math.ceil(n / BLOCK_LEN))]
+    if isinstance(position, (AlibiPosition, T5Position)):
+        same = type(position), *position.parameters(), n_heads
+        return [GrowingTable(same, partial(_bias, attention), lambda n: n_heads * n)]
     if isinstance(position, RopePosition):
-        return RopePosition, attention.head_dim, position.series
-    return type(position), *position.parameters(), attention.n_heads
+
+        def rotations(n: int) -> Tensor:
+            """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
+            return torch.cat(position.angles(torch.arange(n), head_dim), dim=-1).float()
+
+        # Its size is not counted, because it is made only for keys beyond a clamp.
+        return [GrowingTable((RopePosition, head_dim, position.series), rotations, lambda n: 0)]
+    return []
 
 
 @dataclass(frozen=True)
@@ -515,7 +542,7 @@ class DistanceTables:
     def share(self, attention: Attention, memory: TokenBuffers, context: AttentionContext) -> Shared:
         """The fields for a memory that has a row for the new token."""
         assert isinstance(attention, FullAttention)
-        tables = self._of(attention, memory.length, context)
+        tables = self._tables_of(attention, memory.length, context)
         sinks = sink_arrays(attention, memory, context)
         span = context.span
         n_distances = max(tables.position_keys.shape[1], tables.bias.shape[1])
@@ -530,53 +557,52 @@ class DistanceTables:
         fields = n_distances, n_blocks, clamp_len, full_len, *table_addresses, n_sinks, *sink_addresses, span.far_bias
         return Shared(fields, [*tables, *sinks], sees_sinks=bool(sinks))
 
-    def _of(self, attention: FullAttention, length: int, context: AttentionContext) -> Tables:
+    def _tables_of(self, attention: FullAttention, length: int, context: AttentionContext) -> Tables:
         """Tables for `length` keys, the new one included."""
-        position, head_dim = attention.position, attention.head_dim
-        key = table_key(attention)
-        clamp_len, farthest = context.span.clamp_len, context.mask.max_distance
+        position = attention.position
+        farthest = context.mask.max_distance
         longest = context.span.segment_len if farthest is None else 1 + farthest
         if isinstance(position, XLPosition):
-            if clamp_len is not None:  # all keys further back are at this distance
-                length = min(length, clamp_len + 1)
-                longest = min(longest, clamp_len + 1)
-            n_shared = n_shared_features(position)
-            shared_key = XLPosition, position.n_features, n_shared
-            keys = self._table(shared_key, length, longest, lambda n: shared_keys(position, n))
-            if n_shared == position.n_features:
-                return Tables(keys)
-            blocks = self._table(key, length, longest, lambda n: position_blocks(position, n))
-            return Tables(keys, blocks, block_basis(position.n_features))
+            if context.span.clamp_len is not None:  # all keys further back are at this distance
+                n_distances = context.span.clamp_len + 1
+                length, longest = min(length, n_distances), min(longest, n_distances)
+            found = [self._table(table, length, longest) for table in growing_tables(attention)]
+            if len(found) > 1:  # there are blocks, which are products with this basis
+                found.append(block_basis(position.n_features))
+            return Tables(*found)
+        if isinstance(position, RopePosition):
+            return self._rotations(attention, position, length, longest, context)
         if isinstance(position, (AlibiPosition, T5Position)):
-            return Tables(bias=self._table(key, length, longest, lambda n: _bias(attention, n, head_dim)))
-        if not isinstance(position, RopePosition):
-            return Tables()
+            [table] = growing_tables(attention)
+            return Tables(bias=self._table(table, length, longest))
+        return Tables()
+
+    def _rotations(
+        self, attention: FullAttention, position: RopePosition, length: int, longest: int, context: AttentionContext
+    ) -> Tables:
+        """Angles of the query, and where keys are further back than `clamp_len`, the turns that take them there."""
         assert context.tokens is not None
         positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-        sin, cos = (part.float().contiguous() for part in position.angles(positions, head_dim))
+        sin, cos = (part.float().contiguous() for part in position.angles(positions, attention.head_dim))
+        clamp_len = context.span.clamp_len
         if clamp_len is None or length <= clamp_len + 1:
             return Tables(sin=sin, cos=cos)
+        [table] = growing_tables(attention)
+        return Tables(sin=sin, cos=cos, turns=self._table(table, length - clamp_len, longest))
 
-        def rotations(n: int) -> Tensor:
-            """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
-            return torch.cat(position.angles(torch.arange(n), head_dim), dim=-1).float()
-
-        turns = self._table(key, length - clamp_len, longest, rotations)
-        return Tables(sin=sin, cos=cos, turns=turns)
-
-    def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor]) -> Tensor:
-        """Table for at least `length` distances, by `make`; grows by doubling, up to `longest`.
+    def _table(self, table: GrowingTable, length: int, longest: int) -> Tensor:
+        """Table of at least `length` distances; grows by doubling, up to `longest`.
 
         Its last column, or row, belongs to the query itself.
         """
-        known_length, table = self.tables.get(key, (0, ABSENT))
+        known_length, known = self.tables.get(table.key, (0, ABSENT))
         if known_length < length:
-            self.tables.pop(key, None)
-            del table  # before the new one is made, so that only one takes RAM
+            self.tables.pop(table.key, None)
+            del known  # before the new one is made, so that only one takes RAM
             known_length = max(length, min(max(2 * length, SHORTEST_TABLE), longest))
-            table = make(known_length).contiguous()
-            self.tables[key] = known_length, table
-        return table
+            known = table.make(known_length).contiguous()
+            self.tables[table.key] = known_length, known
+        return known
 
 
 def sink_arrays(attention: FullAttention, memory: Memory, context: AttentionContext) -> list[Tensor]:
@@ -590,15 +616,11 @@ def sink_arrays(attention: FullAttention, memory: Memory, context: AttentionCont
     return [row.expand(batch, -1).contiguous() for row in (counts, sin, cos)]
 
 
-def _context(n: int) -> AttentionContext:
-    """Context of a call of one token after n - 1 others."""
-    return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
-
-
-def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
+def _bias(attention: FullAttention, n: int) -> Tensor:
     """Additions (h n) to the scores of keys at distances n - 1 to 0."""
-    q = torch.zeros(1, attention.n_heads, 1, head_dim)
-    bias = attention.position.bias(q, q, _context(n), ScoreRule(attention.scale, lambda x: (x, x)))
+    q = torch.zeros(1, attention.n_heads, 1, attention.head_dim)
+    context = AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
+    bias = attention.position.bias(q, q, context, ScoreRule(attention.scale, lambda x: (x, x)))
     assert bias is not None
     return bias[:, 0]
 
@@ -607,15 +629,11 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
     """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
     n_weights = 0
     for attention, feed_forward in _decoded(network):
-        joined: list[nn.Linear] = [attention.query, attention.key, attention.value]
-        others: list[nn.Linear] = [attention.output, feed_forward.down]
-        if feed_forward.gate is None:
-            others.append(feed_forward.up)
-        else:
-            joined += [feed_forward.up, feed_forward.gate]
-        copied = joined
-        if encoding in ENCODINGS:  # of float32 only those that are joined
-            copied = joined + others
+        copied: set[nn.Linear] = {attention.query, attention.key, attention.value}  # which are joined
+        if feed_forward.gate is not None:
+            copied |= {feed_forward.up, feed_forward.gate}  # and so are these
+        if encoding in ENCODINGS:  # of float32 no others
+            copied |= {attention.output, feed_forward.up, feed_forward.down}
         for layer in copied:
             if not isinstance(layer.weight, StoredMatrix):  # such a matrix becomes part of the joined one
                 n_weights += layer.weight.numel()
@@ -624,25 +642,13 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
 
 def table_bytes(network: LanguageModel, n_memory: int) -> int:
     """Size in bytes of the tables by distance with `n_memory` tokens in memory; 0 if there is no decoder."""
-    tables: dict[Hashable, int] = {}
-    sizes: dict[Hashable, int]
+    sizes: dict[Hashable, int] = {}
     for attention, _ in _decoded(network):
-        position = attention.position
         n_distances = 1 + (attention.receptive_field(n_memory) or 0)
-        if isinstance(position, XLPosition):
-            n_shared = n_shared_features(position)
-            sizes = {(XLPosition, position.n_features, n_shared): n_shared * n_distances}
-            if n_shared < position.n_features:
-                n_halves = 2 * -(-n_distances // BLOCK_LEN)
-                sizes[table_key(attention)] = n_halves * RANK * attention.n_heads * attention.head_dim
-        elif isinstance(position, (AlibiPosition, T5Position)):
-            sizes = {table_key(attention): attention.n_heads * n_distances}
-        else:
-            continue
-        # Layers with the same encoding share the table of the one that sees most.
-        for key, n_numbers in sizes.items():
-            tables[key] = max(tables.get(key, 0), torch.float32.itemsize * n_numbers)
-    return sum(tables.values())
+        for table in growing_tables(attention):
+            # Layers with the same encoding share the table of the one that sees most.
+            sizes[table.key] = max(sizes.get(table.key, 0), table.size(n_distances))
+    return torch.float32.itemsize * sum(sizes.values())
 
 
 def _decoded(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:

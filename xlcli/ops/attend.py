@@ -168,7 +168,8 @@ def attend_fused(
     without_keys = None
     is_on_gpu = q.device.type == "cuda"
     if is_on_gpu and isinstance(visible, Mask) and visible.sees_all_earlier and bias is None:
-        q, k, v = cast_for_products(q), cast_for_products(k), cast_for_products(v)  # which is not done for this mask
+        # Autocast passes over a mask that is no plain tensor, so the types of the products are chosen here.
+        q, k, v = cast_for_products(q), cast_for_products(k), cast_for_products(v)
         mask = visible.causal_bias
     else:
         mask, without_keys = _hidden_keys(visible, q.dtype)

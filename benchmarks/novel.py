@@ -27,7 +27,7 @@ from typing import NamedTuple
 from runs import save, saved, xlcli
 
 RESULT = Path(__file__).parent / "results" / "novel.json"
-FIGURES = Path(__file__).parent.parent / "docs"
+FIGURES = Path(__file__).parent.parent / "docs" / "pictures"
 BLOCK = 16_384
 """Bytes of a place in the text, whose bits are counted together."""
 LONG_CACHE = "1000000"
@@ -280,7 +280,7 @@ def plot(model: str, runs: dict, file: Path) -> None:
     axes.set(xscale="log", xlabel="characters read before", ylabel="bits saved, % of memory 256", title=model)
     axes.axhline(0, color="gray", linewidth=0.8)
     figure.legend(loc="outside right center", frameon=False, fontsize="small")
-    figure.savefig(file)
+    figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 
 

@@ -43,10 +43,11 @@ class TextScore:
             tokens.append((len(text), token.bits))
             text += token.text
         words = []
+        first_byte = self.tokens[0].byte if self.tokens else 0  # below 0 if the first token began in the state
         for word in self.words:
-            start = max(0, word.byte)
+            start = max(0, word.byte - first_byte)
             if start < len(text):
-                words.append(Part(start, word.byte + len(word.word.encode()), word.bits))
+                words.append(Part(start, word.byte - first_byte + len(word.word.encode()), word.bits))
         parts = by_token(text, words, tokens)
         by_bin = [0] * BINS
         for part in parts:

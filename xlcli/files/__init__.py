@@ -101,7 +101,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[tuple[Callable[[bytes],
             if mode_of_replaced is not None:
                 with suppress(PermissionError):
                     os.fchmod(descriptor, mode_of_replaced)
-            yield partial(_write_all, descriptor), temporary
+            yield partial(write_all, descriptor), temporary
             os.fsync(descriptor)
             temporary.replace(path)
         sync_folder(path.parent)
@@ -123,7 +123,7 @@ def check_writable(path: Path, n_bytes: int = 0) -> None:
     try:
         _mode_of_replaced(path)
         with _unfinished(path, 0o666) as (descriptor, temporary):
-            _write_all(descriptor, bytes(n_bytes))
+            write_all(descriptor, bytes(n_bytes))
             temporary.unlink()
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -193,7 +193,7 @@ def append_line(path: Path, line: bytes) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
-            _write_all(descriptor, line + b"\n")
+            write_all(descriptor, line + b"\n")
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -269,7 +269,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Writes all of the data to a descriptor, at its place."""
     view = memoryview(data).cast("B")
     while view:
         n_written = os.write(descriptor, view[:_MOST_AT_ONCE])

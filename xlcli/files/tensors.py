@@ -8,16 +8,18 @@ are imported in the functions that need them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import RESTORE, json_digest, open_regular, version, write_atomic
+from xlcli.files import RESTORE, json_digest, open_regular, version, write_all, write_atomic
 from xlcli.machine import require_memory
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ seconds and 400 MB; the library allows 100 MB."""
 LENGTH_BYTES = 8
 """Bytes of the length of the header, at the beginning of a file, and the multiple to which the header is padded."""
 
+NO_CHECKSUM = "0" * 64
+"""As long as the SHA-256 of the tensors."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
@@ -99,7 +103,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     `ConfigError` if the tensors are too many for a header of `HEADER_LIMIT` bytes.
     """
     infos = {name: TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
-    write_in_order(path, infos, sorted(tensors.items()), metadata)
+    entries, beginning = _layout(path, infos, metadata)
+    contents = (_bytes(tensors[name].detach().to("cpu").contiguous()) for name in entries)
+    write_atomic(path, itertools.chain([beginning(digest(tensors))], contents))
 
 
 def write_in_order(
@@ -108,6 +114,31 @@ def write_in_order(
     """`write_tensors` for names and tensors that are made one after the other, in alphabetical order, of these types.
 
     Each is written to its place before the next one is asked for.
+    """
+    entries, beginning = _layout(path, infos, metadata)
+    data_start = len(beginning(NO_CHECKSUM))
+
+    def save(temporary: Path) -> None:
+        checksum = hashlib.sha256()
+        with temporary.open("r+b", buffering=0) as file:
+            for name, tensor in tensors:
+                if TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) != infos[name]:
+                    raise ValueError(f"tensor {name!r} is not of the announced type and shape")
+                content = _add_to_digest(checksum, name, tensor)
+                os.lseek(file.fileno(), data_start + entries[name]["data_offsets"][0], os.SEEK_SET)
+                write_all(file.fileno(), content)
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
+            write_all(file.fileno(), beginning(checksum.hexdigest()))
+
+    write_atomic(path, save)
+
+
+def _layout(
+    path: Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
+) -> tuple[dict[str, Any], Callable[[str], bytes]]:
+    """What the header of a file says of each tensor, in the order of the file, and the file before them by checksum.
+
+    The length of that beginning does not depend on the checksum. Errors as of `write_tensors`.
     """
     for name in infos:
         if not _NAME.fullmatch(name):
@@ -121,7 +152,6 @@ def write_in_order(
         entries[name] = {"dtype": infos[name].dtype, "shape": [*infos[name].shape], "data_offsets": [start, end]}
 
     def beginning(checksum: str) -> bytes:
-        """The file before the tensors, whose length does not depend on the checksum of the tensors."""
         sealed = dict(metadata)
         sealed.pop("metadata_sha256", None)  # of the file that the metadata were read from
         sealed["sha256"] = checksum
@@ -130,25 +160,12 @@ def write_in_order(
         header += b" " * (-len(header) % LENGTH_BYTES)
         return len(header).to_bytes(LENGTH_BYTES, "little") + header
 
-    data_start = len(beginning("0" * len(hashlib.sha256().hexdigest())))
+    data_start = len(beginning(NO_CHECKSUM))
     if data_start - LENGTH_BYTES > HEADER_LIMIT:
         size = f"a header of {data_start - LENGTH_BYTES:,} bytes, more than the {HEADER_LIMIT:,} allowed"
         problem = f"cannot write {path}: {len(infos):,} tensors need {size}."
         raise ConfigError(problem, "Use fewer layers or a smaller train.grad_accum.")
-
-    def save(temporary: Path) -> None:
-        checksum = hashlib.sha256()
-        with temporary.open("r+b") as file:
-            for name, tensor in tensors:
-                if TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) != infos[name]:
-                    raise ValueError(f"tensor {name!r} is not of the announced type and shape")
-                content = _add_to_digest(checksum, name, tensor)
-                file.seek(data_start + entries[name]["data_offsets"][0])
-                file.write(content)
-            file.seek(0)
-            file.write(beginning(checksum.hexdigest()))
-
-    write_atomic(path, save)
+    return entries, beginning
 
 
 def n_bytes(info: TensorInfo) -> int:

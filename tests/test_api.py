@@ -504,6 +504,15 @@ def test_settings_of_a_resumed_run_are_read_from_text(tmp_path):
         list(xlcli.resume_events(text, folder, settings={"runtime": {"nproc": 2}}))
 
 
+def test_colored_words_of_a_text_that_continues_a_state_are_its_words(books):
+    for read, text, words in (
+        ("The ship went down, and the ", "captain was drowned.", ["captain", "was", "drowned."]),
+        ("The ship and the capt", "ain was drowned.", ["aptain", "was", "drowned."]),  # its token began in the state
+    ):
+        page = books.score(text, state=books.read(read))._repr_html_()
+        assert re.findall(r"<span title[^>]*>([^<]*)<", page) == words
+
+
 @pytest.mark.parametrize(
     "call",
     [

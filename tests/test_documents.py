@@ -109,7 +109,7 @@ def test_a_stopped_evaluation_is_not_that_of_the_shortest_documents(tmp_path):
     (tmp_path / "all.jsonl").write_bytes(json_lines(texts))
     asked = itertools.count()
     options = EvalConfig(reset_on_document=True, batch_size=1, segment_len=512)
-    events = list(evaluate(toy(), [tmp_path / "all.jsonl"], options, RUNTIME, stop=lambda: next(asked) > 25))
+    events = list(evaluate(toy(), [tmp_path / "all.jsonl"], options, RUNTIME, stop=lambda: next(asked) > 40))
     score = next(event for event in events if isinstance(event, Score))
     assert score.partial
     assert 15 <= score.documents <= 25

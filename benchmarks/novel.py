@@ -333,7 +333,9 @@ def check(options: argparse.Namespace) -> None:
         weights = torch.cat((sink_scores, scores), -1).softmax(-1)
         return (weights @ torch.cat((v[:, :, :n_sinks], v), 2)).transpose(1, 2), None
 
-    ids = AutoTokenizer.from_pretrained(options.folder)(options.book.read_text()[: 8 * CHECKED]).input_ids[:CHECKED]
+    text = options.book.read_text()[: 8 * CHECKED]
+    ids = AutoTokenizer.from_pretrained(options.folder)(text).input_ids[:CHECKED]
+    ids = [hugging_face.config.bos_token_id, *ids]  # a text follows the token that begins one
     for mem_len in (256, 1024):
         AttentionInterface.register("memory", functools.partial(attend, mem_len=mem_len))
         hugging_face.set_attn_implementation("memory")
@@ -341,7 +343,7 @@ def check(options: argparse.Namespace) -> None:
             logits = hugging_face(torch.tensor([ids])).logits[0, :-1]
         theirs = -logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         _, tokens = score(options.book, str(options.model), _memory(mem_len, "--limit", str(5 * CHECKED)))
-        ours = torch.tensor([token["bits"] for token in tokens[1:]]) * math.log(2)
+        ours = torch.tensor([token["bits"] for token in tokens]) * math.log(2)
         n = min(len(ours), len(theirs))
         print(f"memory {mem_len}: {(ours[:n] - theirs[:n]).abs().max():.2e} nats at most, {n} tokens")
 

@@ -102,10 +102,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Sets in the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
     `ConfigError` if the tensors are too many for a header of `HEADER_LIMIT` bytes.
     """
-    infos = {name: TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    ready = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    infos = {name: TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in ready.items()}
     entries, beginning = _layout(path, infos, metadata)
-    contents = (_bytes(tensors[name].detach().to("cpu").contiguous()) for name in entries)
-    write_atomic(path, itertools.chain([beginning(digest(tensors))], contents))
+    write_atomic(path, itertools.chain([beginning(digest(ready))], (_bytes(ready[name]) for name in entries)))
 
 
 def write_in_order(

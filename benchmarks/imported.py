@@ -201,6 +201,16 @@ def measure_transformer_xl(spec):
     return {"decode": 1e3 * statistics.median(times[2:]), "prefill": prefill}
 
 
+def model_and_options(library, spec):
+    """The model and the options of its context, by the C interface of llama.cpp or of ik_llama.cpp."""
+    path = str(Path(spec["folder"]) / "smollm.gguf").encode()
+    model = library.llama_model_load_from_file(path, library.llama_model_default_params())
+    options = library.llama_context_default_params()
+    options.n_ctx, options.n_batch, options.n_ubatch = spec["length"] + 256, 512, 512
+    options.n_threads = options.n_threads_batch = spec["threads"]
+    return model, options
+
+
 def measure_llama(spec):
     """llama.cpp through its C interface."""
     import ctypes
@@ -210,11 +220,7 @@ def measure_llama(spec):
     silent = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
-    path = str(Path(spec["folder"]) / "smollm.gguf").encode()
-    model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
-    options = llama_cpp.llama_context_default_params()
-    options.n_ctx, options.n_batch, options.n_ubatch = spec["length"] + 256, 512, 512
-    options.n_threads = options.n_threads_batch = spec["threads"]
+    model, options = model_and_options(llama_cpp, spec)
     options.flash_attn_type = int(PEERS[spec["who"]]["flash_attention"])
     context = llama_cpp.llama_init_from_model(model, options)
 
@@ -231,11 +237,7 @@ def measure_ik_llama(spec):
     from ik_llama_cpp import _ctypes_api as ik
 
     ik.llama_backend_init()
-    path = str(Path(spec["folder"]) / "smollm.gguf").encode()
-    model = ik.llama_model_load_from_file(path, ik.llama_model_default_params())
-    options = ik.llama_context_default_params()
-    options.n_ctx, options.n_batch, options.n_ubatch = spec["length"] + 256, 512, 512
-    options.n_threads = options.n_threads_batch = spec["threads"]
+    model, options = model_and_options(ik, spec)
     options.flash_attn = True
     context = ik.llama_init_from_model(model, options)
     n_read = 0

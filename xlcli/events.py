@@ -238,12 +238,20 @@ class TokenScore(Event):
 class Row(Event):
     """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object.
 
-    `regions` are the offsets in its text at which marked regions begin and end.
+    `regions` are the offsets in its text at which marked regions begin and end, `file` the name of its file if several
+    are read.
     """
 
     document: int
     fields: Mapping[str, Any]
     regions: Sequence[tuple[int, int]] = field(default=(), repr=False)
+    file: str | None = field(default=None, repr=False)
+
+    def place(self, number: int) -> str:
+        """What a message calls it, given its number: `row 3`, or `row 3 of all, in b.csv,` of several files."""
+        if self.file is None:
+            return f"row {number:,}"
+        return f"row {number:,} of all, in {self.file},"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, writ
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import describe_context, over_seeds, score_rows, seed_rows
+from xlcli.cli.score_report import describe_context, document_name, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import csv_text, form_of, listing
 from xlcli.config import EvalConfig, ModelConfig
@@ -178,6 +178,8 @@ class _PageSink(Sink):
 
     def add(self, event: events.Event) -> None:
         match event:
+            case events.Row():
+                self._page.begin(document_name(event) or f"document {event.document}")
             case events.TokenScore():
                 self._page.add(event)
             case events.WordScore():

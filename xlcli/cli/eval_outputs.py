@@ -47,11 +47,13 @@ Plot = Annotated[str | None, plot_option("Results", "Plot loss by context length
 class Run(NamedTuple):
     """What outputs know of an evaluation: names of the models, the shape of the first one, and how to print.
 
-    `seeds` are groups of models that differ in their seeds only. `n_rows` is the number of models and memory lengths of
-    a table; 0 for one score.
+    `columns` are names of the evaluations, each of a model and a memory length, as lists have them in columns. `seeds`
+    are groups of models that differ in their seeds only. `n_rows` is the number of evaluations in a table; 0 for one
+    score.
     """
 
     names: Sequence[str]
+    columns: Sequence[str]
     seeds: Sequence[Sequence[str]]
     shape: ModelConfig
     n_rows: int
@@ -97,7 +99,7 @@ class TokenList(ResultFile):
 
     name = "per_token"
     kind = LIST
-    excludes = ("words", "regions", "score_field", "sweep_mem_len")
+    excludes = ("regions", "score_field")
     lists = ("per_token",)
 
     def check_models(self, folders: Sequence[Path]) -> None:
@@ -106,20 +108,19 @@ class TokenList(ResultFile):
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
 
     def sink(self, run: Run) -> Sink:
-        return listing(self.path, form_of(self.path, json=True), run.screen, (events.Row, events.TokenScore), run.names)
+        form, kinds = form_of(self.path, json=True), (events.Row, events.TokenScore)
+        return listing(self.path, form, run.screen, kinds, run.columns)
 
 
 class _List(ResultFile):
     """Events of some classes, with the columns of their rows."""
 
     kind = LIST
-    excludes: ClassVar[Sequence[str]] = ("sweep_mem_len",)
     kinds: ClassVar[tuple[type[events.Scored], ...]]
 
     def sink(self, run: Run) -> Sink:
-        return listing(
-            self.path, form_of(self.path, json=run.screen.json), run.screen, (events.Row, *self.kinds), run.names
-        )
+        form = form_of(self.path, json=run.screen.json)
+        return listing(self.path, form, run.screen, (events.Row, *self.kinds), run.columns)
 
 
 class WordList(_List):
@@ -142,7 +143,7 @@ class DocumentList(_List):
     """`--documents`."""
 
     name = "documents"
-    excludes = ("sweep_mem_len", "pairs", "score_field")
+    excludes = ("pairs", "score_field")
     lists = ("documents",)
     kinds = (events.DocumentScore,)
 

@@ -308,7 +308,7 @@ def _trained_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]
         return
     what = f"{names[0]} is"
     if len(files) > 1:
-        what = f"{len(names)} of the {len(files)} files are ({named(names, most=3)})"
+        what = f"{len(names)} of the {len(files)} files ({named(names, most=3)}) are"
     remark = "scores of text that a model was trained on say little of new text"
     yield Notice(f"{what} in the training text of {model.name}; {remark}", "warning")
 

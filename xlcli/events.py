@@ -247,11 +247,12 @@ class Row(Event):
     regions: Sequence[tuple[int, int]] = field(default=(), repr=False)
     file: str | None = field(default=None, repr=False)
 
-    def place(self, number: int) -> str:
-        """What a message calls it, given its number: `row 3`, or `row 3 of all, in b.csv,` of several files."""
+    @property
+    def place(self) -> str:
+        """What a message calls it: `row 3`, or `row 3 of all, in b.csv,` if several files are read."""
         if self.file is None:
-            return f"row {number:,}"
-        return f"row {number:,} of all, in {self.file},"
+            return f"row {self.document:,}"
+        return f"row {self.document:,} of all, in {self.file},"
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,8 @@ def make(tokens, title="text", *, words=None, byte=0, facts=(), documents=(), **
         data = b"".join(text for text, _ in tokens)
         words = [(byte + found.start(), found[0], 3.0) for found in re.finditer(rb"\S+", data)]
     words = deque(words)
-    with tempfile.TemporaryDirectory() as folder, Page(Path(folder) / "page.html") as page:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Page(Path(folder) / "page.html")
         for text, bits in tokens:
             if byte in documents:
                 page.begin(documents[byte])
@@ -367,7 +368,8 @@ def test_a_single_document_and_one_without_tokens_have_no_heading():
         html = make(CHAPTERS, documents=documents)
         assert "one.txt" not in html
         assert "<nav" not in html
-    with tempfile.TemporaryDirectory() as folder, Page(Path(folder) / "page.html") as page:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Page(Path(folder) / "page.html")
         page.begin("one.txt")
         page.add(TokenScore(1, 0, b"a line\n", 1.0))
         page.begin("none.txt")

@@ -94,33 +94,31 @@ class ResultFile:
         raise NotImplementedError
 
 
-class TokenList(ResultFile):
+class _List(ResultFile):
+    """Events of some classes, with the columns of their rows. `is_json`: a pipe gets JSON lines without `--json`."""
+
+    kind = LIST
+    kinds: ClassVar[tuple[type[events.Scored], ...]]
+    is_json: ClassVar[bool] = False
+
+    def sink(self, run: Run) -> Sink:
+        form = form_of(self.path, json=self.is_json or run.screen.json)
+        return listing(self.path, form, run.screen, (events.Row, *self.kinds), run.columns)
+
+
+class TokenList(_List):
     """`--per-token`."""
 
     name = "per_token"
-    kind = LIST
     excludes = ("regions", "score_field")
     lists = ("per_token",)
+    kinds = (events.TokenScore,)
+    is_json = True
 
     def check_models(self, folders: Sequence[Path]) -> None:
         vocabularies = {read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}
         if len(vocabularies) > 1:  # rows of tokens could not be joined
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
-
-    def sink(self, run: Run) -> Sink:
-        form, kinds = form_of(self.path, json=True), (events.Row, events.TokenScore)
-        return listing(self.path, form, run.screen, kinds, run.columns)
-
-
-class _List(ResultFile):
-    """Events of some classes, with the columns of their rows."""
-
-    kind = LIST
-    kinds: ClassVar[tuple[type[events.Scored], ...]]
-
-    def sink(self, run: Run) -> Sink:
-        form = form_of(self.path, json=run.screen.json)
-        return listing(self.path, form, run.screen, (events.Row, *self.kinds), run.columns)
 
 
 class WordList(_List):
@@ -195,9 +193,7 @@ class _PageSink(Sink):
         if score is None or not self._is_whole:
             screen.not_written(str(self._page.path))
             return
-        perplexities = []
-        if score.perplexity is not None:
-            perplexities.append(("perplexity per token", f"{score.perplexity:.5g}"))
+        perplexities = [("perplexity per token", f"{score.perplexity:.5g}")]
         if score.word_perplexity is not None:
             perplexities.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
         context = describe_context(self._run.shape, score.mem_len, score.segment_len, score.stride)

@@ -18,20 +18,18 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
 import xlcli
 from xlcli.cli.outputs import write_output
 from xlcli.cli.quantities import approximate_count, format_bytes
 from xlcli.cli.score_report import context_cells
 from xlcli.events import ContextBin, TokenScore, WordScore
-from xlcli.files import cannot_write
+from xlcli.files import cache_folder
 from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, direction, escaped, visible
 
 TEXT_BYTES = 2**25
@@ -48,8 +46,8 @@ OPEN_LIST, LONGEST_LIST = 30, 1000  # number of documents up to which their list
 Facts = Sequence[tuple[str, str]]
 
 
-class Page(AbstractContextManager["Page"]):
-    """Page of a text whose tokens, and words after them, are added in order; a context manager. `save` writes it."""
+class Page:
+    """Page of a text whose tokens, and words after them, are added in order. `save` writes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,10 +59,7 @@ class Page(AbstractContextManager["Page"]):
         self._next_name: str | None = None  # of the document that begins with the next token
         self._bins = [0] * BINS
         self._unit = "words"  # what has a color
-        self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks(path)
-
-    def __exit__(self, *error: object) -> None:
-        self._blocks.file.close()
+        self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks()
 
     def begin(self, name: str) -> None:
         """The next token, if one comes, begins a document of this name."""
@@ -130,9 +125,8 @@ class Page(AbstractContextManager["Page"]):
             self._unit = "words, or characters (longer tokens whole) where a script has no blanks,"
         for part in row.parts:
             self._bins[bin_of(part.bits)] += 1
-        is_shown = self._blocks.n_bytes < TEXT_BYTES
-        self._most_surprising.add(row, is_linked=is_shown)
-        if is_shown:
+        self._most_surprising.add(row)
+        if self._blocks.n_bytes < TEXT_BYTES:
             self._blocks.add(row)
 
     def _pieces(self, title: str, facts: Facts, by_context: Sequence[ContextBin]) -> Iterator[bytes]:
@@ -162,12 +156,13 @@ class Page(AbstractContextManager["Page"]):
             "context_rows": _context_rows(by_context),
             "context_hidden": "" if by_context else " hidden",
             **self._curve.drawing(blocks.last_line),
-            **self._most_surprising.table(),
+            **self._most_surprising.table(blocks.last_line),
         }
         head, tail = files.joinpath("page.html").read_text("utf-8").split("<!-- text -->")
         yield Template(head).substitute(values).encode()
-        blocks.file.seek(0)
-        yield from iter(lambda: blocks.file.read(2**20), b"")
+        with blocks.file as text:
+            text.seek(0)
+            yield from iter(lambda: text.read(2**20), b"")
         yield Template(tail).substitute(values).encode()
 
     def _list_of_documents(self) -> dict[str, str]:
@@ -228,8 +223,17 @@ class _Row:
         return self.text.endswith(b"\n") or len(self.text) >= ROW_BYTES
 
     @property
+    def is_long(self) -> bool:
+        return len(self.text) >= LONG_LINE
+
+    @property
     def bits_per_byte(self) -> float:
         return self.bits / max(1, len(self.text))
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What orders the most surprising lines: long ones are before others, and those without a number first."""
+        return self.is_long, self.bits_per_byte if math.isfinite(self.bits) else math.inf
 
     def html(self, most_bytes: int | None = None) -> str:
         """The text with its parts in color. It ends before a part that begins after `most_bytes`."""
@@ -243,18 +247,11 @@ def _paint(html: str, bits: float) -> str:
 class _Blocks:
     """HTML of the text in blocks of rows, in an unnamed temporary file: RAM is constant."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
         self.n_bytes = self.last_line = self.last_document = 0  # of the text shown
-        self._path = path
+        self.file = tempfile.TemporaryFile(dir=cache_folder())  # noqa: SIM115
         self._rows: list[str] = []
         self._block_bytes = self._n_colored = 0
-        try:
-            folder: Path | None = path.parent
-            if path.exists() and not path.is_file():
-                folder = None  # that of a device or pipe may be no place for files
-            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        except OSError as error:
-            raise cannot_write(path, error) from None
 
     def add(self, row: _Row) -> None:
         document = row.document
@@ -286,60 +283,39 @@ class _Blocks:
 
     def end(self) -> None:
         if self._rows:
-            self._write(f"<pre>{''.join(self._rows)}</pre>\n")
+            self.file.write(f"<pre>{''.join(self._rows)}</pre>\n".encode())
             self._rows, self._block_bytes = [], 0
 
     def note(self, text: str) -> None:
-        self._write(f"<p class=note>{text}</p>\n")
-
-    def _write(self, html: str) -> None:
-        try:
-            self.file.write(html.encode())
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
-
-
-class _SurprisingLine(NamedTuple):
-    """A line of the table. `rank` is (whether it is long, bits per byte): long lines are before others."""
-
-    rank: tuple[bool, float]
-    row: _Row
-    is_linked: bool
-
-    @property
-    def html(self) -> str:
-        row = self.row
-        place = row.document.place(row.line).removeprefix("line ")  # the heading of the column says it
-        place = escape(visible(place))
-        if self.is_linked:
-            place = f'<a href="#L{row.line}">{place}</a>'
-        text = f'<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}'
-        return f"<tr><td>{row.bits_per_byte:.2f}<td>{place}{text}</tr>"
+        self.file.write(f"<p class=note>{text}</p>\n".encode())
 
 
 class _MostSurprising:
     """Table of the most surprising lines; short ones only if there are no others."""
 
     def __init__(self) -> None:
-        self._lines: list[_SurprisingLine] = []
+        self._rows: list[_Row] = []
 
-    def add(self, row: _Row, *, is_linked: bool) -> None:
-        rank = (len(row.text) >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf)
-        if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1].rank:
-            return
-        self._lines.append(_SurprisingLine(rank, row, is_linked))
-        self._lines.sort(key=lambda line: line.rank, reverse=True)
-        del self._lines[TABLE_ROWS:]
+    def add(self, row: _Row) -> None:
+        if len(self._rows) < TABLE_ROWS or row.rank > self._rows[-1].rank:
+            self._rows.append(row)
+            self._rows.sort(key=lambda row: row.rank, reverse=True)
+            del self._rows[TABLE_ROWS:]
 
-    def table(self) -> dict[str, str]:
-        """What the page shows of them, by names of its template."""
+    def table(self, last_line: int) -> dict[str, str]:
+        """What the page shows of them, by names of its template, with links to lines up to `last_line`."""
         about = "Lines by bits per byte."
-        lines = self._lines
-        long_lines = [line for line in lines if line.rank[0]]
-        if long_lines:
+        rows = [row for row in self._rows if row.is_long]
+        if rows:
             about = f"Lines of at least {LONG_LINE} bytes by bits per byte."
-            lines = long_lines
-        return {"about_lines": about, "line_rows": "".join(line.html for line in lines)}
+        html = ""
+        for row in rows or self._rows:
+            place = escape(visible(row.document.place(row.line).removeprefix("line ")))  # as the column is called
+            if row.line <= last_line:
+                place = f'<a href="#L{row.line}">{place}</a>'
+            text = f'<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}'
+            html += f"<tr><td>{row.bits_per_byte:.2f}<td>{place}{text}</tr>"
+        return {"about_lines": about, "line_rows": html}
 
 
 def _color(words_by_bin: Sequence[int]) -> tuple[str, str]:

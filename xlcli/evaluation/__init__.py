@@ -382,17 +382,15 @@ def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Iterator[Not
     values: set[str] = set()
     before = ""
     for _, row in corpus.rows():
-        number = row.document
         if options.pairs:  # two documents are a row
-            number = (row.document + 1) // 2
-        place = row.place(number)
+            row = replace(row, document=(row.document + 1) // 2)
         if key not in row.fields:
-            raise DataError(f"{place} has no '{key}'.", "Name a column or key that all rows have.")
+            raise DataError(f"{row.place} has no '{key}'.", "Name a column or key that all rows have.")
         value = str(row.fields[key])
         if row.fields[key] is None or not value.strip():
-            empty.append(place)
+            empty.append(row.place)
         elif value != before and value in values:
-            returning.append(place)
+            returning.append(row.place)
         values.add(value)
         before = value
     if empty:

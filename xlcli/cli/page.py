@@ -313,6 +313,8 @@ class _MostSurprising:
             place = escape(visible(row.document.place(row.line).removeprefix("line ")))  # as the column is called
             if row.line <= last_line:
                 place = f'<a href="#L{row.line}">{place}</a>'
+            else:
+                place = f"<span>{place}</span>"
             text = f'<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}'
             html += f"<tr><td>{row.bits_per_byte:.2f}<td>{place}{text}</tr>"
         return {"about_lines": about, "line_rows": html}

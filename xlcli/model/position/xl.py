@@ -8,9 +8,9 @@ identities give exactly
     Σ_f a_f sin((i-j)ω_f) + b_f cos((i-j)ω_f) = q̃_i · p_j
     q̃_i = [a sin iω + b cos iω ; b sin iω - a cos iω]        p_j = [cos jω ; sin jω]
 
-The position term is thus one more inner product, with keys that depend on the position only. It has as many factors as
-there are features. The relative shift of the paper multiplies W_R R, of the width of a head, but has to move each row of
-scores to its place, and to project R at each call.
+The position term is thus one more inner product, with keys that depend on the position only. It multiplies as many
+numbers as there are features. The relative shift of the paper multiplies those of a head, (q + v)·(W_R R_distance). It
+projects R in every call, and moves each row of scores to its place.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class XLPosition(Position):
     def _is_shifted(self, context: AttentionContext) -> bool:
         """True if the relative shift computes the position term.
 
-        With gradients it does so where distances are clamped, else where it takes fewer multiplications: then there
-        are several times as many features as numbers in a head, and more queries than a head has numbers.
+        With gradients it does so where distances are clamped. In inference it does so on a CPU, where it takes fewer
+        multiplications; the fast kernels of a GPU take a second inner product, but no scores.
         """
         if not torch.is_inference_mode_enabled():
             return context.clamp_len is not None
-        e, f = self.head_dim, self.n_features
-        by_rotation = context.n_new * f  # for each key
-        by_shift = context.n_new * e + f * e  # the second summand projects R
-        return by_shift < by_rotation
+        # Multiplications for each key and head, with those that project R.
+        by_rotation = context.n_new * self.n_features
+        by_shift = context.n_new * self.head_dim + self.n_features * self.head_dim
+        return context.device.type == "cpu" and by_shift < by_rotation
 
     def _sinusoids(self, distance: Tensor, like: Tensor) -> Tensor:
         """Sines and cosines (n f) of distances (n), in the type of `like`."""

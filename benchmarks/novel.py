@@ -1,5 +1,6 @@
 """One novel, read as one text: bits per byte along it, and what a sentence costs when it comes again.
 
+    python benchmarks/novel.py all BOOK.txt SMOLLM2  # every number of docs/long-context.md but those of reading times
     python benchmarks/novel.py read BOOK.txt --models books SMOLLM2 [--only PART_OF_NAME] [--limit BYTES]
     python benchmarks/novel.py needle BOOK.txt --models books
     python benchmarks/novel.py table                 # the tables and the figures of docs/long-context.md
@@ -9,7 +10,8 @@
 that is longer than their window. `needle` plants sentences that no other text has, twice each, and compares the second
 time with the first. `check` computes 6,000 tokens by transformers with an explicit window. Models are names or folders;
 SMOLLM2 is an imported SmolLM2-135M (docs/models.md). Results are written after each reading, and a restarted benchmark
-continues with the missing ones.
+continues with the missing ones. Two that run at once, such as `all` and `read --models SMOLLM2 --limit 400000`, share
+one file. Reading times are those of `reading.py`.
 """
 
 import argparse
@@ -114,6 +116,19 @@ def fitting_distances(n_characters: int) -> list[int]:
     return [distance for distance in DISTANCES if n_characters - distance >= n_characters / 4]
 
 
+def pair_near(place: float, distance: int, paragraphs: list[int]) -> tuple[int, int]:
+    """The paragraph nearest to a place that has another one at this distance behind it, within a tenth, and the other.
+
+    Raises:
+        ValueError: There is no such pair.
+    """
+    for first in sorted(paragraphs, key=lambda start: abs(start - place)):
+        second = min(paragraphs, key=lambda start: abs(start - first - distance))
+        if abs(second - first - distance) <= distance / 10:
+            return first, second
+    raise ValueError(f"no two paragraphs are {distance} characters apart")
+
+
 def planted(book: str) -> tuple[str, list[Needle]]:
     """The book with needles between its paragraphs."""
     paragraphs = [match.end() for match in re.finditer(r"\n\n+", book)]
@@ -125,9 +140,7 @@ def planted(book: str) -> tuple[str, list[Needle]]:
         for i in range(NEEDLES):
             sentence = next(sentences)
             place = room * (i + 0.5) / NEEDLES
-            first = min(paragraphs, key=lambda start: abs(start - place))
-            later = [start for start in paragraphs if start > first]
-            second = min(later, key=lambda start: abs(start - first - distance))
+            first, second = pair_near(place, distance, paragraphs)
             wanted += [(first, sentence, distance), (second, sentence, distance)]
     parts: list[str] = []
     places: dict[tuple[str, int], list[int]] = {}
@@ -224,6 +237,19 @@ def needle(options: argparse.Namespace) -> None:
                 run = {"needles": rows, "bits_of_the_rest": rest, "bytes": figures["bytes"]}
                 keep(options.out, "needles", model, name, run | {"bytes_of_the_rest": figures["bytes"] - n_in_needles})
                 print(Path(model).name, name, shares(rows), flush=True)
+
+
+FIRST_BYTES = 400_000
+"""Bytes of the book that the slower model reads in `everything`."""
+
+
+def everything(options: argparse.Namespace) -> None:
+    """All results that are missing, the whole book by `TRAINED_HERE` and its beginning by the imported model."""
+    for model, limit in ((TRAINED_HERE, None), (options.smollm2, FIRST_BYTES)):
+        part = argparse.Namespace(out=options.out, book=options.book, models=[model], limit=limit, only="")
+        read(part)
+        needle(part)
+    show(options)
 
 
 def shares(rows: list[dict]) -> dict[int, tuple[float, float]]:
@@ -385,6 +411,11 @@ def main() -> None:
         command.add_argument("--only", default="", help="readings with this in their names")
         command.add_argument("--limit", type=int, help="bytes from the beginning of the book")
         command.set_defaults(work=work)
+    command = commands.add_parser("all")
+    command.add_argument("book", type=Path)
+    command.add_argument("smollm2")
+    command.add_argument("--figures", type=Path, default=FIGURES)
+    command.set_defaults(work=everything)
     command = commands.add_parser("table")
     command.add_argument("--figures", type=Path, default=FIGURES)
     command.set_defaults(work=show)

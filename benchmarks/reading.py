@@ -512,7 +512,7 @@ def score(
 ) -> dict:
     """Scores models on corpora, saves the results of each corpus at once and returns all that `out` has.
 
-    Rows of other models stay there, below those of these models.
+    Rows of other models and contexts stay there, below the new ones.
     """
     result = json.loads(out.read_text()) if out.exists() else {}
     for name, home in homes.items():
@@ -521,8 +521,9 @@ def score(
         if name == "Natural Stories":
             readings.append(({"model": GPT3_NAME, "memory": AS_TRAINED, "alone": "story"}, gpt3(home, corpus)))
         rows = rows_of(corpus, readings)
-        again = {row["model"] for row in rows}
-        rows += [row for row in result.get(name, {"rows": []})["rows"] if row["model"] not in again]
+        again = {(row["model"], row["memory"]) for row in rows}
+        earlier = result.get(name, {"rows": []})["rows"]
+        rows += [row for row in earlier if (row["model"], row["memory"]) not in again]
         options = [*(f"-m {model}" for model in models), *(f"--contexts {name!r}" for name in contexts)]
         options += [f"--temperatures {each}" for each in temperatures]
         result[name] = rounded(

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xlcli.errors import ConfigError
-from xlcli.kernels.files import KernelFiles, keep_parts
+from xlcli.kernels.files import KernelFiles
 from xlcli.kernels.records import Array
 from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
@@ -253,13 +253,19 @@ def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Arr
             store(index, follower)
 
 
-CONSTANTS = [context_cache.__file__]
+PROGRAM = "from xlcli.kernels import mixture; mixture.FILES.compile_here(*mixture.example_arguments())"
+
+
+def example_arguments() -> tuple[Any, ...]:
+    """Arguments of the types that the kernel has for every cache."""
+    index, learned = context_cache.new_index(1), context_cache.new_learned(2)
+    return index, learned, 0, np.empty((2, 1), np.int64), np.empty((1, 2))
 
 
 def _kernel_files() -> KernelFiles | None:
     """The file that keeps the compiled kernel, None where it cannot be kept."""
     try:
-        return KernelFiles(read, lambda _: "from xlcli.kernels.mixture import compile_here; compile_here()", CONSTANTS)
+        return KernelFiles(read, lambda _: PROGRAM, [context_cache.__file__])
     except ConfigError:
         raise
     except Exception:  # no folder for kernels can be written, or Numba does not compile
@@ -269,24 +275,10 @@ def _kernel_files() -> KernelFiles | None:
 FILES = _kernel_files()
 
 
-def _arguments() -> tuple[Any, ...]:
-    """Arguments of the types that the kernel has for every cache."""
-    index, learned = context_cache.new_index(1), context_cache.new_learned(2)
-    return index, learned, 0, np.empty((2, 1), np.int64), np.empty((1, 2))
-
-
 def is_compiled() -> bool:
-    return FILES is not None and FILES.has(*_arguments())
+    return FILES is not None and FILES.has(*example_arguments())
 
 
 def compile_kernels(stop: Callable[[], bool]) -> str | None:
     """Compiles the kernel, unless `stop` becomes true. Returns the reason for which it cannot be kept, if any."""
-    return None if FILES is None else FILES.compile(*_arguments(), stop=stop)
-
-
-def compile_here() -> None:
-    """Compiles the kernel in this process and writes its files."""
-    if FILES is not None:
-        FILES.program = None
-    keep_parts(CONSTANTS)
-    compile_kernels(lambda: False)
+    return None if FILES is None else FILES.compile(*example_arguments(), stop=stop)

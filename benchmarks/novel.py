@@ -10,8 +10,8 @@
 that is longer than their window. `needle` plants sentences that no other text has, twice each, and compares the second
 time with the first. `check` computes 6,000 tokens by transformers with an explicit window. Models are names or folders;
 SMOLLM2 is an imported SmolLM2-135M (docs/models.md). Results are written after each reading, and a restarted benchmark
-continues with the missing ones. Two that run at once, such as `all` and `read --models SMOLLM2 --limit 400000`, share
-one file. Reading times are those of `reading.py`.
+continues with the missing ones. `all` runs two readings at once, so set OMP_NUM_THREADS=1 where there are two cores.
+Reading times are those of `reading.py`.
 """
 
 import argparse
@@ -22,7 +22,9 @@ import random
 import re
 import statistics
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -194,11 +196,15 @@ def missing(options: argparse.Namespace, part: str, model: str, names: Iterable[
             yield name
 
 
+LOCK = threading.Lock()
+
+
 def keep(out: Path, part: str, model: str, name: str, run: dict) -> None:
-    """Writes a result beside all others, among them those of a benchmark that runs at the same time."""
-    result = saved(out, 0)
-    result.setdefault(part, {}).setdefault(Path(model).name, {})[name] = run
-    save(out, result, indent=None)
+    """Writes a result beside all others, among them those of readings that run at the same time."""
+    with LOCK:
+        result = saved(out, 0)
+        result.setdefault(part, {}).setdefault(Path(model).name, {})[name] = run
+        save(out, result, indent=None)
 
 
 def read(options: argparse.Namespace) -> None:
@@ -244,11 +250,16 @@ FIRST_BYTES = 400_000
 
 
 def everything(options: argparse.Namespace) -> None:
-    """All results that are missing, the whole book by `TRAINED_HERE` and its beginning by the imported model."""
-    for model, limit in ((TRAINED_HERE, None), (options.smollm2, FIRST_BYTES)):
-        part = argparse.Namespace(out=options.out, book=options.book, models=[model], limit=limit, only="")
-        read(part)
-        needle(part)
+    """All missing results, two readings at once: the whole book by `TRAINED_HERE`, its beginning by SmolLM2."""
+    limits = {options.smollm2: FIRST_BYTES, TRAINED_HERE: None}
+    with ThreadPoolExecutor(2) as pool:
+        parts = []
+        for work in (read, needle):
+            for model, limit in limits.items():
+                part = argparse.Namespace(out=options.out, book=options.book, models=[model], limit=limit, only="")
+                parts.append(pool.submit(work, part))
+        for part in parts:
+            part.result()  # raises what ended it
     show(options)
 
 

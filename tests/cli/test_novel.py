@@ -4,6 +4,7 @@ import json
 import random
 import sys
 from argparse import Namespace
+from concurrent.futures import Executor, Future
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def test_needles_share_no_words_and_lie_near_their_distances():
     assert all(b > a for a, b in pairwise(depths))
 
 
+class InTurn(Executor):
+    """Works in this thread, which the program needs for its signals."""
+
+    def __init__(self, n_workers):
+        assert n_workers == 2
+
+    def submit(self, work, part):
+        work(part)
+        done = Future()
+        done.set_result(None)
+        return done
+
+
 @pytest.fixture
 def calls(monkeypatch, capsysbinary):
     """Commands that the benchmark runs, in this process."""
@@ -60,6 +74,7 @@ def calls(monkeypatch, capsysbinary):
         return capsysbinary.readouterr().out.decode()
 
     monkeypatch.setattr(novel, "xlcli", xlcli)
+    monkeypatch.setattr(novel, "ThreadPoolExecutor", InTurn)
     return calls
 
 

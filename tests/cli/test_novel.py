@@ -1,4 +1,4 @@
-"""The benchmark of a whole novel, in small: each reading of a tiny model gives its numbers, and is made only once."""
+"""The benchmark of a whole novel, in small: a reading of each kind gives its numbers, and is made only once."""
 
 import json
 import random
@@ -78,12 +78,17 @@ def calls(monkeypatch, capsysbinary):
     return calls
 
 
-def test_every_reading_has_its_numbers_and_is_made_once(calls, untrained, tmp_path, monkeypatch, capsysbinary):
+KINDS = ("memory 256", "memory 256, no sinks", "memory 256, both", "windows of 2,048, stride 512")
+
+
+def test_readings_have_their_numbers_and_are_made_once(calls, untrained, tmp_path, monkeypatch, capsysbinary):
     position = {"kind": "rope", "clamp_len": 64, "n_sinks": 4}
     model = untrained("tiny", position=position)
     monkeypatch.setattr(novel, "TRAINED_HERE", str(model))
     monkeypatch.setattr(novel, "BLOCK", 1024)
     monkeypatch.setattr(novel, "NEEDLES", 3)
+    monkeypatch.setattr(novel, "READINGS", {name: novel.READINGS[name] for name in KINDS})
+    monkeypatch.setattr(novel, "NEEDLE_READINGS", ("memory 256, both",))
     monkeypatch.setattr(novel, "PLACES", (0, 2048))
     book = tmp_path / "book.txt"
     book.write_text(text_of(3_000))
@@ -110,7 +115,7 @@ def test_every_reading_has_its_numbers_and_is_made_once(calls, untrained, tmp_pa
     # Stopped and started again it makes what is missing, here one reading, and those of a text of another length.
     n_calls = len(calls)
     del result["runs"]["tiny"]["memory 256"]
-    result["runs"]["tiny"]["memory 1,024"]["bytes"] -= 1
+    result["runs"]["tiny"]["memory 256, both"]["bytes"] -= 1
     options.out.write_text(json.dumps(result))
     novel.everything(options)
     assert len(calls) == n_calls + 2

@@ -15,6 +15,8 @@ projects R in every call, and moves each row of scores to its place.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -32,6 +34,14 @@ class XLBiases(nn.Module):
         super().__init__()
         self.content = nn.Parameter(torch.empty(n_heads, head_dim))
         self.position = nn.Parameter(torch.empty(n_heads, head_dim))
+
+
+class RotationTables(NamedTuple):
+    """Constants of a call: sin iω twice and cos iω with both signs (t f) of its queries, and position keys (s f)."""
+
+    sin: Tensor
+    cos: Tensor
+    keys: Tensor
 
 
 class XLPosition(Position):
@@ -53,20 +63,31 @@ class XLPosition(Position):
         if self._is_shifted(context):
             return content, None
         form = self.n_features, q.dtype
-        sin, cos = context.constant(("angles", *form), lambda: context.positions.angles(*form))
-        weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
-        c = self._biased(q) @ weight.to(q.dtype)
-        # Angles are those of all keys, memory first; the queries are the last ones.
-        query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
+
+        def make_tables() -> RotationTables:
+            return rotation_tables(*context.positions.angles(*form), context.n_memory)
+
+        tables = context.constant(("tables", *form), make_tables)
+        c = self._by_feature(self._biased(q))
+        query = rotate_query(c, tables)
         clamp_len = context.clamp_len
         if clamp_len is None:
-            return content, ScoreTerm(query, position_keys(sin, cos), None)
+            return content, ScoreTerm(query, tables.keys, None)
 
         def farthest() -> Tensor:
             return self._sinusoids(torch.tensor([clamp_len], device=q.device), q)
 
         clamp = Clamp(c @ context.constant(("farthest", *form), farthest).mT, clamp_len)
-        return content, ScoreTerm(query, position_keys(sin, cos), clamp)
+        return content, ScoreTerm(query, tables.keys, clamp)
+
+    def _by_feature(self, q: Tensor) -> Tensor:
+        """W_Rᵀ q (b h t f) of queries q (b h t e)."""
+        weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads).to(q.dtype)
+        if q.device.type == "cpu":
+            return q @ weight
+        # The sequences of a head in one product: the matrices would be copied for each sequence.
+        rows = rearrange(q, "b h t e -> h (b t) e") @ weight
+        return rearrange(rows, "h (b t) f -> b h t f", b=len(q))
 
     def shifted(self, q: Tensor, context: AttentionContext) -> ShiftedTerm | None:
         """The position term of queries q + v and keys W_R R by the distance."""
@@ -105,10 +126,20 @@ class XLPosition(Position):
         return q + rearrange(self.biases.position, "h e -> h 1 e").to(q.dtype)
 
 
-def rotate_query(c: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
-    """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) (b h t f), sine half first, and query angles (t f/2)."""
-    a, b = c.chunk(2, dim=-1)
-    return torch.cat((a * sin + b * cos, b * sin - a * cos), dim=-1)
+def rotation_tables(sin: Tensor, cos: Tensor, n_memory: int) -> RotationTables:
+    """The tables for the angles (s f/2) of all keys, of which the first `n_memory` are no queries."""
+    query_sin, query_cos = sin[n_memory:], cos[n_memory:]
+    return RotationTables(
+        sin=torch.cat((query_sin, query_sin), dim=-1),
+        cos=torch.cat((query_cos, -query_cos), dim=-1),
+        keys=position_keys(sin, cos),
+    )
+
+
+def rotate_query(c: Tensor, tables: RotationTables) -> Tensor:
+    """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) = [a ; b] (b h t f), sine half first."""
+    halves_swapped = c.roll(c.shape[-1] // 2, dims=-1)  # [b ; a]
+    return c * tables.sin + halves_swapped * tables.cos
 
 
 def position_keys(sin: Tensor, cos: Tensor) -> Tensor:

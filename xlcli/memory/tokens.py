@@ -111,9 +111,11 @@ class TokenBuffers(TokenMemory):
                 buffer[:, :, whole.stop - n_new : whole.stop] = rows
             return *whole.decode(k, v), whole.keep(keep)
         whole = self._concatenated(new)
-        # Copies: views would keep the keys and values of the whole call alive.
-        copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
-        return *whole.decode(k, v), replace(self, buffers=copies, start=0, stop=keep)
+        if keep == k.shape[2]:  # the new rows, which are in tensors of their own
+            kept = [rows.detach() for rows in new]
+        else:  # views would keep the keys and values of the whole call alive
+            kept = [rows.detach().clone() for rows in whole.keep(keep).rows()]
+        return *whole.decode(k, v), replace(self, buffers=tuple(kept), start=0, stop=keep)
 
     def _concatenated(self, new: Sequence[Tensor]) -> Self:
         """This memory with new rows, in new buffers."""

@@ -22,16 +22,14 @@ from xlcli.files.tensors import prefixed
 from xlcli.ranks import SINGLE, Ranks, divided, local, whole
 
 ADAM_RATE = 1e-2  # default learning rate of AdamW beside Muon
-WARMUP_STEPS = 40
-"""Default warmup in steps; at most a tenth of a budget in steps or tokens."""
+WARMUP_STEPS = 40  # default warmup in steps; at most a tenth of a budget in steps or tokens
 MUON_BATCH = {"cpu": 2**19, "cuda": 2**26}
 """Maximum number of matrix elements that are orthogonalized at once, by device type (measured on a CPU)."""
 POLYNOMIALS = ((8.09337, -23.62043, 17.44615), (3.63659, -2.72193, 0.53655), (2.6613, -1.97715, 0.45262))
 """Coefficients of x, x^3 and x^5 for each iteration of `orthogonalize`: the polynomial that is nearest to 1 on the
 interval from 0.01 to 1, and on those that it becomes (Amsel et al. 2025, "The Polar Express", section 3)."""
 ADAM_UPDATE = 0.2  # root mean square of the elements of an update, as of AdamW (`match_rms_adamw` of PyTorch)
-AVERAGE = "average"
-"""Quantity of an optimizer's state: the average of the weight."""
+AVERAGE = "average"  # quantity of an optimizer's state: the average of the weight
 _ANEW = "Train again with --overwrite."
 
 

@@ -40,25 +40,16 @@ POLL_SECONDS = 0.1  # seconds between two looks for a published value
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a run, seen from one of them. Every rank must call the same operations in the same order.
+    """The ranks of a run, seen from one of them. Every rank must call the same operations in the same order."""
 
-    Attributes:
-        rank: Number of this rank; rank 0, the first, alone writes files and reports.
-        size: Number of ranks.
-        local_rank: Number of this rank on its machine, and of its CUDA device.
-        local_size: Number of ranks on this machine.
-        restarts: Number of times that the launcher has started all ranks again.
-        store: Key-value store of the process group; None in a single process.
-        meshes: Device meshes made by `mesh`.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    restarts: int = 0
+    rank: int = 0  # number of this rank; rank 0, the first, alone writes files and reports
+    size: int = 1  # number of ranks
+    local_rank: int = 0  # number of this rank on its machine, and of its CUDA device
+    local_size: int = 1  # number of ranks on this machine
+    restarts: int = 0  # number of times that the launcher has started all ranks again
+    # Key-value store of the process group; None in a single process.
     store: Any = field(default=None, repr=False, compare=False)
-    meshes: list[Any] = field(default_factory=list, repr=False, compare=False)
+    meshes: list[Any] = field(default_factory=list, repr=False, compare=False)  # device meshes made by `mesh`
 
     @property
     def is_first(self) -> bool:
@@ -167,8 +158,7 @@ SINGLE = Ranks()  # a single process
 def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     """Ranks by the environment variables of the launcher, not yet joined; a single process without them.
 
-    Raises:
-        ConfigError: They contradict each other.
+    `ConfigError` if they contradict each other.
     """
     variables_of_fields = {
         "rank": "RANK",
@@ -270,10 +260,8 @@ def _connect(ranks: Ranks, timeout: float, remedy: str) -> Any:
 
     Rendezvous and gloo handle no signal while they wait, and gloo waits without a limit for a rank that ends while they
     connect. So they have a thread of their own, which is left behind if gloo waits. A thread whose wait is about to end
-    must end first: if it came back while the interpreter ends, it would abort the process.
-
-    Raises:
-        LostRankError: Not all ranks have joined in time.
+    must end first: if it came back while the interpreter ends, it would abort the process. `LostRankError` if not all
+    ranks have joined in time.
     """
     import torch
     import torch.distributed as dist

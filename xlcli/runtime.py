@@ -60,17 +60,9 @@ def make_runtime(
     training it is bfloat16 where the hardware supports it natively. Several ranks of a machine share its CPUs equally,
     and each has the CUDA device of its own number. A device with a number becomes the current one of PyTorch.
 
-    Args:
-        config: Settings.
-        training: The process trains.
-        by_clock: Whether training ends by the clock, so that it may depend on the load of the machine: on a CPU it then
-            takes `fastest_threads`, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`) or
-            `deterministic` is set.
-        ranks: Processes of the run.
-
-    Raises:
-        ConfigError: The device does not exist or does not support the settings, or others can write the folder of
-            compiled code.
+    Training that ends `by_clock` may depend on the load of the machine: on a CPU it takes `fastest_threads`, unless the
+    number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`) or `deterministic` is set. `ConfigError` if the
+    device does not exist or does not support the settings, or others can write the folder of compiled code.
     """
     device = _device(config.device, ranks)
     if training:  # without it, optimizers make a folder that another user may have made, too

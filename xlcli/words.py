@@ -88,26 +88,16 @@ def is_ended(last: int) -> bool:
 
 
 class Features(NamedTuple):
-    """What is kept of a prediction by one layer, in nats: lists of tensors (b t), or of the numbers of one token.
+    """What is kept of a prediction by one layer, in nats: lists of tensors (b t), or of the numbers of one token."""
 
-    word_ends      log-probability that a word ends here after a letter and, if marks are divided, after a mark
-    entropy        one
-    token          log-probability of the token that came
-    rank           its rank, from 1, if it is asked for
-    renyi          Rényi entropy of each order that is asked for
-    tempered       at each temperature that is asked for, `token` and `word_ends`
-    best_ids       the most probable tokens
-    best_logprobs  their log-probabilities
-    """
-
-    word_ends: Sequence[Any]
-    entropy: Sequence[Any]
-    token: Sequence[Any]
-    rank: Sequence[Any]
-    renyi: Sequence[Any]
-    tempered: Sequence[Any]
-    best_ids: Sequence[Any]
-    best_logprobs: Sequence[Any]
+    word_ends: Sequence[Any]  # log-probability that a word ends after a letter and, if marks are divided, after a mark
+    entropy: Sequence[Any]  # one
+    token: Sequence[Any]  # log-probability of the token that came
+    rank: Sequence[Any]  # its rank, from 1, if it is asked for
+    renyi: Sequence[Any]  # Rényi entropy of each order that is asked for
+    tempered: Sequence[Any]  # at each temperature that is asked for, `token` and `word_ends`
+    best_ids: Sequence[Any]  # the most probable tokens
+    best_logprobs: Sequence[Any]  # their log-probabilities
 
     def pack(self) -> Tensor:
         """All of them as one tensor (b t f)."""

@@ -43,10 +43,8 @@ class Conversation:
         """Continues `first` and the lines of standard input until it ends; returns the exit code.
 
         On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
-        SIGTERM and SIGHUP always do. `save` is called at the end with the session, if there is one.
-
-        Raises:
-            DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
+        SIGTERM and SIGHUP always do. `save` is called at the end with the session, if there is one. `DataError` if
+        standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
         """
         if sys.stdin is None:
             raise DataError("standard input is closed.", "Give the prompt as an argument, without -i.")

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
-_FLOAT32_BYTES = 4
-"""RAM in bytes of a weight: weights of all encodings are loaded as float32."""
+_FLOAT32_BYTES = 4  # RAM in bytes of a weight: weights of all encodings are loaded as float32
 _FEW_SEQUENCES = 4
 _SMALL_MODEL = 64_000_000
 """Largest number of sequences, and of weights in matrices, that a CPU continues token by token faster than a GPU.

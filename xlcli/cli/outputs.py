@@ -44,12 +44,8 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
 
     A file is replaced if its name has a right suffix and it is nothing that is read: no input, no state, no curve of a
     model. A state replaces a state only. The standard streams are added to the inputs. A pipe or device takes any kind
-    but a state.
-
-    Raises:
-        ConfigError: An output has another suffix, is a folder, read-only, an input, another output, or no file that
-            may be replaced; or it needs a package that is missing.
-        ResourceError: An output cannot be written.
+    but a state. `ConfigError` if an output has another suffix, is a folder, read-only, an input, another output, or no
+    file that may be replaced; or it needs a package that is missing; `ResourceError` if an output cannot be written.
     """
     uses = dict.fromkeys(_identities((), 1, 2), "the output of this command")
     uses |= dict.fromkeys(_identities(inputs, 0), "an input of this command")

@@ -351,12 +351,6 @@ def parse_json(data: bytes) -> Any:
     surrogate pair.
     """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ValueError("a key occurs twice")
-        return result
-
     def depth(value: Any) -> int:
         if isinstance(value, dict):
             value = list(value.values())
@@ -365,13 +359,21 @@ def parse_json(data: bytes) -> Any:
         return 1 + max(map(depth, value), default=0)
 
     try:
-        value = json.loads(data.decode(), object_pairs_hook=unique)
+        value = json.loads(data.decode(), object_pairs_hook=unique_keys)
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # refuses NaN, infinity and lone surrogates
         if depth(value) <= JSON_DEPTH:
             return value
     except RecursionError:
         pass
     raise ValueError(f"it nests deeper than {JSON_DEPTH} levels")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dictionary, for `object_pairs_hook` of the library; `ValueError` if a key occurs twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return table
 
 
 def sha256(path: Path) -> str:
@@ -407,8 +409,7 @@ def kind_of(mode: int) -> str:
 
 
 CACHE = "XLCLI_CACHE"  # environment variable of the cache folder
-CHECKSUM = hashlib.blake2b().digest_size
-"""Size of the checksum at the beginning of a cache file in bytes."""
+CHECKSUM = hashlib.blake2b().digest_size  # size of the checksum at the beginning of a cache file in bytes
 
 
 def cache_folder(say: Callable[[str], None] = lambda _: None) -> Path:
@@ -451,12 +452,9 @@ def code_folder(name: str, variable: str) -> Path:
 def own_folder(folder: Path, variable: str) -> Path:
     """A folder without links in its path; it is made with mode 0700 if it is missing.
 
-    The folders above it are checked, too, but for those above the home folder: who can replace that needs no cache.
-    The environment variable `variable` chooses it.
-
-    Raises:
-        ConfigError: Another user owns or can write the folder, or one above it that is not sticky.
-        ResourceError: The folder cannot be created or written.
+    The folders above it are checked, too, but for those above the home folder: who can replace that needs no cache. The
+    environment variable `variable` chooses it. `ConfigError` if another user owns or can write the folder, or one above
+    it that is not sticky; `ResourceError` if the folder cannot be created or written.
     """
     remedy = f"Set {variable} to a folder that only you can write."
     try:

@@ -32,32 +32,22 @@ VARIABLE = "XLCLI_MODEL"  # environment variable that names the model
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One row of `xlcli models`. Values that could not be read are None, and `problem` is the reason.
-
-    Attributes:
-        bytes: Size of the weights file.
-        modified: Time of its last change in seconds since 1970.
-        encoding: Encoding of the weights, a key of `layout.ENCODINGS`.
-        parameters: Number of stored weights.
-        position, attention: Kinds of the position encoding and of the attention.
-        corpus: Name of the training text.
-        bits_per_byte: Score of the model on the text `scored`.
-        finished: False if its training was stopped or still runs.
-    """
+    """One row of `xlcli models`. Values that could not be read are None, and `problem` is the reason."""
 
     name: str
     folder: Path
     bundled: bool
-    bytes: int = 0
-    modified: float = 0.0
-    encoding: str | None = None
-    parameters: int | None = None
+    bytes: int = 0  # size of the weights file
+    modified: float = 0.0  # time of its last change in seconds since 1970
+    encoding: str | None = None  # encoding of the weights, a key of `layout.ENCODINGS`
+    parameters: int | None = None  # number of stored weights
+    # Kinds of the position encoding and of the attention.
     position: str | None = None
     attention: str | None = None
-    corpus: str | None = None
-    bits_per_byte: float | None = None
+    corpus: str | None = None  # name of the training text
+    bits_per_byte: float | None = None  # score of the model on the text `scored`
     scored: ScoredText | None = None
-    finished: bool = True
+    finished: bool = True  # false if its training was stopped or still runs
     problem: str | None = None
 
 

@@ -56,30 +56,23 @@ from xlcli.text.tokenizers import load_tokenizer
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready for inference.
-
-    Attributes:
-        config: Sections model, text and train of the configuration, with the inference settings given to `load`.
-        network: In evaluation mode, with weights that are float32 or act so (`ops/stored.py`).
-        record: Content of `record.json`.
-        fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
-        warnings: Messages to show.
-        files: SHA-256 of tokenizer files and held-out texts by file name.
-        weight_dtype: Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
-        encoding: Encoding that represents the weights of the network exactly.
-    """
+    """A model ready for inference."""
 
     folder: Path
     name: str
+    # Sections model, text and train of the configuration, with the inference settings given to `load`.
     config: Config | SavedConfig
     tokenizer: Tokenizer
-    network: LanguageModel
-    record: dict[str, Any]
+    network: LanguageModel  # in evaluation mode, with weights that are float32 or act so (`ops/stored.py`)
+    record: dict[str, Any]  # content of `record.json`
+    # SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
     fingerprints: dict[str, str]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # messages to show
+    # SHA-256 of tokenizer files and held-out texts by file name.
     files: Mapping[str, str] = field(default_factory=dict)
+    # Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
     weight_dtype: WeightEncoding = "float32"
-    encoding: str = "float32"
+    encoding: str = "float32"  # encoding that represents the weights of the network exactly
 
     @cached_property
     def decoder(self) -> Decoder | LanguageModel:

@@ -33,8 +33,7 @@ CHECKPOINTS = "checkpoints"
 STEP = re.compile(r"step-(\d{8,18})(~?)")
 """Folder name of a checkpoint, with its step; one with `~` is being replaced."""
 KEPT = "kept"  # folder of the models of `train.keep_at`
-POINT = re.compile(r"[1-9]\d*[kMG]?")
-"""Name of such a model: the tokens that were read."""
+POINT = re.compile(r"[1-9]\d*[kMG]?")  # name of such a model: the tokens that were read
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
 CHECKPOINT_FILES = (
@@ -75,19 +74,12 @@ class SavedConfig(BaseConfig):
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """Content of `config.json`.
+    """Content of `config.json`."""
 
-    Attributes:
-        config: Sections model, text and train.
-        fingerprint: SHA-256 of the model section as stored and of the schema number.
-        encoding: Encoding of the weights, a key of `ENCODINGS`.
-        files: SHA-256 of tokenizer files and held-out texts by file name.
-    """
-
-    config: SavedConfig
-    fingerprint: str
-    encoding: str
-    files: Mapping[str, str]
+    config: SavedConfig  # sections model, text and train
+    fingerprint: str  # SHA-256 of the model section as stored and of the schema number
+    encoding: str  # encoding of the weights, a key of `ENCODINGS`
+    files: Mapping[str, str]  # SHA-256 of tokenizer files and held-out texts by file name
 
 
 def kept_model(folder: Path, n_tokens: int) -> Path:
@@ -254,10 +246,7 @@ def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
 
 
 def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
-    line = json.dumps(row, allow_nan=False).encode()
-    if len(line) >= _LINE_LIMIT:
-        raise ValueError(f"a row of {len(line):,} bytes could not be read again")
-    append_line(folder / METRICS, line)
+    append_line(folder / METRICS, json.dumps(row, allow_nan=False).encode())
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -17,8 +17,9 @@ connected by a saved session thus give the scores of one stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError, DataError, StateError
@@ -36,8 +37,7 @@ from xlcli.text.oddities import Oddities
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions
 
-STATS_SECONDS = 1.0
-"""Time between two `StreamStats`."""
+STATS_SECONDS = 1.0  # time between two `StreamStats`
 
 StreamEvent = ScoredEvent | StreamStats | Notice
 
@@ -55,29 +55,21 @@ def stream(
     on_word: Callable[[WordScore], None] | None = None,
     saves_start: bool = False,
 ) -> Iterator[StreamEvent]:
-    """Scores text as it arrives.
+    """Scores text as it arrives. Yields scores as `options` say, and totals of this run about once a second and last.
 
     Args:
-        model: The model.
+        model: The model that scores.
         portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
             arrived for a while; only then is an unfinished line scored early (`flush_ms`). The next portion is taken
-            when the last one has been scored. A stopped stream saves the unscored bytes of the last one, whatever its
-            size.
-        options: Output, flushing, saving and resets.
-        runtime: Device and number type.
-        resume: Saved session. Line numbers and byte offsets continue from it.
+            when the last one has been scored. A stopped stream saves the unscored bytes of the last one.
+        options: What is scored, yielded, cleared and saved.
+        runtime: Of `make_runtime`.
+        resume: Saved session, whose line numbers and byte offsets go on. `StateError` if it does not fit `options`.
         save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         on_token: Called with each token when it is scored, whatever is yielded.
         on_word: Called with each word after the token that ends it, whatever is yielded.
         saves_start: Save a new session before its text is read, too, for text that cannot be read again from its start.
-
-    Yields:
-        Scores as `options.emit`, `min_bits` and `top` say, totals about once a second, and the final totals last.
-        Totals are those of this run.
-
-    Raises:
-        StateError: `resume` does not fit `options`.
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     # Advice on how texts are written is noise for whoever keeps a log, and would come at each restart.
@@ -172,37 +164,50 @@ class _Stream:
         yield from self.end()
 
     def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
-        """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
+        """Begins the document that a portion is, unless it continues the one before it; other text needs nothing."""
         records = self.output.records
-        is_document = isinstance(portion, Document)
+        words = self.output.words
+        fields: dict[str, Any] = {}
+        begins_document = False
         if isinstance(portion, Document):
+            fields = plain(portion.fields)
             records.count(portion)
             was_output = self._options.emit == "lines" and not records.waiting  # after a pause
-            is_document = was_output or not portion.continues
+            begins_document = was_output or not portion.continues
             if portion.continues and records.waiting:
                 records.join(portion)
+        is_reset = self._options.reset_on_change is None
+        if portion and (begins_document or self.story is None):
+            is_reset = self._begin_story(fields)
+        if not begins_document:
+            if portion and words is not None and not words.at.n_begun:  # the text before the first row
+                words.at.begin(0, {})
+            return
+
+        assert isinstance(portion, Document)
+        # A saved state may end within a line whose other parts are lost: each record has lines of its own.
+        if records.waiting and self.intake.is_within_line:
+            self.intake.receive(b"\n")
+        start = self.intake.begin_document(is_reset=is_reset)
+        if portion:
+            records.n_begun += 1
+        yield from self.output.begin_record(start, portion)
+        if words is not None:
+            words.at.begin(start, fields)
+
+    def _begin_story(self, fields: Mapping[str, Any]) -> bool:
+        """Sets the story, the value of `reset_on_change` in a row with these fields. True if it is another one.
+
+        True, too, without that option: then each document begins with empty memory.
+        """
         key = self._options.reset_on_change
-        words = self.output.words
-        fields = plain(portion.fields) if isinstance(portion, Document) else {}
-        story = self.story
-        if portion and key is not None and (is_document or story is None):
-            if key not in fields:
-                raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
-            story = str(fields[key])
-        is_reset = key is None or story != self.story
-        self.story = story
-        if isinstance(portion, Document) and is_document:
-            # A saved state may end within a line whose other parts are lost: each record has lines of its own.
-            if records.waiting and self.intake.is_within_line:
-                self.intake.receive(b"\n")
-            start = self.intake.begin_document(is_reset=is_reset)
-            if portion:
-                records.n_begun += 1
-            yield from self.output.begin_record(start, portion)
-            if words is not None:
-                words.at.begin(start, fields)
-        elif portion and words is not None and not words.at.n_begun:  # the text before the first row
-            words.at.begin(0, {})
+        if key is None:
+            return True
+        if key not in fields:
+            raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
+        story_before = self.story
+        self.story = str(fields[key])
+        return self.story != story_before
 
     def score(self) -> Iterator[StreamEvent]:
         """Scores and outputs the text that can be output by now, one call of the model after the other, until `stop`.

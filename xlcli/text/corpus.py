@@ -9,6 +9,7 @@ has grown is read up to its length in the scan, and a file that has changed is r
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -35,26 +36,17 @@ TEXT = InputFormat()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Result of scanning a corpus.
-
-    Attributes:
-        n_chars: Number of characters; None if the text is not UTF-8.
-        has_nul: True if it contains NUL bytes, a sign of binary data.
-        sha256: Hash of the text.
-        sizes: Bytes of each file.
-        bad_byte: File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
-        documents: Offsets at which documents begin, ascending; the first is 0.
-        crlf: Number of CR LF of each file that are read as LF.
-    """
+    """Result of scanning a corpus."""
 
     n_bytes: int
-    n_chars: int | None
-    has_nul: bool
-    sha256: str
-    sizes: tuple[int, ...]
+    n_chars: int | None  # number of characters; None if the text is not UTF-8
+    has_nul: bool  # true if it contains NUL bytes, a sign of binary data
+    sha256: str  # hash of the text
+    sizes: tuple[int, ...]  # bytes of each file
+    # File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
     bad_byte: tuple[str, int] | None
-    documents: Sequence[int] = (0,)
-    crlf: tuple[int, ...] = ()
+    documents: Sequence[int] = (0,)  # offsets at which documents begin, ascending; the first is 0
+    crlf: tuple[int, ...] = ()  # number of CR LF of each file that are read as LF
 
 
 class Corpus:
@@ -137,59 +129,65 @@ class Corpus:
         crlf: list[int] = []
         checksums: list[list[int]] = []
         n_stored = 0  # bytes of the files that were read
-        place = 0  # offset of the next block in the whole text
         for source in self.sources:
             sizes.append(0)
             crlf.append(0)
             checksums.append([])
-            for block, block_end, starts, crlf_so_far in source.blocks(notice=self._remarks.append):
+            for block in source.blocks(notice=self._remarks.append):
+                block_start = utf8.n_bytes  # in the whole text
+                starts = block.documents
                 if source.input_format.each_line:
-                    starts = [match.end() for match in re.finditer(b"\n", block)]
-                is_first = sizes[-1] == 0  # a document begins with each file
-                for start in [0, *starts] if is_first else starts:
-                    if place + start > documents[-1]:
-                        documents.append(place + start)
-                digest.update(block)
-                utf8.feed(block)
-                place += len(block)
-                sizes[-1] += len(block)
-                crlf[-1] = crlf_so_far
+                    starts = [line_end.end() for line_end in re.finditer(b"\n", block.text)]
+                begins_file = sizes[-1] == 0
+                if begins_file:
+                    starts = [0, *starts]
+                for start in starts:
+                    if block_start + start > documents[-1]:  # otherwise the document before it is empty
+                        documents.append(block_start + start)
+                digest.update(block.text)
+                utf8.feed(block.text)
+                sizes[-1] += len(block.text)
+                crlf[-1] = block.crlf
+                checksums[-1].append(zlib.crc32(block.text))
                 self._require_text(utf8, sizes)
-                checksums[-1].append(zlib.crc32(block))
-                yield from meter.report(n_stored + block_end)
+                yield from meter.report(n_stored + block.stored)
             n_stored += source.stored_bytes
         utf8.feed(b"", final=True)
         self._require_text(utf8, sizes)
-        if sum(sizes) == 0:
+        if utf8.n_bytes == 0:
             raise DataError(f"{self.name} is empty.", "Give a file that contains text.")
-        bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
         self._checksums = checksums
-        starts = documents if self._documents is None else self._documents
         self._facts = Facts(
-            sum(sizes), utf8.n_chars, utf8.has_nul, digest.hexdigest(), tuple(sizes), bad, starts, tuple(crlf)
+            n_bytes=utf8.n_bytes,
+            n_chars=utf8.n_chars,
+            has_nul=utf8.has_nul,
+            sha256=digest.hexdigest(),
+            sizes=tuple(sizes),
+            bad_byte=None if utf8.bad is None else self._locate(utf8.bad, sizes),
+            documents=documents if self._documents is None else self._documents,
+            crlf=tuple(crlf),
         )
 
     def read(self, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
         """Bytes from `start` to `stop`, or to the end, in portions of at most `BLOCK` bytes.
 
-        Raises:
-            DataError: A file has changed since the scan.
+        `DataError` if a file has changed since the scan.
         """
         file_start = 0
         facts = self.facts
         for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self._checksums, strict=True):
-            # Offsets in the file.
-            first = max(start - file_start, 0)
+            first = max(start - file_start, 0)  # offsets in the file
             end = min(stop - file_start, size)
             file_start += size
             if first >= end:
                 continue
-            # Whole blocks are read, because the checksums are theirs.
-            number = first // BLOCK
-            blocks = source.blocks(number, seek=not crlf)
-            for block_start in range(number * BLOCK, end, BLOCK):
-                block = next(blocks, Block(b"", 0)).text[: size - block_start]
-                if zlib.crc32(block) != checksums[block_start // BLOCK]:
+            # Whole blocks are read and compared, because each checksum is that of a block.
+            first_block = first // BLOCK
+            blocks = source.blocks(first_block, seek=not crlf)
+            for number in range(first_block, math.ceil(end / BLOCK)):
+                block_start = number * BLOCK
+                block = next(blocks, Block(b"", 0)).text[: size - block_start]  # without what was appended since
+                if zlib.crc32(block) != checksums[number]:
                     raise source.changed()
                 yield block[max(first - block_start, 0) : end - block_start]
 
@@ -197,27 +195,26 @@ class Corpus:
         """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
 
         A row of two texts comes twice, with two numbers. Files of rows are read again. If there are several files, the
-        field `file` is the name of the row's, unless it has such a field.
-
-        Raises:
-            DataError: A file has changed since the scan.
+        field `file` is the name of the row's, unless it has such a field. `DataError` if a file has changed since the
+        scan.
         """
-        place, number = 0, 0
-        documents = self.facts.documents
+        file_start = 0
+        number = 0
+        starts = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
-            names = {"file": source.name} if len(self.sources) > 1 else {}
-            rows: Iterable[tuple[int, Document]] = source.rows(place, size)
+            file_field = {"file": source.name} if len(self.sources) > 1 else {}
+            rows: Iterable[tuple[int, Document]] = source.rows(file_start, size)
             if self._documents is not None:
-                rows = [(at, Document(b" ")) for at in self._documents]  # in place of their texts
-            for at, document in rows:
+                rows = [(start, Document(b" ")) for start in self._documents]  # in place of their texts
+            for start, document in rows:
                 number += 1
                 if not document:
                     continue
-                is_document = bisect_left(documents, at) < bisect_right(documents, at)
-                if not is_document:
+                is_known = bisect_left(starts, start) < bisect_right(starts, start)
+                if not is_known:
                     raise source.changed()
-                yield at, Row(number, names | plain(document.fields), document.regions)
-            place += size
+                yield start, Row(number, file_field | plain(document.fields), document.regions)
+            file_start += size
 
     def range_sha256(self, start: int, stop: int) -> str:
         """Hash of the bytes from `start` to `stop`, computed once."""
@@ -252,11 +249,8 @@ class Corpus:
 def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of pipes.
 
-    Of a folder all files that look like text are read, sorted by path, except hidden files.
-
-    Raises:
-        DataError: `paths` is empty, or a path is not text.
-        ResourceError: The disk is too full for a copy of standard input.
+    Of a folder all files that look like text are read, sorted by path, except hidden files. `DataError` if `paths` is
+    empty, or a path is not text; `ResourceError` if the disk is too full for a copy of standard input.
     """
     sources: list[Source] = []
     skipped: dict[Path, str] = {}
@@ -402,16 +396,18 @@ def split(
     n_files = len(corpus.sources)
     end = corpus.n_bytes
     held_out: list[Part] = []
-    for given, n_files_of_part in zip((test, valid), n_drawn, strict=True):
+    for given, n_drawn_files in zip((test, valid), n_drawn, strict=True):
         if isinstance(given, str):
             held_out.append(Part(texts[given], 0, texts[given].n_bytes))
             continue
-        n_files -= n_files_of_part
-        cut = file_starts[n_files]
-        if not n_files_of_part:
-            cut = _boundary(corpus, end - _held_out_size(given, corpus.n_bytes), end, by_document=by_document)
-        held_out.append(Part(corpus, cut, end))
-        end = cut
+        if n_drawn_files:
+            n_files -= n_drawn_files
+            start = file_starts[n_files]
+        else:
+            wanted_start = end - _held_out_size(given, corpus.n_bytes)
+            start = _boundary(corpus, wanted_start, end, by_document=by_document)
+        held_out.append(Part(corpus, start, end))
+        end = start
     test_part, valid_part = held_out
     drawn = corpus.sources[n_files : n_files + sum(n_drawn)]
     return Split(Part(corpus, 0, end), valid_part, test_part, tuple(source.name for source in drawn))
@@ -433,26 +429,24 @@ def _drawn_last(corpus: Corpus, parts: Sequence[str | float | None], seed: int) 
     size, it and those after it have none.
     """
     sizes = [source.stored_bytes for source in corpus.sources]
-    left = random.Random(seed).sample(range(len(sizes)), len(sizes))  # noqa: S311
-    drawn: list[list[int]] = []
-    for given in parts:
+    undrawn = random.Random(seed).sample(range(len(sizes)), len(sizes))  # noqa: S311
+    end_of_order: list[int] = []
+    n_drawn = [0] * len(parts)
+    for i, given in enumerate(parts):
         wanted = _held_out_size(given, sum(sizes))
-        part: list[int] = []
+        drawn: list[int] = []
         n_bytes = 0
-        for number in left:
+        for number in undrawn:
             if n_bytes < wanted and n_bytes + sizes[number] <= MOST_DRAWN * wanted:
-                part.append(number)
+                drawn.append(number)
                 n_bytes += sizes[number]
         if n_bytes < LEAST_DRAWN * wanted:
             break
-        drawn.append(sorted(part))
-        left = [number for number in left if number not in part]
-    order = sorted(left)
-    for part in reversed(drawn):
-        order += part
-    n_drawn = [len(part) for part in drawn]
-    n_drawn += [0] * (len(parts) - len(drawn))
-    return Corpus([corpus.sources[number] for number in order], corpus.skipped, left_out=corpus.left_out), n_drawn
+        undrawn = [number for number in undrawn if number not in drawn]
+        end_of_order = sorted(drawn) + end_of_order
+        n_drawn[i] = len(drawn)
+    sources = [corpus.sources[number] for number in sorted(undrawn) + end_of_order]
+    return Corpus(sources, corpus.skipped, left_out=corpus.left_out), n_drawn
 
 
 def warn_of_copies(held_out: Corpus, text: Corpus) -> Generator[Progress | Notice, None, None]:

@@ -16,11 +16,9 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
     r"""Lines as rows: the named groups of `text_regex`, null without a match, else the whole line as `text`.
 
     Both patterns are of RE2. A line that does not match `event_start` continues an event, as a whole if it does not
-    match `text_regex` either; any other line without that match is a `ValueError`.
+    match `text_regex` either; any other line without that match is a `ValueError`. `DataError` if a line has more than
+    `LONGEST_LINE` bytes.
     Example: with (?P<level>\w+) (?P<text>.*), `WARN disk full` is {"level": "WARN", "text": "disk full"}.
-
-    Raises:
-        DataError: A line has more than `LONGEST_LINE` bytes.
     """
     names: list[bytes] = []
     if text_regex is not None:

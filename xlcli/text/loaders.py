@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from xlcli.errors import DataError
 
-Ids = NDArray[Any]
-"""Token ids of any integer type, one axis; may be memory-mapped."""
+Ids = NDArray[Any]  # token ids of any integer type, one axis; may be memory-mapped
 
 
 def inputs_and_targets(
@@ -29,28 +28,19 @@ def inputs_and_targets(
 
 
 class TrainBatch(NamedTuple):
-    """One segment of each sequence.
-
-    inputs     (b t)
-    targets    (b t)
-    documents  (b t)  position of each input in its document or piece; None: a sequence is one document
-    """
+    """One segment of each sequence (b t)."""
 
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
-    documents: NDArray[np.int64] | None
+    documents: NDArray[np.int64] | None  # position of each input in its document or piece; None: there is one
 
 
 class _Pass(NamedTuple):
-    """Pieces of a pass, in the order in which each sequence reads them.
-
-    begins   (b piece)  position in the text of their first tokens
-    by_line  (b piece)  True for those whose lines are read apart
-    """
+    """Pieces of a pass, in the order in which each sequence reads them (b piece)."""
 
     number: int
-    begins: NDArray[np.int64]
-    by_line: NDArray[np.bool_]
+    begins: NDArray[np.int64]  # position in the text of their first tokens
+    by_line: NDArray[np.bool_]  # true for those whose lines are read apart
 
 
 PIECE_LEN = 4096
@@ -63,35 +53,22 @@ class TrainLoader:
     Each segment of a sequence continues the previous one, so memory carries over. With `seed` the text is cut into
     pieces, at other places in each pass, and the sequences read all pieces of a pass in random order.
 
-    Args:
-        ids: Tokens of the text, at least one.
-        start_id: Input at the beginning of the text, and of each document.
-        documents: First token of each document, ascending from 0; None if the text is one document.
-        rows: Numbers of the sequences that this loader reads; None: all.
-        seed: Of the order of the pieces; None: the text is read in order.
-        pieces_apart: The pieces of a text without documents count as documents, so that each is read from empty
-            memory; its first input is the token before it. Those of a text with documents always do.
-        line_share: Share of the pieces whose lines count as documents; empty lines belong to the line before.
-        line_ends: True for the ids that end a line (v); None: no piece is read by line.
-
-    Attributes:
-        starts: Position in the text at which each sequence starts (b), if it is read in order.
-
-    Raises:
-        DataError: The text is empty.
+    With `pieces_apart` the pieces of a text without documents count as documents, so that each is read from empty
+    memory; its first input is the token before it. Those of a text with documents always do. `DataError` if the text is
+    empty.
     """
 
     def __init__(
         self,
         ids: Ids,
         batch_size: int,
-        start_id: int,
-        documents: NDArray[np.int64] | None = None,
-        rows: NDArray[np.int64] | None = None,
-        seed: int | None = None,
+        start_id: int,  # input at the beginning of the text, and of each document
+        documents: NDArray[np.int64] | None = None,  # first token of each, ascending from 0; None: the text is one
+        rows: NDArray[np.int64] | None = None,  # numbers of the sequences that this loader reads; None: all
+        seed: int | None = None,  # of the order of the pieces; None: the text is read in order
         pieces_apart: bool = False,
-        line_share: float = 0.0,
-        line_ends: NDArray[np.bool_] | None = None,
+        line_share: float = 0.0,  # share of the pieces whose lines count as documents; empty ones end the line before
+        line_ends: NDArray[np.bool_] | None = None,  # true for ids that end a line (v); None: no piece is read by line
     ) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file that contains text.")
@@ -103,6 +80,7 @@ class TrainLoader:
         self.line_share = line_share
         self.line_ends = line_ends
         self.rows = np.arange(batch_size) if rows is None else rows
+        # Position in the text at which each sequence starts (b), if it is read in order.
         starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
         self.starts = starts[self.rows]
         n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
@@ -183,41 +161,28 @@ class TrainLoader:
 
 
 class EvalBatch(NamedTuple):
-    """One segment of each sequence.
+    """One segment of each sequence."""
 
-    inputs     (b t)
-    targets    (b n)  of the last n inputs
-    scored     (b n)  True where a target counts: it is neither warmup nor beyond the end of the text
-    positions  (b)    position in the text of the first target of each sequence
-    """
-
-    inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    scored: NDArray[np.bool_]
-    positions: NDArray[np.int64]
+    inputs: NDArray[np.int64]  # (b t)
+    targets: NDArray[np.int64]  # (b n) of the last n inputs
+    scored: NDArray[np.bool_]  # (b n) true where a target counts: it is neither warmup nor beyond the text's end
+    positions: NDArray[np.int64]  # (b) position in the text of the first target of each sequence
 
 
 @dataclass(frozen=True, eq=False)
 class EvalLoader:
-    """Evaluation batches of sequences that are read one segment at a time, each from empty memory.
+    """Evaluation batches of sequences that are read one segment at a time, each from empty memory."""
 
-    Attributes:
-        ids: Tokens of the text; may be empty.
-        starts: Position in the text at which each sequence starts (b), and `ends`, at which it ends.
-        start_id: Input at the beginning of a text.
-        offsets: Position of each start in its text (b), from which absolute positions count; 0: it begins there.
-        warmup_len: Number of tokens that are not scored of each sequence that does not begin its text.
-        reads_end: Also read the last token, whose target is none; `positions` then reach `ends`.
-    """
-
-    ids: Ids
+    ids: Ids  # tokens of the text; may be empty
+    # Position in the text at which each sequence starts (b), and `ends`, at which it ends.
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     segment_len: int
-    start_id: int
+    start_id: int  # input at the beginning of a text
+    # Position of each start in its text (b), from which absolute positions count; 0: it begins there.
     offsets: NDArray[np.int64]
-    warmup_len: int = 0
-    reads_end: bool = False
+    warmup_len: int = 0  # number of tokens that are not scored of each sequence that does not begin its text
+    reads_end: bool = False  # also read the last token, whose target is none; `positions` then reach `ends`
 
     @property
     def batch_size(self) -> int:

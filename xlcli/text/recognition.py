@@ -15,19 +15,15 @@ from xlcli.text.table_rows import table_rows
 
 KINDS = {"jsonl": "json", "ndjson": "json", "json": "json", "csv": "table", "tsv": "table", "parquet": "parquet"}
 """What a file has whose name ends so, also below the suffix of a compression."""
-BLANKS = 2**9
-"""Number of bytes of blanks and comments after which a text is no longer looked at for rows."""
-LOOK = 2**20
-"""Number of first bytes in which the key `DEFAULT_FIELD` is looked for."""
+BLANKS = 2**9  # number of bytes of blanks and comments after which a text is no longer looked at for rows
+LOOK = 2**20  # number of first bytes in which the key `DEFAULT_FIELD` is looked for
 _NAME = re.compile(rf"\.({'|'.join(KINDS)})(\.(gz|bz2|xz|zst|zstd))?$", re.IGNORECASE)
 _BEFORE_JSON = re.compile(rb"(?:[\s\x1e]|(?:#|//)[^\n]*+)*+")
-_JSON = re.compile(rb'\{|\[\s*+[{"\[]')
-"""Beginning of an object, or of an array of objects, texts or arrays."""
+_JSON = re.compile(rb'\{|\[\s*+[{"\[]')  # beginning of an object, or of an array of objects, texts or arrays
 _KEY = re.compile(rf'"{DEFAULT_FIELD}"\s*+:')
 _COLUMN = re.compile(r'"?[^\W\d](?:[\w. /()-]*[\w.)])?"?')
 """Usual name of a column: words without a blank before or behind them."""
-_SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')
-"""Any line, and the beginning of an object in the next one."""
+_SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')  # any line, and the beginning of an object in the next one
 
 
 class Recognized(NamedTuple):
@@ -43,10 +39,8 @@ class Recognized(NamedTuple):
 def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
     """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
 
-    Calls `notice` with remarks on rows that are read as plain text, or as one row, and those of `read`.
-
-    Raises:
-        DataError: The data is named as Parquet but is not, or as `table_rows` and `read`.
+    Calls `notice` with remarks on rows that are read as plain text, or as one row, and those of `read`. `DataError` if
+    the data is named as Parquet but is not, or as `table_rows` and `read`.
     """
 
     def is_unknown(head: bytes | bytearray) -> bool:

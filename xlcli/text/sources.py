@@ -29,23 +29,17 @@ QUIET_MS = 100  # milliseconds without text from a pipe after which progress is 
 
 @dataclass(frozen=True, slots=True)
 class InputFormat:
-    """Interpretation of the bytes of files.
+    """Interpretation of the bytes of files."""
 
-    Attributes:
-        binary: Take the bytes as they are: nothing is unpacked or converted, and any byte is accepted.
-        text_fields: Keys of the texts in JSON lines, or columns of tables and Parquet files, of which each row has one
-            each; none is the key `text`, if there is such a key.
-        any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
-        each_line: A document begins with each line.
-        token_ids: The text is ids of tokens, which NumPy files have, too.
-        region_marks: Marks around regions in the texts of rows, which are removed (`text/marks.py`).
-    """
-
+    # Take the bytes as they are: nothing is unpacked or converted, and any byte is accepted.
     binary: bool = False
+    # Keys of the texts in JSON lines, or columns of tables and Parquet files, of which each row has one each;
+    # none is the key `text`, if there is such a key.
     text_fields: tuple[str, ...] = ()
-    any_bytes: bool = False
-    each_line: bool = False
-    token_ids: bool = False
+    any_bytes: bool = False  # accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do
+    each_line: bool = False  # a document begins with each line
+    token_ids: bool = False  # the text is ids of tokens, which NumPy files have, too
+    # Marks around regions in the texts of rows, which are removed (`text/marks.py`).
     region_marks: str | None = None
 
 
@@ -83,10 +77,8 @@ class Source:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
         Calls `notice` with remarks on rows that are read as plain text or as one row, or left out. `seek`: start there
-        if the file is seekable; it is known to have no CR LF.
-
-        Raises:
-            DataError: The file cannot be read, has become shorter, is damaged, or is not text.
+        if the file is seekable; it is known to have no CR LF. `DataError` if the file cannot be read, has become
+        shorter, is damaged, or is not text.
         """
         with self._opened() as file:
             if self.input_format.binary or (seek and self.seekable):
@@ -226,11 +218,8 @@ def open_source(path: Path, input_format: InputFormat) -> Source:
 def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None, Source]:
     """Standard input (`-`) or a named pipe, copied to an unnamed file because a corpus is read more than once.
 
-    Yields progress, also while nothing arrives. The copy is deleted when the source is garbage.
-
-    Raises:
-        DataError: It cannot be read.
-        ResourceError: The cache folder is full.
+    Yields progress, also while nothing arrives. The copy is deleted when the source is garbage. `DataError` if it
+    cannot be read; `ResourceError` if the cache folder is full.
     """
     folder = cache_folder()
     if str(path) == "-":
@@ -262,10 +251,8 @@ def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None
 def files_below(folder: Path) -> list[Path]:
     """Files in a folder and its subfolders, sorted by path, without hidden files and model folders.
 
-    Symbolic links are followed. A file or folder with several names has the first of them.
-
-    Raises:
-        DataError: A folder cannot be read.
+    Symbolic links are followed. A file or folder with several names has the first of them. `DataError` if a folder
+    cannot be read.
     """
 
     def refuse(error: OSError) -> None:

@@ -15,34 +15,33 @@ from xlcli.text.documents import Notice, Place, Portions, Rows
 
 _ANY_QUOTE = re.compile(rb'(?:^|[\t,;])"')
 """Beginning of a quoted cell as long as it is not known what divides the cells."""
-_QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
-"""Rest of a quoted cell."""
+_QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # rest of a quoted cell
 _QUALTRICS = '{"ImportId":'
 """Beginning of the cells of the third row, which names the columns once more, as the second one does."""
 _DATA = re.compile(r"[-+.]?\d[-+.,:/\dTZ ]*|NULL|NA|NaN|None|true|false|TRUE|FALSE|True|False")
 """Cells that hardly ever name a column: numbers, times and values of programs."""
 _PCIBEX = " docs/words.md has a script for results of PCIbex."
-_SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')
-"""First line with which spreadsheets say what divides the cells."""
+_SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')  # first line with which spreadsheets say what divides the cells
 
 
 def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice) -> Rows:
     """Rows of a table. Calls `notice` at the first quotation that joins rows, and the first comma that divides a text.
 
-    Raises:
-        DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
+    `DataError` if a column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
     """
     csv.field_size_limit(documents.LONGEST_LINE)
     table = _Table(name, text_fields)
-    row, begin = bytearray(), 1
-    is_open = has_joined = has_divided = False
+    row = bytearray()
+    first_line = 1  # of the row
+    is_open = False  # a cell in quotes goes on in the next line
+    has_told_of_quote = has_told_of_comma = False
     for number, line in numbered_lines(portions, name):
         if line is None:
             yield None
             continue
-        # A row has several lines if a cell in quotes has.
         if not is_open:
-            row, begin = bytearray(), number
+            row = bytearray()
+            first_line = number
         row += line + b"\n"
         is_open = table.is_open_after(line, is_open=is_open)
         if is_open and len(row) <= documents.LONGEST_LINE:
@@ -51,21 +50,21 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         if not row.strip(b" \r\n"):
             yield b""
             continue
-        place = Place("line", begin)
+        place = Place("line", first_line)
         values = table.take(row, place)
         if values is None:
             continue
-        if not has_divided and table.divides_text(values):
-            has_divided = True
+        if not has_told_of_comma and table.divides_text(values):
+            has_told_of_comma = True
             remark = f"the cell behind the text in {place} of {name} begins with a blank, as if a comma divided it"
             notice(f"{remark}; write texts with commas in quotes")
         yield place, values
-        if number > begin and not has_joined and table.joins_rows(row):
-            has_joined = True
+        if number > first_line and not has_told_of_quote and table.joins_rows(row):
+            has_told_of_quote = True
             remark = f"the quote in {place} of {name} joins it with line {number}"
             notice(f'{remark}; write each quote in a text as ""')
     if is_open:
-        raise _broken(f"line {begin} of {name}", "a quote is not closed")
+        raise _broken(f"line {first_line} of {name}", "a quote is not closed")
 
 
 class _Table:
@@ -144,8 +143,7 @@ class _Table:
 def numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
     """Lines without line ends, and their numbers from 1; None for a portion that is None.
 
-    Raises:
-        DataError: A line is too long.
+    `DataError` if a line is too long.
     """
     held, number = bytearray(), 1
     for portion in portions:

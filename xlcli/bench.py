@@ -109,15 +109,9 @@ def bench(
 ) -> Iterator[Notice | Progress | Speed]:
     """Measures a workflow: yields a line about the plan, and a `Speed` for each memory length.
 
-    Args:
-        task: `decode` (a token per call, as `generate`), `eval`, or `train`.
-        name: Name of the preset or model.
-        model: Model that decodes or evaluates, trained or not; training makes new weights.
-        config: Sections model, train and bench: memory lengths, batch size and time for each figure.
-        runtime: Of `make_runtime` for this task.
-        stop: Called between calls; when true, no further memory length is measured.
-
-    `ConfigError` if a setting does not apply to this model, `ResourceError` if the memory does not fit the machine.
+    The task is `decode` (a token per call, as `generate`) or `eval`, by a model that may have random weights, or
+    `train`, which makes new ones (`model` is None). `stop` is called between calls; when true, no further memory length
+    is measured. `ConfigError` if a setting does not apply to this model, `ResourceError` if the memory does not fit.
     """
     options = config.bench
     watch = Stopwatch(runtime, options.seconds, stop)

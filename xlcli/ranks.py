@@ -199,13 +199,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
 def join(timeout: float = 600.0, remedy: str = "Run the command again.") -> Iterator[Ranks]:
     """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
 
-    Args:
-        timeout: Seconds after which a rank that does not answer is given up.
-        remedy: Remedy if a rank is lost.
-
-    Raises:
-        ConfigError: The environment variables contradict each other, or this process has joined others already.
-        RankError: Another rank has ended, does not come or does not answer.
+    A rank that does not answer for `timeout` seconds is given up, with this remedy. `ConfigError` if the environment
+    variables contradict each other, or this process has joined others already; `RankError` if another rank has ended,
+    does not come or does not answer.
     """
     ranks = environment()
     if ranks.size == 1:

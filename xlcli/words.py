@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -215,18 +215,17 @@ def _renyi_entropy(log_p: Tensor, order: float) -> Tensor:
     return (order * log_p).logsumexp(-1) / (1 - order)
 
 
+@dataclass
 class Words:
     """Joins scored tokens to words.
 
-    `at` is the present place, with the tokens of the unfinished word; `by_line`: every line is a document. A word has
-    the columns of its first token, but those of layers and temperatures add up as its bits do.
+    A word has the columns of its first token, but those of layers and temperatures add up as its bits do.
     """
 
-    def __init__(self, boundaries: Boundaries, at: WordPosition, *, by_line: bool = False) -> None:
-        self.boundaries = boundaries
-        self.at = at
-        self.by_line = by_line
-        self._columns: dict[str, Any] = {}
+    boundaries: Boundaries
+    at: WordPosition  # the present place, with the tokens of the unfinished word
+    by_line: bool = False  # every line is a document
+    _columns: dict[str, Any] = field(default_factory=dict, init=False)
 
     def reset(self) -> None:
         self.at = replace(self.at, last=b"\n", number=0)

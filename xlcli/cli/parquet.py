@@ -44,17 +44,11 @@ def parquet_file(path: Path) -> Iterator[Callable[[bytes], object]]:
                 for name, kind in types.items():
                     values = [row.get(name) for row in rows]
                     if kind == "string":
-                        values = [*map(_as_text, values)]
+                        values = [value if isinstance(value, str | None) else to_json(value) for value in values]
                     columns.append(pyarrow.array(values, kind))
                 writer.write(pyarrow.table(columns, [*types]))
         packed.seek(0)
         write_output(path, iter(partial(packed.read, 2**20), b""))
-
-
-def _as_text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return to_json(value)
 
 
 def _type_of(value: Any) -> str:

@@ -49,12 +49,9 @@ def handling(
 class Stop:
     """Stop request by signal: a context manager, and the `stop` callback of every workflow.
 
-    Args:
-        notice: Prints `message` at the first signal.
-        farewell: Text for stderr when a second SIGINT ends the process; must not wait long for other threads.
-
-    Attributes:
-        fd: File descriptor for `select`; becomes and stays readable at the first signal.
+    `notice` prints `message` at the first signal. `farewell` makes the text for stderr when a second SIGINT ends the
+    process; it must not wait long for other threads. `fd` is a file descriptor for `select`, which becomes and stays
+    readable at the first signal.
     """
 
     def __init__(self, notice: Callable[[], None] = lambda: None, farewell: Callable[[], str] = lambda: "") -> None:

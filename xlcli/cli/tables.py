@@ -26,11 +26,10 @@ from xlcli.files import cache_folder
 
 DIGITS = 4  # decimals of bits in a table
 LARGE = 1e15  # number from which on decimals say nothing, such as the perplexity of a text in another script
-PLACES = (
+PLACES = (  # columns that are no scores
     *("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words"),
     *("length", "last"),
 )
-"""Columns that are no scores."""
 _BREAKS_CELLS = re.compile(r"[\0\t\r\n]")  # for readers that know no quotes, or no NUL
 _ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
 
@@ -49,10 +48,8 @@ class Table:
     A table has the columns of the first row. A text of an event with a tab or a line end is a JSON string in it. A
     column of the input that is called as one of the events gets `input_` before its name.
 
-    Args:
-        warn: Called once if a later row has other columns.
-        form: `jsonl`, `csv`, `tsv`, or `parquet`, whose lines are JSON for `parquet_file`.
-        continued: An earlier process has written the header.
+    The form is `jsonl`, `csv`, `tsv`, or `parquet`, whose lines are JSON for `parquet_file`. `warn` is called once if a
+    later row has other columns. `continued`: an earlier process has written the header.
     """
 
     def __init__(self, warn: Callable[[str], None], form: str, *, continued: bool = False) -> None:

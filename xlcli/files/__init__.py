@@ -49,13 +49,12 @@ _PATH_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)  # error numbers for too many open files
 CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
 """Remedy for too many open files."""
-DISK_REMEDIES = {
+DISK_REMEDIES = {  # error number of a failed write to remedy
     errno.ENOSPC: "Free some space on that disk, or choose another folder, and run the same command again.",
     errno.EDQUOT: "Free some of your quota, or choose another folder, and run the same command again.",
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or choose a disk that allows larger files.",
     errno.EIO: "The disk reports errors: choose a folder on another one.",
 }
-"""Error number of a failed write to remedy."""
 STANDARD_INPUT = "standard input"  # name of `-` in messages and progress
 RESTORE = "Restore the file from a copy, or choose another model."  # remedy for a damaged file
 

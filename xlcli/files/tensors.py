@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TYPES = {
+TYPES = {  # types of numbers as safetensors names them, and as torch does
     "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I8": "int8",
     "I64": "int64", "I32": "int32", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-"""Types of numbers as safetensors names them, and as torch does."""
 HEADER_LIMIT = 2**24
 """Maximum size of a header in bytes: 1,024 layers and their optimizer state need 5 MB. At this size a header takes two
 seconds and 400 MB; the library allows 100 MB."""

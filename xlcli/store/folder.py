@@ -19,19 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from xlcli import files as disk
 from xlcli.config import Config, InferenceConfig, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import (
-    RESTORE,
-    cannot_write,
-    make_folder,
-    read_blocks,
-    read_bounded,
-    remove_empty,
-    sync_folder,
-    temporary_path,
-    write_atomic,
-)
 from xlcli.files.tensors import digest, read_header, write_in_order
 from xlcli.machine import return_memory
 from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
@@ -125,13 +115,13 @@ class LoadedModel:
         layout.verify_file(self.folder, path.name, self.files)
         size = text.stat().st_size
         try:
-            starts = [int(line) for line in read_bounded(path, 16 * size + 16).splitlines()]
+            starts = [int(line) for line in disk.read_bounded(path, 16 * size + 16).splitlines()]
         except ValueError:
             starts = []
         begins_with_text = starts[:1] == [0]
         is_ascending = all(earlier < later for earlier, later in pairwise(starts))
         if not begins_with_text or not is_ascending or starts[-1] >= max(size, 1):
-            raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", RESTORE)
+            raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", disk.RESTORE)
         return starts
 
     def unrounded(self) -> LoadedModel:
@@ -215,7 +205,7 @@ def save_in_order(
         "tokenizer": tokenizer.fingerprint,
     }
     try:
-        make_folder(folder)
+        disk.make_folder(folder)
         present: dict[str, str] = {}
         with suppress(CheckpointError):
             present = read_header(folder / WEIGHTS)[1]
@@ -225,7 +215,7 @@ def save_in_order(
             tokenizer.save(folder)
         layout.write_config(folder, config, encoding=encoding)
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise disk.cannot_write(folder, error) from error
     write_in_order(folder / WEIGHTS, infos, stored, {**metadata, **required})
 
 
@@ -337,7 +327,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
     with new_folder(target) as temporary:
         # The stored model section must stay as it is, since its fingerprint ties state files to the model.
         for path in copied:
-            write_atomic(temporary / path.name, read_blocks(path))
+            disk.write_atomic(temporary / path.name, disk.read_blocks(path))
         save_model(
             temporary,
             model.config,
@@ -368,10 +358,10 @@ def new_folder(target: Path) -> Iterator[Path]:
     disk is full or fails.
     """
     require_free(target)
-    temporary = temporary_path(target.parent, MODEL)
+    temporary = disk.temporary_path(target.parent, MODEL)
     made = [path for path in target.parents if not os.path.lexists(path)]
     try:
-        make_folder(target.parent)
+        disk.make_folder(target.parent)
         clean_models(target.parent)
         temporary.mkdir()
         try:
@@ -389,8 +379,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)
-                remove_empty(made)
+                disk.remove_empty(made)
             raise
-        sync_folder(target.parent)
+        disk.sync_folder(target.parent)
     except OSError as error:
-        raise cannot_write(target, error) from error
+        raise disk.cannot_write(target, error) from error

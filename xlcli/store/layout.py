@@ -36,14 +36,13 @@ KEPT = "kept"  # folder of the models of `train.keep_at`
 POINT = re.compile(r"[1-9]\d*[kMG]?")  # name of such a model: the tokens that were read
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
-CHECKPOINT_FILES = (
+CHECKPOINT_FILES = (  # files of every checkpoint
     "weights.safetensors",
     "optimizer.safetensors",
     "memory.safetensors",
     "random.safetensors",
     "state.json",
 )
-"""Files of every checkpoint."""
 BEST = "best.safetensors"
 """A copy of the weights file of the model. A checkpoint can be used without it."""
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}  # file of the validation text and of the test text

@@ -90,8 +90,9 @@ def stream(
     yield from running.run(portions)
     yield from oddities.notices()
     yield from map(Notice, model.tokenizer.take_notices())
-    yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
-    yield running.stats(final=True)
+    totals = running.stats(final=True)
+    yield from unknown_notice(running.n_unknown, totals.tokens)
+    yield totals
 
 
 def _reading_notice(resume: SessionState | None, options: StreamConfig) -> Iterator[Notice]:
@@ -134,7 +135,9 @@ class _Stream:
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
         self.output.records.arrive(self.intake.end_offset)
-        self.meter = Meter()
+        self.n_unknown = 0  # tokens of words that are not in the vocabulary
+        self._started = self._told = time.monotonic()
+        self._scoring_seconds = 0.0
         self._start = self.output.position  # from which totals are counted
         self._n_together = 1  # lines that are scored in one call; a word ends only with the state behind its line
         if options.frozen and self.output.words is None:
@@ -233,16 +236,15 @@ class _Stream:
                 self.save()
 
     def _call_model(self, texts: Sequence[Tokens]) -> Sequence[Scored]:
-        """Scores one text, which continues the session, or several, each as after a reset; the meter counts them."""
+        """Scores one text, which continues the session, or several, each as after a reset."""
         started = time.perf_counter()
         if len(texts) == 1:
             scores = [self.session.score(texts[0].ids, self.output.predictions)]
         else:
             scores = self.session.score_each([text.ids for text in texts], self.output.predictions)
-        seconds = time.perf_counter() - started
+        self._scoring_seconds += time.perf_counter() - started
         for text in texts:
-            unknown = n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
-            self.meter.add(seconds / len(texts), len(text.ids), unknown)
+            self.n_unknown += n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
         return scores
 
     def _remarks_and_totals(self) -> Iterator[Notice | StreamStats]:
@@ -254,7 +256,8 @@ class _Stream:
             if remark.text not in self._said:
                 self._said.add(remark.text)
                 yield remark
-        if self.meter.is_due():
+        if time.monotonic() - self._told >= STATS_SECONDS:
+            self._told = time.monotonic()
             yield self.stats(final=False)
 
     def end(self) -> Iterator[StreamEvent]:
@@ -302,14 +305,18 @@ class _Stream:
         output, start = self.output, self._start
         n_lines = output.n_lines - start.n_lines
         n_bytes = output.n_bytes - start.n_bytes
+        n_tokens = output.n_tokens - start.n_tokens
         bits = output.bits - start.bits
+        seconds = max(time.monotonic() - self._started, 1e-9)
         return StreamStats(
             lines=n_lines,
             bytes=n_bytes,
-            tokens=output.n_tokens - start.n_tokens,
+            tokens=n_tokens,
             bits=bits,
             bits_per_byte=bits / max(1, n_bytes),
-            **self.meter.speed(n_lines),
+            seconds=seconds,
+            lines_per_second=n_lines / seconds,
+            tokens_per_second=n_tokens / max(self._scoring_seconds, 1e-9),
             mem_len=self.session.state.span.mem_len,
             state_bytes=self.session.state.bytes,
             final=final,
@@ -318,30 +325,3 @@ class _Stream:
             records=output.records.n_output,
             skipped=output.records.n_skipped,
         )
-
-
-class Meter:
-    """Speed of a stream."""
-
-    def __init__(self) -> None:
-        self._started = self._told = time.monotonic()
-        self._scoring_seconds = 0.0
-        self.n_tokens = self.n_unknown = 0
-
-    def add(self, seconds: float, n_tokens: int, n_unknown: int) -> None:
-        self._scoring_seconds += seconds
-        self.n_tokens += n_tokens
-        self.n_unknown += n_unknown
-
-    def is_due(self) -> bool:
-        """True if `STATS_SECONDS` have passed since it was."""
-        if time.monotonic() - self._told < STATS_SECONDS:
-            return False
-        self._told = time.monotonic()
-        return True
-
-    def speed(self, n_lines: int) -> dict[str, float]:
-        """Fields of `StreamStats` after `n_lines` lines."""
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        token_pace = self.n_tokens / max(self._scoring_seconds, 1e-9)
-        return {"seconds": seconds, "lines_per_second": n_lines / seconds, "tokens_per_second": token_pace}

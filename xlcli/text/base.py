@@ -25,14 +25,9 @@ _CACHED_BYTES = 48
 
 
 class Tokenizer(ABC):
-    """A tokenizer.
+    """A tokenizer, made from the content of its vocabulary file, and its path for errors.
 
-    Args:
-        data: Content of its vocabulary file.
-        name: Path of this file, for errors.
-
-    Raises:
-        CheckpointError: `data` is no such vocabulary.
+    `CheckpointError` if that is no such vocabulary.
     """
 
     kind: str  # key of `TOKENIZERS`

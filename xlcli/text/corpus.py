@@ -50,20 +50,14 @@ class Facts:
 
 
 class Corpus:
-    """One text made of files in order. Made by `gather`.
-
-    Args:
-        skipped: Files of folders that are not text, each with the reason.
-        documents: Offsets at which documents begin, ascending from 0; None: as the files say.
-        left_out: Names of files that are not read, because they are held-out text.
-    """
+    """One text made of files in order. Made by `gather`."""
 
     def __init__(
         self,
         sources: Sequence[Source],
-        skipped: Mapping[Path, str] | None = None,
-        documents: Sequence[int] | None = None,
-        left_out: Sequence[str] = (),
+        skipped: Mapping[Path, str] | None = None,  # files of folders that are not text, each with the reason
+        documents: Sequence[int] | None = None,  # offsets at which they begin, ascending from 0; None: as files say
+        left_out: Sequence[str] = (),  # names of files that are not read, because they are held-out text
     ) -> None:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})

@@ -30,23 +30,21 @@ from xlcli.text.recognition import read_while, recognized, texts_in
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13  # number of first bytes of a stream that must be text
-COMPRESSIONS = {
+COMPRESSIONS = {  # first bytes of compressed data
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
     **{b"%c\x2a\x4d\x18" % first: "zstd" for first in range(0x50, 0x60)},  # skippable frames, as pzstd writes them
 }
-"""First bytes of compressed data."""
-ENCODINGS = {
+ENCODINGS = {  # byte-order marks; UTF-32 comes first, because its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-"""Byte-order marks; UTF-32 comes first, because its mark begins with the mark of UTF-16."""
-BINARIES = {
+BINARIES = {  # first bytes of well-known files that are not text
     b"PK\x03\x04": "a zip archive or an office document",
     b"\x7fELF": "a program",
     b"MZ\x90": "a program",
@@ -60,7 +58,6 @@ BINARIES = {
     PARQUET: "a Parquet file",
     NUMPY: "a NumPy array",
 }
-"""First bytes of well-known files that are not text."""
 
 
 def text_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,7 @@ PIECE_LEN = 4096
 """Approximate number of tokens of the pieces of a shuffled text, of which each sequence has at least one in a pass."""
 
 
+@dataclass(eq=False)
 class TrainLoader:
     """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
 
@@ -58,37 +59,27 @@ class TrainLoader:
     empty.
     """
 
-    def __init__(
-        self,
-        ids: Ids,
-        batch_size: int,
-        start_id: int,  # input at the beginning of the text, and of each document
-        documents: NDArray[np.int64] | None = None,  # first token of each, ascending from 0; None: the text is one
-        rows: NDArray[np.int64] | None = None,  # numbers of the sequences that this loader reads; None: all
-        seed: int | None = None,  # of the order of the pieces; None: the text is read in order
-        pieces_apart: bool = False,
-        line_share: float = 0.0,  # share of the pieces whose lines count as documents; empty ones end the line before
-        line_ends: NDArray[np.bool_] | None = None,  # true for ids that end a line (v); None: no piece is read by line
-    ) -> None:
-        if len(ids) == 0:
+    ids: Ids
+    batch_size: int
+    start_id: int  # input at the beginning of the text, and of each document
+    documents: NDArray[np.int64] | None = None  # first token of each, ascending from 0; None: the text is one
+    # Numbers of the sequences that this loader reads; all unless they are given.
+    rows: NDArray[np.int64] | slice = field(default_factory=lambda: slice(None))
+    seed: int | None = None  # of the order of the pieces; None: the text is read in order
+    pieces_apart: bool = False
+    line_share: float = 0.0  # share of the pieces whose lines count as documents; empty ones end the line before
+    line_ends: NDArray[np.bool_] | None = None  # true for the ids that end a line (v); None: no piece is read by line
+
+    def __post_init__(self) -> None:
+        n_tokens = len(self.ids)
+        if n_tokens == 0:
             raise DataError("the training text is empty.", "Give a file that contains text.")
-        self.ids = ids
-        self.start_id = start_id
-        self.documents = documents
-        self.seed = seed
-        self.pieces_apart = pieces_apart
-        self.line_share = line_share
-        self.line_ends = line_ends
-        self.rows = np.arange(batch_size) if rows is None else rows
-        # Position in the text at which each sequence starts (b), if it is read in order.
-        starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
-        self.starts = starts[self.rows]
-        n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
-        self.pieces = batch_size, n_pieces
-        """Number of sequences, and of the pieces of each in a pass."""
-        self.piece_len = math.ceil(len(ids) / (batch_size * n_pieces))
-        self.drawn = _Pass(-1, np.empty((0, 0), np.int64), np.empty((0, 0), bool))
-        """The latest pass."""
+        starts = np.arange(self.batch_size, dtype=np.int64) * n_tokens // self.batch_size
+        self.starts = starts[self.rows]  # position at which each sequence starts (b), if the text is read in order
+        n_pieces = max(1, round(n_tokens / (self.batch_size * PIECE_LEN)))
+        self.pieces = self.batch_size, n_pieces  # number of sequences, and of the pieces of each in a pass
+        self.piece_len = math.ceil(n_tokens / (self.batch_size * n_pieces))
+        self.drawn = _Pass(-1, np.empty((0, 0), np.int64), np.empty((0, 0), bool))  # the latest pass
 
     def batch(self, n_read: int, segment_len: int) -> TrainBatch:
         """The next `segment_len` tokens after `n_read` tokens of each sequence."""
@@ -127,7 +118,7 @@ class TrainLoader:
         is_after_line_end = self.line_ends[self.ids[positions - 1]] | (positions == 0)
         begins_line = by_line[rows] & is_after_line_end & ~is_line_end
         latest_begin = np.maximum.accumulate(np.where(begins_line, since, -self.piece_len), axis=1)
-        within = np.full((len(self.rows), len(read)), self.piece_len)
+        within = np.full((len(self.starts), len(read)), self.piece_len)
         within[rows] = (since - latest_begin)[:, -len(read) :]
         return within
 
@@ -139,7 +130,7 @@ class TrainLoader:
         _, n_pieces = self.pieces
         piece_read, within_piece = np.divmod(read, self.piece_len)
         number_of_pass, piece_of_pass = np.divmod(piece_read, n_pieces)
-        positions = np.empty((len(self.rows), len(read)), np.int64)
+        positions = np.empty((len(self.starts), len(read)), np.int64)
         by_line = np.empty(positions.shape, bool)
         for number in range(number_of_pass[0], number_of_pass[-1] + 1):
             if number != self.drawn.number:
@@ -253,16 +244,19 @@ def document_loaders(
     (None: any number). `documents` are the first tokens of the documents, ascending from 0.
     """
     lengths = np.diff(documents, append=len(ids))
-    by_length = np.argsort(lengths, kind="stable")
-    batch_start = 0
-    for batch_stop in range(1, len(documents) + 1):
-        if batch_stop < len(documents):
-            # The next document would be the longest one of the batch, as they come in order of length.
-            n_documents = batch_stop + 1 - batch_start
-            n_in_segment = n_documents * min(int(lengths[by_length[batch_stop]]), segment_len)
-            if n_documents <= batch_size and (n_tokens is None or n_in_segment <= n_tokens):
-                continue
-        batch = by_length[batch_start:batch_stop]
+
+    def loader(batch: list[int]) -> EvalLoader:
         starts = documents[batch]
-        yield EvalLoader(ids, starts, starts + lengths[batch], segment_len, start_id, offsets=np.zeros_like(starts))
-        batch_start = batch_stop
+        return EvalLoader(ids, starts, starts + lengths[batch], segment_len, start_id, offsets=np.zeros_like(starts))
+
+    batch: list[int] = []
+    for document in np.argsort(lengths, kind="stable").tolist():
+        n_documents = len(batch) + 1
+        n_in_segment = n_documents * min(int(lengths[document]), segment_len)  # as it would be the longest one
+        has_room = n_documents <= batch_size and (n_tokens is None or n_in_segment <= n_tokens)
+        if batch and not has_room:
+            yield loader(batch)
+            batch = []
+        batch.append(document)
+    if batch:
+        yield loader(batch)

@@ -69,18 +69,14 @@ def whole_characters(data: bytes) -> int:
 
 
 class PreTokenizer:
-    """Turns a text in portions of any size into portions of whole words, or parts of another splitter.
-
-    Args:
-        by_line: Lines are texts of their own: a part ends with every line end.
-    """
+    """Turns a text in portions of any size into portions of whole words, or parts of another splitter."""
 
     def __init__(self, splitter: Splitter = WORDS, *, by_line: bool = False) -> None:
         # Unfinished part at the end of the input so far, which is not returned yet; a word has at most
         # `LONGEST` bytes.
         self.pending = b""
         self._splitter = splitter
-        self.by_line = by_line  # may change before the first text
+        self.by_line = by_line  # lines are texts of their own: a part ends with every line end
 
     def feed(self, portion: bytes) -> bytes:
         """The parts that are complete with this portion; may be empty."""

@@ -224,10 +224,10 @@ class Optimizers:
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 name = self.names[id(parameter)]
                 keys = {quantity: f"{name}:{quantity}" for quantity in quantities}
-                n_saved = sum(key in tensors for key in keys.values())
-                if n_saved == 0:  # it was not updated
+                present = [key for key in keys.values() if key in tensors]
+                if not present:  # it was not updated
                     continue
-                if n_saved < len(quantities):
+                if len(present) < len(quantities):
                     raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", _ANEW)
                 for quantity, key in keys.items():
                     optimizer.state[parameter][quantity] = _restored(tensors[key], key, parameter)

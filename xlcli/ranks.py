@@ -177,9 +177,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
         raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", remedy) from None
     ranks = Ranks(**numbers)
     if ranks.size > 1:
-        # Without the variables of a machine, all ranks are on one.
-        ranks = replace(ranks, local_size=numbers.get("local_size", ranks.size))
-        ranks = replace(ranks, local_rank=numbers.get("local_rank", ranks.rank % max(1, ranks.local_size)))
+        local_size = numbers.get("local_size", ranks.size)  # without the variables of a machine, all ranks are on one
+        local_rank = numbers.get("local_rank", ranks.rank % max(1, local_size))
+        ranks = replace(ranks, local_size=local_size, local_rank=local_rank)
         needed = ["RANK"]
         if not variables.get(STORE):
             needed += ["MASTER_ADDR", "MASTER_PORT"]

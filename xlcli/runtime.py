@@ -73,8 +73,6 @@ def make_runtime(
     if training and config.compile:
         _require_compiler(device)
         os.environ["PYTHONSAFEPATH"] = "1"  # the compiler starts Python, which would search the working folder
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     if config.deterministic:
         # Read by cuBLAS at its first use; deterministic matrix products require it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -85,16 +83,24 @@ def make_runtime(
         dtype = torch.bfloat16
     else:
         dtype = torch.float32
-    in_environment = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
-    is_open = config.threads is None and not in_environment
-    if is_open and ranks.size > 1:
-        torch.set_num_threads(max(1, cpu_limit() // ranks.local_size))
-    elif is_open and training and device.type == "cpu":
-        threads = min(torch.get_num_threads(), cpu_limit())
-        if by_clock and not config.deterministic:
-            threads = fastest_threads(threads)
-        torch.set_num_threads(threads)
+    n_threads = _n_threads(config, ranks, trains_on_cpu=training and device.type == "cpu", by_clock=by_clock)
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
     return Runtime(device, dtype, torch.get_num_threads(), ranks=ranks)
+
+
+def _n_threads(config: RuntimeConfig, ranks: Ranks, *, trains_on_cpu: bool, by_clock: bool) -> int | None:
+    """Number of CPU threads to set; None if it stays as the environment or PyTorch say."""
+    if config.threads is not None:
+        return config.threads
+    if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
+        return None
+    if ranks.size > 1:
+        return max(1, cpu_limit() // ranks.local_size)
+    if not trains_on_cpu:
+        return None
+    most = min(torch.get_num_threads(), cpu_limit())
+    return fastest_threads(most) if by_clock and not config.deterministic else most
 
 
 def fastest_threads(limit: int) -> int:

@@ -168,34 +168,34 @@ class Predictions(Readout):
 
     def value(self, features: Sequence[float]) -> Prediction:
         """The features (f) of one token, in bits."""
-        layers = []
         layer_size = sum(self._sizes)
+        layers = []
         for start in range(0, self.size, layer_size):
             layers.append(Features.unpack(features[start : start + layer_size], self._sizes))
-        *inner, last = layers
-        (entropy,) = last.entropy
+        last = layers.pop()  # the others are inner layers
+        entropy = last.entropy[0] / LN2
         columns: dict[str, Any] = {}
         if self.asked.rank:
             columns["rank"] = int(last.rank[0])
         if self.asked.entropy:
-            columns["entropy"] = entropy / LN2
+            columns["entropy"] = entropy
         if self.asked.logprobs:
             best = zip(map(int, last.best_ids), last.best_logprobs, strict=True)
-            columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], p) for i, p in best)
+            columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], logprob) for i, logprob in best)
         for order, nats in zip(self.asked.renyi, last.renyi, strict=True):
             columns[f"token_renyi_{order:g}"] = nats / LN2
-        # Log-probabilities of the token and of word ends by other predictions: at a temperature, of an inner block.
+        # By other predictions: the log-probability of the token, and those that a word ends here.
         others: dict[str, Sequence[float]] = {}
-        tempered = iter(last.tempered)
-        for temperature in self.asked.temperature:
-            others[f"temperature_{temperature:g}"] = [*islice(tempered, 1 + len(last.word_ends))]
-        for number, layer in zip(self.layers, inner, strict=True):
+        n_numbers = 1 + len(last.word_ends)
+        for i, temperature in enumerate(self.asked.temperature):
+            others[f"temperature_{temperature:g}"] = last.tempered[i * n_numbers : (i + 1) * n_numbers]
+        for number, layer in zip(self.layers, layers, strict=True):
             others[f"layer_{number}"] = [*layer.token, *layer.word_ends]
         column_ends = {}
         for name, (token, *word_ends) in others.items():
             columns[name] = -token / LN2
             column_ends[name] = tuple(nats / LN2 for nats in word_ends)
-        return Prediction(tuple(nats / LN2 for nats in last.word_ends), entropy / LN2, columns, column_ends)
+        return Prediction(tuple(nats / LN2 for nats in last.word_ends), entropy, columns, column_ends)
 
     def boundary_ids(self, last: int) -> Tensor:
         """Ids (n) before which a word ends after a character of this kind, on the CPU."""

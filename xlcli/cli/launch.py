@@ -105,11 +105,16 @@ def _wait_for(
     deadline = None
     while len(codes) < len(processes):
         time.sleep(POLL_SECONDS)
-        ended = [(process.poll(), rank) for rank, process in enumerate(processes) if rank not in codes]
+        ended: list[tuple[int, int]] = []
+        for rank, process in enumerate(processes):
+            code = process.poll()
+            if code is not None and rank not in codes:
+                ended.append((code, rank))
         # The code of a signal, which may have caused the other ends, is negative and comes first.
-        for code, rank in sorted((code, rank) for code, rank in ended if code is not None):
+        for code, rank in sorted(ended):
             codes[rank] = code
-        if deadline is None and (received or any(codes.values())):
+        is_failing = bool(received) or any(codes.values())
+        if is_failing and deadline is None:
             deadline = time.monotonic() + SECONDS_TO_SAVE
             if not received:
                 send(signal.SIGTERM)

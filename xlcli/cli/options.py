@@ -175,9 +175,14 @@ def option_kinds(command: str) -> dict[str, Any]:
     for name, setting in settings_of(command).items():
         if setting.option is None:
             continue
-        kind, about = setting.field.annotation, setting.field.description or ""
-        further = {"allow_from_autoenv": False, "autocompletion": COMPLETIONS.get(name)}
-        details = option(setting.option.panel, setting.option.names, about, **further)
+        kind = setting.field.annotation
+        details = option(
+            setting.option.panel,
+            setting.option.names,
+            setting.field.description or "",
+            allow_from_autoenv=False,
+            autocompletion=COMPLETIONS.get(name),
+        )
         is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
         if is_switch:
             kinds[name] = Annotated[bool, details]

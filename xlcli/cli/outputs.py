@@ -54,17 +54,12 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
         if name is None:
             continue
         option = f"--{parameter.replace('_', '-')}"
-        if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
-            raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
-        if Path(name).suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
-            raise ConfigError(f"{option} {name} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
-        if kind is PAGE and name == "-":
-            raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
-        is_stream = name == "-"
         path = Path(name)
+        _check_kind(option, path, kind)
+        is_stream = name == "-"
         status = None if is_stream else _status(option, name)
-        is_pipe_or_device = status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
-        if is_pipe_or_device and kind is not STATE:
+        is_file_or_folder = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if not is_file_or_folder and kind is not STATE:  # a pipe or device
             continue
         if not is_stream and kind.suffixes and path.suffix.lower() not in kind.suffixes:
             raise _wrong_suffix(option, path, kind)
@@ -80,6 +75,16 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
                 raise ConfigError(f"{option} {path} is also {uses[file]}.", _OTHER)
             _check_replaced(option, path, kind, status)
             uses[file] = f"the output of {option}"
+
+
+def _check_kind(option: str, path: Path, kind: Kind) -> None:
+    """`ConfigError` if an output needs a package that is missing, or is a page for standard output."""
+    if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
+    if path.suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(f"{option} {path} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
+    if kind is PAGE and str(path) == "-":
+        raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
 
 
 def _status(option: str, name: str) -> os.stat_result | None:

@@ -73,12 +73,7 @@ class Table:
         if self.json:
             return to_json(values | columns) + "\n"
         for name, value in columns.items():
-            values[name] = value
-            if isinstance(value, float):
-                values[name] = f"{value:.{DIGITS}f}" if value < LARGE else f"{value:.6g}"
-            elif isinstance(value, bytes | str):
-                text = value if isinstance(value, str) else value.decode("utf-8", "replace")
-                values[name] = to_json(text) if _BREAKS_CELLS.search(text) else text
+            values[name] = _rounded(value)
         header = ""
         if not self._columns:
             self._columns = list(values)
@@ -94,6 +89,17 @@ class Table:
         line = io.StringIO()
         csv.writer(line, self._dialect).writerow(cells)  # quotes a CR only because it ends lines with CR LF
         return line.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    """A value of an event for a table: bits are rounded, and a text that would break its cell is a JSON string."""
+    if isinstance(value, float):
+        return f"{value:.{DIGITS}f}" if value < LARGE else f"{value:.6g}"
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, str) and _BREAKS_CELLS.search(value):
+        return to_json(value)
+    return value
 
 
 def beside(fields: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -255,19 +255,18 @@ def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> 
         if str(given) == "-" and sys.stdin is None:
             raise DataError("standard input is closed.", "Give a file.")
         if is_pipe(given):
-            sources.append((yield from copy_pipe(path, input_format)))
+            copied = yield from copy_pipe(path, input_format)
+            sources.append(copied)
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
-            inside = [open_source(file, input_format) for file in files_below(path)]
-            texts = []
-            for source in inside:
+            n_before = len(sources)
+            for source in [open_source(file, input_format) for file in files_below(path)]:
                 fault = source.fault()
                 if fault is None:
-                    texts.append(source)
+                    sources.append(source)
                 else:
                     skipped[source.path] = fault
-            if not texts:
+            if len(sources) == n_before:
                 raise DataError(f"the folder {path} contains no text files.", "Give files, or a folder of text files.")
-            sources += texts
         else:
             sources.append(open_source(path, input_format))
     if not sources:

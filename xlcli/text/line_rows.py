@@ -29,18 +29,18 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
             continue
         text = data.removesuffix(b"\r").decode(errors="replace")
         line = text.encode()
+        place = Place("line", number)
         continues = event_start is not None and event_start.search(line) is None
         match = text_regex.search(line) if text_regex is not None else None
-        place = Place("line", number)
-        if match is None and text_regex is not None and not continues:
-            yield place, ValueError("it does not match --text-regex")
-            continue
         groups: dict[str, str | None] = {LINE_TEXT: text}
         if match is not None:
             groups = {}
             for group in names:
                 value = match[group]
                 groups[group.decode()] = None if value is None else value.decode()
+        elif text_regex is not None and not continues:
+            yield place, ValueError("it does not match --text-regex")
+            continue
         row = LineRow(groups, continues=continues)
         container = _CONTAINER.match(line)
         if container is not None:

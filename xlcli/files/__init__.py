@@ -406,7 +406,6 @@ def kind_of(mode: int) -> str:
 
 # Folders and files that no other user can write
 
-
 CACHE = "XLCLI_CACHE"  # environment variable of the cache folder
 CHECKSUM = hashlib.blake2b().digest_size  # size of the checksum at the beginning of a cache file in bytes
 

@@ -35,7 +35,6 @@ from xlcli.store.lock import HOLDER, LOCK, RUN_FILES, STAGED, clean, is_own, is_
 
 # Checkpoints
 
-
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 

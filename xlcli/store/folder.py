@@ -223,12 +223,9 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
     """The model in `folder`, verified, with float32 weights.
 
     Of `options`, the settings of the stack, the layers and the position encoding apply, and the number type that the
-    weights are rounded to, as if they were stored in it; None is as trained.
-
-    Raises:
-        ConfigError: The model has no such setting.
-        CheckpointError: A file is missing, damaged, or of another model or format, or a weight cannot be rounded.
-        ResourceError: The weights do not fit the machine.
+    weights are rounded to, as if they were stored in it; None is as trained. `ConfigError` if the model has no such
+    setting; `CheckpointError` if a file is missing, damaged, or of another model or format, or a weight cannot be
+    rounded; `ResourceError` if the weights do not fit the machine.
     """
     options = options or InferenceConfig()
     for _ in range(ATTEMPTS - 1):

@@ -212,7 +212,6 @@ def _fingerprint(model: Tree) -> str:
 
 # Records of a training run
 
-
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
 _STEP_LIMIT = 2**63

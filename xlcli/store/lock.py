@@ -152,7 +152,6 @@ def _busy(folder: Path) -> BusyError:
 
 # Unfinished files and folders
 
-
 STAGED = ".replacement"  # folder of a run that is to replace the one in its model folder
 
 RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, KEPT, CHECKPOINTS, WEIGHTS)

@@ -276,7 +276,6 @@ def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> 
 
 # Training, validation and test part
 
-
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20  # maximum bytes of a held-out part of default size
 DRAWN_FROM = 10  # number of files from which a held-out part is whole files
@@ -352,26 +351,18 @@ class Split:
 
 def split(
     corpus: Corpus,
-    valid: str | float | None = None,
-    test: str | float | None = None,
+    valid: str | float | None = None,  # fraction of the text, or a file; None is 5 %, at most 1 MiB
+    test: str | float | None = None,  # as `valid`; None is an empty part if `valid` is a file
     *,
-    by_document: bool = False,
-    seed: int | None = None,
+    by_document: bool = False,  # split between documents where one begins at most 64 KiB before the place of the split
+    seed: int | None = None,  # draws whole files to hold out, if there are `DRAWN_FROM`; None: hold out the end
 ) -> Generator[Progress, None, Split]:
     """Splits a corpus into training, validation and test part, at line ends if possible. Yields progress.
 
     The parts are in this order. If whole files are held out, they are moved to the end of the corpus.
     No file is read in two parts: test text comes first, then validation text.
 
-    Args:
-        corpus: The text.
-        valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
-        test: As `valid`; None is an empty part if `valid` is a file.
-        by_document: Split between documents where one begins at most 64 KiB before the place of the split.
-        seed: Draws the files that are held out, if there are `DRAWN_FROM` or more; None: hold out the end.
-
-    Raises:
-        DataError: A file cannot be read or is empty, or nothing but held-out text is given.
+    `DataError` if a file cannot be read or is empty, or nothing but held-out text is given.
     """
     if test is None and isinstance(valid, str):
         test = 0.0

@@ -211,21 +211,27 @@ def decimal(descriptor: int, name: str) -> Iterator[bytes]:
         try:
             if np.lib.format.read_magic(file) != (1, 0):
                 raise ValueError("its version is not 1.0")
-            shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
-            if kind.kind not in "iu" or len(shape) not in (1, 2) or (by_column and len(shape) > 1):
+            shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+            is_matrix_by_column = by_column and len(shape) > 1
+            if dtype.kind not in "iu" or len(shape) not in (1, 2) or is_matrix_by_column:
                 raise ValueError("it has no rows of integers")
-            if file.tell() + math.prod(shape) * kind.itemsize != os.fstat(descriptor).st_size:
+            if file.tell() + math.prod(shape) * dtype.itemsize != os.fstat(descriptor).st_size:
                 raise ValueError("it has another size than it says")
         except Exception as error:  # numpy has many for a damaged header
             remedy = "Write one or two axes of integers with np.save."
             raise DataError(f"{name} cannot be read: {error!s:.200}.", remedy) from None
-        n_read, row_len = 0, shape[-1]
+        row_len = shape[-1]
+        n_read = 0
         while True:
-            numbers = np.fromfile(file, kind, BLOCK // 4).tolist()
+            numbers = np.fromfile(file, dtype, BLOCK // 4).tolist()
             if not numbers:
                 return
-            yield b"".join([b"%d " % n if i % row_len else b"%d\n" % n for i, n in enumerate(numbers, n_read + 1)])
-            n_read += len(numbers)
+            words = []
+            for number in numbers:
+                n_read += 1
+                ends_row = n_read % row_len == 0
+                words.append(b"%d\n" % number if ends_row else b"%d " % number)
+            yield b"".join(words)
 
 
 def not_text(name: str, reason: str) -> DataError:
@@ -304,7 +310,6 @@ def _begin(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, 
 
 
 # Gzip, bzip2, xz and zstd data
-
 
 BLOCK = 2**20  # maximum number of bytes that one call of a decompressor returns
 ZSTD_INPUT = 2**8  # bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text

@@ -69,29 +69,33 @@ def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *
     in all the bytes of a file that is named as JSON.
     """
     suffix = _NAME.search(name)
-    if suffix:
-        kind: str | None = KINDS[suffix[1].lower()]
+    is_named = suffix is not None  # as rows
+    kind: str | None = None
+    if suffix is not None:
+        kind = KINDS[suffix[1].lower()]
     else:
         kind = _kind_of_beginning(head, LOOK if text_fields else BLANKS)
     if is_all and kind is None:
         kind = "table"
 
     # Programs print a line of another kind before their rows when they start, unless it names the columns of a table.
-    has_rows_below = not suffix and _SECOND_LINE.match(head) is not None
+    has_json_in_second_line = not is_named and _SECOND_LINE.match(head) is not None
     if text_fields:
         first_line = head.partition(b"\n")[0]
-        if has_rows_below and text_fields[0].encode(errors="replace") not in first_line:
+        names_columns = text_fields[0].encode(errors="replace") in first_line
+        if has_json_in_second_line and not names_columns:
             kind = "json"
         return Recognized(kind)
 
+    # Without `text_fields`, only JSON with the default key is rows.
     if kind is None or kind == "parquet":
         return Recognized(kind)
     remark = None
-    if has_rows_below:
+    if has_json_in_second_line:
         remark = f"{name} is read as plain text, because line 1 is not JSON, as line 2 seems to be"
     if kind == "json":
-        return _json_or_plain(head, name, remark, is_named=suffix is not None, is_all=is_all)
-    if suffix or _names_columns(head):
+        return _json_or_plain(head, name, remark, is_named=is_named, is_all=is_all)
+    if is_named or _names_columns(head):
         remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
     return Recognized("plain", remark)
 
@@ -121,23 +125,25 @@ def _json_or_plain(
 ) -> Recognized:
     """`json` if an object has the key `DEFAULT_FIELD`; `remark` is on text whose beginning is not JSON after all."""
     without_key = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
-    first: Any = None  # that is not empty
+    first: Any = None  # value that is not empty
     for item in json_rows(iter([bytes(head), None])):
         if item is None and not is_all:
             return Recognized(None)
         if not isinstance(item, tuple):
             continue
-        value = item[1]
+        _, value = item
         if isinstance(value, dict) and DEFAULT_FIELD in value:
             return Recognized("json")
         if isinstance(value, json.JSONDecodeError):
             # An object that is broken or cut may have the key before that place, in a file that is named so anywhere.
-            if _KEY.search(value.doc if is_named else value.doc[: value.pos]):
+            looked_at = value.doc if is_named else value.doc[: value.pos]
+            if _KEY.search(looked_at):
                 return Recognized("json")
-            return Recognized("plain", without_key if is_named or len(head) >= LOOK else remark)
+            seems_to_be_json = is_named or len(head) >= LOOK
+            return Recognized("plain", without_key if seems_to_be_json else remark)
         first = first or value or None
-        # Without a name, the first object or array tells.
-        if value and not is_named and not isinstance(value, str):
+        is_object_or_array = bool(value) and not isinstance(value, str)
+        if is_object_or_array and not is_named:  # without a name, the first one tells
             break
     if is_named or isinstance(first, dict | str):
         return Recognized("plain", without_key + key_hint(first))

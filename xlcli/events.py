@@ -324,15 +324,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Discordance:
-    """Pairs of a group (None: all) in which only one of two models gives the first text the higher probability.
+    """Pairs of a group in which only one of two models gives the first text the higher probability."""
 
-    In the others both do, or none, or texts are equal. `p` is of the exact test of McNemar, two-sided.
-    """
-
-    group: str | None
+    group: str | None  # None: all pairs
     only_model: int
     only_other: int
-    p: float
+    p: float  # of the exact test of McNemar, two-sided
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,10 +217,7 @@ def _renyi_entropy(log_p: Tensor, order: float) -> Tensor:
 
 @dataclass
 class Words:
-    """Joins scored tokens to words.
-
-    A word has the columns of its first token, but those of layers and temperatures add up as its bits do.
-    """
+    """Joins tokens to words, with the columns of their first token; columns of other predictions add up as bits do."""
 
     boundaries: Boundaries
     at: WordPosition  # the present place, with the tokens of the unfinished word

@@ -96,10 +96,7 @@ def bench(
 
 
 def configure(task: str, preset: str | None, user_settings: Tree) -> Config:
-    """The settings of the user over a preset, or without one.
-
-    `ConfigError` if a setting is illegal, or is one of the shape of a trained model.
-    """
+    """The user's settings over a preset; `ConfigError` if one is illegal, or of the shape of a trained model."""
     if preset is None:
         for section in ("model", "train"):
             is_of_task = section == task == "train"

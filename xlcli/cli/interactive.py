@@ -27,16 +27,13 @@ LONGEST_LINE = 2**20  # maximum number of bytes of a line of standard input
 
 @dataclass
 class Conversation:
-    """Continues lines, one after the other, each after all that was read and generated before.
-
-    `seed` is for the first answer; the others continue its generator.
-    """
+    """Continues lines, one after the other, each after all that was read and generated before."""
 
     model: LoadedModel
     settings: GenerateConfig
     runtime: Runtime
     screen: Screen
-    seed: int | None
+    seed: int | None  # of the first answer; the others continue its generator
     session: SessionState | None
 
     def run(self, first: bytes | None, save: SaveState | None) -> int:

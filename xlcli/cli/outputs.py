@@ -23,10 +23,7 @@ _OTHER = "Choose another file."
 
 
 class Kind(NamedTuple):
-    """What an option writes, a part of its type: the suffixes of such files, which say their format.
-
-    Any name will do without suffixes.
-    """
+    """What an option writes: the suffixes of such files, which say their format; without any, all names will do."""
 
     suffixes: tuple[str, ...] = ()
 

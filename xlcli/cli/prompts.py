@@ -38,10 +38,7 @@ def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> byte
 
 
 def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
-    """The prompts of a file of rows in any of the formats, or of standard input for `-`.
-
-    `DataError` if a row is no prompt, or the file cannot be read.
-    """
+    """The prompts of a file of rows, or of standard input for `-`; `DataError` if a row is no prompt."""
     from xlcli.text.formats import text_of
 
     shown, source = label(name), open_source(name)

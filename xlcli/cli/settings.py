@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 
 class UserSettings(NamedTuple):
-    """Settings that a user has given to a command: values by section, and how each dotted key was written.
+    """Settings that a user has given to a command."""
 
-    A key is written as an option, a variable, a key, or a key of a file.
-    """
-
-    tree: Tree
-    spelled: Mapping[str, str]
+    tree: Tree  # values by section
+    spelled: Mapping[str, str]  # how each dotted key was written: as option, variable, key, or key of a file
 
 
 def read_settings(

@@ -31,15 +31,7 @@ from xlcli.store import layout
 from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
 from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.origin import imported
-from xlcli.store.weights import (
-    KEEP_TOGETHER,
-    empty_weights,
-    encode,
-    read_network,
-    round_weights,
-    stored_infos,
-    weights,
-)
+from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 

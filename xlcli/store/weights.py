@@ -77,10 +77,7 @@ def encode_in_order(
 
 
 def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by name, floats in float32, rounded matrices as they are stored.
-
-    `ValueError` if an int8 tensor holds -128, or a scale is not positive.
-    """
+    """Weights by name, floats in float32, rounded matrices as stored; `ValueError` for -128 or an illegal scale."""
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         if name.endswith(SCALE):
@@ -142,10 +139,7 @@ def round_weights(network: nn.Module, encoding: str) -> None:
 
 
 def read_weights(path: Path, network: nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and metadata of the weights file of a network, which may be on the meta device; verified. As of `decode`.
-
-    `CheckpointError` if the file is missing, damaged, or of another network or encoding.
-    """
+    """Weights and metadata of the file of a network; `CheckpointError` if it is damaged, or of another one."""
     stored, metadata = read_tensors(path, expected=stored_infos(weights(network), encoding))
     try:
         return decode(stored), metadata

@@ -199,10 +199,7 @@ class _Stream:
             words.at.begin(start, fields)
 
     def _begin_story(self, fields: Mapping[str, Any]) -> bool:
-        """Sets the story, the value of `reset_on_change` in a row with these fields. True if it is another one.
-
-        True, too, without that option: then each document begins with empty memory.
-        """
+        """Sets the story by `reset_on_change`. True if it is another one than before, or there is no such option."""
         key = self._options.reset_on_change
         if key is None:
             return True

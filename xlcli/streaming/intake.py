@@ -146,10 +146,7 @@ class Intake:
         self._arrived += self.line_ends.feed(b"", final=True)
 
     def take(self, *, to_line_end: bool) -> Tokens | None:
-        """Tokens to score in one call, which leave the queue; None if none can be output now.
-
-        `to_line_end`: the last of them ends a line, if one of them does.
-        """
+        """Tokens to score in one call, up to the last line end if `to_line_end`; None if none can be output now."""
         while not self._n_ready:
             if self._arrived:
                 self._feed()

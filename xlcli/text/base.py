@@ -25,10 +25,7 @@ _CACHED_BYTES = 48
 
 
 class Tokenizer(ABC):
-    """A tokenizer, made from the content of its vocabulary file, and its path for errors.
-
-    `CheckpointError` if that is no such vocabulary.
-    """
+    """Text to token ids and back, by a vocabulary. `CheckpointError` if the vocabulary file is damaged."""
 
     kind: str  # key of `TOKENIZERS`
     file: str | None = None  # name of the vocabulary file; None if there is none
@@ -153,10 +150,7 @@ class PieceTokenizer(Tokenizer):
         return b"".join([self._texts[i] for i in ids])
 
     def _encode_part(self, part: bytes) -> bytes:
-        """Ids as bytes of int32: pieces where they decode to the bytes of `part`, tokens of bytes elsewhere.
-
-        Special characters are spelled in bytes, too.
-        """
+        """Ids as bytes of int32: pieces where they decode to `part`; elsewhere, and for special characters, bytes."""
         ids: list[int] = []
         for i, text in enumerate(self._special.split(part.decode(errors="surrogateescape"))):
             data = text.encode(errors="surrogateescape")

@@ -127,10 +127,7 @@ class LineEnds:
 
 
 def unpacked(portions: Portions, name: str) -> Portions:
-    """Decompressed data, or the data itself if it is not compressed.
-
-    There may be several frames; zero bytes between them are padding. `DataError` if the data is damaged or incomplete.
-    """
+    """Decompressed data, or data as it is if it is not compressed; `DataError` if it is damaged or incomplete."""
     mark, head = yield from _begin(portions, COMPRESSIONS)
     data = itertools.chain([head], portions)
     if not mark:
@@ -151,10 +148,7 @@ def unpacked(portions: Portions, name: str) -> Portions:
 
 
 def in_utf8(portions: Portions, name: str) -> Portions:
-    """Text in UTF-8 without byte-order mark; data without a mark is passed on unchanged.
-
-    `DataError` if the data does not agree with its byte-order mark.
-    """
+    """Text in UTF-8, converted if a byte-order mark says so; `DataError` if the text does not agree with the mark."""
     mark, head = yield from _begin(portions, ENCODINGS)
     encoding, data = ENCODINGS.get(mark, "utf-8"), itertools.chain([head.removeprefix(mark)], portions)
     if encoding == "utf-8":
@@ -201,10 +195,7 @@ def _ends_lines_in_cr(head: bytes) -> bool:
 
 
 def decimal(descriptor: int, name: str) -> Iterator[bytes]:
-    """The integers of a NumPy file as decimal numbers, a line for each row.
-
-    `DataError` if the file is damaged, or has no rows of integers.
-    """
+    """The integers of a NumPy file as decimal numbers, a line for each row; `DataError` if it has no such rows."""
     with open(descriptor, "rb", closefd=False) as file:
         if file.seekable():
             file.seek(0)
@@ -276,10 +267,7 @@ class Utf8:
 
 
 def checked(portions: Portions, name: str) -> Portions:
-    """The text, of which the first `HEAD` bytes must be UTF-8 without NUL bytes, unless they are of rows.
-
-    `DataError` if they are not.
-    """
+    """The text; `DataError` if its first `HEAD` bytes, unless of rows, are not UTF-8 or have NUL bytes."""
     utf8 = Utf8()
     for portion in portions:
         is_of_row = isinstance(portion, Document)  # which was decoded, and in which \u0000 is legal
@@ -341,7 +329,7 @@ class _Unpacker:
             rest = data[start : start + self._input_size]
             while rest:
                 if self.frame is None:
-                    rest = rest.lstrip(b"\0")
+                    rest = rest.lstrip(b"\0")  # padding
                     if not rest:
                         break
                     self.frame = FRAMES[self._kind]()

@@ -104,10 +104,7 @@ class TrainLoader:
         return TrainBatch(inputs, targets, within)
 
     def _within_lines(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions (b t) of the tokens `read` (t) of each sequence in their lines, which may begin in earlier pieces.
-
-        They are at least `piece_len` where a piece is not read by line.
-        """
+        """Positions (b t) of the tokens `read` (t) in their lines; at least `piece_len` in pieces not read by line."""
         assert self.line_ends is not None
         first_of_piece = read[0] - read[0] % self.piece_len  # the line of the first token may have begun there
         since = np.arange(first_of_piece, read[-1] + 1)

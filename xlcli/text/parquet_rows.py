@@ -16,10 +16,7 @@ _TEXT_KIND = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")  # ty
 
 
 def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows:
-    """Rows of an open file, without columns of bytes.
-
-    `DataError` if pyarrow is missing, the file is damaged, or a column is missing.
-    """
+    """Rows of an open file, without columns of bytes; `DataError` if it cannot be read, or a text column is missing."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -27,10 +27,7 @@ _SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')  # any line, and the beginning 
 
 
 class Recognized(NamedTuple):
-    """What data is: `json`, `table`, `parquet` or `plain` text, None if more bytes will tell; a remark on plain text.
-
-    The remark is on a name or a beginning as of rows.
-    """
+    """What data is: `json`, `table`, `parquet` or `plain` text, None if more bytes will tell; and a remark, if any."""
 
     kind: str | None
     remark: str | None = None

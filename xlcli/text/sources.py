@@ -44,32 +44,25 @@ class InputFormat:
 
 
 class Block(NamedTuple):
-    """A block of text, and the offsets in it at which documents begin.
-
-    `stored` is the number of stored bytes read so far, `crlf` the number of CR LF among them that were read as LF.
-    """
+    """A block of text."""
 
     text: bytes
-    stored: int
-    documents: Sequence[int] = ()
-    crlf: int = 0
+    stored: int  # number of stored bytes read so far
+    documents: Sequence[int] = ()  # offsets in the text at which documents begin
+    crlf: int = 0  # number of CR LF so far that were read as LF
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Source:
-    """A file, its size when it was opened, and the descriptor of the unnamed copy if it is a pipe.
-
-    `identity` is that of the file or pipe itself (`files.identity`).
-    `seekable`: reading can start anywhere if there is no CR LF, because the file holds nothing but its text.
-    """
+    """A file of a corpus."""
 
     name: str
     path: Path
-    identity: tuple[int, int]
-    stored_bytes: int
+    identity: tuple[int, int]  # of the file or pipe itself (`files.identity`)
+    stored_bytes: int  # its size when it was opened
     input_format: InputFormat
-    seekable: bool
-    spool: int | None = None
+    seekable: bool  # reading can start anywhere if there is no CR LF, because the file holds nothing but its text
+    spool: int | None = None  # descriptor of the unnamed copy of a pipe
 
     def blocks(
         self, first: int = 0, notice: Callable[[str], None] = lambda text: None, *, seek: bool = False
@@ -87,10 +80,7 @@ class Source:
                 yield from self._converted(file, first, notice)
 
     def rows(self, start: int, size: int) -> Iterator[tuple[int, Document]]:
-        """The rows of this file, whose text of `size` bytes begins at `start`, each with the place where it begins.
-
-        A row without text is empty; a file without rows is one. Errors as of `blocks`.
-        """
+        """The rows of this file, whose text begins at `start`, and their places; one without text is empty."""
         if self.seekable:
             yield start, Document(b" ")  # in place of its text, which is not empty
             return

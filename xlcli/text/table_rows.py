@@ -141,10 +141,7 @@ class _Table:
 
 
 def numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
-    """Lines without line ends, and their numbers from 1; None for a portion that is None.
-
-    `DataError` if a line is too long.
-    """
+    """Lines without line ends, and their numbers from 1; None for a pause. `DataError` if a line is too long."""
     held, number = bytearray(), 1
     for portion in portions:
         if portion is None:

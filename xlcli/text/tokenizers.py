@@ -191,10 +191,7 @@ class SentencePieceTokenizer(PieceTokenizer):
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """Trains a tokenizer of about `vocab_size` pieces (None: 2048), fewer for a short text.
-
-        Deterministic, given the text in `chunks` and the size. Time and memory grow with the text, so give a sample.
-        """
+        """Trains a tokenizer of about `vocab_size` pieces (None: 2048) on a sample; equal text gives equal pieces."""
         vocab_size = vocab_size or DEFAULT_VOCABULARY
         if vocab_size < SMALLEST_VOCABULARY:
             problem = f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces."

@@ -151,10 +151,7 @@ def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
 def _build(
     part: Part, tokenizer: Tokenizer, file: BinaryIO, documents: Sequence[int], name: str
 ) -> Generator[Progress, None, None]:
-    """Writes the token file of this name. Yields progress.
-
-    `documents` are the offsets in the text at which documents begin, ascending from 0; none if they are not separated.
-    """
+    """Writes the token file of this name; `documents` are the offsets at which separated documents begin."""
     record = _record(tokenizer)
     first_tokens = array("Q")  # of each document
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")

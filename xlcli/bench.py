@@ -86,10 +86,7 @@ class Stopwatch:
 
 
 def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
-    """A model of this configuration with random weights and the settings of `config.bench`.
-
-    `ResourceError` if the weights do not fit the machine.
-    """
+    """A model with random weights and the settings of `config.bench`; `ResourceError` if it does not fit."""
     options, shape = config.bench, config.bench.shape(config.model)
     require_memory(f"the weights of {name}", 4 * shape.n_matrix_weights, "Use a smaller preset.", str(runtime.device))
     torch.manual_seed(config.runtime.seed or 0)

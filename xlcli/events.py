@@ -307,17 +307,13 @@ class PairShare:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Bits per byte of several documents with 95 % intervals (`xlcli.evaluation.spread`), or a difference of them.
-
-    `bits_per_byte` is that of the whole text, `document_mean` the mean over documents, however long each is. The
-    intervals are None if there are fewer than five documents.
-    """
+    """Bits per byte of several documents with 95 % intervals (`xlcli.evaluation.spread`), or a difference of them."""
 
     documents: int
-    bits_per_byte: float
-    bits_per_byte_low: float | None
+    bits_per_byte: float  # of the whole text
+    bits_per_byte_low: float | None  # None, as the other bounds, if there are fewer than five documents
     bits_per_byte_high: float | None
-    document_mean: float
+    document_mean: float  # mean over documents, however long each is
     document_mean_low: float | None
     document_mean_high: float | None
 
@@ -420,10 +416,7 @@ class Score(Event):
 
 @dataclass(frozen=True, slots=True)
 class Speed(Event):
-    """Speed of a task with one memory length; its fields are the JSON keys of `xlcli bench`.
-
-    Fields that do not apply to a task are None.
-    """
+    """Speed of a task with one memory length; its fields, if they apply, are the JSON keys of `xlcli bench`."""
 
     task: Literal["decode", "eval", "train"]
     model: str

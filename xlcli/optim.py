@@ -209,11 +209,7 @@ class Optimizers:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores the state that `tensors` returned, instead of the present one.
-
-        `CheckpointError` if a quantity is missing, or has another shape or type than its parameter: PyTorch's fused
-        optimizers do not check and would write out of bounds.
-        """
+        """Restores what `tensors` returned; `CheckpointError` if it does not fit: fused optimizers do not check."""
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
             quantities = ["step", "exp_avg", "exp_avg_sq"]
@@ -268,10 +264,7 @@ def schedule_of(train: TrainConfig) -> Schedule:
 
 
 def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
-    """Learning rate divided by its peak: linear warmup, then the decay of the schedule down to `min_lr_ratio`.
-
-    After `step` steps, and this fraction, 0 to 1, of the budget.
-    """
+    """Learning rate over its peak: warmup by `step`, then decay by this share of the budget to `min_lr_ratio`."""
     fraction = min(max(fraction, 0.0), 1.0)
     schedule = schedule_of(train)
     warmup = min(1.0, (step + 1) / (schedule.n_warmup + 1))

@@ -77,10 +77,7 @@ class Ranks:
         return tensor
 
     def gather_rows(self, tensor: Tensor, *, everywhere: bool = False) -> Tensor:
-        """Concatenation (b ...) of the tensors (r ...) of all ranks, which have one shape.
-
-        It is on the first rank, and on the others if `everywhere` is set; they have the tensor itself otherwise.
-        """
+        """Concatenation (b ...) of the tensors (r ...) of all ranks, on the first or `everywhere`; else the tensor."""
         if self.size == 1:
             return tensor
         import torch
@@ -156,10 +153,7 @@ SINGLE = Ranks()  # a single process
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
-    """Ranks by the environment variables of the launcher, not yet joined; a single process without them.
-
-    `ConfigError` if they contradict each other.
-    """
+    """Ranks by environment variables, not yet joined; `ConfigError` if the variables contradict each other."""
     variables_of_fields = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
@@ -199,9 +193,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
 def join(timeout: float = 600.0, remedy: str = "Run the command again.") -> Iterator[Ranks]:
     """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
 
-    A rank that does not answer for `timeout` seconds is given up, with this remedy. `ConfigError` if the environment
-    variables contradict each other, or this process has joined others already; `RankError` if another rank has ended,
-    does not come or does not answer.
+    `ConfigError` if the variables contradict each other, or this process has joined others; `RankError` with the
+    remedy if another rank has ended, does not come, or does not answer for `timeout` seconds.
     """
     ranks = environment()
     if ranks.size == 1:

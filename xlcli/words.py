@@ -112,10 +112,7 @@ class Features(NamedTuple):
 
 
 class Predictions(Readout):
-    """What is kept of the prediction of each token: a readout for `Scorer.score`, and its features as values.
-
-    With the features of each layer, the last one at the end, they are `size` numbers.
-    """
+    """What is kept of the prediction of each token, as `size` numbers: a readout for `Scorer.score`, and values."""
 
     def __init__(
         self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device, layers: Sequence[int] = ()

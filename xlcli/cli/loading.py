@@ -135,8 +135,7 @@ def print_plan(
 ) -> None:
     """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
 
-    `batch_size` texts are read at a time. Only a text that `is_endless` surely fills the memory of the model.
-    `ResourceError` if the machine has too little RAM.
+    Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)

@@ -117,10 +117,7 @@ def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result)
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """Function that writes pieces of an output of a command; a regular file is replaced at the end, or not at all.
-
-    `ResourceError` if it is a pipe that nobody reads.
-    """
+    """Function that writes an output in pieces, at the end in its place; `ResourceError` if nobody reads a pipe."""
     if path.exists() and not path.is_file():  # a device or a pipe
         with os.fdopen(_open_pipe(path), "wb") as out:
             yield out.write

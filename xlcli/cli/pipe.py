@@ -78,8 +78,7 @@ def followed(portions: Iterator[bytes | None], stop: Stop) -> Iterator[bytes | N
 class OutputStream:
     """Standard output or standard error. All bytes are written, also to a descriptor that does not block.
 
-    A write waits for a slow reader. After a signal it waits no longer than `GRACE_SECONDS` and discards the bytes that
-    the reader has not taken by then.
+    A write waits for a slow reader; after a signal only for `GRACE_SECONDS`, and then discards what is left.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -98,10 +98,7 @@ def _prompts(rows: Rows, name: str, _fields: Sequence[str], _notice: object) -> 
 
 
 class Samples(Sink):
-    """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end.
-
-    `prompt` is shown before each sample, unless it is None; there may be `several` samples.
-    """
+    """Shows text as it is generated, after its prompt, with --- between samples; or one JSON object at the end."""
 
     def __init__(self, screen: Screen, prompt: bytes | None, *, several: bool) -> None:
         self._screen, self._prompt, self._several = screen, prompt, several

@@ -34,8 +34,7 @@ def read_settings(
 ) -> UserSettings:
     """Settings of file, environment, `--set` and options, merged in this order.
 
-    `params` are the values of the options of the command, `typed` those on the command line, and `spelled` how the user
-    has given each. `ConfigError` if a value is no setting of the command, or empty, or not UTF-8.
+    Options are in `params`, `typed` if on the command line, `spelled` as given. `ConfigError` if a value is illegal.
     """
     tree = Tree()
     written: dict[str, str] = {}

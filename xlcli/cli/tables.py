@@ -120,10 +120,7 @@ def listing(path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...
 
 
 class Listing(Sink):
-    """Prints the lines of events of some classes, or writes them to a file, if its name is not `-`.
-
-    A regular file is in its place only once the list is whole, after `Done`.
-    """
+    """Prints lines of events of some classes, or writes them to a file, in its place once whole, after `Done`."""
 
     def __init__(self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
         self._path, self._screen, self._kinds = path, screen, kinds
@@ -164,10 +161,7 @@ class Listing(Sink):
 
 
 class JoinedListing(Listing):
-    """The list of the scores of several models, in columns `bits_NAME` by `legal_names`; each waits for the last.
-
-    `DataError` if the models have divided the text into other words.
-    """
+    """The list of the scores of several models in columns `bits_NAME`; `DataError` if their words differ."""
 
     def __init__(
         self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], names: Sequence[str]

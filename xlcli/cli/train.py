@@ -124,10 +124,7 @@ def train(
 
 
 def show_config(call: Call, configs: Mapping[str, Config], *, is_decided: bool) -> None:
-    """With `--print-config`, prints the first of the configurations by preset, and ends the command.
-
-    `is_decided`: the user has named a preset or a model.
-    """
+    """With `--print-config`, prints the first configuration and ends. `is_decided`: the user has named it."""
     if call.params["print_config"]:
         name, config = next(iter(configs.items()))
         note = ""

@@ -77,9 +77,8 @@ def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
 def write_atomic(path: Path, data: bytes | Iterable[bytes] | Callable[[Path], None], mode: int = 0o666) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
-    Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
-    file is `mode` without the umask, the mode of a replaced file is kept. A function as `data` writes the temporary
-    file, whose path it is given.
+    Writes and syncs a temporary file beside it, renames it over `path`, syncs the folder. A replaced file keeps its
+    mode, a new one has `mode` without the umask. A function as `data` is given the temporary file to write.
     """
     with replacing(path, mode) as (write, temporary):
         if callable(data):
@@ -344,10 +343,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes) -> Any:
-    """The JSON value in `data`; `ValueError` if it is none.
+    """The JSON value in `data`; `ValueError` if it is none that is accepted.
 
-    `ValueError`, too, if it nests deeper than 20 levels, or holds a key twice, a number that is not finite or half a
-    surrogate pair.
+    It may nest 20 levels deep, and has no key twice, no number that is not finite and no half of a surrogate pair.
     """
 
     def depth(value: Any) -> int:

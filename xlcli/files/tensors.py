@@ -131,10 +131,7 @@ def write_in_order(
 def _layout(
     path: Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
 ) -> tuple[dict[str, Any], Callable[[str], bytes]]:
-    """What the header of a file says of each tensor, in the order of the file, and the file before them by checksum.
-
-    The length of that beginning does not depend on the checksum. Errors as of `write_tensors`.
-    """
+    """Entries of tensors in the header, in their order, and a function from the checksum to the file before them."""
     for name in infos:
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a tensor name: {name!r}")

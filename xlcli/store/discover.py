@@ -125,10 +125,7 @@ def bundled_models() -> tuple[ModelSummary, ...]:
 
 
 def is_bundled(folder: Path) -> bool:
-    """True if a model is bundled with xlcli: it lies beside the presets.
-
-    In a checkout models of the user lie there, too; then a bundled model is one with a card.
-    """
+    """True if a model lies beside the presets; a checkout has models of the user there, which have no card."""
     presets = models_folder().resolve()
     if folder.parent.resolve() != presets:
         return False
@@ -164,10 +161,7 @@ def summarize(folder: Path) -> ModelSummary:
 
 
 def _named(wanted: str, source: str, known: Sequence[Path]) -> Path:
-    """The model that the user names; `source` says where, if not in the command. `known` are models to propose.
-
-    `CheckpointError` if there is none, with the remedy for what is there instead.
-    """
+    """The model that the user names; `CheckpointError` whose remedy fits what is there instead."""
     cwd = Path.cwd()
     places = [cwd / wanted]
     is_plain = Path(wanted).name == wanted and wanted not in (".", "..")

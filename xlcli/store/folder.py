@@ -97,10 +97,7 @@ class LoadedModel:
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
-        """Offsets at which the documents of a held-out text begin, ascending from 0; `CheckpointError` for damage.
-
-        None if there is no such text, or its documents were not separated.
-        """
+        """Offsets at which the documents of a held-out text begin, if separated; `CheckpointError` for damage."""
         text, path = self.held_out(split), self.folder / DOCUMENTS[split]
         if text is None or path.name not in self.files:
             return None
@@ -342,9 +339,8 @@ def require_free(target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
 
-    The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
-    is locked, so that no other process removes it meanwhile. `ConfigError` if `target` exists, `ResourceError` if the
-    disk is full or fails.
+    The caller makes the files inside durable. It is locked, so that no other process removes it; what killed processes
+    left beside it is removed. `ConfigError` if `target` exists, `ResourceError` if the disk is full or fails.
     """
     require_free(target)
     temporary = disk.temporary_path(target.parent, MODEL)

@@ -36,11 +36,7 @@ Finite = Annotated[float, Field(gt=-1e300, lt=1e300)]
 
 @dataclass(frozen=True)
 class PendingText:
-    """Text that the model has not read yet.
-
-    Its beginning may be tokenized already. Those tokens are saved, because text cut between tokens could be tokenized
-    differently.
-    """
+    """Text that the model has not read yet. Tokens of its beginning are saved: cut text could have other ones."""
 
     data: bytes
     ids: NDArray[np.int32]  # tokens (n) of its beginning

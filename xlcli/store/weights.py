@@ -41,10 +41,7 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
 
 
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
-    """Tensors to store, with the types that `stored_infos` gives.
-
-    `CheckpointError` if a weight is NaN, infinite or too large, and its stored type differs from its present one.
-    """
+    """Tensors to store in the types of `stored_infos`; `CheckpointError` if one is not a finite number there."""
     stored = {}
     for name, weight in tensors.items():
         dtype = TYPES[infos[name].dtype]

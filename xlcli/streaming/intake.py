@@ -50,11 +50,7 @@ class Tokens(NamedTuple):
 
 
 class Intake:
-    """Text on its way to the model.
-
-    It passes from `_arrived` (bytes) through `_pretokenizer` (the unfinished word at its end) to the queue of tokens,
-    whose first `_n_ready` may be scored.
-    """
+    """Text on its way to the model: from `_arrived` (bytes) through `_pretokenizer` to the queue of tokens."""
 
     def __init__(
         self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None

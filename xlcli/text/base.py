@@ -91,11 +91,7 @@ class Tokenizer(ABC):
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
-
-        `ConfigError` if the vocabulary size is impossible, or the vocabulary comes with a model; `DataError` if the
-        text is empty.
-        """
+        """A tokenizer with about `vocab_size` ids; `ConfigError` if that is impossible, `DataError` without a text."""
         raise ConfigError(f"a tokenizer of kind {cls.kind} comes with a model.", "Give --tokenizer sentencepiece.")
 
 

@@ -163,10 +163,7 @@ class Corpus:
         )
 
     def read(self, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
-        """Bytes from `start` to `stop`, or to the end, in portions of at most `BLOCK` bytes.
-
-        `DataError` if a file has changed since the scan.
-        """
+        """Bytes from `start` to `stop`, at most `BLOCK` at a time; `DataError` if a file has changed since."""
         file_start = 0
         facts = self.facts
         for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self._checksums, strict=True):
@@ -189,8 +186,7 @@ class Corpus:
         """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
 
         A row of two texts comes twice, with two numbers. Files of rows are read again. If there are several files, the
-        field `file` is the name of the row's, unless it has such a field. `DataError` if a file has changed since the
-        scan.
+        field `file` is the name of the row's, unless it has one. `DataError` if a file has changed since the scan.
         """
         file_start = 0
         number = 0

@@ -71,11 +71,7 @@ def text_of(
     notice: Notice = lambda text: None,  # called with remarks on rows that are plain text or left out, and on CR
     read: Read = texts_of,  # what is made of rows
 ) -> Portions:
-    """Text of data in any of the formats, which its name and its first bytes tell.
-
-    Raises:
-        DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
-    """
+    """Text of data in any of the formats; `DataError` if it is damaged, known as no text, or lacks `text_fields`."""
     if descriptor is not None and _begins_with(descriptor, PARQUET):
         fields = text_fields or [DEFAULT_FIELD]
         return read(parquet_rows(descriptor, name, fields), name, fields, notice)

@@ -21,8 +21,7 @@ _COMMENTS = ("#", "//")
 def json_rows(portions: Portions) -> Rows:
     """JSON values, one after the other or in arrays, with or without commas.
 
-    What is broken is a `JSONDecodeError`, and the next value begins in the line after it. Between values, lines from #
-    or // on are comments.
+    What is broken is a `JSONDecodeError`; the next value begins a line later. Lines from # or // on are comments.
     """
     utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     reader = _Reader()

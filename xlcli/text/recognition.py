@@ -36,8 +36,7 @@ class Recognized(NamedTuple):
 def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
     """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
 
-    Calls `notice` with remarks on rows that are read as plain text, or as one row, and those of `read`. `DataError` if
-    the data is named as Parquet but is not, or as `table_rows` and `read`.
+    Calls `notice` with remarks on rows that are read as plain text. `DataError` as of `table_rows` and `read`.
     """
 
     def is_unknown(head: bytes | bytearray) -> bool:

@@ -69,9 +69,8 @@ class Source:
     ) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
-        Calls `notice` with remarks on rows that are read as plain text or as one row, or left out. `seek`: start there
-        if the file is seekable; it is known to have no CR LF. `DataError` if the file cannot be read, has become
-        shorter, is damaged, or is not text.
+        Calls `notice` with remarks on rows. `seek`: start there if the file, which has no CR LF, is seekable.
+        `DataError` if the file cannot be read, has become shorter, is damaged, or is not text.
         """
         with self._opened() as file:
             if self.input_format.binary or (seek and self.seekable):
@@ -206,10 +205,9 @@ def open_source(path: Path, input_format: InputFormat) -> Source:
 
 
 def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None, Source]:
-    """Standard input (`-`) or a named pipe, copied to an unnamed file because a corpus is read more than once.
+    """Standard input (`-`) or a named pipe, copied to an unnamed file, which is deleted when the source is garbage.
 
-    Yields progress, also while nothing arrives. The copy is deleted when the source is garbage. `DataError` if it
-    cannot be read; `ResourceError` if the cache folder is full.
+    Yields progress, also while nothing arrives. `DataError` if it cannot be read; `ResourceError` if the cache is full.
     """
     folder = cache_folder()
     if str(path) == "-":
@@ -241,8 +239,7 @@ def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None
 def files_below(folder: Path) -> list[Path]:
     """Files in a folder and its subfolders, sorted by path, without hidden files and model folders.
 
-    Symbolic links are followed. A file or folder with several names has the first of them. `DataError` if a folder
-    cannot be read.
+    Links are followed; a file or folder with several names has the first one. `DataError` if a folder cannot be read.
     """
 
     def refuse(error: OSError) -> None:

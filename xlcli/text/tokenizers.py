@@ -293,11 +293,7 @@ SAMPLE_BYTES = 8 * 2**20  # maximum bytes of text that a sentencepiece tokenizer
 
 
 def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_bytes: int) -> tuple[str, int | None]:
-    """Kind and vocabulary size for a text, where they are not given.
-
-    `kind` is `auto`, or a key of `TOKENIZERS`; `train_bytes` the length of the training part of the text. `ConfigError`
-    if a vocabulary size other than 256 is given for bytes.
-    """
+    """Kind and vocabulary size, chosen by the text if open (`auto`, None); `ConfigError` if bytes are not to be 256."""
     if kind == "auto":
         is_text = facts.n_chars is not None and not facts.has_nul
         is_long = train_bytes >= SENTENCEPIECE_FROM

@@ -102,10 +102,9 @@ class TokenFile:
 
 
 def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -> Generator[Progress, None, TokenFile]:
-    """Tokens of `part`, from the cache or tokenized now. Yields progress, returns the tokens.
+    """Tokens of `part`, from the cache or tokenized now, of separate documents if wanted. Yields progress.
 
-    `by_document`: the documents are separated, so that no token is in two of them. `DataError` if the text cannot be
-    read, or has changed since it was opened; `ResourceError` if the cache folder is full or cannot be written.
+    `DataError` if the text cannot be read, or has changed; `ResourceError` if the cache folder is full or read-only.
     """
     folder = cache_folder()
     documents = part.documents if by_document else ()

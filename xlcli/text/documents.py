@@ -179,12 +179,11 @@ def live_texts(
                 continue
             place, row = item
             number = n_before + place.number if isinstance(place, Place) else 0
-            row_stream, is_part = _stream_of(row, text_fields[0])
-            continues_event = False
             document = Document(b"", line=number)
+            continues_event = False
             try:
                 document = _live_text(row, text_fields, key, number, has_begun=has_begun)
-                if row_stream == stream and event_bytes < LONGEST_EVENT:
+                if document.stream == stream and event_bytes < LONGEST_EVENT:
                     continues_event = _continues_event(row, document, event_start)
                 if not continues_event:
                     lost = None
@@ -195,15 +194,12 @@ def live_texts(
                 yield Document(b"", line=number)
                 continue
 
-            if is_part:
-                text = document.removesuffix(b"\n")
-                document = Document(text, document.fields, row=document.row, key=document.key, line=document.line)
-            continues_line = unfinished is not None and row_stream == unfinished
+            continues_line = unfinished is not None and document.stream == unfinished
             if unfinished is not None and not continues_line:
                 yield b"\n"  # ends the line whose other parts have not come
             document.continues = continues_line or continues_event
-            document.stream = stream = row_stream
-            document.unfinished = unfinished = row_stream if is_part else None
+            stream = document.stream
+            unfinished = document.unfinished
             yield document
             has_begun = True
             if not document.continues:
@@ -249,6 +245,7 @@ class _Skips:
 def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int, *, has_begun: bool) -> Document:
     """The first text of a row; `ValueError` as of `texts_of_row`, or if there is none or the row lacks `key`."""
     field = text_fields[0]
+    stream, is_part = _stream_of(row, field)
     whole = dict(row) if isinstance(row, dict) else {}
     is_missing = isinstance(row, dict) and field not in row
     if isinstance(whole.get(field), list):
@@ -260,12 +257,16 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
         raise ValueError(f"it is missing{key_hint(row)}")
     if not texts:
         raise ValueError(_why_no_text(whole, field))
-    text = texts[0]
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
+    text: bytes = texts[0]
+    line_text = text.removesuffix(b"\n")
     if isinstance(whole[field], list):
-        whole[field] = text.removesuffix(b"\n").decode()
-    return Document(text, text.fields, row=whole, key=field, line=line)
+        whole[field] = line_text.decode()
+    document = Document(line_text if is_part else text, texts[0].fields, row=whole, key=field, line=line)
+    document.stream = stream
+    document.unfinished = stream if is_part else None
+    return document
 
 
 def _why_no_text(row: Mapping[str, Any], field: str) -> str:
@@ -300,6 +301,7 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
         row = {}
     if not isinstance(row, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 (as all faults of a row)
+    texts: list[Any]
     if len(text_fields) > 1:  # which stay beside the other fields
         texts = [row.get(field) or None for field in text_fields]
     else:

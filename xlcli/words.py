@@ -277,20 +277,17 @@ class Words:
         word = self.at.text.decode("utf-8", "surrogateescape").lstrip()
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         yield from self._begin_rows(start)
-        at = self.at
-        line = at.line
-        number = at.number  # of the word in its line
+        line = self.at.line
+        number = self.at.number  # of the word in its line
         if word:
             # The first token of the word may begin in a line before.
-            blanks = at.text[: len(at.text) - len(at.text.lstrip())]
-            n_line_ends = blanks.count(b"\n")
-            if n_line_ends:
-                line += n_line_ends
-                number = 0
-            number += 1
-            document = line if self.by_line else at.document
+            n_blanks = len(self.at.text) - len(self.at.text.lstrip())
+            n_line_ends = self.at.text.count(b"\n", 0, n_blanks)
+            line += n_line_ends
+            number = 1 if n_line_ends else number + 1
+            document = line if self.by_line else self.at.document
             yield self._score(document, line, number, start, word, prediction)
-        self.at = replace(at, text=b"", bits=0.0, tokens=0, line=line, number=number)
+        self.at = replace(self.at, text=b"", bits=0.0, tokens=0, line=line, number=number)
 
     def _begin_rows(self, start: int) -> Iterator[Row]:
         """The rows with text that begin up to this byte of the text. The last of them becomes the present one."""

@@ -137,7 +137,7 @@ def _layout(
             raise ValueError(f"not a tensor name: {name!r}")
 
     def wide_ones_first(name: str) -> tuple[int, str]:  # so that all numbers are aligned
-        return -_dtype(infos[name]).itemsize, name
+        return -torch_type(infos[name]).itemsize, name
 
     entries: dict[str, Any] = {}
     start = 0
@@ -165,10 +165,11 @@ def _layout(
 
 def n_bytes(info: TensorInfo) -> int:
     """Size of a stored tensor."""
-    return math.prod(info.shape) * _dtype(info).itemsize
+    return math.prod(info.shape) * torch_type(info).itemsize
 
 
-def _dtype(info: TensorInfo) -> torch.dtype:
+def torch_type(info: TensorInfo) -> torch.dtype:
+    """Type of the numbers of a stored tensor."""
     import torch
 
     dtype: torch.dtype = getattr(torch, TYPES[info.dtype])

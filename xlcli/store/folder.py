@@ -160,14 +160,11 @@ def save_model(
     """
     needed = empty_weights(config.model)
     for name, tensor in needed.items():
-        if name not in network_state:
-            problem = "is missing"
-        elif network_state[name].shape != tensor.shape:
-            problem = f"has shape {list(network_state[name].shape)}"
-        else:
-            continue
-        message = f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}."
-        raise CheckpointError(message, KEEP_TOGETHER)
+        given = network_state.get(name)
+        if given is None or given.shape != tensor.shape:
+            problem = "is missing" if given is None else f"has shape {list(given.shape)}"
+            message = f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}."
+            raise CheckpointError(message, KEEP_TOGETHER)
     tensors = encode({name: network_state[name] for name in needed}, stored_infos(needed, encoding))
     save_in_order(folder, config, sorted(tensors.items()), tokenizer, metadata, encoding=encoding)
 

@@ -33,9 +33,9 @@ def json_rows(portions: Portions) -> Rows:
             continue
         held = yield from reader.values(held, is_last=is_last)
         if portion is None:
-            yield None
+            yield None  # a pause, which is passed on
         elif not held:
-            yield b""
+            yield b""  # nothing is held, so a reader may stop here
     if reader.n_open and not reader.is_broken:
         yield Place("line", reader.line), json.JSONDecodeError("the brackets of arrays do not match", "", 0)
 

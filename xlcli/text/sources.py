@@ -84,15 +84,14 @@ class Source:
             yield start, Document(b" ")  # in place of its text, which is not empty
             return
         place = start
-        has_begun = False
+        has_begun = False  # a row, or text before the first one
         with self._opened() as file:
             for text, document, _, _ in self._portions(file):
-                is_first_text = text != b"" and not has_begun
+                if document is None and text and not has_begun:
+                    document = Document(text)
                 if document is not None:
                     yield place, document
-                elif is_first_text:  # before the first row, or of a file without rows
-                    yield place, Document(text)
-                has_begun = has_begun or document is not None or is_first_text
+                    has_begun = True
                 place += len(text)
         if place != start + size:
             raise self.changed()

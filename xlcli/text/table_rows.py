@@ -169,19 +169,23 @@ def _delimiter(row: bytearray, text_fields: Sequence[str]) -> str:
 
 def require_columns(text_fields: Sequence[str], texts: Sequence[str], columns: Sequence[str], place: str) -> None:
     """`DataError` if one of `text_fields` is not among `texts`, the columns of text, or `columns` has a name twice."""
-    missing = [field for field in text_fields if field not in texts]
-    if missing:
-        if columns and columns[0].startswith("#"):
-            remedy = f"Remove the comments; if no line has the names of the columns, write one.{_PCIBEX}"
-            raise DataError(f"{place} is a comment, not the names of the columns.", remedy)
-        if any(map(_DATA.fullmatch, columns)):
-            remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
-            raise DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
-        remedy = f"Name one of its columns: {named(texts) or 'none'}."
-        raise DataError(f"{place} has no text column '{missing[0]}'.", remedy)
-    for column, times in Counter(filter(None, columns)).most_common(1):  # none if no column has a name
-        if times > 1:
-            raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
+    for field in text_fields:
+        if field not in texts:
+            raise _missing_column(field, texts, columns, place)
+    for name, times in Counter(columns).most_common():
+        if times > 1 and name:  # columns without a name get different ones
+            raise DataError(f"{place} names {times:,} columns '{name[:99]}'.", "Give each a different name.")
+
+
+def _missing_column(field: str, texts: Sequence[str], columns: Sequence[str], place: str) -> DataError:
+    """The error for a table without this column of text: its first line may be a comment, or data."""
+    if columns and columns[0].startswith("#"):
+        remedy = f"Remove the comments; if no line has the names of the columns, write one.{_PCIBEX}"
+        return DataError(f"{place} is a comment, not the names of the columns.", remedy)
+    if any(map(_DATA.fullmatch, columns)):
+        remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
+        return DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
+    return DataError(f"{place} has no text column '{field}'.", f"Name one of its columns: {named(texts) or 'none'}.")
 
 
 def _broken(place: str, reason: str) -> DataError:

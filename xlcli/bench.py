@@ -104,11 +104,10 @@ def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
 def bench(
     task: str, name: str, model: LoadedModel | None, config: Config, runtime: Runtime, *, stop: Callable[[], bool]
 ) -> Iterator[Notice | Progress | Speed]:
-    """Measures a workflow: yields a line about the plan, and a `Speed` for each memory length.
+    """Measures a workflow: yields a line about the plan, and a `Speed` for each memory length until `stop`.
 
     The task is `decode` (a token per call, as `generate`) or `eval`, by a model that may have random weights, or
-    `train`, which makes new ones (`model` is None). `stop` is called between calls; when true, no further memory length
-    is measured. `ConfigError` if a setting does not apply to this model, `ResourceError` if the memory does not fit.
+    `train`, which makes new ones. `ConfigError` if a setting does not apply, `ResourceError` if memory does not fit.
     """
     options = config.bench
     watch = Stopwatch(runtime, options.seconds, stop)

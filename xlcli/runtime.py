@@ -161,10 +161,7 @@ def compile_stack(stack: Stack) -> None:
 
 
 def compute_in_advance(stack: Stack, context: AttentionContext) -> None:
-    """Computes what the compiler cannot trace, or would compile for each position in the text, and `context` keeps.
-
-    The lock of a cached property cannot be traced on Python 3.11.
-    """
+    """Computes what `context` keeps and the compiler cannot trace, such as a cached property on Python 3.11."""
     contexts = [context]
     for block in stack.blocks:
         if isinstance(block.attention, LocalAttention):

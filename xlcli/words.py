@@ -330,10 +330,7 @@ class Words:
 
 
 def split_words(text: str, *, punctuation: bool = False) -> list[str]:
-    """The words of a text, where every blank and every character that is a word is a token of its own.
-
-    With `punctuation`, so are marks that follow one another.
-    """
+    """The words of a text: what stands between blanks, and single characters, or marks, that are words."""
     text = _SINGLE.sub(r" \g<0> ", text)
     if punctuation:
         text = _MARKS.sub(r" \g<0> ", text)

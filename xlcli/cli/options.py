@@ -167,10 +167,7 @@ def settings_of(command: str | None) -> dict[str, Setting]:
 
 
 def option_kinds(command: str) -> dict[str, Any]:
-    """Types of the options of the settings of a command, by the names of the settings.
-
-    An option is a text, which the unit of its setting reads later, unless it is a switch, a choice or a list.
-    """
+    """Types of the options of a command's settings, by name: switches, choices, lists, or texts to be read later."""
     kinds: dict[str, Any] = {}
     for name, setting in settings_of(command).items():
         if setting.option is None:

@@ -201,10 +201,7 @@ def _discard(path: Path) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """True if xlcli wrote a model or a run in this folder; it may be damaged.
-
-    A staged run without weights does not count, because without a model to replace it has taken no step.
-    """
+    """True if a folder has a model or run, maybe damaged; a staged one without weights has taken no step."""
     staged = folder / STAGED
     return _is_run(folder) or (_is_folder(staged) and (staged / WEIGHTS).is_file())
 

@@ -277,9 +277,9 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
-    """Removes incomplete lines and the rows that a run resumed after `step` steps will write again.
+    """Removes incomplete lines and the rows after `step`, which a resumed run writes again: its validation, too,
 
-    These are rows of later steps and, unless the run is `validated` at this step, the row of its validation.
+    unless the run is `validated` at this step.
     """
     lines: list[bytes] = []
     for row in read_metrics(folder):

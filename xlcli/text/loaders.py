@@ -120,10 +120,7 @@ class TrainLoader:
         return within
 
     def _shuffled(self, read: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Positions (b t) in the text of the tokens `read` (t) of each sequence; True for those that are read by line.
-
-        Draws the passes in which they are, and keeps the last one in `drawn`.
-        """
+        """Positions (b t) of the tokens `read` (t) in the text, and which are read by line; draws their passes."""
         _, n_pieces = self.pieces
         piece_read, within_piece = np.divmod(read, self.piece_len)
         number_of_pass, piece_of_pass = np.divmod(piece_read, n_pieces)

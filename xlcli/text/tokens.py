@@ -191,10 +191,7 @@ def _build(
 
 
 def _open(path: Path, name: str, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> TokenFile | None:
-    """The token file of this name; None if it is missing or does not match its checksum.
-
-    Reads all of it, 100 MB in 0.1 s: a text of that size takes longer, since it has been read to find the name.
-    """
+    """The token file of this name; None if it is missing or its checksum, for which it is read, does not match."""
     record = _record(tokenizer)
     try:
         with open_regular(path) as (file, status):

@@ -277,9 +277,9 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
-    """Removes incomplete lines and the rows after `step`, which a resumed run writes again: its validation, too,
+    """Removes incomplete lines, and the rows that a run resumed after `step` steps will write again.
 
-    unless the run is `validated` at this step.
+    Its validation at this step is one of them, unless it is `validated`.
     """
     lines: list[bytes] = []
     for row in read_metrics(folder):

@@ -196,10 +196,9 @@ def _add_to_digest(checksum: hashlib._Hash, name: str, tensor: Tensor) -> Any:
 
     content: Any = b""
     if tensor.numel():
-        vector = (
-            tensor.detach().to("cpu").contiguous().as_strided((tensor.numel(),), (1,))
-        )  # one element has any stride
-        content = vector.view(torch.uint8).numpy().data
+        contiguous = tensor.detach().to("cpu").contiguous()
+        # One element may have any stride, even if contiguous; `view` needs a stride of 1.
+        content = contiguous.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
     checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     checksum.update(content)
     return content

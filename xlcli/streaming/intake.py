@@ -22,7 +22,7 @@ from xlcli.text.pretokenize import PreTokenizer
 BLOCK_BYTES = 2**14  # number of bytes tokenized at a time
 LINE_LIMIT = 2**14
 """Number of bytes after which a line is output in parts, and up to which `reset_on` is searched for in a line."""
-LINE = re.compile(rb"[^\n]*\n|[^\n]+")  # A line with its end, or the rest of a text
+LINE = re.compile(rb"[^\n]*\n|[^\n]+")  # a line with its end, or the rest of a text
 
 
 class Tokens(NamedTuple):

@@ -244,7 +244,10 @@ def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
 
 
 def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
-    append_line(folder / METRICS, json.dumps(row, allow_nan=False).encode())
+    line = json.dumps(row, allow_nan=False).encode()
+    if len(line) >= _LINE_LIMIT:
+        raise ValueError(f"a row of {len(line):,} bytes could not be read again")
+    append_line(folder / METRICS, line)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -215,6 +215,14 @@ class Row(Event):
     document: int  # its number
     fields: Mapping[str, Any]  # the other columns or keys, if it is a row of a table or a JSON object
     regions: Sequence[tuple[int, int]] = field(default=(), repr=False)  # where marked regions begin and end
+    file: str | None = field(default=None, repr=False)  # name of its file, if several are read
+
+    @property
+    def place(self) -> str:
+        """What a message calls it: `row 3`, or `row 3 of all, in b.csv,` if several files are read."""
+        if self.file is None:
+            return f"row {self.document:,}"
+        return f"row {self.document:,} of all, in {self.file},"
 
 
 @dataclass(frozen=True, slots=True)

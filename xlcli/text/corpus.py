@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 
 from xlcli.errors import DataError, counted, named
@@ -32,6 +32,7 @@ from xlcli.text.pretokenize import WORDS, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
 
 TEXT = InputFormat()
+MOST_REMARKS = 3  # number of remarks on files of rows that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Corpus:
         self._documents = documents
         self._remarks: list[str] = []
         self._facts: Facts | None = None
-        self._checksums: list[list[int]] = []
+        self.checksums: list[list[int]] = []  # CRC-32 of each block of each file, after the scan
         self._hashes: dict[tuple[int, int], str] = {}
 
     @property
@@ -107,8 +108,15 @@ class Corpus:
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
             yield Notice(f"skipped {counted(len(files), 'file')}: {named(files, most=3)}", "warning")
         if self._facts is not None and any(self._facts.crlf):
-            yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
-        yield from (Notice(remark, "warning") for remark in self._remarks[:3])
+            where = ""
+            if len(self.sources) > 1:
+                with_crlf = compress(self.sources, self._facts.crlf)
+                where = f" in {named([source.name for source in with_crlf], most=3)}"
+            yield Notice(f"{CRLF_NOTICE}{where}; --binary keeps them")
+        shown, others = self._remarks[:MOST_REMARKS], self._remarks[MOST_REMARKS:]
+        yield from (Notice(remark, "warning") for remark in shown)
+        if others:
+            yield Notice(f"{len(others):,} more such warnings of other files or rows are not shown", "warning")
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress. `DataError` if the text is empty or cannot be read."""
@@ -150,7 +158,7 @@ class Corpus:
         self._require_text(utf8, sizes)
         if utf8.n_bytes == 0:
             raise DataError(f"{self.name} is empty.", "Give a file that contains text.")
-        self._checksums = checksums
+        self.checksums = checksums
         self._facts = Facts(
             n_bytes=utf8.n_bytes,
             n_chars=utf8.n_chars,
@@ -166,7 +174,7 @@ class Corpus:
         """Bytes from `start` to `stop`, at most `BLOCK` at a time; `DataError` if a file has changed since."""
         file_start = 0
         facts = self.facts
-        for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self._checksums, strict=True):
+        for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self.checksums, strict=True):
             first = max(start - file_start, 0)  # offsets in the file
             end = min(stop - file_start, size)
             file_start += size
@@ -192,7 +200,8 @@ class Corpus:
         number = 0
         starts = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
-            file_field = {"file": source.name} if len(self.sources) > 1 else {}
+            file = source.name if len(self.sources) > 1 else None
+            file_field = {} if file is None else {"file": file}
             rows: Iterable[tuple[int, Document]] = source.rows(file_start, size)
             if self._documents is not None:
                 rows = [(start, Document(b" ")) for start in self._documents]  # in place of their texts
@@ -203,7 +212,7 @@ class Corpus:
                 is_known = bisect_left(starts, start) < bisect_right(starts, start)
                 if not is_known:
                     raise source.changed()
-                yield start, Row(number, file_field | plain(document.fields), document.regions)
+                yield start, Row(number, file_field | plain(document.fields), document.regions, file)
             file_start += size
 
     def range_sha256(self, start: int, stop: int) -> str:
@@ -307,6 +316,15 @@ class Part:
         starts = self.corpus.facts.documents if self.starts is None else self.starts
         inside = starts[bisect_right(starts, self.start) : bisect_left(starts, self.stop)]
         return array("Q", [0, *(at - self.start for at in inside)])
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """A digest of the text of each file that begins in the part, and its name; from its size and its checksums."""
+        start = 0
+        facts = self.corpus.facts
+        for source, size, checksums in zip(self.corpus.sources, facts.sizes, self.corpus.checksums, strict=True):
+            if self.start <= start < self.stop:
+                yield sha256(f"{size}:{checksums}".encode()).hexdigest()[:16], source.name
+            start += size
 
     def fingerprint(self, *, by_document: bool) -> str:
         """Hash of the bytes, and of the places at which documents begin if they are separated."""

@@ -42,7 +42,7 @@ def said(text, unit="line", of="line", n_before=0):
         ("caf\ufffd", "lost or private characters", "caf<U+FFFD>"),
         ("the \ufb01rst", "ligatures", "the <U+FB01>rst"),
         ("\U0001d41bold", "mathematical letters", "<U+1D41B>old"),
-        ("a \uff44og", "full-width letters", "a <U+FF44>og"),
+        ("a \uff44og", "full-width", "a <U+FF44>og"),
         ("caf\u00c3\u00a9", "wrong encoding", "caf\u00c3\u00a9"),
         ("don\u00e2\u20ac\u2122t", "wrong encoding", "don\u00e2\u20ac\u2122t"),
         ("don\u00e2\x80\x99t", "wrong encoding", "don\u00e2<U+0080><U+0099>t"),

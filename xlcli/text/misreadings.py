@@ -6,6 +6,7 @@ Encodings have the names that Python has for them.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -44,7 +45,7 @@ _LANGUAGES = (
     _Language("Thai", ("cp874",), frozenset("านรอกเงมยลวดสตทัี่้ิ")),
     _Language("Chinese", ("gb18030",), frozenset(_LEVEL_1.decode("gb2312", "ignore")), 0.75),
     _Language("Japanese", ("euc_jp", "shift_jis"), frozenset(map(chr, range(0x3041, 0x30FF))), 0.3),
-    _Language("Korean", ("euc_kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.9),
+    _Language("Korean", ("euc_kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.6),
 )
 _IN_LATIN = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿßœąćęłńśźżčďěňřšťůžğışőűățș£§°©®²³µ¼½¿¡–—‘’“”„…•€™\ufeff\ufffd"
 _LATIN = _Language("Latin", (), frozenset(_IN_LATIN), 1.0)
@@ -133,9 +134,15 @@ def _language(line: str) -> Found | None:
 
 
 def _is_list(stretch: str) -> bool:
-    """True if a stretch lists letters or draws a table: few different ones, each equally often or one very often."""
-    counts = Counter(char for char in stretch.lower() if not char.isascii()).values()
-    return len(counts) < _LEAST_DIFFERENT or len({*counts}) == 1 or max(counts) > _LARGEST_SHARE * sum(counts)
+    """True for a list of letters, punctuation, or what draws a table.
+
+    It has few different characters, each equally often, or one very often.
+    """
+    characters = [char for char in stretch.lower() if not char.isascii()]
+    counts = Counter(characters).values()
+    is_varied = len(counts) >= _LEAST_DIFFERENT and max(counts) <= _LARGEST_SHARE * len(characters)
+    is_punctuation = all(unicodedata.category(char).startswith("P") for char in characters)
+    return not is_varied or len({*counts}) == 1 or is_punctuation
 
 
 def _excess(text: str, language: _Language) -> float:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlcli.text import misreadings
 from xlcli.text.documents import Document
 from xlcli.text.oddities import KINDS, Oddities, is_decomposed
 
@@ -285,6 +286,13 @@ def test_kinds_in_few_lines_are_not_named_if_a_least_share_is_given():
         oddities = Oddities("line", "line", least_share=0.01)
         oddities.feed(b"a\xe2\x80\x8bb\n" + b"plain\n" * (n - 1))
         assert bool([*oddities.notices()]) == is_odd
+
+
+@given(st.text(st.characters(max_codepoint=0x2FFF)))
+def test_any_line_can_be_looked_at_for_a_wrong_encoding(text):
+    found = misreadings.find(text)
+    assert found is None or 0 <= found.start <= found.end <= len(text)
+    assert misreadings.find(text.encode("ascii", "ignore").decode().replace("?", "")) is None
 
 
 @given(st.text(max_size=9))

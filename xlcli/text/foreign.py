@@ -167,7 +167,7 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def _find(self, text: str) -> list[int]:
         try:
-            return self._model.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+            return self._model.encode(text, add_special_tokens=False).ids
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # as in `_load`

@@ -119,8 +119,8 @@ def _language(line: str) -> Found | None:
     best, largest_excess = None, 0.0
     for read in _WESTERN:
         characters = line.translate(_byte_of(read))
-        is_of_it = max(characters) <= "\xff"
-        for stretch in _STRETCH.finditer(characters if is_of_it else ""):
+        is_encodable = max(characters, default="") <= "\xff"
+        for stretch in _STRETCH.finditer(characters if is_encodable else ""):
             if _is_list(line[stretch.start() : stretch.end()]):
                 continue
             data = stretch[0].encode("latin-1")
@@ -155,4 +155,5 @@ def _excess(text: str, language: _Language) -> float:
     has_capitals_inside = any(char.islower() and after.isupper() for char, after in pairwise(text))
     if has_capitals_inside or 2 * n_capital > len(characters) > 1:
         return -1.0
-    return sum(char.lower() in language.usual for char in characters) / len(characters) - language.least_share
+    n_usual = sum(char.lower() in language.usual for char in characters)
+    return n_usual / max(1, len(characters)) - language.least_share

@@ -270,6 +270,7 @@ def test_letters_of_persian_and_arabic_are_not_mixed(text, shown):
     [
         "این کتاب را برای من بخوان",
         "ذهب الولد إلى المدرسة في الصباح",
+        "می\u200cروم به مدرسة",  # Persian with a word of Arabic
         "او گفت: «ذهب إلى المدرسة» و رفت",  # a quotation
         "زما کتاب په پښتو کې دی او ښه ښاري کتابتون لري",  # Pashto, with letters of its own
         "ازبکي توکي",  # Pashto without them

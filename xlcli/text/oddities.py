@@ -118,8 +118,8 @@ _OF_OTHERS = "".join(
     for char in map(chr, range(0x620, 0x780))
     if unicodedata.category(char) == "Lo" and char not in _ARABIC_ALPHABET + _PERSIAN_ADDED
 )
-# Between two signs of a language: no brackets and quotes, in which another one may stand.
-_RUN = rf"[{_ARABIC_ALPHABET}{_PERSIAN_ADDED}\p{{M}}\s\x{{640}}\x{{200c}}،؛.؟]*?"
+# Between two signs of a language: no brackets and quotes, in which another one may stand, and no joiner of Persian.
+_RUN = rf"[{_ARABIC_ALPHABET}{_PERSIAN_ADDED}\p{{M}}\s\x{{640}}،؛.؟]*?"
 _ARABIC = r"(?:[ةإ]|(?:^|\s)(?:هذا|هذه|الت[يی]|الذ[يی]|ف[يی]|أن)\s)"
 _PERSIAN = r"(?:(?:^|\s)(?:از|ا[يی]ن|است|برا[يی])(?:\s|$))"  # no words of Pashto, which has ک and both yehs
 _MIXED = "|".join((

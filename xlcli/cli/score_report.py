@@ -217,8 +217,7 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
     rows = []
     for i in range(0, len(scores[0].by_document), 2):  # a row and its score, by turns
         row, document = scores[0].by_document[i : i + 2]
-        name = ", ".join(str(value) for value in row.fields.values() if value is not None)
-        cells = [shortened(name, LONGEST_NAME) or str(document.document), str(document.bytes)]
+        cells = [document_name(row) or str(document.document), str(document.bytes)]
         cells.append(number_or_blank(document.words, ""))
         if len(scores) == 1:
             cells.append(decimals_or_blank(document.word_perplexity, 2))
@@ -231,6 +230,12 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
     columns = zip(heading, *(cells for _, cells in sorted(rows)), strict=True)
     filled = [column for column in columns if any(column[1:])]  # words may be unknown in all documents
     return f"\n{table([*zip(*filled, strict=True)], width)}"
+
+
+def document_name(row: events.Row) -> str:
+    """The file of a document, or the columns of its row, in one text that is not too long; empty without columns."""
+    name = ", ".join(str(value) for value in row.fields.values() if value is not None)
+    return shortened(name, LONGEST_NAME)
 
 
 def _unit(score: events.Score) -> str:

@@ -25,8 +25,10 @@ from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import INIT, NEW, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
-from xlcli.text.corpus import Split, gather, split, warn_of_copies
+from xlcli.text.corpus import Part, Split, gather, split, warn_of_copies
 from xlcli.text.formats import not_utf8
+from xlcli.text.oddities import Oddities
+from xlcli.text.pretokenize import whole_characters
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
@@ -35,6 +37,8 @@ from xlcli.training import checkpoint, defaults, memory
 ANCESTORS = 10  # number of models before the one that a run started from which its record names, at most
 SHORT_TEXT = 10_000  # bytes of training text below which a run with new weights warns
 
+ODD_BYTES, ODD_SHARE = 2**20, 0.01
+"""Maximum bytes of training text in which odd lines are looked for, and their least share to be named."""
 DRY_RUN_BYTES = 2**19
 """Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
 
@@ -280,6 +284,9 @@ def _read(
     for text_source in corpora:
         notices += text_source.notices()
     yield from dict.fromkeys(notices)  # once, if it is true of several
+    is_utf8 = parts.train.corpus.facts.n_chars is not None
+    if is_utf8 and not text.binary:
+        yield from _odd_lines(parts.train)
     for earlier, held_out in combinations(corpora, 2):
         yield from warn_of_copies(held_out, earlier)
     # Settings that these texts do not allow.
@@ -294,6 +301,14 @@ def _read(
             "warning",
         )
     return runtime, parts
+
+
+def _odd_lines(part: Part) -> Iterator[Notice]:
+    """A notice on what nobody sees or means in many lines of a training text, of which the beginning is looked at."""
+    beginning = b"".join(part.corpus.read(part.start, min(part.stop, part.start + ODD_BYTES)))
+    oddities = Oddities("line", "line", least_share=ODD_SHARE)
+    oddities.feed(beginning[: whole_characters(beginning)])
+    yield from oddities.notices()
 
 
 def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Generator[Progress | Notice, None, Tokenizer]:

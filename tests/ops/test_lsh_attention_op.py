@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from xlcli.ops import lsh_attention as lsh
 from xlcli.ops import lsh_gather
 from xlcli.ops.attend import attend_plain
+from xlcli.ops.context import VisibleKeys
 from xlcli.ops.lsh_attention import attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_gather import KeyWindow
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
@@ -237,7 +238,7 @@ def test_one_large_bucket_is_full_attention():
     case = Case(3, t=37, rounds=1, factors=(), size=40, limit=None)
     visible = torch.ones(37, 37, dtype=torch.bool).tril(-1)
     visible[0, 0] = True
-    assert close(case.whole(), attend_plain(case.q, case.k, case.v, visible=visible, scale=SCALE))
+    assert close(case.whole(), attend_plain(case.q, case.k, case.v, visible=VisibleKeys(visible), scale=SCALE))
 
 
 @pytest.mark.usefixtures("form")

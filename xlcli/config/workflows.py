@@ -29,12 +29,13 @@ from xlcli.config.inference import (
 )
 from xlcli.config.model import ModelConfig, ReversibleStackConfig, UniversalStackConfig
 from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
-from xlcli.config.schedule import ScheduleName
 from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
 from xlcli.errors import InvalidSettingError
 
 Interval = Annotated[Count | Positive, INTERVAL]
 """Interval in steps (int) or in seconds (float)."""
+ScheduleName = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
+"""Learning-rate schedule after the warmup; see `xlcli.optim.decay`."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 HeldOut = Annotated[str | float | None, units.reads(units.share)]
 """A file, or a fraction: whole files of a folder, or the end of the text."""

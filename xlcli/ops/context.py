@@ -27,28 +27,25 @@ T = TypeVar("T")
 class VisibleKeys:
     """Boolean mask, true where a query may attend to a key. Every query sees a key, itself at least.
 
-    What scores need of it is made once, for all layers of a call.
+    Attributes:
+        visible: The mask, (t s) or with further axes before them; None if all keys are visible.
     """
 
-    def __init__(self, visible: Tensor) -> None:
-        self.visible: Tensor | None = visible
+    def __init__(self, visible: Tensor | None) -> None:
+        self.visible = visible
         self._additions: dict[torch.dtype, Tensor] = {}
 
     def addition(self, dtype: torch.dtype) -> Tensor | None:
-        """Addition to scores: 0, or -inf where hidden. None if all keys are visible."""
+        """Addition to scores: 0, or -inf where hidden. None if all keys are visible. Made once for all layers.
+
+        An addition is free in the backward pass; `masked_fill` of the scores would read them once more.
+        """
         if self.visible is None:
             return None
         if dtype not in self._additions:
-            self._additions[dtype] = hidden_scores(~self.visible, dtype)
+            nothing = torch.zeros_like(self.visible, dtype=dtype)
+            self._additions[dtype] = nothing.masked_fill(~self.visible, float("-inf"))
         return self._additions[dtype]
-
-
-def hidden_scores(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """-inf where a boolean mask is true, else 0.
-
-    An addition is free in the backward pass; `masked_fill` of the scores would read them once more.
-    """
-    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, float("-inf"))
 
 
 class Mask(VisibleKeys):

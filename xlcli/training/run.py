@@ -17,7 +17,7 @@ from xlcli.errors import CheckpointError, DivergedError, StateError
 from xlcli.files.tensors import TensorInfo, prefixed, type_name, with_prefix
 from xlcli.model.build import build_model
 from xlcli.ops.layers import has_bfloat16_units
-from xlcli.optim import Optimizers, lr_factor, schedule_of
+from xlcli.optim import Optimizers, ends_with_budget, lr_factor
 from xlcli.ranks import divided, local
 from xlcli.runtime import Runtime, compile_stack
 from xlcli.state import State
@@ -247,8 +247,7 @@ class TrainingRun:
     @property
     def patience(self) -> Patience:
         train = self.config.train
-        schedule = schedule_of(train)
-        decay = schedule.decay_fraction if schedule.ends_with_budget else 0.0
+        decay = train.decay_fraction if ends_with_budget(train) else 0.0
         return Patience(train.patience, decay, self.counters)
 
     def fraction(self, seconds: float) -> float:

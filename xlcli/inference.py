@@ -172,7 +172,7 @@ class InferenceSession:
 
     def compile(self, n: int, stop: Callable[[], bool]) -> Iterator[Notice]:
         """Compiles the kernels of the next `n` predictions, which takes seconds the first time, until `stop`."""
-        n_by_kernels = n - int(self.is_first)
+        n_by_kernels = n - int(self.is_first)  # the first one is made without them
         if stop() or n_by_kernels <= 0:
             return
         decoder = find_decoder(self.model, self.runtime)
@@ -199,7 +199,7 @@ class InferenceSession:
             if decoder is not None:
                 self.decoding_scorer = make_scorer(self.model.network, self.model.tokenizer, self.options, decoder)
         self.is_first = False
-        scorer = self.scorer if self.decoding_scorer is None else self.decoding_scorer
+        scorer = self.decoding_scorer or self.scorer
         with torch.inference_mode(), self.runtime.autocast():
             logits, self.state = scorer.logits(tokens, self.state)
         if self.state.adaptation is not None and not logits.isfinite().all():

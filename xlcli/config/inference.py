@@ -106,31 +106,45 @@ def context_settings(
     A state that is continued keeps its own values. `InvalidSettingError` if a stride is given with memory or a shorter
     window, or if a table of positions allows no memory or no such window.
     """
-    values: dict[str, Any] = {"mem_len": settings.mem_len, "segment_len": segment_len, "stride": settings.stride}
-    values |= {"memory_dtype": settings.memory_dtype, "span": span, "reset_on_document": reset_on_document}
-    changes = {name: value for name, value in values.items() if value not in (None, "auto")}
-    reading = replace(trained, **changes)
+    asked: dict[str, Any] = {
+        "mem_len": settings.mem_len,
+        "segment_len": segment_len,
+        "stride": settings.stride,
+        "memory_dtype": settings.memory_dtype,
+        "span": span,
+        "reset_on_document": reset_on_document,
+    }
+    given = {name: value for name, value in asked.items() if value not in (None, "auto")}
+    reading = replace(trained, **given)
     position = model.position
-    # A table of positions ends with its window: a longer text is read in overlapping windows.
     if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
-        longest = position.max_len
         if settings.mem_len:
             raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
-        if reading.segment_len > longest:
-            raise InvalidSettingError("segment_len", f"is more than its {longest} positions", f"Use {longest} or less.")
-        if reading.stride is None and not reading.mem_len:
-            half_a_window = math.ceil(reading.segment_len / 2)
-            reading = replace(reading, stride=half_a_window)
-    # What follows concerns overlapping windows only.
-    if reading.stride is None:
+        reading = _within_table(reading, position.max_len)
+    _check_stride(reading)
+    return reading
+
+
+def _within_table(reading: ContextSettings, n_positions: int) -> ContextSettings:
+    """The same with a table of positions that ends with its window: a longer text is read in overlapping windows."""
+    if reading.segment_len > n_positions:
+        reason = f"is more than its {n_positions} positions"
+        raise InvalidSettingError("segment_len", reason, f"Use {n_positions} or less.")
+    if reading.mem_len or reading.stride is not None:
         return reading
+    return replace(reading, stride=math.ceil(reading.segment_len / 2))
+
+
+def _check_stride(reading: ContextSettings) -> None:
+    """`InvalidSettingError` if a text cannot be read in overlapping windows that begin every `stride` tokens."""
+    if reading.stride is None:
+        return
     if reading.mem_len:
         reason = "needs a memory length of 0, because each window is read anew"
         raise InvalidSettingError("stride", reason, "Use --mem-len 0 alone.")
     if reading.stride > reading.segment_len:
         reason = f"needs a window of at least {reading.stride} tokens, not {reading.segment_len}"
         raise InvalidSettingError("stride", reason, "Use a smaller stride, or a longer window with --segment-len.")
-    return reading
 
 
 AdaptedWeights = Literal["feedforward", "blocks", "all"]

@@ -309,7 +309,7 @@ class Config(BaseConfig):
         """`InvalidSettingError` if a run with this configuration cannot be divided among so many ranks."""
         if n_ranks == 1:
             return
-        train, model = self.train, self.model
+        train, model, stack = self.train, self.model, self.model.stack
         n_parts = n_ranks * train.grad_accum  # each rank divides its sequences again
         if train.batch_size % n_parts:
             below = train.batch_size // n_parts * n_parts
@@ -320,20 +320,24 @@ class Config(BaseConfig):
             reason = f"is {train.batch_size}, which {parts} cannot divide equally"
             raise InvalidSettingError("train.batch_size", reason, f"Use --batch-size {nearest}.")
         # A mask of dropout is a part of the mask of all rows, unless its shape depends on the rows, as it does here.
-        stack = model.stack
-        if isinstance(stack, UniversalStackConfig) and stack.act and model.dropout.is_used:
+        halts = isinstance(stack, UniversalStackConfig) and stack.act
+        if halts and model.dropout.is_used:
             _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")
         if model.has_layer(LSHAttentionConfig) and model.dropout.attention:
             _refuse("model.dropout.attention", "with LSH attention depends on the number of processes", "Set it to 0")
-        if not self.runtime.shard:
-            return
+        if self.runtime.shard:
+            self._check_shard()
+
+    def _check_shard(self) -> None:
+        """`InvalidSettingError` if the parameters cannot be divided among ranks."""
         if self.runtime.compile:
             _refuse("runtime.shard", "and runtime.compile cannot be combined", "Leave one of them out")
-        if model.zero_memory:
+        if self.model.zero_memory:
             _refuse("runtime.shard", "cannot fill memory by divided parameters (model.zero_memory)", "Leave it out")
-        if model.norm.placement == "rezero":
+        if self.model.norm.placement == "rezero":
             _refuse("runtime.shard", "cannot divide the factors of ReZero", "Use another model.norm.placement")
 
 
 def _refuse(key: str, reason: str, remedy: str) -> NoReturn:
+    """`InvalidSettingError` for a setting of a run on several ranks."""
     raise InvalidSettingError(key, reason, f"{remedy}, or train in a single process.")

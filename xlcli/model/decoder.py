@@ -121,8 +121,7 @@ class Decoder:
                 self.parts.append(part)
                 first += len(part.blocks)
             head, last_part = network.head, self.parts[-1]
-            is_plain_head = type(head) is SoftmaxHead and head.projection is None
-            if is_plain_head and last_part.packed.size:
+            if type(head) is SoftmaxHead and head.projection is None and last_part.packed.size:
                 self.parts[-1] = replace(last_part, head=self._packer.head(head))
 
     def missing(self, state: State, weight_type: torch.dtype) -> list[tuple[Array, Array]]:

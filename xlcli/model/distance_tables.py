@@ -73,8 +73,8 @@ def growing_tables(attention: FullAttention) -> list[GrowingTable]:
         return [GrowingTable("bias", key, partial(score_additions, attention), lambda n: n_heads * n)]
     if isinstance(position, RopePosition):
         # Its size is not counted, because it is made only for keys beyond a clamp.
-        key = RopePosition, head_dim, position.series
-        return [GrowingTable("turns", key, partial(turns_by_distance, position, head_dim), lambda n: 0)]
+        make_turns = partial(turns_by_distance, position, head_dim)
+        return [GrowingTable("turns", (RopePosition, head_dim, position.series), make_turns, lambda n: 0)]
     return []
 
 

@@ -289,8 +289,8 @@ def check_memory(
     defaults = {"batch_size": 1, "segment_len": TOKENS_PER_CALL}
     has_kernels = predicts and runtime.dtype == torch.float32
 
-    def need(changes: Mapping[str, int]) -> int:
-        """Bytes with some of the given sizes changed."""
+    def needed_bytes(changes: Mapping[str, int]) -> int:
+        """Memory of the calls with some of the given sizes changed."""
         sizes = {**defaults, **given, **changes}
         mem_len = sizes["mem_len"]
         n_bytes = model.config.model.inference_bytes(sizes["batch_size"], sizes["segment_len"], mem_len, memory_dtype)
@@ -300,11 +300,12 @@ def check_memory(
 
     device = str(runtime.device)
     available = available_bytes(device)
-    if need({}) <= available:
+    n_bytes = needed_bytes({})
+    if n_bytes <= available:
         return
     may_be_lowered = {name: given[name] for name in changeable if name in given}
-    remedy = fitting(may_be_lowered, need, available, "Use a smaller model.")
-    require_memory(f"the memory of model {model.name}", need({}), remedy, device)
+    remedy = fitting(may_be_lowered, needed_bytes, available, "Use a smaller model.")
+    require_memory(f"the memory of model {model.name}", n_bytes, remedy, device)
 
 
 def window_notice(span: Span | ContextSettings, options: InferenceConfig, n_tokens: int) -> list[Notice]:

@@ -15,9 +15,12 @@ from xlcli.config.base import (
     BaseConfig,
     Count,
     Length,
+    NotNegative,
     Option,
+    PositiveShare,
     Rate,
     Seconds,
+    Share,
     SpanKind,
     Switch,
     WeightEncoding,
@@ -164,7 +167,7 @@ class LearningConfig(BaseConfig):
     adapt_block: Annotated[int, Field(ge=1, le=2**12), COUNT] = Field(
         default=128, description="Number of tokens between two steps of adaptation."
     )
-    adapt_lr: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
+    adapt_lr: PositiveShare = Field(
         default=6e-4, description="Initial learning rate of adaptation: root mean square change of a matrix per step."
     )
     adapt_decay: Rate = Field(
@@ -350,7 +353,7 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
         default=None, description="Score only this many bytes from the beginning of the text."
     )
-    context_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+    context_share: Share = Field(
         default=0.1, description="Share of the text that is read again for the loss by context."
     )
     pairs: Annotated[
@@ -486,15 +489,11 @@ class GenerateConfig(LearningConfig, InferenceConfig):
     top_k: Annotated[Length | None, Option("Sampling", "-k, --top-k K", "40")] = Field(
         default=None, description="Sample from the K most probable tokens; 0 keeps all."
     )
-    top_p: Annotated[
-        Annotated[float, Field(gt=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--top-p P", "0.95")
-    ] = Field(
+    top_p: Annotated[PositiveShare | None, Option("Sampling", "--top-p P", "0.95")] = Field(
         default=None,
         description="Sample from the most probable tokens whose probabilities sum to P (Holtzman et al. 2020).",
     )
-    min_p: Annotated[
-        Annotated[float, Field(ge=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--min-p P", "0.05")
-    ] = Field(
+    min_p: Annotated[Share | None, Option("Sampling", "--min-p P", "0.05")] = Field(
         default=None, description="Drop tokens with less than P times the highest probability (Nguyen et al. 2024)."
     )
     repetition_penalty: Annotated[
@@ -541,9 +540,7 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
     emit: Annotated[Literal["lines", "words", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
         default="lines", description="Print these scores. Default: lines."
     )
-    min_bits: Annotated[
-        Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] | None, Option("Text", "--min-bits X", "3")
-    ] = Field(
+    min_bits: Annotated[NotNegative | None, Option("Text", "--min-bits X", "3")] = Field(
         default=None, description="Print only lines of at least X bits per byte, or words or tokens of at least X bits."
     )
     top: Annotated[

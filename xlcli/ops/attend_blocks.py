@@ -53,11 +53,12 @@ class Band(NamedTuple):
         n_queries = like.shape[-2]
         hidden = like.new_full((n_queries, n_queries), float("-inf"))
         later = hidden.triu(1)
-        last_query = query + n_queries - 1
-        if self.max_distance is None or last_query + self.n_memory <= self.max_distance:
+        position_of_last = query + n_queries - 1 + self.n_memory
+        if self.max_distance is None or position_of_last <= self.max_distance:
             return later, None
         # If the first query could see further than to the oldest key, so many later ones still see all first keys.
-        n_more_in_reach = self.max_distance - (query + self.n_memory - self.first(query))
+        n_seen_back = query + self.n_memory - self.first(query)
+        n_more_in_reach = self.max_distance - n_seen_back
         return later, hidden.tril(-1 - n_more_in_reach)
 
 
@@ -121,7 +122,7 @@ def parts(q: Tensor, k: Tensor, band: Band, limit: int) -> Iterator[Part]:
     """
     n_rows, n_heads, n_new, _ = q.shape
     n_shared = n_heads // k.shape[1]  # heads of queries for each head of keys
-    n_scores = 0  # of all parts before
+    start = 0  # place of the next part: number of scores of all parts before
     for queries, keys in blocks(n_new, band):
         scores_per_head = (queries.stop - queries.start) * (keys.stop - keys.start)
         most_heads = max(1, limit // scores_per_head)
@@ -129,14 +130,16 @@ def parts(q: Tensor, k: Tensor, band: Band, limit: int) -> Iterator[Part]:
         heads_at_once = 1
         if most_heads >= n_shared:  # whole groups of heads that share keys
             heads_at_once = min(most_heads, n_heads) // n_shared * n_shared
-        for row, head in itertools.product(range(0, n_rows, rows_at_once), range(0, n_heads, heads_at_once)):
-            rows = slice(row, min(row + rows_at_once, n_rows))
-            heads = slice(head, min(head + heads_at_once, n_heads))
+        for first_row, first_head in itertools.product(
+            range(0, n_rows, rows_at_once), range(0, n_heads, heads_at_once)
+        ):
+            rows = slice(first_row, min(first_row + rows_at_once, n_rows))
+            heads = slice(first_head, min(first_head + heads_at_once, n_heads))
             last_head = heads.stop - 1
-            key_heads = slice(heads.start // n_shared, last_head // n_shared + 1)
-            n_before = n_scores
-            n_scores += (rows.stop - rows.start) * (heads.stop - heads.start) * scores_per_head
-            yield Part(rows, heads, key_heads, new=queries, seen=keys, place=slice(n_before, n_scores))
+            key_heads = slice(first_head // n_shared, last_head // n_shared + 1)
+            stop = start + (rows.stop - rows.start) * (heads.stop - heads.start) * scores_per_head
+            yield Part(rows, heads, key_heads, new=queries, seen=keys, place=slice(start, stop))
+            start = stop
 
 
 def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
@@ -252,21 +255,21 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     n_rows, n_new = needed.shape
     first_tokens = n_new * torch.arange(n_rows)[:, None]
     tokens = (torch.cat([group.queries for group in groups], dim=1) + first_tokens).flatten()
-    packed = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, tokens)
-    packed = rearrange(packed, "(b g) h e -> b h g e", b=n_rows)
-    outputs, start = [], 0
-    for queries, new, seen in groups:
-        stop = start + queries.shape[1]
+    gathered = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, tokens)
+    queries_of_groups = torch.split(
+        rearrange(gathered, "(b g) h e -> b h g e", b=n_rows), [group.queries.shape[1] for group in groups], dim=2
+    )
+    outputs = []
+    for queries, (places, new, seen) in zip(queries_of_groups, groups, strict=True):
         last, first = band.edges(new.start, q[:, :, new])
-        place_in_block = queries - new.start
+        place_in_block = places - new.start
         hidden_last = last[place_in_block][:, None]
         hidden_first = None if first is None else first[place_in_block][:, None]
-        arguments = packed[:, :, start:stop], k[:, :, seen], v[:, :, seen], hidden_last, hidden_first
+        arguments = queries, k[:, :, seen], v[:, :, seen], hidden_last, hidden_first
         if recompute:
             outputs.append(checkpoint(_attend, *arguments, use_reentrant=False))
         else:
             outputs.append(_attend(*arguments))
-        start = stop
     y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
     out = y.new_zeros(n_rows * n_new, *y.shape[1:]).index_copy(0, tokens, y)
     return rearrange(out, "(b t) h w -> b h t w", b=n_rows)

@@ -143,14 +143,12 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
     of the checkpoint are written, `run` counts no best step, and a warning is returned.
     """
     folder = saved.path.parents[1]
-    best_step = run.counters.best_step
-    encoding = run.config.train.weights
+    best_step, encoding = run.counters.best_step, run.config.train.weights
     model_file = folder / WEIGHTS
-    # Nothing is written if the model has these weights already.
     with suppress(CheckpointError):
-        is_best = best_step is None or sha256(model_file) == manifest(saved.path).get(BEST, (0, ""))[1]
-        if is_best and read_header(model_file)[1].get("encoding") == encoding:
-            return []
+        has_best = best_step is None or sha256(model_file) == manifest(saved.path).get(BEST, (0, ""))[1]
+        if has_best and read_header(model_file)[1].get("encoding") == encoding:
+            return []  # there is nothing to write
     copies = [model_file]
     if best_step is not None:
         others = [path / BEST for path in checkpoints(folder / CHECKPOINTS) if path != saved.path]

@@ -90,7 +90,7 @@ def prepare_new(
     Without `model` it may start from the bundled one, which `load` loads. `ConfigError` if `configs` lacks the preset
     that fits text and device, `ResourceError` if no configuration fits the machine.
     """
-    text = next(iter(configs.values())).text
+    text = next(iter(configs.values())).text  # equal in all
     if text.binary and text.text_field is not None:
         raise InvalidSettingError("text.text_field", "reads rows, and --binary does not", "Leave one of them out.")
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
@@ -108,10 +108,8 @@ def prepare_new(
         )
     preset, config = _choose_config(configs, n_bytes, runtime)
     config.check_division(ranks.size)
-    # The vocabulary is part of the model; a run with new weights learns one.
-    if model is not None:
-        tokenizer = model.tokenizer
-        origin = _origin(model)
+    if model is not None:  # whose vocabulary is part of it
+        tokenizer, origin = model.tokenizer, _origin(model)
     else:
         tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
         origin = {}

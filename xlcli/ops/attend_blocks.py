@@ -47,7 +47,7 @@ class Band(NamedTuple):
     def edges(self, query: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Additions (t t) to the last and to the first t scores of t queries from `query` on: 0, or -inf where hidden.
 
-        `like` (... t e) are queries. The second is None if all first keys are visible. Example of 3 queries that see
+        `like` (... t n) has their number and type. The second is None if all first keys are visible. Example of 3 queries that see
         equally many keys, with - for -inf: (0 - -, 0 0 -, 0 0 0), and (0 0 0, - 0 0, - - 0).
         """
         n_queries = like.shape[-2]
@@ -313,7 +313,7 @@ SAVED_BYTES = 2**25
 def _write_weights(out: Tensor, part: Part, q: Tensor, k: Tensor, band: Band, term: ScoreTerm | None) -> Tensor:
     """Writes the attention weights (n t s) of a part to `out`, and returns it; queries and term are scaled already."""
     _write_scores(out, part, q, part.keys(k), band, Scoring(1.0, term=term))
-    add_edges(out, *band.edges(part.new.start, part.queries(q)))
+    add_edges(out, *band.edges(part.new.start, out))
     if band.hidden is not None:
         hidden = band.hidden[part.rows, None, part.new, part.seen]
         out.view(len(hidden), -1, *out.shape[1:]).masked_fill_(hidden, float("-inf"))

@@ -285,7 +285,7 @@ def _read(
     return runtime, parts
 
 
-def _text_notices(parts: Split) -> Iterator[Notice]:
+def _text_notices(parts: Split) -> Iterator[Progress | Notice]:
     """Notices on each corpus, of which there is one unless held-out texts are files of their own; each notice once."""
     corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
     notices: list[Notice] = []

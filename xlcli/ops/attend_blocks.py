@@ -47,8 +47,8 @@ class Band(NamedTuple):
     def edges(self, query: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Additions (t t) to the last and to the first t scores of t queries from `query` on: 0, or -inf where hidden.
 
-        `like` (... t n) has their number and type. The second is None if all first keys are visible. Example of 3 queries that see
-        equally many keys, with - for -inf: (0 - -, 0 0 -, 0 0 0), and (0 0 0, - 0 0, - - 0).
+        `like` (... t n) has their number and type. The second is None if all first keys are visible. Example of 3
+        queries that see equally many keys, with - for -inf: (0 - -, 0 0 -, 0 0 0), and (0 0 0, - 0 0, - - 0).
         """
         n_queries = like.shape[-2]
         hidden = like.new_full((n_queries, n_queries), float("-inf"))

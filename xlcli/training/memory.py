@@ -86,7 +86,7 @@ def _memory_bytes(config: Config, mem_len: int) -> int:
             input_bytes = FLOAT_BYTES * model.dim * (layer.effective_mem_len(mem_len) or 0)
             layer_bytes = min(layer_bytes, input_bytes)
         n_bytes += layer_bytes
-    return model.n_repeats * n_bytes
+    return model.stack.n_steps * n_bytes
 
 
 def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int) -> int:
@@ -94,7 +94,7 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
     model, train = config.model, config.train
     n_tokens = rows * train.segment_len
     block_bytes = [_block_bytes(layer, config, runtime, rows, mem_len) for layer in model.attentions]
-    stack_bytes = model.n_repeats * sum(block_bytes)
+    stack_bytes = model.stack.n_steps * sum(block_bytes)
     if train.recompute_activations or isinstance(model.stack, ReversibleStackConfig):
         input_bytes = 8 * n_tokens * model.dim * model.depth
         stack_bytes = max(block_bytes) + input_bytes  # one block at a time, and the inputs of all

@@ -157,8 +157,10 @@ class Decoder:
                 x, extended = run(part, x, stack_input, part.memories(state), context)
                 memories += extended
                 are_logits = uses_kernel and part.head is not None  # which only the last part has
-            last = x[:, -1]
-            logits = network.head.limit(last) if are_logits else network.head.logits(network.stack.final(last))
+            if are_logits:
+                logits = network.head.limit(x[:, -1])
+            else:
+                logits = network.head.logits(network.stack.final(x[:, -1]))
             return logits, network.advance(state, tokens, tuple(memories))
 
     def _run_modules(

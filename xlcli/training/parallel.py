@@ -153,7 +153,9 @@ def announce_start(ranks: Ranks) -> Iterator[None]:
         yield
     except XLError as error:
         # The other ranks make the error again from its sentence. That of an `InvalidSettingError` is finished here.
-        kind = ConfigError if isinstance(error, InvalidSettingError) else type(error)
+        kind = type(error)
+        if isinstance(error, InvalidSettingError):
+            kind = ConfigError
         end = {"error": kind.__name__, "message": error.message, "remedy": error.remedy}
         raise
     finally:

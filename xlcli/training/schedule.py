@@ -63,11 +63,8 @@ class Counters(BaseConfig):
 class Clock:
     """Seconds of a run, and whether to stop it. All ranks use the seconds of the first one, and stop if one is to stop.
 
-    Args:
-        ranks: Ranks of the run.
-        before: Seconds before this process.
-        running: Seconds since a start in this process.
-        stop: Whether this process is to stop.
+    It is made with the seconds `before` this process, and functions for those since a start in this process
+    (`running`) and for whether this process is to `stop`.
 
     Attributes:
         seconds: Seconds spent on this run at the latest `synchronize`, in this process and before it was resumed.

@@ -57,7 +57,7 @@ def test_keys_by_distance_equal_a_bias_by_distance(t, m, max_distance, n_kv_head
     queries, by_distance = torch.randn_like(q), torch.randn(3, longest + 1, q.shape[3], dtype=q.dtype)
     place = (longest - keys.positions.distance).clamp(0, longest)  # the last key is that of distance 0
     bias = torch.einsum("bhte,htse->bhts", queries, by_distance[:, place]) * 0.3
-    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
+    expected = attend_plain(q, k, v, visible=keys, scale=0.3, bias=bias)
     scoring = Scoring(0.3, shifted=ShiftedTerm(queries, by_distance))
     with torch.inference_mode():
         assert torch.allclose(attend(q, k, v, keys, scoring), expected, rtol=0, atol=1e-12)

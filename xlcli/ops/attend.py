@@ -43,8 +43,9 @@ def attend(
         (b h t w)
     """
     scoring = scoring.joined()
-    on_cpu, has_one_query = q.device.type == "cpu", q.shape[-2] == 1
-    can_be_divided = on_cpu and not has_one_query and not dropout and not torch.compiler.is_compiling()
+    on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
+    has_one_query = n_new == 1
+    can_be_divided = on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling()
     if can_be_divided and isinstance(visible, Mask):
         out = _attend_in_blocks(q, k, v, visible, scoring, needed)
         if out is not None:

@@ -244,13 +244,12 @@ def _make_rng(seed: int | None, resume: SessionState | None) -> SampleRNG:
 
     In any case it has the latest tokens of the saved one.
     """
-    saved = None if resume is None else resume.sampler
-    recent = () if saved is None else saved.recent
+    if resume is None or resume.sampler is None:
+        return SampleRNG(secrets.randbits(31) if seed is None else seed)
+    saved = resume.sampler
     if seed is not None:
-        return SampleRNG(seed, recent)
-    if saved is None:
-        return SampleRNG(secrets.randbits(31))
-    rng = SampleRNG(saved.seed, recent)
+        return SampleRNG(seed, saved.recent)
+    rng = SampleRNG(saved.seed, saved.recent)
     rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
     return rng
 

@@ -203,7 +203,9 @@ def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Ban
     """
     queries = part.queries(q)
     term, shifted, far, far_bias = scoring.term, scoring.shifted, scoring.far, scoring.far_bias
-    far_keys = None if far is None else _far_keys(part, band, far.max_distance)
+    far_keys = None
+    if far is not None:
+        far_keys = _far_keys(part, band, far.max_distance)
     if term is not None:
         _write_term(scores, part, band, term)
         share(scores, keys).baddbmm_(share(queries, keys), keys.mT)

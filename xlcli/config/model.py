@@ -252,12 +252,8 @@ class ModelConfig(BaseConfig):
         return self.embedding_rms
 
     @property
-    def n_repeats(self) -> int:
-        return self.stack.n_steps
-
-    @property
     def depth(self) -> int:
-        return self.n_layers * self.n_repeats
+        return self.n_layers * self.stack.n_steps
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
@@ -368,7 +364,7 @@ class ModelConfig(BaseConfig):
             n_bytes += layer.memory_bytes(mem_len, self.head_dim, dtype)
             if isinstance(layer, FullAttentionConfig):
                 n_bytes += layer.key_heads * sink_bytes_per_head
-        return self.n_repeats * n_bytes
+        return self.stack.n_steps * n_bytes
 
     @property
     def n_matrix_weights(self) -> int:
@@ -393,7 +389,8 @@ class ModelConfig(BaseConfig):
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory, for example "512 tokens in each of 6 layers"."""
-        ending = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
+        n_steps = self.stack.n_steps
+        ending = f" at each of {n_steps} steps" if n_steps > 1 else ""
         if self.n_sinks:
             ending += f", and the first {counted(self.n_sinks, 'token')} of the text"
         contents = Counter(layer.describe_memory(mem_len, segment_len) for layer in self.attentions)

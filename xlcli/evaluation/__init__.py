@@ -127,7 +127,7 @@ def score_texts(
     # The texts are the documents of one text; a document cannot be empty.
     tokens = TokenFile(ids, int(sizes.sum()), text_sizes=sizes, documents=starts[ends > starts])
     text = TokenizedText(Part(Corpus(()), 0, tokens.n_bytes), tokens, TextCounts(tokens.n_bytes))
-    scorer = make_scorer(model.network, model.tokenizer, options)
+    scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
     readout = Predictions(model.tokenizer, options, runtime.device)
     with ExitStack() as files:
         scores = TokenScores(len(ids), readout, files)
@@ -186,9 +186,10 @@ class _Evaluation(NamedTuple):
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
-        scorer = make_scorer(model.network, model.tokenizer, options)
+        learning = model.learning(options)
+        scorer = make_scorer(model.network, model.tokenizer, learning)
         unrounded = model.unrounded()  # the model itself, if its weights are not rounded
-        exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)
+        exact_scorer = make_scorer(unrounded.network, model.tokenizer, learning)
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)

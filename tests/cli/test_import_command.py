@@ -146,3 +146,14 @@ def test_an_import_shows_how_far_it_is(exported, monkeypatch):
     assert len(done) > 1
     assert done[-1] == written[-1].total
     assert any(progress.stage.startswith("checking") for progress in shown)
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_plan_counts_the_weights_as_they_are_in_ram(exported, run, is_large, monkeypatch):
+    """Those of a large model stay as they are stored, and those of a small one become float32."""
+    assert run("import", exported, "-o", "models/m", "--weights", "int8").code == 0
+    size = Path("models/m/model.safetensors").stat().st_size
+    monkeypatch.setattr("xlcli.cli.loading.SMALLEST_STORED", 1 if is_large else 2**25)
+    monkeypatch.setattr("xlcli.cli.loading._FLOAT32_BYTES", 1000)  # the file of a tiny model is mostly header
+    plan = json.loads(run("generate", "-m", "m", "--dry-run", "--json").out)
+    assert plan["weights_bytes"] == (size if is_large else 1000 * plan["parameters"])

@@ -93,7 +93,7 @@ class StoredMatrix(Tensor):
             return bool(largest.isfinite().all())
         # A number is infinite or NaN if all bits of its exponent are set. Bits are compared faster than floats.
         exponent = _EXPONENT_BITS[self.rows.dtype]
-        tiles = self.rows.view(torch.int16).flatten().split(TILE)
+        tiles = torch.split(self.rows.view(torch.int16).flatten(), TILE)
         return all(int((bits & _WITHOUT_SIGN).max()) < exponent for bits in tiles)
 
     @classmethod

@@ -37,10 +37,8 @@ class ModelSummary:
     Attributes:
         bytes: Size of the weights file.
         modified: Time of its last change in seconds since 1970.
-        encoding: Encoding of the weights, a key of `layout.ENCODINGS`.
+        encoding: A key of `layout.ENCODINGS`.
         parameters: Number of stored weights.
-        position, attention: Kinds of the position encoding and of the attention.
-        corpus: Name of the training text.
         bits_per_byte: Score of the model on the text `scored`.
         finished: False if its training was stopped or still runs.
     """

@@ -62,9 +62,7 @@ class LoadedModel:
     Attributes:
         config: Sections model, text and train of the configuration, with the inference settings given to `load`.
         network: In evaluation mode, with weights that are float32 or act so (`ops/stored.py`).
-        record: Content of `record.json`.
         fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
-        warnings: Messages to show.
         files: SHA-256 of tokenizer files and held-out texts by file name.
         weight_dtype: Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
         encoding: Encoding that represents the weights of the network exactly.

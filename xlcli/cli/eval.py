@@ -158,7 +158,7 @@ def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) ->
     texts = [folder / HELD_OUT[split] for folder in folders]
     for folder, text in zip(folders, texts, strict=True):
         if not text.is_file():
-            raise DataError(f"model {folder.name} keeps no {split} text.", f"Give a file: {command}")
+            raise DataError(f"model {folder.name} keeps no held-out text ({text.name}).", f"Give a file: {command}")
     for text in texts[1:]:
         if not filecmp.cmp(texts[0], text, shallow=False):
             problem = f"the models do not have the same held-out text ({HELD_OUT[split]})."

@@ -44,6 +44,7 @@ from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
+from xlcli.store.layout import HELD_OUT
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
@@ -352,7 +353,8 @@ def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
         reason = "--pairs, --score-field and --region-mark need a file of rows."
         raise DataError(reason, "Give a file: xlcli eval FILE ...")
     if path is None:
-        raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
+        problem = f"model {model.name} keeps no held-out text ({HELD_OUT[options.split]})."
+        raise DataError(problem, "Give a file: xlcli eval FILE.")
     documents = None if options.each_line else model.held_out_documents(options.split)
     source = open_source(path, InputFormat(binary=True, each_line=options.each_line))
     return Corpus([source], documents=documents)

@@ -238,12 +238,21 @@ class TokenScore(Event):
 class Row(Event):
     """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object.
 
-    `regions` are the offsets in its text at which marked regions begin and end.
+    `regions` are the offsets in its text at which marked regions begin and end, `file` the name of its file if several
+    are read.
     """
 
     document: int
     fields: Mapping[str, Any]
     regions: Sequence[tuple[int, int]] = field(default=(), repr=False)
+    file: str | None = field(default=None, repr=False)
+
+    @property
+    def place(self) -> str:
+        """What a message calls it: `row 3`, or `row 3 of all, in b.csv,` if several files are read."""
+        if self.file is None:
+            return f"row {self.document:,}"
+        return f"row {self.document:,} of all, in {self.file},"
 
 
 @dataclass(frozen=True, slots=True)

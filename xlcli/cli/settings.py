@@ -85,10 +85,14 @@ def _of_environment(command: str) -> _Layer:
 
 
 def _of_overrides(command: str, overrides: Sequence[str]) -> Tree:
-    """Tables of all `--set a.b=c`; a section that the command does not use is refused."""
+    """Tables of all `--set a.b=c`; refuses a section that the command does not use, and two values of one key."""
     tree, sections = Tree(), SECTIONS[command]
+    given: dict[str, Tree] = {}
     for text in overrides:
         override = config.parse_override(text)
+        key = text.partition("=")[0].strip()
+        if given.setdefault(key, override) != override:
+            raise ConfigError(f"--set gives {key} twice, with different values.", "Give it once.")
         section = next(iter(override))
         if section in Config.model_fields and section not in sections:
             used = ", ".join(f"{name}.*" for name in sections)

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 
 from xlcli.errors import DataError, counted, named
@@ -31,6 +31,7 @@ from xlcli.text.pretokenize import WORDS, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
 
 TEXT = InputFormat()
+MOST_REMARKS = 3  # number of remarks on files of rows that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Corpus:
         self._documents = documents
         self._remarks: list[str] = []
         self._facts: Facts | None = None
-        self._checksums: list[list[int]] = []
+        self.checksums: list[list[int]] = []  # CRC-32 of each block of each file, after the scan
         self._hashes: dict[tuple[int, int], str] = {}
 
     @property
@@ -121,8 +122,15 @@ class Corpus:
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
             yield Notice(f"skipped {counted(len(files), 'file')}: {named(files, most=3)}", "warning")
         if self._facts is not None and any(self._facts.crlf):
-            yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
-        yield from (Notice(remark, "warning") for remark in self._remarks[:3])
+            where = ""
+            if len(self.sources) > 1:
+                with_crlf = compress(self.sources, self._facts.crlf)
+                where = f" in {named([source.name for source in with_crlf], most=3)}"
+            yield Notice(f"{CRLF_NOTICE}{where}; --binary keeps them")
+        shown, others = self._remarks[:MOST_REMARKS], self._remarks[MOST_REMARKS:]
+        yield from (Notice(remark, "warning") for remark in shown)
+        if others:
+            yield Notice(f"{len(others):,} more such warnings of other files or rows are not shown", "warning")
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress. `DataError` if the text is empty or cannot be read."""
@@ -163,7 +171,7 @@ class Corpus:
         if sum(sizes) == 0:
             raise DataError(f"{self.name} is empty.", "Give a file that contains text.")
         bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
-        self._checksums = checksums
+        self.checksums = checksums
         starts = documents if self._documents is None else self._documents
         self._facts = Facts(
             sum(sizes), utf8.n_chars, utf8.has_nul, digest.hexdigest(), tuple(sizes), bad, starts, tuple(crlf)
@@ -177,7 +185,7 @@ class Corpus:
         """
         file_start = 0
         facts = self.facts
-        for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self._checksums, strict=True):
+        for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self.checksums, strict=True):
             # Offsets in the file.
             first = max(start - file_start, 0)
             end = min(stop - file_start, size)
@@ -205,7 +213,8 @@ class Corpus:
         place, number = 0, 0
         documents = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
-            names = {"file": source.name} if len(self.sources) > 1 else {}
+            file = source.name if len(self.sources) > 1 else None
+            names = {} if file is None else {"file": file}
             rows: Iterable[tuple[int, Document]] = source.rows(place, size)
             if self._documents is not None:
                 rows = [(at, Document(b" ")) for at in self._documents]  # in place of their texts
@@ -216,7 +225,7 @@ class Corpus:
                 is_document = bisect_left(documents, at) < bisect_right(documents, at)
                 if not is_document:
                     raise source.changed()
-                yield at, Row(number, names | plain(document.fields), document.regions)
+                yield at, Row(number, names | plain(document.fields), document.regions, file)
             place += size
 
     def range_sha256(self, start: int, stop: int) -> str:
@@ -325,6 +334,15 @@ class Part:
         starts = self.corpus.facts.documents if self.starts is None else self.starts
         inside = starts[bisect_right(starts, self.start) : bisect_left(starts, self.stop)]
         return array("Q", [0, *(at - self.start for at in inside)])
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """A digest of the text of each file that begins in the part, and its name; from its size and its checksums."""
+        start = 0
+        facts = self.corpus.facts
+        for source, size, checksums in zip(self.corpus.sources, facts.sizes, self.corpus.checksums, strict=True):
+            if self.start <= start < self.stop:
+                yield sha256(f"{size}:{checksums}".encode()).hexdigest()[:16], source.name
+            start += size
 
     def fingerprint(self, *, by_document: bool) -> str:
         """Hash of the bytes, and of the places at which documents begin if they are separated."""

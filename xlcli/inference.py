@@ -107,12 +107,12 @@ class InferenceSession:
             longest = longest_memory(model, state.span, n_tokens)
             # A state keeps its lengths, so there is none that the user may lower.
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
-            scorer = make_scorer(model.network, model.tokenizer, options)
+            scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
             return cls(model, runtime, options, scorer, state, [resume.last_token], is_first=False)
         reading = options.reading(model.config.model, model.config.train.reading)
         longest = longest_memory(model, reading, n_tokens)
         check_memory(model, runtime, longest, memory_dtype=reading.memory_dtype, predicts=predicts)
-        scorer = make_scorer(model.network, model.tokenizer, options)
+        scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
         state = scorer.init_state(1, **reading.init_arguments)
         return cls(model, runtime, options, scorer, state, [model.tokenizer.start_id])
 
@@ -197,7 +197,8 @@ class InferenceSession:
         if self.decoding_scorer is None:
             decoder = self.decoder
             if decoder is not None:
-                self.decoding_scorer = make_scorer(self.model.network, self.model.tokenizer, self.options, decoder)
+                model, learning = self.model, self.model.learning(self.options)
+                self.decoding_scorer = make_scorer(model.network, model.tokenizer, learning, decoder)
         self.is_first = False
         scorer = self.decoding_scorer or self.scorer
         with torch.inference_mode(), self.runtime.autocast():

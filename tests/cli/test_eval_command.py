@@ -740,3 +740,20 @@ def test_words_of_models_in_folders_have_columns_that_are_legal_in_r(run, models
     assert len(names) == 2
     assert names[1].endswith("other_tiny")
     assert all(re.fullmatch(r"[\w.]+", name) for name in row)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_model_that_keeps_no_text_needs_a_file(run, models, split, monkeypatch):
+    """As every imported model. It is said before anything is loaded, and no text is named that does not exist."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(loading, "load_model", fail)
+    Path("models/linear/valid.txt").unlink()
+    for named in (("-m", "linear"), models):
+        for more in ((), ("--dry-run",)):
+            done = run("eval", *named, "--split", split, *more)
+            assert done.code == 3
+            assert "the text is" not in done.err
+            assert " ".join(("xlcli eval FILE", *named)) in done.err

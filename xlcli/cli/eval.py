@@ -154,16 +154,16 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) -> None:
-    """`DataError` if several models keep different held-out texts of this split."""
-    first, *others = [folder / HELD_OUT[split] for folder in folders]
-    for text in others:
-        if first.is_file() and text.is_file() and filecmp.cmp(first, text, shallow=False):
-            continue
-        models = " ".join(f"-m {shlex.quote(name)}" for name in names)
-        raise DataError(
-            f"the models do not have the same held-out text ({HELD_OUT[split]}).",
-            f"Give a text that is new to all of them: xlcli eval FILE {models}",
-        )
+    """`DataError` if a model, such as an imported one, keeps no held-out text of this split, or these texts differ."""
+    command = " ".join(["xlcli eval FILE", *(f"-m {shlex.quote(name)}" for name in names)])
+    texts = [folder / HELD_OUT[split] for folder in folders]
+    for folder, text in zip(folders, texts, strict=True):
+        if not text.is_file():
+            raise DataError(f"model {folder.name} keeps no held-out text ({text.name}).", f"Give a file: {command}")
+    for text in texts[1:]:
+        if not filecmp.cmp(texts[0], text, shallow=False):
+            problem = f"the models do not have the same held-out text ({HELD_OUT[split]})."
+            raise DataError(problem, f"Give a text that is new to all of them: {command}")
 
 
 def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: Screen) -> None:

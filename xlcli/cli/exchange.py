@@ -45,7 +45,7 @@ def import_(
         name = path.stem
     target = Path(out or Path(LOCAL) / name)
     with screen.waiting("importing"):
-        about = import_model(path, target, name=model_format, encoding=encoding)
+        about = import_model(path, target, name=model_format, encoding=encoding, show=screen.progress)
     for notice in about["notices"]:
         screen.say(notice, "warning")
 

@@ -22,7 +22,7 @@ from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSetting
 from xlcli.files import cache_folder
 from xlcli.machine import available_bytes, require_memory
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
-from xlcli.store.layout import SavedConfig, is_model, read_config, scored_text
+from xlcli.store.layout import SMALLEST_STORED, SavedConfig, is_model, read_config, scored_text
 from xlcli.store.lock import lock_state
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
-_FLOAT32_BYTES = 4  # RAM in bytes of a weight: weights of all encodings are loaded as float32
+_FLOAT32_BYTES = 4
 _FEW_SEQUENCES = 4
 _SMALL_MODEL = 64_000_000
 """Largest number of sequences, and of weights in matrices, that a CPU continues token by token faster than a GPU.
@@ -140,8 +140,11 @@ def print_plan(
     config = read_config(folder)
     model = settings.shape(config.model)
     reading = settings.reading(config.model, config.train.reading)
-    parameters = summarize(folder).parameters or 0
+    summary = summarize(folder)
+    parameters = summary.parameters or 0
     weights_bytes = _FLOAT32_BYTES * parameters
+    if parameters >= SMALLEST_STORED:
+        weights_bytes = min(weights_bytes, summary.bytes)
     state_bytes = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
     available = available_bytes()

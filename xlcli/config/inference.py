@@ -167,8 +167,10 @@ class LearningConfig(BaseConfig):
     adapt_block: Annotated[int, Field(ge=1, le=2**12), COUNT] = Field(
         default=128, description="Number of tokens between two steps of adaptation."
     )
-    adapt_lr: PositiveShare = Field(
-        default=6e-4, description="Initial learning rate of adaptation: root mean square change of a matrix per step."
+    adapt_lr: PositiveShare | None = Field(
+        default=None,
+        description="Initial learning rate of adaptation: root mean square change of a matrix per step. "
+        "Default: 0.0006, for an imported model 0.0001.",
     )
     adapt_decay: Rate = Field(
         default=0.001, description="Share of the distance to the trained weights that each step takes back."

@@ -44,7 +44,7 @@ from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import trained_files
+from xlcli.store.layout import HELD_OUT, trained_files
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
@@ -128,7 +128,7 @@ def score_texts(
     # The texts are the documents of one text; a document cannot be empty.
     tokens = TokenFile(ids, int(sizes.sum()), text_sizes=sizes, documents=starts[ends > starts])
     text = TokenizedText(Part(Corpus(()), 0, tokens.n_bytes), tokens, TextCounts(tokens.n_bytes))
-    scorer = make_scorer(model.network, model.tokenizer, options)
+    scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
     readout = Predictions(model.tokenizer, options, runtime.device)
     with ExitStack() as files:
         scores = TokenScores(len(ids), readout, files)
@@ -189,9 +189,10 @@ class _Evaluation(NamedTuple):
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
-        scorer = make_scorer(model.network, model.tokenizer, options)
+        learning = model.learning(options)
+        scorer = make_scorer(model.network, model.tokenizer, learning)
         unrounded = model.unrounded()  # the model itself, if its weights are not rounded
-        exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)
+        exact_scorer = make_scorer(unrounded.network, model.tokenizer, learning)
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
@@ -368,7 +369,8 @@ def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
         reason = "--pairs, --score-field and --region-mark need a file of rows."
         raise DataError(reason, "Give a file: xlcli eval FILE ...")
     if path is None:
-        raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
+        problem = f"model {model.name} keeps no held-out text ({HELD_OUT[options.split]})."
+        raise DataError(problem, "Give a file: xlcli eval FILE.")
     documents = None if options.each_line else model.held_out_documents(options.split)
     source = open_source(path, InputFormat(binary=True, each_line=options.each_line))
     return Corpus([source], documents=documents)

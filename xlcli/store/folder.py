@@ -21,6 +21,7 @@ from torch import Tensor
 
 from xlcli import files as disk
 from xlcli.config import Config, InferenceConfig, WeightEncoding
+from xlcli.config.inference import LearningConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files.tensors import digest, read_header, write_in_order
 from xlcli.machine import return_memory
@@ -113,6 +114,14 @@ class LoadedModel:
             raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", disk.RESTORE)
         return starts
 
+    def learning(self, options: InferenceConfig) -> LearningConfig:
+        """What the model learns while it reads with these options; a rate that they leave open is the default."""
+        learning = options.learning
+        if learning.adapt_lr is not None:
+            return learning
+        rate = IMPORTED_ADAPTATION_RATE if imported(self.record) else ADAPTATION_RATE
+        return learning.model_copy(update={"adapt_lr": rate})
+
     def unrounded(self) -> LoadedModel:
         """This model with its weights as stored, or this object if they are not rounded; errors as of `load`."""
         if self.weight_dtype == "float32":
@@ -136,6 +145,9 @@ class LoadedModel:
             raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")
 
 
+ADAPTATION_RATE = 6e-4
+"""Default of `adapt_lr`, for models that xlcli trained."""
+IMPORTED_ADAPTATION_RATE = 1e-4  # for imported models, and those trained from one (benchmarks/log)
 ATTEMPTS = 5  # maximum number of times that a model is read whose files are replaced meanwhile
 RETRY_SECONDS = 0.05  # time between two attempts
 
@@ -233,9 +245,10 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     trained = header.config.model
     shape = options.shape(trained)
     weight_dtype = options.weights
+    # The tokenizer first: the weights then take the memory that it was made from.
+    tokenizer = load_tokenizer(folder)
     network, metadata = read_network(folder, shape, header.encoding, device)
     network.limit_distances(*header.config.train.limits(trained, options.clamp_len))
-    tokenizer = load_tokenizer(folder)
     # The three files belong together: each could be of another model, and would load.
     path = folder / WEIGHTS
     if metadata.get("config", "") != header.fingerprint:

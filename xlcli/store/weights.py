@@ -21,7 +21,7 @@ from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
 from xlcli.ops.layers import quantize
 from xlcli.ops.stored import HALVES, StoredMatrix, widened
-from xlcli.store.layout import CONFIG, ENCODINGS, SCALE, WEIGHTS
+from xlcli.store.layout import CONFIG, ENCODINGS, SCALE, SMALLEST_STORED, WEIGHTS
 
 
 def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, TensorInfo]:
@@ -103,11 +103,6 @@ def _check_finite(name: str, tensor: Tensor, encoding: str) -> None:
         raise CheckpointError(problem, "Keep the weights in float32.")
 
 
-SMALLEST_STORED = 2**25
-"""Number of weights from which on rounded matrices stay as they are stored: 128 MiB in float32.
-
-Below it RAM matters less than the 0.03 ms by which looking up their rows delays a token.
-"""
 KEEP_TOGETHER = "The files belong to different models: keep each model's files together."
 
 

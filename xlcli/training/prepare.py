@@ -97,6 +97,11 @@ def prepare_new(
     text = next(iter(configs.values())).text  # equal in all
     if text.binary and text.text_field is not None:
         raise InvalidSettingError("text.text_field", "reads rows, and --binary does not", "Leave one of them out.")
+    if model is not None and model.encoding == "int8":
+        remark = f"training starts from rounded weights: those of {model.name} are stored in int8"
+        if "imported" in model.record:
+            remark += "; import it with --weights float32 to start from the exact ones"
+        yield Notice(remark)
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
     n_bytes = parts.train.n_bytes
     similar = _similar_model(configs, runtime, parts)

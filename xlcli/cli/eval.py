@@ -29,6 +29,7 @@ from xlcli.files import is_pipe
 from xlcli.store.layout import HELD_OUT, read_config, read_record
 
 TYPICAL_BATCH_SIZE = 8  # number of texts read at a time that a plan assumes; the text and the machine decide it
+TOKENS_AT_A_TIME = 2048  # number of tokens of independent segments or windows read at a time that a plan assumes
 app = App()
 
 Models = Annotated[
@@ -169,11 +170,17 @@ def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: 
     """Prints what the evaluation of this model would do, with the longest memory of a sweep."""
     longest = max(settings.sweep, key=lambda settings_at_length: settings_at_length.mem_len or 0)
     text = ", ".join(texts) or f"the text {HELD_OUT[settings.split]} of the model"
-    remembers_all = read_config(folder).model.effective_mem_len(1) is None
+    config = read_config(folder)
+    reading = longest.reading(config.model, config.train.reading)
+    remembers_all = config.model.effective_mem_len(1) is None
     if remembers_all or settings.online_option:
         batch_size = 1  # such a text is read by itself
+    elif settings.batch_size is not None:
+        batch_size = settings.batch_size
+    elif reading.has_memory:
+        batch_size = TYPICAL_BATCH_SIZE
     else:
-        batch_size = settings.batch_size or TYPICAL_BATCH_SIZE
+        batch_size = max(1, TOKENS_AT_A_TIME // reading.segment_len)
     print_plan(folder, longest, screen, batch_size=batch_size, action=f"scores {text}")
 
 

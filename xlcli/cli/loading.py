@@ -15,7 +15,7 @@ from xlcli.cli.command import Call
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.render import Screen
 from xlcli.cli.run_report import describe_scored_text
-from xlcli.cli.score_report import rounding
+from xlcli.cli.score_report import describe_context, rounding
 from xlcli.cli.usage import nearest
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
@@ -152,8 +152,12 @@ def print_plan(
         plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
         screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
     else:
-        texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
+        unit = "text"
         memory = model.describe_memory(reading.mem_len, reading.segment_len)
+        if not reading.has_memory:
+            unit = "segment" if reading.stride is None else "window"
+            memory = describe_context(model, 0, reading.segment_len, reading.stride)
+        texts = f"one {unit} at a time" if batch_size == 1 else f"{batch_size} {unit}s at a time"
         screen.report(
             f"model    {folder} ({compact_number(parameters)} parameters, {format_bytes(weights_bytes)})\n"
             f"does     {action}\n"

@@ -3,8 +3,7 @@
 The page is one file without script or external references; its Content-Security-Policy allows its own style only.
 Words have the bits of `--words`; lines, and parts of long lines, those of their tokens.
 
-Colors begin at quantiles of the text, which are known at its end. So the class of a word is a bin of its bits, and the
-style of the page, which is written last, colors the bins (`xlcli.markup`).
+The class of a word is the step of its bits (`xlcli.markup`); `page.css` has the colors, for light and dark ground.
 
 The keyboard goes from line to line. The line that it is at shows the bits of its words as text, which a screen reader
 reads, too; that is style alone.
@@ -31,7 +30,7 @@ from xlcli.cli.quantities import approximate_count, format_bytes
 from xlcli.cli.score_report import context_cells
 from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cannot_write
-from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, direction, escaped, visible
+from xlcli.markup import Part, by_token, color_step, colored, continues, direction, escaped, legend, visible
 
 TEXT_BYTES = 2**25
 """Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
@@ -54,8 +53,7 @@ class Page(AbstractContextManager["Page"]):
         self.n_bytes = self.n_tokens = self.n_lines = 0
         self.bits = 0.0
         self._rows: list[_Row] = []  # the one that grows, and before it one whose last word may come yet
-        self._bins = [0] * BINS
-        self._unit = "words"  # what has a color
+        self._unit = "word"  # what has a color
         self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks(path)
 
     def __exit__(self, *error: object) -> None:
@@ -104,9 +102,7 @@ class Page(AbstractContextManager["Page"]):
         words = row.parts
         row.parts = by_token(row.text, words, row.tokens)
         if row.parts != words:
-            self._unit = "words, or characters (longer tokens whole) where a script has no blanks,"
-        for part in row.parts:
-            self._bins[bin_of(part.bits)] += 1
+            self._unit = "word, or of a character (longer tokens whole) where a script has no blanks"
         is_shown = self._blocks.n_bytes < TEXT_BYTES
         self._most_surprising.add(row, is_linked=is_shown)
         if is_shown:
@@ -122,8 +118,7 @@ class Page(AbstractContextManager["Page"]):
             blocks.note(f"The text after its first {format_bytes(blocks.n_bytes)} is not shown.")
 
         files = resources.files("xlcli.cli")
-        colors, legend = _color(self._bins)
-        style = files.joinpath("page.css").read_text("utf-8") + colors
+        style = files.joinpath("page.css").read_text("utf-8")
         values = {
             "version": xlcli.__version__,
             "title": escape(visible(title)),
@@ -132,7 +127,7 @@ class Page(AbstractContextManager["Page"]):
             "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
             "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
             "unit": self._unit,
-            "legend": legend,
+            "legend": legend(_paint),
             "context_rows": _context_rows(by_context),
             "context_hidden": "" if by_context else " hidden",
             **self._curve.drawing(blocks.last_line),
@@ -173,7 +168,7 @@ class _Row:
 
 
 def _paint(html: str, bits: float) -> str:
-    return f'<i class=w{bin_of(bits)} title="{bits:.2f} bits">{html}</i>'
+    return f'<i class=w{color_step(bits)} title="{bits:.2f} bits">{html}</i>'
 
 
 class _Blocks:
@@ -264,19 +259,6 @@ class _MostSurprising:
             about = f"Lines of at least {LONG_LINE} bytes by bits per byte."
             lines = long_lines
         return {"about_lines": about, "line_rows": "".join(line.html for line in lines)}
-
-
-def _color(words_by_bin: Sequence[int]) -> tuple[str, str]:
-    """Style of the bins, and legend: where each color begins."""
-    style = legend = ""
-    last_color = 0
-    for color in colors(words_by_bin):
-        if color.number > 0:
-            style += f".w{color.bin} {{ background: var(--c{color.number}); }}\n"
-        if color.number > last_color:
-            legend += f"<i class=w{color.bin}>{color.bits:.1f} ({max(0.1, 100 * color.share):.1f} %)</i>"
-            last_color = color.number
-    return style, legend
 
 
 @dataclass(slots=True)

@@ -24,15 +24,14 @@ from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
-from xlcli.markup import visible
+from xlcli.markup import color_step, legend, visible
 
 REFRESH_SECONDS = 0.1  # minimum time between two updates of the live line
 PLAIN_SECONDS = 10.0  # time between two plain lines; the first line comes after a tenth of it
 MOST_LOSSES = 4096  # number of the latest losses that are drawn
 FAREWELL_SECONDS = 0.2  # maximum wait of a process that ends at once for the output of another thread
-COLOR_BITS = 4
 COLORS = ("39", "32", "36", "35", "31", "1;31")
-"""Colors of words by bits, from 0 on in steps of `COLOR_BITS`: of letters, green, cyan, magenta, red, bold red.
+"""Colors of words by the steps of `markup.color_step`: of letters, green, cyan, magenta, red, bold red.
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
 STYLES = {"warning": "33", "detail": "2"}  # style of messages by level: yellow and dim
@@ -316,7 +315,7 @@ class Screen:
         if self._legend_due:
             self._legend_due = False
             self.clear()
-            self._err.write(_legend())
+            self._err.write(f"bits of a word {legend(_paint)}\n")
         line = label
         for word, bits in _words([(self._visible.feed(token), bits) for token, bits in spans]):
             line += _paint(word, bits)
@@ -340,17 +339,8 @@ def _words(tokens: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
     yield word, word_bits
 
 
-def _legend() -> str:
-    """`bits of a word 0 4 8 12 16 20+`, each number in its color."""
-    samples = []
-    for bits in range(0, COLOR_BITS * len(COLORS), COLOR_BITS):
-        samples.append(_paint(str(bits), bits))
-    return f"bits of a word {' '.join(samples)}+\n"
-
-
 def _paint(text: str, bits: float) -> str:
     """A word in the color of its bits; blanks have none."""
     if not text.strip():
         return text
-    color = min(len(COLORS) - 1, max(0, int(bits / COLOR_BITS)))
-    return f"\x1b[{COLORS[color]}m{text}\x1b[m"
+    return f"\x1b[{COLORS[color_step(bits)]}m{text}\x1b[m"

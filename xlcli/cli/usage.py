@@ -77,21 +77,35 @@ def _remedy_of_option(option: str, context: Any) -> str:
             spellings += param.opts
     is_before_command = context.parent is None
     is_whole_word = option.startswith("--") or option in context.obj  # unlike -c of -corpus.txt
+    owners = "" if is_before_command else _other_commands(option, context)
     if is_whole_word:
         # Every command prints what can be redirected, and can be typed without options.
         here = spellings if is_before_command else [*spellings, ">"]
         word = option.replace("_", "-")
         meant = _meant_elsewhere(word, here)
         if meant is not None:
-            return f"Did you mean {meant}?"
+            return f"Did you mean {meant}?{owners}"
         if word in ARGUMENTS and not is_before_command:
             return _arguments_alone(context)
     similar = nearest(option, spellings)
     if similar is not None:
-        return f"Did you mean {similar}?"
+        return f"Did you mean {similar}?{owners}"
+    if owners:
+        return owners.strip()
     if is_before_command:
         return _remedy_of_order(option, context)
     return _remedy_of_text(option, context)
+
+
+def _other_commands(option: str, context: Any) -> str:
+    """` --context is an option of xlcli eval.`: a sentence on the commands that have this option; empty if none has."""
+    program = context.find_root()
+    commands = []
+    for name in program.command.list_commands(program):
+        command = program.command.get_command(program, name)
+        if any(option in param.opts for param in command.params):
+            commands.append(f"xlcli {name}")
+    return f" {option} is an option of {' and '.join(commands)}." if commands else ""
 
 
 def _meant_elsewhere(word: str, known: Sequence[str]) -> str | None:

@@ -534,6 +534,17 @@ def test_a_dry_run_computes_the_size_of_the_memory(run, name, untrained, request
     assert json.loads(run("eval", "--dry-run", "--json").out)["state_bytes"] == 8 * 4 * numbers
 
 
+def test_a_dry_run_without_memory_says_what_a_token_sees(run, model):
+    for flags, said in (
+        (("--context", "20"), "no memory: each token from the 20 tokens before it, 102 windows at a time"),
+        (("--mem-len", "0", "--segment-len", "64"), "no memory: independent segments of 64 tokens"),
+    ):
+        assert said in run("eval", "--dry-run", *flags).out.decode()
+    plans = [json.loads(run("eval", "--dry-run", "--json", "--context", n).out) for n in ("20", "200")]
+    assert [plan["batch_size"] for plan in plans] == [102, 10]
+    assert plans[0]["state_bytes"] == pytest.approx(plans[1]["state_bytes"], rel=0.05)
+
+
 def test_a_dry_run_uses_the_number_of_steps(run, untrained, request):
     untrained("universal", **UNIVERSAL)
     request.getfixturevalue("without_torch")

@@ -98,14 +98,14 @@ def _remedy_of_option(option: str, context: Any) -> str:
 
 
 def _other_commands(option: str, context: Any) -> str:
-    """` --context is an option of xlcli eval.`: a sentence on the commands that have this option; empty if none has."""
-    program = context.find_root()
+    """` --context is an option of xlcli eval.`: the commands beside this one that have the option; empty if none has."""
+    group = context.parent
     commands = []
-    for name in program.command.list_commands(program):
-        command = program.command.get_command(program, name)
+    for name in group.command.list_commands(group):
+        command = group.command.get_command(group, name)
         if any(option in param.opts for param in command.params):
-            commands.append(f"xlcli {name}")
-    return f" {option} is an option of {' and '.join(commands)}." if commands else ""
+            commands.append(f"{group.command_path} {name}")
+    return f" {option} is an option of {', '.join(commands)}." if commands else ""
 
 
 def _meant_elsewhere(word: str, known: Sequence[str]) -> str | None:

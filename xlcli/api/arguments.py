@@ -151,9 +151,7 @@ def encoded(text: object) -> bytes:
             reason = f"character {error.start + 1} of the text, {half}, is half a character."
             raise ConfigError(reason, "Pass text.encode('utf-8', 'replace').") from None
     if is_open_file(text):
-        remedy = (
-            "Pass file.read(). For scores of its lines pass file.readlines() to score, or the file to xlcli.stream."
-        )
+        remedy = "Pass file.read(); for scores of its lines file.readlines() to score, or the file to xlcli.stream."
         raise ConfigError("an open file is no text.", remedy)
     if isinstance(text, os.PathLike):
         raise ConfigError("a path is no text.", "Pass path.read_text(), or score the file with xlcli.evaluate.")

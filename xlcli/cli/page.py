@@ -53,7 +53,6 @@ class Page(AbstractContextManager["Page"]):
         self.n_bytes = self.n_tokens = self.n_lines = 0
         self.bits = 0.0
         self._rows: list[_Row] = []  # the one that grows, and before it one whose last word may come yet
-        self._unit = "word"  # what has a color
         self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks(path)
 
     def __exit__(self, *error: object) -> None:
@@ -99,10 +98,7 @@ class Page(AbstractContextManager["Page"]):
 
     def _show(self, row: _Row) -> None:
         """Puts a row into the table and the text."""
-        words = row.parts
-        row.parts = by_token(row.text, words, row.tokens)
-        if row.parts != words:
-            self._unit = "word, or of a character (longer tokens whole) where a script has no blanks"
+        row.parts = by_token(row.text, row.parts, row.tokens)
         is_shown = self._blocks.n_bytes < TEXT_BYTES
         self._most_surprising.add(row, is_linked=is_shown)
         if is_shown:
@@ -126,7 +122,6 @@ class Page(AbstractContextManager["Page"]):
             "style_hash": base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
             "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
             "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
-            "unit": self._unit,
             "legend": legend(_paint),
             "context_rows": _context_rows(by_context),
             "context_hidden": "" if by_context else " hidden",

@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,14 +20,13 @@ from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import OutputStream
 from xlcli.cli.run_report import progress_line, step_line
 from xlcli.cli.signals import Stop
-from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible_json, wrapped
+from xlcli.cli.terminal import Visible, clipped, columns, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
 from xlcli.markup import color_step, legend, visible
 
 REFRESH_SECONDS = 0.1  # minimum time between two updates of the live line
 PLAIN_SECONDS = 10.0  # time between two plain lines; the first line comes after a tenth of it
-MOST_LOSSES = 4096  # number of the latest losses that are drawn
 FAREWELL_SECONDS = 0.2  # maximum wait of a process that ends at once for the output of another thread
 COLORS = ("39", "32", "36", "35", "31", "1;31")
 """Colors of words by the steps of `markup.color_step`: of letters, green, cyan, magenta, red, bold red.
@@ -45,7 +43,6 @@ class _Pace:
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        self.losses: deque[float] = deque(maxlen=MOST_LOSSES if live else 0)  # drawn on the live line
         self._stage = ""
         self._next = time.monotonic() + PLAIN_SECONDS / 10
 
@@ -232,8 +229,7 @@ class Screen:
             self.clear()
 
     def step(self, event: Step) -> None:
-        self._pace.losses.append(event.bits_per_byte)
-        self._show(step_line(event, tuple(self._pace.losses)), "training")
+        self._show(step_line(event), "training")
 
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time."""
@@ -279,13 +275,6 @@ class Screen:
     def report(self, text: str) -> None:
         """Prints text to stdout as `print`, with lines that fit a terminal."""
         self.print(wrapped(text, self.columns))
-
-    def markdown(self, text: str) -> None:
-        """Prints Markdown to stdout, laid out on a terminal."""
-        if self.on_terminal:
-            self.write(markdown(text, self.columns or 80, colored=self.colored).encode("utf-8", "surrogateescape"))
-        else:
-            self.print(text)
 
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""

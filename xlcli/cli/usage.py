@@ -98,7 +98,10 @@ def _remedy_of_option(option: str, context: Any) -> str:
 
 
 def _other_commands(option: str, context: Any) -> str:
-    """` --context is an option of xlcli eval.`: the commands beside this one that have the option; empty if none has."""
+    """` --context is an option of xlcli eval.`: a sentence on the commands beside this one that have the option, or "".
+
+    It begins with a blank, because it follows another sentence.
+    """
     group = context.parent
     commands = []
     for name in group.command.list_commands(group):

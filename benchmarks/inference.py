@@ -60,6 +60,8 @@ OURS = {
     "xlcli, rotary, int8 weights, 16-bit memory": {"position": {"kind": "rope"}, "generate": INT8},
     "xlcli, XL, 64 features, int8 weights, int8 memory": {"position": XL64, "generate": INT8_MEMORY},
     "xlcli, rotary, int8 weights, int8 memory": {"position": {"kind": "rope"}, "generate": INT8_MEMORY},
+    "xlcli, XL, 512 features, int8 weights, 16-bit memory": {"position": XL512, "generate": INT8},
+    "xlcli, XL, 512 features, int8 weights, int8 memory": {"position": XL512, "generate": INT8_MEMORY},
 }
 """Our entrants: settings over preset peer-12x512; of `generate` number types of weights and memory; whether tokens are
 decoded by compiled kernels where these apply."""

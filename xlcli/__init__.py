@@ -29,7 +29,7 @@ _MODULES = {
     "generate_prompts": "xlcli.api",
     "list_presets": "xlcli.presets",
     "load": "xlcli.api",
-    "read_toml": "xlcli.api.runs",
+    "read_toml": "xlcli.config",
     "resume": "xlcli.api",
     "resume_events": "xlcli.api.runs",
     "stream": "xlcli.api",

@@ -7,11 +7,11 @@ from xlcli.api import load as load
 from xlcli.api import resume as resume
 from xlcli.api import stream as stream
 from xlcli.api import train as train
-from xlcli.api.runs import read_toml as read_toml
 from xlcli.api.runs import resume_events as resume_events
 from xlcli.api.runs import train_events as train_events
 from xlcli.api.values import TextScore as TextScore
 from xlcli.api.values import TextState as TextState
+from xlcli.config import read_toml as read_toml
 from xlcli.errors import BusyError as BusyError
 from xlcli.errors import CheckpointError as CheckpointError
 from xlcli.errors import ConfigError as ConfigError

@@ -513,25 +513,23 @@ HASHED = {
 UNIVERSAL = {"stack": {"kind": "universal", "n_steps": 3, "act": True}}
 PLANS = {
     "local": ({"attention": {"kind": "local", "window": 6}}, 2 * 2 * 6 * 16, "memory of 6 tokens"),
-    "linear": (
-        LINEAR,
-        2 * 2 * 2 * 8 * (8 + 1) / 8,
-        "memory of all tokens read",
-    ),
+    "linear": (LINEAR, 2 * 2 * 2 * 8 * (8 + 1), "memory of all tokens read"),
     "hashed": (HASHED, 2 * 2 * 3 * 4 * (5 * (2 * 8 + 2 * 4) + 2), "memory of 16 tokens"),
     "universal": (UNIVERSAL, 3 * 2 * 2 * 16 * 16, "memory of 16 tokens"),
-    "one layer": ({"n_layers": 1}, 2 * 16 * 16, "8 texts at a time"),
+    "one layer": ({"n_layers": 1}, 2 * 16 * 16, "128 texts at a time"),
 }
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_dry_run_computes_the_size_of_the_memory(run, name, untrained, request):
-    """Eight rows of keys and values in float32; linear attention has one row of sums in float64."""
+    """Rows of keys and values in float32, 2,048 tokens in all; linear attention has one row of sums in float64."""
     shape, numbers, said = PLANS[name]
     untrained(name, **shape)
     request.getfixturevalue("without_torch")
     assert said in run("eval", "--dry-run").out.decode()
-    assert json.loads(run("eval", "--dry-run", "--json").out)["state_bytes"] == 8 * 4 * numbers
+    plan = json.loads(run("eval", "--dry-run", "--json").out)
+    assert plan["batch_size"] == (1 if name == "linear" else 2048 // 16)
+    assert plan["state_bytes"] == plan["batch_size"] * 4 * numbers
 
 
 def test_a_dry_run_without_memory_says_what_a_token_sees(run, model):

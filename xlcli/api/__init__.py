@@ -22,7 +22,6 @@ from xlcli.api.arguments import (
     Text,
     encoded,
     encoded_texts,
-    is_open_file,
     is_several,
     path_of,
     paths,
@@ -166,15 +165,9 @@ class Model:
     def stream_generate(
         self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> Iterator[AnyStr]:
-        """Continuation of `state` and `prompt` in pieces of whole characters.
+        """Continuation of `state` and `prompt` in pieces of whole characters; arguments as for `xlcli.generate`.
 
-        Args:
-            prompt: Text to continue; may be empty. The pieces are of its type: `str` (invalid UTF-8 is U+FFFD) or
-                `bytes`.
-            state: State to continue (default: nothing read).
-            seed: Seed of the random-number generator; None continues that of `state`, if it has one, else takes a
-                random seed.
-            settings: Those of `GenerateConfig`, but for `num_samples` and `logprobs`.
+        The pieces are of the type of the prompt: `str`, in which invalid UTF-8 is U+FFFD, or `bytes`.
         """
         for event in generate(self, prompt, state=state, seed=seed, **settings):
             if isinstance(event, GeneratedText):
@@ -380,7 +373,7 @@ def stream(
         save: Called every `save_every` seconds and at the end with the state.
         settings: Those of `StreamConfig`.
     """
-    portions = text if is_several(text) or is_open_file(text) else [text]
+    portions = text if is_several(text) or hasattr(text, "readline") else [text]
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 

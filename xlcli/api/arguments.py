@@ -99,7 +99,7 @@ def _refuse_setting(name: str, function: str) -> None:
 
 def paths(value: object) -> list[str]:
     """The path, or the several paths, that were given as the argument `text`."""
-    is_one = isinstance(value, str | bytes | os.PathLike) or is_open_file(value)
+    is_one = isinstance(value, str | bytes | os.PathLike) or hasattr(value, "readline")
     if is_one or not isinstance(value, Iterable):
         return [path_of(value, "text")]
     return [path_of(path, "text") for path in value]
@@ -116,10 +116,6 @@ def path_of(value: object, name: str) -> str:
     return value
 
 
-def is_open_file(value: object) -> bool:
-    return hasattr(value, "readline")
-
-
 def is_several(text: object) -> bool:
     """True for a list of texts or another iterable; `ConfigError` for what has texts, but in no order or not alone."""
     if isinstance(text, Mapping) or hasattr(text, "columns"):
@@ -127,7 +123,7 @@ def is_several(text: object) -> bool:
     if isinstance(text, set | frozenset):
         raise ConfigError("a set has no order.", "Pass a list: sorted(texts).")
     has_items = isinstance(text, Iterable) and getattr(text, "ndim", 1) > 0  # unlike a single value of NumPy
-    return has_items and not isinstance(text, str | bytes | bytearray | memoryview) and not is_open_file(text)
+    return has_items and not isinstance(text, str | bytes | bytearray | memoryview) and not hasattr(text, "readline")
 
 
 def encoded_texts(texts: Iterable[object]) -> Iterator[bytes]:
@@ -150,7 +146,7 @@ def encoded(text: object) -> bytes:
             half = ascii(text[error.start])
             reason = f"character {error.start + 1} of the text, {half}, is half a character."
             raise ConfigError(reason, "Pass text.encode('utf-8', 'replace').") from None
-    if is_open_file(text):
+    if hasattr(text, "readline"):
         remedy = "Pass file.read(); for scores of its lines file.readlines() to score, or the file to xlcli.stream."
         raise ConfigError("an open file is no text.", remedy)
     if isinstance(text, os.PathLike):

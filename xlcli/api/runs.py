@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xlcli import config, training
+from xlcli import training
 from xlcli.api.arguments import Place, Source, path_of, paths, public
 from xlcli.config import RuntimeConfig, Tree, validate
 from xlcli.errors import ConfigError
@@ -95,9 +95,3 @@ def _tables(settings: Mapping[str, Any] | None) -> Tree:
         problem = "settings are tables of a configuration file, in a dictionary."
         raise ConfigError(problem, "Give them as {'train': {'max_steps': 100}}.")
     return dict(settings)
-
-
-@public()
-def read_toml(path: Place) -> Tree:
-    """Tables of a TOML file, for `settings`; `ConfigError` names what is wrong with it."""
-    return config.read_toml(path_of(path, "path"))

@@ -28,8 +28,7 @@ from xlcli.events import Event, Notice, Score
 from xlcli.files import is_pipe
 from xlcli.store.layout import HELD_OUT, read_config, read_record
 
-TYPICAL_BATCH_SIZE = 8  # number of texts read at a time that a plan assumes; the text and the machine decide it
-TOKENS_AT_A_TIME = 2048  # number of tokens of independent segments or windows read at a time that a plan assumes
+TOKENS_AT_A_TIME = 2048  # number of tokens in memories or windows that a plan assumes; text and machine decide it
 app = App()
 
 Models = Annotated[
@@ -175,12 +174,8 @@ def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: 
     remembers_all = config.model.effective_mem_len(1) is None
     if remembers_all or settings.online_option:
         batch_size = 1  # such a text is read by itself
-    elif settings.batch_size is not None:
-        batch_size = settings.batch_size
-    elif reading.has_memory:
-        batch_size = TYPICAL_BATCH_SIZE
     else:
-        batch_size = max(1, TOKENS_AT_A_TIME // reading.segment_len)
+        batch_size = settings.batch_size or max(1, TOKENS_AT_A_TIME // reading.longest)
     print_plan(folder, longest, screen, batch_size=batch_size, action=f"scores {text}")
 
 

@@ -37,6 +37,8 @@ UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {"attention": ATTENTIONS,
 
 def read_toml(path: str | Path) -> Tree:
     """Tables of a TOML file; `ConfigError` names what is wrong with it, `ResourceError` if the disk fails."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path is a str or pathlib.Path, not {type(path).__name__}.", "Pass the path of a TOML file.")
     path = Path(path)
     try:
         with path.open("rb") as file:

@@ -77,7 +77,9 @@ def _remedy_of_option(option: str, context: Any) -> str:
             spellings += param.opts
     is_before_command = context.parent is None
     is_whole_word = option.startswith("--") or option in context.obj  # unlike -c of -corpus.txt
-    owners = "" if is_before_command else _other_commands(option, context)
+    owners = ""
+    if option.startswith("--") and not is_before_command:
+        owners = _other_commands(option, context)
     if is_whole_word:
         # Every command prints what can be redirected, and can be typed without options.
         here = spellings if is_before_command else [*spellings, ">"]

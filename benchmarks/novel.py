@@ -1,5 +1,6 @@
 """One novel, read as one text: bits per byte along it, and what a sentence costs when it comes again.
 
+    python benchmarks/novel.py all BOOK.txt SMOLLM2  # every number of docs/long-context.md but those of reading times
     python benchmarks/novel.py read BOOK.txt --models books SMOLLM2 [--only PART_OF_NAME] [--limit BYTES]
     python benchmarks/novel.py needle BOOK.txt --models books
     python benchmarks/novel.py table                 # the tables and the figures of docs/long-context.md
@@ -9,7 +10,8 @@
 that is longer than their window. `needle` plants sentences that no other text has, twice each, and compares the second
 time with the first. `check` computes 6,000 tokens by transformers with an explicit window. Models are names or folders;
 SMOLLM2 is an imported SmolLM2-135M (docs/models.md). Results are written after each reading, and a restarted benchmark
-continues with the missing ones.
+continues with the missing ones. `all` runs two readings at once, so set OMP_NUM_THREADS=1 where there are two cores.
+Reading times are those of `reading.py`.
 """
 
 import argparse
@@ -17,10 +19,12 @@ import functools
 import json
 import math
 import random
-import shutil
+import re
 import statistics
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,18 +38,17 @@ LONG_CACHE = "1000000"
 """Tokens in the cache: more than the book has."""
 
 
-class Reading(NamedTuple):
-    """How the book is read: options of `xlcli eval`, and first tokens that stay visible (None: as in the model)."""
-
-    options: tuple[str, ...]
-    n_sinks: int | None = None
-
-
-def _memory(length: int, *options: str, n_sinks: int | None = None) -> Reading:
-    return Reading(("--mem-len", str(length), *options), n_sinks)
+TRAINED_HERE = "books"
+"""The model that xlcli trained: it has no sinks, and the default rate of adaptation suits it."""
+IMPORTED_RATE = ("--set", "eval.adapt_lr=1e-4")
+"""The default rate makes imported models worse (docs/adapting.md)."""
 
 
-CACHE, ADAPT = ("--context-cache", LONG_CACHE), ("--adapt",)
+def _memory(length: int, *options: str) -> tuple[str, ...]:
+    return ("--mem-len", str(length), *options)
+
+
+CACHE, ADAPT, NO_SINKS = ("--context-cache", LONG_CACHE), ("--adapt",), ("--set", "eval.n_sinks=0")
 WINDOW = 2048
 """Window of those that know no memory; it is what evaluation harnesses give to a small model."""
 READINGS = {
@@ -53,9 +56,9 @@ READINGS = {
     "memory 1,024": _memory(1024),
     "memory 4,096": _memory(4096),
     "whole window, 8,191": _memory(8191),
-    "memory 256, no sinks": _memory(256, n_sinks=0),
-    "memory 1,024, no sinks": _memory(1024, n_sinks=0),
-    "memory 4,096, no sinks": _memory(4096, n_sinks=0),
+    "memory 256, no sinks": _memory(256, *NO_SINKS),
+    "memory 1,024, no sinks": _memory(1024, *NO_SINKS),
+    "memory 4,096, no sinks": _memory(4096, *NO_SINKS),
     "memory 256, cache": _memory(256, *CACHE),
     "memory 256, adapting": _memory(256, *ADAPT),
     "memory 256, both": _memory(256, *ADAPT, *CACHE),
@@ -65,27 +68,25 @@ READINGS = {
     "independent blocks of 2,048": _memory(0, "--segment-len", str(WINDOW)),
     "windows of 2,048, stride 512": _memory(0, "--segment-len", str(WINDOW), "--set", "eval.stride=512"),
 }
-"""The last two are what lm-eval and the page of transformers on perplexity do."""
+"""Options of `xlcli eval` by name. The last two are what lm-eval and the page of transformers on perplexity do."""
 NEEDLE_READINGS = ("memory 256", "memory 4,096", "memory 256, cache", "memory 256, adapting", "memory 256, both")
 
 DISTANCES = (1_000, 10_000, 100_000, 1_000_000)
 """Characters between the two places of a needle."""
-DEPTHS = (20_000, 220_000, 420_000, 620_000)
-"""First characters of the parts of the book where needles are planted for the first time."""
 NEEDLES = 20
-"""Needles of each distance."""
+"""Needles of each distance; their first places are spread over the part of the book that leaves room for the second."""
 ADJECTIVES = [
     "copper", "silent", "crooked", "frozen", "painted", "hollow", "scarlet", "wooden", "patient", "narrow",
-    "velvet", "distant",
+    "velvet", "distant", "rusty", "gilded",
 ]  # fmt: skip
 THINGS = [
     "lanterns", "anchors", "violins", "beehives", "ladders", "kettles", "compasses", "orchards", "chimneys",
-    "saddles", "mirrors", "barrels",
+    "saddles", "mirrors", "barrels", "sundials", "thimbles",
 ]  # fmt: skip
-NAMES = [
-    "Quilvern", "Ostrabeck", "Mallowfen", "Tirrendale", "Haskerby", "Wynnoth", "Brezzano", "Culverdine", "Ythorpe",
-    "Zandrell",
-]  # fmt: skip
+BEGINNINGS = ["Quil", "Ostra", "Mallow", "Tirren", "Hask", "Wyn", "Brezz", "Culver", "Yth", "Zandr", "Grim", "Pell"]
+MIDDLES = ["ver", "ob", "fin", "dal", "erb", "noth", "an", "ed", "or", "ell", "um", "isk"]
+ENDS = ["n", "eck", "ow", "e", "y", "ia", "o", "ine", "pe", "a", "us", "ard"]
+"""Parts of names."""
 VERBS = ["counted", "buried", "borrowed", "polished", "traded", "weighed", "repaired", "hid"]
 
 
@@ -98,59 +99,79 @@ class Needle(NamedTuple):
     second: int
 
 
-def needles() -> Iterator[str]:
-    """Sentences that no other text has."""
+def needles(n: int) -> list[str]:
+    """Sentences that occur in no other text; no two share a name, a number, or an adjective with its noun."""
     draw = random.Random(0)
-    while True:
-        name, place = draw.sample(NAMES, 2)
-        first, second = draw.sample(ADJECTIVES, 2)
-        number = draw.randint(13, 997)
-        yield (
-            f"{name} of {place} {draw.choice(VERBS)} {number} {first} {draw.choice(THINGS)} "
-            f"and {draw.randint(13, 997)} {second} {draw.choice(THINGS)}."
-        )
+    names = draw.sample([a + b + c for a in BEGINNINGS for b in MIDDLES for c in ENDS], 2 * n)
+    numbers = draw.sample(range(1_013, 9_987), 2 * n)
+    things = draw.sample([f"{adjective} {thing}" for adjective in ADJECTIVES for thing in THINGS], 2 * n)
+    sentences = []
+    for i in range(0, 2 * n, 2):
+        verb = draw.choice(VERBS)
+        counted = f"{numbers[i]} {things[i]} and {numbers[i + 1]} {things[i + 1]}"
+        sentences.append(f"{names[i]} of {names[i + 1]} {verb} {counted}.")
+    return sentences
+
+
+def fitting_distances(n_characters: int) -> list[int]:
+    """Those of `DISTANCES` that leave a quarter of the book as room for the first places."""
+    return [distance for distance in DISTANCES if n_characters - distance >= n_characters / 4]
+
+
+def pair_near(place: float, distance: int, paragraphs: list[int]) -> tuple[int, int]:
+    """The paragraph nearest to a place that has another one at this distance behind it, within a tenth, and the other.
+
+    Raises:
+        ValueError: There is no such pair.
+    """
+    for first in sorted(paragraphs, key=lambda start: abs(start - place)):
+        second = min(paragraphs, key=lambda start: abs(start - first - distance))
+        if abs(second - first - distance) <= distance / 10:
+            return first, second
+    raise ValueError(f"no two paragraphs are {distance} characters apart")
 
 
 def planted(book: str) -> tuple[str, list[Needle]]:
     """The book with needles between its paragraphs."""
-    sentences = needles()
+    paragraphs = [match.end() for match in re.finditer(r"\n\n+", book)]
+    distances = fitting_distances(len(book))
+    sentences = iter(needles(NEEDLES * len(distances)))
     wanted: list[tuple[int, str, int]] = []  # place in the book, sentence, its distance
-    for distance in DISTANCES:
+    for distance in distances:
+        room = len(book) - distance
         for i in range(NEEDLES):
-            place = DEPTHS[i % len(DEPTHS)] + i // len(DEPTHS) * 30_000 + DISTANCES.index(distance) * 5_000
             sentence = next(sentences)
-            wanted += [(place, sentence, distance), (place + distance, sentence, distance)]
-    parts, places, end = [], {}, 0
-    for place, sentence, distance in sorted(wanted):
-        paragraph = book.index("\n\n", max(place, end)) + 2
+            place = room * (i + 0.5) / NEEDLES
+            first, second = pair_near(place, distance, paragraphs)
+            wanted += [(first, sentence, distance), (second, sentence, distance)]
+    parts: list[str] = []
+    places: dict[tuple[str, int], list[int]] = {}
+    end = n_bytes = 0
+    for paragraph, sentence, distance in sorted(wanted):
         parts += [book[end:paragraph], sentence + "\n\n"]
+        n_bytes += len(parts[-2].encode())
+        places.setdefault((sentence, distance), []).append(n_bytes)
+        n_bytes += len(parts[-1].encode())
         end = paragraph
-        start = sum(len(part.encode()) for part in parts[:-1])
-        places.setdefault((sentence, distance), []).append(start)
     text = "".join([*parts, book[end:]])
     return text, [Needle(sentence, distance, *starts) for (sentence, distance), starts in places.items()]
 
 
-def score(book: Path, model: str, reading: Reading) -> tuple[dict, list[dict]]:
+def options_for(model: str, name: str) -> tuple[str, ...] | None:
+    """Options of a reading for a model; None if a model without sinks is to read without them."""
+    options = READINGS[name]
+    if model == TRAINED_HERE:
+        return None if set(NO_SINKS) <= set(options) else options
+    return (*options, *IMPORTED_RATE) if set(ADAPT) <= set(options) else options
+
+
+def score(book: Path, model: str, options: tuple[str, ...]) -> tuple[dict, list[dict]]:
     """Figures of a reading, and its tokens with the bytes where they begin."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.jsonl"
-        if reading.n_sinks is not None:
-            model = str(with_sinks(Path(model), Path(folder) / "model", reading.n_sinks))
         command = ["eval", str(book), "-m", model, "--json", "-q", "--per-token", str(tokens)]
-        command += ["--set", "eval.context_share=0", *reading.options]
-        figures = json.loads(xlcli(*command, cwd=Path.cwd()))
+        figures = json.loads(xlcli(*command, "--set", "eval.context_share=0", *options, cwd=Path.cwd()))
         return figures, [json.loads(line) for line in tokens.read_text().splitlines()]
-
-
-def with_sinks(model: Path, copy: Path, n_sinks: int) -> Path:
-    """A model folder with another number of sinks, and the same weights."""
-    shutil.copytree(model, copy, copy_function=lambda source, target: Path(target).symlink_to(Path(source).resolve()))
-    config = json.loads((model / "config.json").read_text())
-    config["model"]["position"]["n_sinks"] = n_sinks
-    (copy / "config.json").unlink()
-    (copy / "config.json").write_text(json.dumps(config))
-    return copy
 
 
 def bits_by_place(tokens: list[dict], n_bytes: int) -> list[float]:
@@ -166,55 +187,86 @@ def bits_between(tokens: list[dict], start: int, end: int) -> float:
     return sum(token["bits"] for token in tokens if start <= token["byte"] < end)
 
 
+def missing(options: argparse.Namespace, part: str, model: str, names: Iterable[str], n_bytes: int) -> Iterator[str]:
+    """Names of the readings of a model that have no result for a text of this many bytes, each when it is its turn."""
+    for name in names:
+        runs = saved(options.out, 0).get(part, {}).get(Path(model).name, {})
+        is_done = name in runs and runs[name]["bytes"] == n_bytes
+        if not is_done and options.only in name and options_for(model, name) is not None:
+            yield name
+
+
+LOCK = threading.Lock()
+
+
+def keep(out: Path, part: str, model: str, name: str, run: dict) -> None:
+    """Writes a result beside all others, among them those of readings that run at the same time."""
+    with LOCK:
+        result = saved(out, 0)
+        result.setdefault(part, {}).setdefault(Path(model).name, {})[name] = run
+        save(out, result, indent=None)
+
+
 def read(options: argparse.Namespace) -> None:
     """Scores the book by each reading."""
-    result = saved(options.out, 0)
     with tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / options.book.name
         book.write_bytes(options.book.read_bytes()[: options.limit])
         for model in options.models:
-            runs = result["runs"].setdefault(Path(model).name, {})
-            for name, reading in READINGS.items():
-                has_sinks = reading.n_sinks is None or Path(model).is_dir()
-                if name in runs or options.only not in name or not has_sinks:
-                    continue
-                figures, tokens = score(book, model, reading)
-                n_bytes = figures["bytes"]
+            for name in missing(options, "runs", model, READINGS, book.stat().st_size):
+                chosen = options_for(model, name)
+                figures, tokens = score(book, model, chosen)
                 kept = {key: figures[key] for key in ("bytes", "tokens", "bits_per_byte", "seconds", "peak_rss_bytes")}
-                runs[name] = kept | {"places": bits_by_place(tokens, n_bytes)}
-                save(options.out, result, indent=None)
+                places = bits_by_place(tokens, figures["bytes"])
+                keep(options.out, "runs", model, name, kept | {"places": places, "options": chosen})
                 print(Path(model).name, name, kept, flush=True)
 
 
 def needle(options: argparse.Namespace) -> None:
     """Scores the book with needles, and each needle at both places."""
-    result = saved(options.out, 0)
     text, all_needles = planted(options.book.read_text()[: options.limit])
+    n_in_needles = sum(2 * len(found.sentence.encode()) for found in all_needles)
     with tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / options.book.name
         book.write_text(text)
         for model in options.models:
-            runs = result.setdefault("needles", {}).setdefault(Path(model).name, {})
-            for name in NEEDLE_READINGS:
-                if name in runs or options.only not in name:
-                    continue
-                figures, tokens = score(book, model, READINGS[name])
+            for name in missing(options, "needles", model, NEEDLE_READINGS, book.stat().st_size):
+                figures, tokens = score(book, model, options_for(model, name))
                 rows = []
                 for found in all_needles:
                     n = len(found.sentence.encode())
                     first, second = (bits_between(tokens, at, at + n) for at in (found.first, found.second))
-                    rows.append({"distance": found.distance, "depth": found.first, "first": first, "second": second})
-                n_needles = sum(row["first"] + row["second"] for row in rows)
-                rest = figures["bits_per_byte"] * figures["bytes"] - n_needles
-                runs[name] = {"needles": rows, "bits_of_the_rest": rest, "bytes": figures["bytes"]}
-                save(options.out, result, indent=None)
+                    row = {"distance": found.distance, "depth": found.first, "first": first, "second": second}
+                    rows.append(row | {"depth_of_second": found.second})
+                n_bits = sum(row["first"] + row["second"] for row in rows)
+                rest = figures["bits_per_byte"] * figures["bytes"] - n_bits
+                run = {"needles": rows, "bits_of_the_rest": rest, "bytes": figures["bytes"]}
+                keep(options.out, "needles", model, name, run | {"bytes_of_the_rest": figures["bytes"] - n_in_needles})
                 print(Path(model).name, name, shares(rows), flush=True)
+
+
+FIRST_BYTES = 400_000
+"""Bytes of the book that the slower model reads in `everything`."""
+
+
+def everything(options: argparse.Namespace) -> None:
+    """All missing results, two readings at once: the whole book by `TRAINED_HERE`, its beginning by SmolLM2."""
+    limits = {options.smollm2: FIRST_BYTES, TRAINED_HERE: None}
+    with ThreadPoolExecutor(2) as pool:
+        parts = []
+        for work in (read, needle):
+            for model, limit in limits.items():
+                part = argparse.Namespace(out=options.out, book=options.book, models=[model], limit=limit, only="")
+                parts.append(pool.submit(work, part))
+        for part in parts:
+            part.result()  # raises what ended it
+    show(options)
 
 
 def shares(rows: list[dict]) -> dict[int, tuple[float, float]]:
     """Bits of the second place as a share of the first, mean and half-width of its 95 % interval, by distance."""
     found = {}
-    for distance in DISTANCES:
+    for distance in sorted({row["distance"] for row in rows}):
         ratios = [row["second"] / row["first"] for row in rows if row["distance"] == distance]
         student = 2.093  # of 19 degrees of freedom
         found[distance] = statistics.fmean(ratios), student * statistics.stdev(ratios) / math.sqrt(len(ratios))
@@ -229,6 +281,7 @@ def table(result: dict) -> str:
     """Markdown tables: bits per byte of each reading by place, with time and RAM; shares of needles by distance."""
     parts = []
     for model, runs in result["runs"].items():
+        runs = of_longest_text(runs)
         n_bytes = max(run["bytes"] for run in runs.values())
         starts = [start for start in PLACES if start < n_bytes]
         head = [f"from {start:,}" for start in starts]
@@ -242,13 +295,22 @@ def table(result: dict) -> str:
             lines.append(f"| {name} | {' | '.join(figures)} | {time} | {run['peak_rss_bytes'] / 1e6:.0f} |")
         parts.append("\n".join(lines))
     for model, runs in result.get("needles", {}).items():
-        head = [f"{distance:,}" for distance in DISTANCES]
+        runs = of_longest_text(runs)
+        distances = sorted({row["distance"] for run in runs.values() for row in run["needles"]})
+        head = [*(f"{distance:,}" for distance in distances), "rest, bits per byte"]
         lines = [f"| {model}: second time, % of the first | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
         for name, run in runs.items():
             found = [f"{100 * mean:.1f} ± {100 * half:.1f}" for mean, half in shares(run["needles"]).values()]
-            lines.append(f"| {name} | {' | '.join(found)} |")
+            rest = run["bits_of_the_rest"] / run["bytes_of_the_rest"]
+            lines.append(f"| {name} | {' | '.join(found)} | {rest:.3f} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def of_longest_text(runs: dict[str, dict]) -> dict[str, dict]:
+    """The runs over the most bytes: others are of an earlier benchmark with another --limit."""
+    n_bytes = max(run["bytes"] for run in runs.values())
+    return {name: run for name, run in runs.items() if run["bytes"] == n_bytes}
 
 
 def mean_of_places(run: dict, start: int, end: int) -> float:
@@ -288,7 +350,8 @@ def show(options: argparse.Namespace) -> None:
     """Prints the tables, and draws a figure for each model."""
     result = json.loads(options.out.read_text())
     print(table(result))
-    for model, runs in result["runs"].items():
+    for model, all_runs in result["runs"].items():
+        runs = of_longest_text(all_runs)
         if "memory 256" in runs:
             plot(model, runs, options.figures / f"novel-{model.lower()}.svg")
 
@@ -359,6 +422,11 @@ def main() -> None:
         command.add_argument("--only", default="", help="readings with this in their names")
         command.add_argument("--limit", type=int, help="bytes from the beginning of the book")
         command.set_defaults(work=work)
+    command = commands.add_parser("all")
+    command.add_argument("book", type=Path)
+    command.add_argument("smollm2")
+    command.add_argument("--figures", type=Path, default=FIGURES)
+    command.set_defaults(work=everything)
     command = commands.add_parser("table")
     command.add_argument("--figures", type=Path, default=FIGURES)
     command.set_defaults(work=show)

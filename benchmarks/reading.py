@@ -88,6 +88,7 @@ BASELINES = ("tokens", "words")
 """Baselines with and without numbers of tokens; `with position` has the place in the story as well."""
 WITH_POSITION = " with position"
 AS_TRAINED = "as trained"
+UNITS = ("story", "sentence")
 GPT3_NAME = "GPT-3 davinci"
 SELF_PACED, AS_IN_THE_FILE = "self-paced reading", "self-paced reading, times as in the file"
 
@@ -483,12 +484,14 @@ def rows_of(corpus: Corpus, readings: Sequence[tuple[dict[str, object], Reading]
 
 
 def readings_of(
-    model: str, corpus: Corpus, contexts: Sequence[str], temperatures: Sequence[str]
+    model: str, corpus: Corpus, contexts: Sequence[str], temperatures: Sequence[str], units: Sequence[str]
 ) -> list[tuple[dict[str, object], Reading]]:
     """What a model says of a corpus, with what it is, by what it reads alone and by its context."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for unit, numbers in corpus.units().items():
+            if unit not in units:
+                continue
             for context in contexts:
                 start, spent = time.perf_counter(), processor_seconds_of_commands()
                 reading = read(model, corpus, numbers, context, Path(folder), temperatures)
@@ -509,22 +512,26 @@ def score(
     out: Path,
     contexts: Sequence[str] = (AS_TRAINED,),
     temperatures: Sequence[str] = (),
+    units: Sequence[str] = UNITS,
 ) -> dict:
     """Scores models on corpora, saves the results of each corpus at once and returns all that `out` has.
 
-    Rows of other models stay there, below those of these models.
+    Rows of other models and contexts stay there, below the new ones.
     """
     result = json.loads(out.read_text()) if out.exists() else {}
     for name, home in homes.items():
         corpus = CORPORA[name](home)
-        readings = [each for model in models for each in readings_of(model, corpus, contexts, temperatures)]
+        readings = [each for model in models for each in readings_of(model, corpus, contexts, temperatures, units)]
         if name == "Natural Stories":
             readings.append(({"model": GPT3_NAME, "memory": AS_TRAINED, "alone": "story"}, gpt3(home, corpus)))
         rows = rows_of(corpus, readings)
-        again = {row["model"] for row in rows}
-        rows += [row for row in result.get(name, {"rows": []})["rows"] if row["model"] not in again]
+        again = {(row["model"], row["memory"]) for row in rows}
+        earlier = result.get(name, {"rows": []})["rows"]
+        rows += [row for row in earlier if (row["model"], row["memory"]) not in again]
         options = [*(f"-m {model}" for model in models), *(f"--contexts {name!r}" for name in contexts)]
         options += [f"--temperatures {each}" for each in temperatures]
+        if units != UNITS:
+            options += ["--alone", *units]
         result[name] = rounded(
             {
                 "machine": machine(),
@@ -551,6 +558,7 @@ def main() -> None:
     parser.add_argument("--ucl", type=Path)
     parser.add_argument("-m", "--model", action="append")
     parser.add_argument("--contexts", nargs="+", default=[AS_TRAINED], help=f"of {', '.join(CONTEXTS)}")
+    parser.add_argument("--alone", nargs="+", choices=UNITS, default=UNITS, help="what is read alone")
     parser.add_argument("--temperatures", nargs="+", default=[], help="also bits at these temperatures, such as 2")
     parser.add_argument("--baseline", choices=BASELINES, default=BASELINES[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "reading.json")
@@ -563,7 +571,7 @@ def main() -> None:
     homes = {name: home for name, home in homes.items() if home is not None}
     if not homes:
         parser.error("name the folder of Natural Stories, or the files of another corpus")
-    found = score(options.model or ["books"], homes, options.out, options.contexts, options.temperatures)
+    found = score(options.model or ["books"], homes, options.out, options.contexts, options.temperatures, options.alone)
     print(table(found, options.baseline))
 
 

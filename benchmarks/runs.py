@@ -34,8 +34,10 @@ def saved(out: Path, tokens: int) -> dict[str, dict]:
 
 
 def save(out: Path, result: dict[str, dict], *, indent: int | None = 1) -> None:
-    """Replaces the results."""
-    out.write_text(json.dumps(result, indent=indent) + "\n")
+    """Replaces the results; a benchmark that is killed leaves the old ones or the new ones."""
+    written = out.with_suffix(".part")
+    written.write_text(json.dumps(result, indent=indent) + "\n")
+    written.replace(out)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

@@ -119,12 +119,13 @@ def test_documents_that_cost_more_than_without_a_model_are_named(tmp_path):
     model = toy("sentencepiece")
     strange = "\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n".encode()
     for texts, n_told in (([*TEXTS, strange], 1), (TEXTS, 0)):
-        events = [*evaluate(model, files_in(tmp_path, texts), EvalConfig(), RUNTIME)]
+        paths = files_in(tmp_path, texts)
+        events = [*evaluate(model, paths, EvalConfig(), RUNTIME)]
         scores = {each.document: each for each in only(events, Score)[0].by_document if isinstance(each, DocumentScore)}
         worst = max(scores.values(), key=lambda score: score.bits_per_byte)
         told = [event.text for event in only(events, Notice) if "documents cost more" in event.text]
         assert len(told) == n_told == (worst.bits_per_byte > 8)
-        assert all(f"number {worst.document} is the first" in text for text in told)
+        assert all(f"number {worst.document}, {paths[worst.document - 1]}, is the first" in text for text in told)
 
 
 def test_a_text_that_is_spelled_in_bytes_is_reported(tmp_path):

@@ -452,10 +452,44 @@ def test_an_interrupt_of_a_sweep_prints_its_finished_rows(run, model, interrupte
     assert shown.count("\n") == 4
 
 
-def test_per_token_needs_a_folder_and_one_memory_length(run, model):
+def test_per_token_needs_a_folder(run, model):
     assert run("eval", "--per-token", "nowhere/t.jsonl").code == 2
-    assert run("eval", "--per-token", "t.jsonl", "--sweep-mem-len", "0,1").code == 2
-    assert not Path("t.jsonl").exists()
+
+
+def test_lists_of_one_run_are_those_of_a_run_each(run, model):
+    Path("text").write_bytes(TEXT * 3)
+    options = ("eval", "text", "-m", "tiny", "--columns", "rank", "--limit", "100")
+    assert run(*options, "--words", "both.tsv", "--per-token", "both.csv").code == 0
+    assert run(*options, "--words", "words.tsv").code == 0
+    assert run(*options, "--per-token", "tokens.csv").code == 0
+    assert Path("both.tsv").read_bytes() == Path("words.tsv").read_bytes()
+    assert Path("both.csv").read_bytes() == Path("tokens.csv").read_bytes()
+
+
+def test_lists_have_a_column_for_each_memory_length(run, models):
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_bytes(TEXT * 2 + name.encode())
+    command = ("eval", "a.txt", "b.txt")
+    lists = {"--documents": "d.jsonl", "--words": "w.jsonl", "--per-token": "t.jsonl"}
+    outputs = [*itertools.chain.from_iterable(lists.items())]
+    done = run(*command, *models, "--sweep-mem-len", "0,8", *outputs)
+    assert done.code == 0, done.err
+    swept = {name: [json.loads(line) for line in Path(name).read_text().splitlines()] for name in lists.values()}
+    for model in models[1::2]:
+        for mem_len in ("0", "8"):
+            assert run(*command, "-m", model, "--mem-len", mem_len, *outputs).code == 0
+            for name, rows in swept.items():
+                alone = [json.loads(line) for line in Path(name).read_text().splitlines()]
+                key = f"bits_{model}_{mem_len}"
+                assert [row[key] for row in rows] == pytest.approx([row["bits"] for row in alone], rel=1e-6)
+                assert [row["file"] for row in rows] == [row["file"] for row in alone]
+
+
+def test_a_sweep_that_is_stopped_writes_no_list(run, model, interrupted):
+    interrupted(-(-len(TEXT) * 8 // 16) + 3)
+    options = ("--segment-len", "16", "--set=eval.batch_size=1", "--sweep-mem-len", "0,8,16")
+    done = run("eval", *options, "--documents", "d.tsv")
+    assert (done.code, "d.tsv" in done.err, Path("d.tsv").exists()) == (130, True, False)
 
 
 def test_a_plot_without_its_library_says_how_to_install_it(run, model, monkeypatch):

@@ -58,7 +58,7 @@ def test_texts_without_rows_have_lines(run, model, tmp_path):
         (tmp_path / name).write_bytes(text)
     [notice] = notices(run("eval", tmp_path / "first.txt", tmp_path / "second.txt").err)
     assert "lines that" in notice
-    assert "2 with zero-width characters (line 2: 'The  caf\u00e9<U+200B> was.'" in notice
+    assert f"2 with zero-width characters ({tmp_path / 'first.txt'}, line 2: 'The  caf\u00e9<U+200B> was.'" in notice
     assert "blanks" not in notice
     assert "two together" in notices(run("eval", tmp_path / "first.txt", "--each-line").err)[0]
     with standard_input(text):
@@ -93,6 +93,29 @@ def test_files_that_begin_in_xml_or_html_are_named_once(run, model, tmp_path):
     for command in ("eval", "stream"):
         [notice] = notices(run(command, tmp_path / "a.xml").err)
         assert " 1 with a beginning in XML or HTML" in notice
+
+
+def test_warnings_of_several_files_name_them_and_count_in_each(run, model, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("One.\nTwo.")
+    (folder / "b.xml").write_text("<?xml version='1.0'?>\n<p>The caf\u00e9\u200b.</p>\n")
+    (folder / "c.txt").write_bytes(b"A line.\r\nAnother line.\r\n")
+    error = run("eval", folder).err
+    [notice] = notices(error)
+    assert f"({folder / 'b.xml'}, line 1: '<?xml" in notice
+    assert f"({folder / 'b.xml'}, line 2: " in notice
+    [notice] = [line for line in error.splitlines() if "CR LF" in line]
+    assert str(folder / "c.txt") in notice
+    assert str(folder / "a.txt") not in notice
+    for name in ("d.csv", "e.csv"):
+        (tmp_path / name).write_text("item,text\n1,A caf\u00e9.\n,A dog.\n3,A\u200b cat.\n")
+    tables = (tmp_path / "d.csv", tmp_path / "e.csv")
+    error = run("eval", *tables, "--text-field", "text", "--reset-on-change", "item").err
+    assert f"({tables[0]}, row 3: 'A<U+200B> cat" in error
+    assert f"(row 2 of all, in {tables[0]}, is the first)" in error
+    done = run("eval", *tables, "--text-field", "text", "--reset-on-change", "nothing")
+    assert f"row 1 of all, in {tables[0]}, has no 'nothing'" in done.err
 
 
 def test_prompts_are_looked_at_too(run, model, tmp_path):

@@ -79,15 +79,21 @@ class Parsed(HTMLParser):
         return [word for row in self.rows for word in row["words"]]
 
 
-def make(tokens, title="text", *, words=None, byte=0, facts=(), **options):
-    """The page of tokens given as (text, bits), and words as (byte, text, bits): else what is between blanks."""
+def make(tokens, title="text", *, words=None, byte=0, facts=(), documents=(), **options):
+    """The page of tokens given as (text, bits), and words as (byte, text, bits): else what is between blanks.
+
+    `documents` are names by the byte of their first tokens.
+    """
     tokens = list(tokens)
     if words is None:
         data = b"".join(text for text, _ in tokens)
         words = [(byte + found.start(), found[0], 3.0) for found in re.finditer(rb"\S+", data)]
     words = deque(words)
-    with tempfile.TemporaryDirectory() as folder, Page(Path(folder) / "page.html") as page:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Page(Path(folder) / "page.html")
         for text, bits in tokens:
+            if byte in documents:
+                page.begin(documents[byte])
             page.add(TokenScore(1, byte, text, bits))
             byte += len(text)
             while words and words[0][0] + len(words[0][1]) < byte:
@@ -304,6 +310,67 @@ def test_words_after_a_number_of_them_are_plain_and_the_page_says_so(monkeypatch
     assert html.index("id=L20 ") < html.index("no colors") < html.index("id=L21 ")
 
 
+CHAPTERS = [
+    (b"an ordinary line of text\n", 10.0), (b"something quite unexpected", 200.0),  # its last line has no end
+    (b"the first line of the next one\n", 30.0), (b"its second line, a surprise\n", 300.0),
+]  # fmt: skip
+NAMES = {0: "one.txt", 51: "<b>&.txt\u202e", 82: "three.txt"}
+
+
+def test_documents_have_headings_and_a_list_with_links():
+    parsed = Parsed(html := make(CHAPTERS, documents=NAMES))
+    headings = [attributes for tag, attributes in parsed.tags if tag == "strong"]
+    assert [heading["id"] for heading in headings] == ["D1", "D2", "D3"]
+    assert all((heading["role"], heading["dir"]) == ("heading", "auto") for heading in headings)
+    assert parsed.texts["strong"] == "one.txt<b>&.txt\\u202ethree.txt"
+    links = re.findall(r'<li lang=""><a href="#(D\d)"><bdi>(.*?)</bdi>', html)
+    assert links == [("D1", "one.txt"), ("D2", "&lt;b&gt;&amp;.txt\\u202e"), ("D3", "three.txt")]
+    assert html.index("<nav") < html.index("id=D1") < html.index("id=L1 ") < html.index("id=D2") < html.index("id=L3 ")
+    assert parsed.text == b"".join(text for text, _ in CHAPTERS).decode()
+    assert [row["aria-label"].split(",")[0] for row in parsed.rows] == ["line 1", "line 2", "line 1", "line 1"]
+
+
+def test_lines_and_curve_name_the_document_and_its_line():
+    html = make([*CHAPTERS, (b"and one more line of it", 1.0)], documents={0: "one.txt", 51: "two.txt"})
+    table = html[html.index('<table class="lines">') :]
+    places = re.findall(r'<td><a href="#L(\d+)">([^<]*)</a>', table)
+    assert places == [
+        ("4", "two.txt, line 2"), ("2", "one.txt, line 2"), ("3", "two.txt, line 1"),
+        ("1", "one.txt, line 1"), ("5", "two.txt, line 3"),
+    ]  # fmt: skip
+    about = re.findall(r"<title>[\d.]+ bits per byte, (.*?), byte", html)
+    assert about == [place for _, place in sorted(places)]
+    names = {attributes.get("id") for _, attributes in Parsed(html).tags}
+    assert set(re.findall(r'href="#(\w+)"', html)) <= names
+
+
+def test_a_single_document_and_one_without_tokens_have_no_heading():
+    for documents in ({}, {0: "one.txt"}):
+        html = make(CHAPTERS, documents=documents)
+        assert "one.txt" not in html
+        assert "<nav" not in html
+    with tempfile.TemporaryDirectory() as folder:
+        page = Page(Path(folder) / "page.html")
+        page.begin("one.txt")
+        page.add(TokenScore(1, 0, b"a line\n", 1.0))
+        page.begin("none.txt")
+        page.save("two files", "m", "memory")
+        assert re.search("one.txt|none.txt|<nav", page.path.read_text()) is None
+
+
+def test_the_list_of_documents_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_LIST", 10)
+    monkeypatch.setattr(module, "OPEN_LIST", 20)
+    monkeypatch.setattr(module, "TEXT_BYTES", 150)
+    lines = [(b"a line of 20 letters\n", 9.0)] * 25
+    html = make(lines, documents={21 * i: f"{i}.txt" for i in range(25)})
+    assert html.count("<li") == 11
+    assert "<li>and 15 more" in html
+    assert len(re.findall('href="#D', html)) == len(re.findall("id=D", html)) == 8  # of those that are shown
+    assert "<details><summary><h2>25 documents" in html
+    assert "<details open><summary><h2>2 documents" in make(lines, documents={0: "a", 21: "b"})
+
+
 def test_an_empty_text_and_no_finite_score():
     assert Parsed(make([])).rows == []
     html = make([(b"a line that is damaged\n", float("nan")), (b"another line of text\n", 3.0)])
@@ -331,6 +398,23 @@ def test_eval_writes_a_page(run, model, text):
     assert parsed.texts["h1"] == "in.txt"  # without its folder
     assert run("eval", text, "--html", "page.html", "--per-token", "tokens.jsonl", "-q").err == ""
     assert len(Path("tokens.jsonl").read_text().splitlines()) == score["tokens"]
+
+
+def test_the_page_of_a_folder_and_of_a_table_has_their_documents(run, model):
+    Path("texts").mkdir()
+    for name in ("a.txt", "b.txt", "c.txt"):
+        Path("texts", name).write_bytes(TEXT * 2 + b"no line end")
+    Path("rows.csv").write_text("item,text\n1,The fox\n2,\n3,The dog\n")
+    for arguments, names in (
+        (["texts"], ["texts/a.txt", "texts/b.txt", "texts/c.txt"]),
+        (["texts", "--each-line"], ["texts/a.txt", "texts/b.txt", "texts/c.txt"]),
+        (["rows.csv", "--text-field", "text", "--reset-on-document"], ["1", "3"]),
+    ):
+        done = run("eval", *arguments, "--html", "page.html")
+        assert done.code == 0, done.err
+        html = Path("page.html").read_text()
+        found = re.findall(r"<strong id=D\d+ [^>]*>([^<]*)</strong>", html)
+        assert found == names
 
 
 @pytest.mark.parametrize("emit", ["lines", "tokens", "stats", "none"])

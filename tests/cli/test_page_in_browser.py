@@ -53,9 +53,9 @@ def show(browser, tmp_path):
     """Opens the page of a text. Its tab has the addresses that were `requested`, and the `messages` of the browser."""
     contexts = []
 
-    def opened(text, *, width=900, theme="light"):
+    def opened(text, *, width=900, theme="light", documents=()):
         path = tmp_path / "page.html"
-        path.write_text(page_of(text), "utf-8")
+        path.write_text(page_of(text, documents), "utf-8")
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme))
         tab = contexts[-1].new_page()
         tab.requested, tab.messages, tab.address = [], [], path.as_uri()
@@ -69,12 +69,12 @@ def show(browser, tmp_path):
         context.close()
 
 
-def page_of(text):
+def page_of(text, documents=()):
     """The page of a text whose tokens have up to four characters, with the blanks before them; bits are random."""
     draw = random.Random(0)
     tokens = [(token.encode(), draw.expovariate(0.3)) for token in re.findall(r" *\S{1,4}\n?|\s", text)]
     words = [(word.start(), word[0], draw.expovariate(0.2)) for word in re.finditer(rb"\S+", text.encode())]
-    return make(tokens, "نص.txt", words=words)
+    return make(tokens, "نص.txt", words=words, documents=documents)
 
 
 def test_each_line_has_the_direction_of_its_text(show):
@@ -139,6 +139,27 @@ def test_the_keyboard_reaches_the_bits_of_each_line(show):
     assert not [text for text in spoken(tab) if re.fullmatch(r" ?[\d.]+ bits", text)]
 
 
+def test_the_keyboard_reaches_each_document_and_small_windows_show_its_name(show):
+    names = {
+        0: "نص.txt",
+        len(LINES[0]) + 1: "a/long/name/" + "x" * 300,
+        len("\n".join(LINES[:-1]).encode()) + 1: "last",
+    }
+    tab = show("\n".join(LINES), documents=names, width=400)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+    assert tab.evaluate("getComputedStyle(document.querySelector('nav bdi')).direction") == "rtl"
+    tab.keyboard.press("Tab")  # the list itself, which can be closed
+    for number, name in enumerate(names.values(), 1):
+        tab.keyboard.press("Tab")
+        assert tab.evaluate("document.activeElement.textContent") == name
+        tab.keyboard.press("Enter")
+        heading = tab.evaluate("document.querySelector(':target').textContent")
+        assert (heading, tab.evaluate("document.querySelector(':target').id")) == (name, f"D{number}")
+        tab.evaluate("document.querySelector(`nav a[href='${location.hash}']`).focus()")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.textContent") == "curve and lines"
+
+
 def spoken(tab):
     """Names of the groups and texts that a screen reader gets."""
     names = []
@@ -154,9 +175,12 @@ def test_copied_text_is_the_text(show):
     assert tab.evaluate("getSelection().toString()").strip("\n") == "\n".join(LINES)
 
 
-def test_a_text_of_a_megabyte_opens_at_once_and_asks_for_nothing(show):
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_a_text_of_a_megabyte_opens_at_once_and_asks_for_nothing(show, has_documents):
     lines = [" ".join(LINES[:1] * (1 + number % 3)) for number in range(16_000)]
-    tab = show("\n".join(lines)[: 10**6])
+    text = "\n".join(lines)[: 10**6]
+    starts = [0, *(line.end() for line in re.finditer("\n", text))] if has_documents else []
+    tab = show(text, documents={start: f"rows.tsv, item {start}" for start in starts})
     durations = []
     for _ in range(3):  # a busy machine may be late once
         began = time.monotonic()

@@ -4,6 +4,7 @@ import os
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -73,6 +74,37 @@ def test_of_ten_files_the_seed_draws_those_that_are_held_out(run):
     assert json.loads(again.out.splitlines()[0])["held_out_files"] == [valid, test]
     other = run("train", "novels", "-o", "other", "--seed", "4", "--dry-run", "--json", *SMALL)
     assert json.loads(other.out.splitlines()[0])["held_out_files"] != [valid, test]
+
+
+def test_scores_of_text_that_was_trained_on_are_said_to_be(run):
+    Path("texts").mkdir()
+    for number in range(4):
+        Path(f"texts/{number}.txt").write_bytes(
+            TEXT * (9, 9, 9, 2)[number] + b"%d" % number
+        )  # the last one is held out
+    Path("new.txt").write_bytes(TEXT * 9 + b"4")
+    assert run("train", "texts", "-o", "trained", "--max-steps", "2", "--valid", "0.05", *SMALL).code == 0
+    shutil.copytree("trained", "older")
+    record = json.loads(Path("older/record.json").read_text())
+    assert len(record.pop("train_files")) == 3
+    Path("older/record.json").write_text(json.dumps(record))
+
+    def told(*arguments):
+        lines = run("eval", *arguments).err.splitlines()
+        return [line.split(" in the training text of")[0] for line in lines if "training text of trained" in line]
+
+    files = "texts/0.txt, texts/1.txt, texts/2.txt"
+    assert told("texts", "-m", "trained") == [f"warning: 3 of the 4 files ({files}) are"]
+    assert told("texts", "-m", "older", "-m", "trained") == [f"warning: 3 of the 4 files ({files}) are"]
+    assert told("new.txt", "texts/1.txt", "-m", "trained") == ["warning: 1 of the 2 files (texts/1.txt) are"]
+    Path("copy.txt.gz").write_bytes(gzip.compress(Path("texts/2.txt").read_bytes()))
+    assert told("copy.txt.gz", "-m", "trained", "--limit", "50") == ["warning: copy.txt.gz is"]
+    for text in ("new.txt", "texts/3.txt", "trained/valid.txt"):
+        assert told(text, "-m", "trained") == []
+    assert told("-m", "trained") == told("texts", "-m", "older") == []
+    assert b"train_files" not in run("models", "show", "trained").out
+    assert run("train", "texts", "-o", "trained", "--resume", "--max-steps", "3", *SMALL).code == 0
+    assert told("texts/0.txt", "-m", "trained") == ["warning: texts/0.txt is"]
 
 
 def test_a_run_of_an_earlier_version_keeps_the_end_of_its_text(run, monkeypatch):

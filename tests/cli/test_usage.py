@@ -77,6 +77,13 @@ MISTAKES = [
     (["generate", "-p", "Once"], "-p", "Type xlcli generate PROMPT"),
     (["eval", "--file", "here.txt"], "--file", "Type xlcli eval FILE"),
     (["generate", "--max_length", "9"], "--max_length", "--max-new-tokens?"),
+    (["train", "here.txt", "--valid", "a", "--valid", "b"], "--valid is given twice, as 'a' and as 'b'", "once"),
+    (["train", "-o", "a", "--out=b"], "--out is given twice", "once"),
+    (["eval", "--mem-len", "5", "--words", "w.tsv", "--mem-len=6"], "--mem-len", "once"),
+    (["eval", "--sweep-mem-len", "0", "--sweep-mem-len", "8"], "--sweep-mem-len", "once"),
+    (["stream", "--emit", "words", "--emit", "tokens"], "--emit", "once"),
+    (["models", "show", "x", "--plot", "a.png", "--plot", "b.png"], "--plot", "once"),
+    (["eval", "--set", "eval.mem_len=5", "--set", "eval.mem_len=6"], "eval.mem_len twice", "once"),
 ]  # fmt: skip
 
 
@@ -97,6 +104,35 @@ def test_a_mistake_is_explained(arguments, message, remedy, run):
     assert message in done.err
     assert remedy in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_option_of_one_value_refuses_another_one(name, run):
+    for option in options(EVERY[name]):
+        if option.multiple or option.is_flag:
+            continue
+        done = run(*name.split(), long(option), "a", min(option.opts, key=len), "b")
+        assert (done.code, done.out) == (2, b"")
+        assert f"{long(option)} is given twice, as 'a' and as 'b'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        (
+            ["--mem-len", "5", "--mem-len=5", "--set", "eval.limit=9", "--set", "eval.limit = 9"],
+            "limit = 9",
+            "mem_len = 5",
+        ),
+        (["--mem-len", "5", "--set", "eval.mem_len=6"], "mem_len = 5", ""),  # an option wins over a setting
+        (["--set", "eval.mem_len=5", "--set", "eval.limit=9", "-q", "-q"], "limit = 9", "mem_len = 5"),
+    ],
+)
+def test_the_same_value_twice_and_different_keys_are_no_mistake(arguments, key, value, run):
+    done = run("eval", "--print-config", *arguments)
+    assert done.code == 0, done.err
+    assert key in done.out.decode()
+    assert value in done.out.decode()
 
 
 def test_what_is_said_of_words_of_other_tools_exists():

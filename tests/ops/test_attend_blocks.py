@@ -6,7 +6,7 @@ from xlcli.ops.attend import attend, attend_plain
 from xlcli.ops.attend_blocks import Band, attend_blocks
 from xlcli.ops.context import AttentionContext, Mask
 from xlcli.ops.positions import Positions
-from xlcli.ops.scoring import Clamp, FarBias, FarKeys, ScoreTerm, Scoring
+from xlcli.ops.scoring import Clamp, FarBias, FarKeys, ScoreTerm, Scoring, ShiftedTerm
 from xlcli.ops.span import Span
 
 CPU = torch.device("cpu")
@@ -46,6 +46,23 @@ def test_blocks_equal_the_plain_kernel(t, m, max_distance, with_term, n_kv_heads
     expected = attend_plain(q, k, v, visible=visible, scale=0.3, bias=bias)
     out = attend_blocks(q, k, v, Band(m, max_distance), Scoring(0.3, term=term))
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_kv_heads", [3, 1])
+@pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
+def test_keys_by_distance_equal_a_bias_by_distance(t, m, max_distance, n_kv_heads):
+    """Keys are there for the distances that a query sees, and for no others."""
+    q, k, v, _ = tensors(t, m, n_kv_heads=n_kv_heads)
+    keys = mask(t, m, max_distance)
+    longest = keys.positions.farthest(max_distance)
+    queries, by_distance = torch.randn_like(q), torch.randn(3, longest + 1, q.shape[3], dtype=q.dtype)
+    place = (longest - keys.positions.distance).clamp(0, longest)  # the last key is that of distance 0
+    bias = torch.einsum("bhte,htse->bhts", queries, by_distance[:, place]) * 0.3
+    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
+    scoring = Scoring(0.3, shifted=ShiftedTerm(queries, by_distance))
+    with torch.inference_mode():
+        assert torch.allclose(attend(q, k, v, keys, scoring), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(attend(q, k, v, keys, scoring), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("clamp_len", [1, 4, 11, 17, 40])

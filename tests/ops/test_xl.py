@@ -2,8 +2,9 @@ import pytest
 import torch
 from oracles.transformer_xl import sinusoid
 
-from xlcli.model.position.xl import position_keys, rotate_query, shifted_scores
+from xlcli.model.position.xl import position_keys, rotate_query
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.scoring import distance_scores, shifted
 from xlcli.ops.span import Span
 
 CASES = [(1, 0), (1, 9), (5, 0), (5, 3), (4, 9)]
@@ -37,7 +38,7 @@ def test_relative_shift_equals_the_double_loop(t, m):
     n_features = 6
     q, weight = torch.randn(2, 3, t, 4, dtype=torch.float64), torch.randn(3, 4, n_features, dtype=torch.float64)
     table = torch.stack([sinusoid(d, n_features).double() for d in range(t + m - 1, -1, -1)])
-    scores = shifted_scores(q, torch.einsum("hef,sf->hse", weight, table))
+    scores = shifted(distance_scores(q, torch.einsum("hef,sf->hse", weight, table), t + m))
     causal = torch.arange(t)[:, None] + m >= torch.arange(t + m)
     assert torch.allclose(scores * causal, by_the_double_loop(q, weight, t, m, n_features), rtol=0, atol=1e-12)
 

@@ -135,6 +135,32 @@ def test_a_folder_gives_its_text_sorted(tmp_path: Path) -> None:
     assert not list(open_corpus([tmp_path / "a"]).notices())
 
 
+def test_remarks_on_more_files_than_are_shown_are_counted(tmp_path: Path) -> None:
+    for i in range(5):
+        (tmp_path / f"{i}.csv").write_text("item,text\n1,The dog\n")
+    corpus = open_corpus([tmp_path])
+    assert corpus.n_bytes
+    *shown, last = corpus.notices()
+    assert [f"{i}.csv" in notice.text for i, notice in enumerate(shown)] == [True] * 3
+    assert last.text.startswith("2 more ")
+
+
+def test_digests_of_files_depend_on_their_text_alone(tmp_path: Path) -> None:
+    texts = {"a": b"text", "b": b"tex", "c": b"t" * 3_000_000, "d": b"t" * 2_999_999 + b"u", "e": b"text"}
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text)
+    (tmp_path / "f").write_bytes(gzip.compress(texts["c"]))
+    corpus = open_corpus([tmp_path])
+    digests = {Path(name).name: digest for digest, name in Part(corpus, 0, corpus.n_bytes).files()}
+    assert digests["a"] == digests["e"]
+    assert digests["c"] == digests["f"]
+    assert len(set(digests.values())) == 4
+    alone = open_corpus([tmp_path / "d"])
+    assert [digest for digest, _ in Part(alone, 0, alone.n_bytes).files()] == [digests["d"]]
+    cut = Part(corpus, 4, 8)  # `b` begins in it, and `c` does, too
+    assert [digest for digest, _ in cut.files()] == [digests["b"], digests["c"]]
+
+
 def test_a_notice_names_only_the_first_skipped_files(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"text")
     for i in range(5):

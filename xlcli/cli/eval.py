@@ -113,11 +113,12 @@ def outputs_of(call: Call, settings: EvalConfig) -> list[ResultFile]:
 
 
 def run_of(folders: Sequence[Path], settings: EvalConfig, screen: Screen, stop: Stop) -> Run:
-    n_rows = 0
-    if len(folders) > 1 or settings.sweep_mem_len:
-        n_rows = len(folders) * len(settings.sweep)
+    names = columns = names_of(folders)
+    if settings.sweep_mem_len:
+        columns = [f"{name}_{mem_len}" for name in names for mem_len in settings.sweep_mem_len]
+    n_rows = len(columns) if len(folders) > 1 or settings.sweep_mem_len else 0
     shape = settings.shape(read_config(folders[0]).model)
-    return Run(names_of(folders), seeds_of(folders), shape, n_rows, screen, stop)
+    return Run(names, columns, seeds_of(folders), shape, n_rows, screen, stop)
 
 
 def score_all(

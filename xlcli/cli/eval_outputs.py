@@ -13,7 +13,7 @@ from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, writ
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import describe_context, over_seeds, score_rows, seed_rows
+from xlcli.cli.score_report import describe_context, document_name, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import csv_text, form_of, listing
 from xlcli.config import EvalConfig, ModelConfig
@@ -47,11 +47,13 @@ Plot = Annotated[str | None, plot_option("Results", "Plot loss by context length
 class Run(NamedTuple):
     """What outputs know of an evaluation: names of the models, the shape of the first one, and how to print.
 
-    `seeds` are groups of models that differ in their seeds only. `n_rows` is the number of models and memory lengths of
-    a table; 0 for one score.
+    `columns` are names of the evaluations, each of a model and a memory length, as lists have them in columns. `seeds`
+    are groups of models that differ in their seeds only. `n_rows` is the number of evaluations in a table; 0 for one
+    score.
     """
 
     names: Sequence[str]
+    columns: Sequence[str]
     seeds: Sequence[Sequence[str]]
     shape: ModelConfig
     n_rows: int
@@ -92,34 +94,31 @@ class ResultFile:
         raise NotImplementedError
 
 
-class TokenList(ResultFile):
+class _List(ResultFile):
+    """Events of some classes, with the columns of their rows. `is_json`: a pipe gets JSON lines without `--json`."""
+
+    kind = LIST
+    kinds: ClassVar[tuple[type[events.Scored], ...]]
+    is_json: ClassVar[bool] = False
+
+    def sink(self, run: Run) -> Sink:
+        form = form_of(self.path, json=self.is_json or run.screen.json)
+        return listing(self.path, form, run.screen, (events.Row, *self.kinds), run.columns)
+
+
+class TokenList(_List):
     """`--per-token`."""
 
     name = "per_token"
-    kind = LIST
-    excludes = ("words", "regions", "score_field", "sweep_mem_len")
+    excludes = ("regions", "score_field")
     lists = ("per_token",)
+    kinds = (events.TokenScore,)
+    is_json = True
 
     def check_models(self, folders: Sequence[Path]) -> None:
         vocabularies = {read_json(folder / TOKENIZER[0]).get("fingerprint") for folder in folders}
         if len(vocabularies) > 1:  # rows of tokens could not be joined
             raise ConfigError("--per-token needs models with the same vocabulary.", "Use --words, or one -m NAME.")
-
-    def sink(self, run: Run) -> Sink:
-        return listing(self.path, form_of(self.path, json=True), run.screen, (events.Row, events.TokenScore), run.names)
-
-
-class _List(ResultFile):
-    """Events of some classes, with the columns of their rows."""
-
-    kind = LIST
-    excludes: ClassVar[Sequence[str]] = ("sweep_mem_len",)
-    kinds: ClassVar[tuple[type[events.Scored], ...]]
-
-    def sink(self, run: Run) -> Sink:
-        return listing(
-            self.path, form_of(self.path, json=run.screen.json), run.screen, (events.Row, *self.kinds), run.names
-        )
 
 
 class WordList(_List):
@@ -142,7 +141,7 @@ class DocumentList(_List):
     """`--documents`."""
 
     name = "documents"
-    excludes = ("sweep_mem_len", "pairs", "score_field")
+    excludes = ("pairs", "score_field")
     lists = ("documents",)
     kinds = (events.DocumentScore,)
 
@@ -178,6 +177,8 @@ class _PageSink(Sink):
 
     def add(self, event: events.Event) -> None:
         match event:
+            case events.Row():
+                self._page.begin(document_name(event) or f"document {event.document}")
             case events.TokenScore():
                 self._page.add(event)
             case events.WordScore():
@@ -192,9 +193,7 @@ class _PageSink(Sink):
         if score is None or not self._is_whole:
             screen.not_written(str(self._page.path))
             return
-        perplexities = []
-        if score.perplexity is not None:
-            perplexities.append(("perplexity per token", f"{score.perplexity:.5g}"))
+        perplexities = [("perplexity per token", f"{score.perplexity:.5g}")]
         if score.word_perplexity is not None:
             perplexities.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
         context = describe_context(self._run.shape, score.mem_len, score.segment_len, score.stride)

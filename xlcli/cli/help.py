@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from xlcli.cli.options import SECTIONS
+from xlcli.cli.terminal import one_line
 from xlcli.cli.usage import choices_of, explain
+from xlcli.errors import ConfigError
 
 CONTEXT: dict[str, Any] = {
     "auto_envvar_prefix": "XLCLI",
@@ -22,7 +25,7 @@ PANELS = ("Run", "Text", "Model", "Sampling", "Memory", "Training", "Results", "
 
 
 class HelpPage:
-    """What all help pages share: the context of usage errors, and examples at the end, one per line of the `epilog`."""
+    """What all commands share: parsing with our usage errors, and help with an example in each line of the `epilog`."""
 
     epilog: str | None
     params: list[Any]
@@ -33,6 +36,16 @@ class HelpPage:
             return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
         except typer.TyperException as error:
             raise explain(error, getattr(error, "ctx", None) or ctx) from None
+
+    def make_parser(self, ctx: Any) -> Any:
+        """The parser, which refuses a second value of an option that takes one: Typer would silently take the last."""
+        parser = super().make_parser(ctx)  # type: ignore[misc]
+        if ctx.resilient_parsing:  # a shell completes the line, whatever it says
+            return parser
+        for option in {*parser._short_opt.values(), *parser._long_opt.values()}:
+            if option.action == "store":
+                option.process = partial(_store_once, option)
+        return parser
 
     def get_help_option(self, ctx: Any) -> Any:
         """The option `--help`, false unless given: Typer would load pydantic's plugins to convert no value."""
@@ -61,6 +74,16 @@ class HelpPage:
         with formatter.section("Examples"):
             for line in (self.epilog or "").splitlines():
                 formatter.write(f"  {line}\n")
+
+
+def _store_once(option: Any, value: Any, state: Any) -> None:
+    """Stores the value of an option in the state of the parser; `ConfigError` if it has another one already."""
+    given = state.opts.setdefault(option.dest, value)
+    if given != value:
+        name = max(option.obj.opts, key=len)
+        problem = f"{name} is given twice, as '{one_line(given)}' and as '{one_line(value)}'."
+        raise ConfigError(problem, "Give it once.")
+    state.order.append(option.obj)
 
 
 class Group(HelpPage, TyperGroup):

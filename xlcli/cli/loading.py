@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
-_FLOAT32_BYTES = 4
-"""RAM in bytes of a weight: weights of all encodings are loaded as float32."""
+_FLOAT32_BYTES = 4  # RAM in bytes of a weight: weights of all encodings are loaded as float32
 _FEW_SEQUENCES = 4
 _SMALL_MODEL = 64_000_000
 """Largest number of sequences, and of weights in matrices, that a CPU continues token by token faster than a GPU.
@@ -136,8 +135,7 @@ def print_plan(
 ) -> None:
     """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
 
-    `batch_size` texts are read at a time. Only a text that `is_endless` surely fills the memory of the model.
-    `ResourceError` if the machine has too little RAM.
+    Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)
@@ -211,11 +209,10 @@ def note_unread_pipe(screen: Screen, argument: str) -> None:
 def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, *, n_sequences: int | None = None
 ) -> tuple[LoadedModel, Runtime]:
-    """Loads a model on the device that `config` names; returns the runtime, too. Imports torch.
+    """Loads a model on the device that `config` names, and reports it; returns the runtime, too. Imports torch.
 
-    `n_sequences` are read token by token; None: texts are read in long calls. Instead of a GPU that the user did not
-    ask for, the CPU takes few sequences of a small model that it has compiled kernels for, and a line says so.
-    Prints warnings of the model and of a memory length that has no effect, and with --verbose what was loaded.
+    `n_sequences` are read token by token; None: texts are read in long calls. A small model that continues few texts
+    takes the CPU in place of a GPU that the user did not ask for.
     """
     cache_folder(screen.say)  # made now, so that it says at once if it is only a temporary folder
     with screen.waiting("loading the model"):
@@ -224,10 +221,8 @@ def load_model(
         from xlcli.store.folder import load
 
         runtime = make_runtime(config)
-        is_open = config.device == "auto" and runtime.device.type != "cpu" and runtime.dtype_name == "float32"
-        has_little_work = n_sequences is not None and n_sequences <= _FEW_SEQUENCES
         takes_cpu = False
-        if is_open and has_little_work and read_config(folder).model.n_matrix_weights <= _SMALL_MODEL:
+        if _may_prefer_cpu(folder, config, runtime, n_sequences):
             model = load(folder, settings)
             takes_cpu = may_decode(model.network)
         if takes_cpu:
@@ -236,6 +231,23 @@ def load_model(
             model = load(folder, settings, device=runtime.device)
     if takes_cpu:
         screen.say("using the CPU, which is faster for a few texts at once; --device cuda uses the GPU")
+    _report_model(model, folder, runtime, settings, screen)
+    return model, runtime
+
+
+def _may_prefer_cpu(folder: Path, config: RuntimeConfig, runtime: Runtime, n_sequences: int | None) -> bool:
+    """True if a CPU may continue these sequences faster than the GPU, which the user did not ask for."""
+    if config.device != "auto" or runtime.device.type == "cpu" or runtime.dtype_name != "float32":
+        return False
+    if n_sequences is None or n_sequences > _FEW_SEQUENCES:
+        return False
+    return read_config(folder).model.n_matrix_weights <= _SMALL_MODEL
+
+
+def _report_model(
+    model: LoadedModel, folder: Path, runtime: Runtime, settings: InferenceConfig, screen: Screen
+) -> None:
+    """Prints warnings of a model, what was loaded (--verbose), and a warning of a memory length without effect."""
     for warning in model.warnings:
         screen.say(warning, "warning")
     screen.say(_describe_model(model, folder), "detail")
@@ -248,7 +260,6 @@ def load_model(
     warning_of_idle_memory = model.config.model.mem_len_warning(max(mem_lens))
     if warning_of_idle_memory is not None:
         screen.say(warning_of_idle_memory, "warning")
-    return model, runtime
 
 
 def _describe_model(model: LoadedModel, folder: Path) -> str:

@@ -27,7 +27,7 @@ from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import linked, write_atomic
 from xlcli.presets import find_preset, list_presets, read_preset
 from xlcli.store.discover import CARD, ModelSummary, bundled_models, find, local_models, summarize
-from xlcli.store.layout import HELD_OUT, METRICS, read_config, read_metrics, read_record
+from xlcli.store.layout import HELD_OUT, METRICS, TRAIN_FILES, read_config, read_metrics, read_record
 
 _HEADING = ("name", "position", "attention", "params", "bits/byte", "age", "corpus")
 
@@ -142,6 +142,7 @@ def show(
     if card.is_file() and card.stat().st_size < 2**20:
         screen.print(card.read_text("utf-8", "replace"))
     elif record:
+        record.pop(TRAIN_FILES, None)  # digests, which say nothing to people
         screen.print(to_toml({"record": record}).lstrip("\n"))
     screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
 

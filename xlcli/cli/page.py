@@ -1,7 +1,8 @@
 """HTML page of a scored text (`--html`): words colored by surprisal, then a curve, and the most surprising lines.
 
 The page is one file without script or external references; its Content-Security-Policy allows its own style only.
-Words have the bits of `--words`; lines, and parts of long lines, those of their tokens.
+Words have the bits of `--words`; lines, and parts of long lines, those of their tokens. Documents, if there are
+several, have their names as headings, and a list before the text links to them.
 
 The class of a word is the step of its bits (`xlcli.markup`); `page.css` has the colors, for light and dark ground.
 
@@ -16,20 +17,18 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
 import xlcli
 from xlcli.cli.outputs import write_output
 from xlcli.cli.quantities import approximate_count, format_bytes
 from xlcli.cli.score_report import context_cells
 from xlcli.events import ContextBin, TokenScore, WordScore
-from xlcli.files import cannot_write
+from xlcli.files import cache_folder
 from xlcli.markup import Part, by_token, color_step, colored, continues, direction, escaped, legend, visible
 
 TEXT_BYTES = 2**25
@@ -41,36 +40,55 @@ BLOCK_BYTES, ROW_BYTES = 2**12, 2**13
 TABLE_ROWS, LONG_LINE, PREVIEW = 12, 20, 240
 """Number of most surprising lines; their minimum size in bytes, if there are any; bytes after which the text ends."""
 CURVE_POINTS = 512  # maximum number of points of the curve
+OPEN_LIST, LONGEST_LIST = 30, 1000  # number of documents up to which their list is open, and that it has at most
 
 Facts = Sequence[tuple[str, str]]
 
 
-class Page(AbstractContextManager["Page"]):
-    """Page of a text whose tokens, and words after them, are added in order; a context manager. `save` writes it."""
+class Page:
+    """Page of a text whose tokens, and words after them, are added in order. `save` writes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.n_bytes = self.n_tokens = self.n_lines = 0
         self.bits = 0.0
         self._rows: list[_Row] = []  # the one that grows, and before it one whose last word may come yet
-        self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks(path)
+        self._document = _Document(number=1, name="", first_line=1)
+        self._documents: list[_Document] = []  # the first `LONGEST_LIST` of those that have begun
+        self._next_name: str | None = None  # of the document that begins with the next token
+        self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks()
 
-    def __exit__(self, *error: object) -> None:
-        self._blocks.file.close()
+    def begin(self, name: str) -> None:
+        """The next token, if one comes, begins a document of this name."""
+        self._next_name = name
+
+    def _begin_document(self, name: str) -> None:
+        """Begins a document, in a line of its own, even if the line before has no end."""
+        if self._rows and not self._rows[-1].text.endswith(b"\n"):
+            self.n_lines += 1
+        is_first = self.n_tokens == 0
+        number = 1 if is_first else self._document.number + 1
+        self._document = _Document(number, name, self.n_lines + 1)
+        if number <= LONGEST_LIST:
+            self._documents.append(self._document)
 
     def add(self, token: TokenScore) -> None:
         """Adds the next token. Offsets count from the first one, which may continue another text."""
+        name, self._next_name = self._next_name, None
+        if name is not None:
+            self._begin_document(name)
         line = self.n_lines + 1
         is_row_full = not self._rows or self._rows[-1].is_full
-        if is_row_full and not (self._rows and continues(token.text)):
-            self._rows.append(_Row(line, token.byte))
+        may_begin_row = not self._rows or not continues(token.text)
+        if name is not None or (is_row_full and may_begin_row):
+            self._rows.append(_Row(self._document, line, token.byte))
             if len(self._rows) > 2:
                 self._show(self._rows.pop(0))
         row = self._rows[-1]
         row.tokens.append((len(row.text), token.bits))
         row.text += token.text
         row.bits += token.bits
-        self._curve.add(token, line)
+        self._curve.add(token, self._document, line)
         self.n_bytes += len(token.text)
         self.n_tokens += 1
         self.n_lines += token.text.count(b"\n")
@@ -99,15 +117,16 @@ class Page(AbstractContextManager["Page"]):
     def _show(self, row: _Row) -> None:
         """Puts a row into the table and the text."""
         row.parts = by_token(row.text, row.parts, row.tokens)
-        is_shown = self._blocks.n_bytes < TEXT_BYTES
-        self._most_surprising.add(row, is_linked=is_shown)
-        if is_shown:
+        self._most_surprising.add(row)
+        if self._blocks.n_bytes < TEXT_BYTES:
             self._blocks.add(row)
 
     def _pieces(self, title: str, facts: Facts, by_context: Sequence[ContextBin]) -> Iterator[bytes]:
         """The parts of the file; ends the text."""
         for row in self._rows:
             self._show(row)
+        if self._document.number == 1:
+            self._document.name = ""  # a single document needs none
         blocks = self._blocks
         blocks.end()
         if blocks.n_bytes < self.n_bytes:
@@ -122,26 +141,66 @@ class Page(AbstractContextManager["Page"]):
             "style_hash": base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
             "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
             "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
+            **self._list_of_documents(),
             "legend": legend(_paint),
             "context_rows": _context_rows(by_context),
             "context_hidden": "" if by_context else " hidden",
             **self._curve.drawing(blocks.last_line),
-            **self._most_surprising.table(),
+            **self._most_surprising.table(blocks.last_line),
         }
         head, tail = files.joinpath("page.html").read_text("utf-8").split("<!-- text -->")
         yield Template(head).substitute(values).encode()
-        blocks.file.seek(0)
-        yield from iter(lambda: blocks.file.read(2**20), b"")
+        with blocks.file as text:
+            text.seek(0)
+            yield from iter(lambda: text.read(2**20), b"")
         yield Template(tail).substitute(values).encode()
+
+    def _list_of_documents(self) -> dict[str, str]:
+        """The list of several documents, and the heading of the first one, by names of the template; else nothing."""
+        if self._document.number == 1:
+            return {"documents": "", "first_heading": ""}
+        items = ""
+        for document in self._documents:
+            name = f"<bdi>{escape(visible(document.name))}</bdi>"
+            if document.number <= self._blocks.last_document:
+                name = f'<a href="#D{document.number}">{name}</a>'
+            items += f'<li lang="">{name}'
+        n_documents = self._document.number
+        if n_documents > len(self._documents):
+            items += f"<li>and {n_documents - len(self._documents):,} more"
+        is_open = " open" if n_documents <= OPEN_LIST else ""
+        summary = f"<summary><h2>{n_documents:,} documents</h2></summary>"
+        nav = f'<nav aria-label="documents"><details{is_open}>{summary}<ul>{items}</ul></details></nav>'
+        return {"documents": nav, "first_heading": f"<pre>{self._documents[0].heading}</pre>"}
+
+
+@dataclass(slots=True)
+class _Document:
+    """A document of the text: its number from 1, its name, and its first line in the whole text."""
+
+    number: int
+    name: str
+    first_line: int
+
+    @property
+    def heading(self) -> str:
+        name = escape(visible(self.name))
+        return f'<strong id=D{self.number} role=heading aria-level=2 lang="" dir=auto>{name}</strong>'
+
+    def place(self, line: int) -> str:
+        """A line of the whole text as it is counted in the document: `chapter.txt, line 3`."""
+        place = f"line {line - self.first_line + 1:,}"
+        return f"{self.name}, {place}" if self.name else place
 
 
 @dataclass(slots=True)
 class _Row:
     """A line, or a part of a long line, from a byte of the text on. If it ends within a word, it has the word.
 
-    `tokens` are first byte in the row and bits of each, `parts` what gets a color.
+    `line` counts in the whole text. `tokens` are first byte in the row and bits of each, `parts` what gets a color.
     """
 
+    document: _Document
     line: int
     byte: int
     text: bytearray = field(default_factory=bytearray)
@@ -154,8 +213,17 @@ class _Row:
         return self.text.endswith(b"\n") or len(self.text) >= ROW_BYTES
 
     @property
+    def is_long(self) -> bool:
+        return len(self.text) >= LONG_LINE
+
+    @property
     def bits_per_byte(self) -> float:
         return self.bits / max(1, len(self.text))
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What orders the most surprising lines: long ones are before others, and those without a number first."""
+        return self.is_long, self.bits_per_byte if math.isfinite(self.bits) else math.inf
 
     def html(self, most_bytes: int | None = None) -> str:
         """The text with its parts in color. It ends before a part that begins after `most_bytes`."""
@@ -169,25 +237,22 @@ def _paint(html: str, bits: float) -> str:
 class _Blocks:
     """HTML of the text in blocks of rows, in an unnamed temporary file: RAM is constant."""
 
-    def __init__(self, path: Path) -> None:
-        self.n_bytes = self.last_line = 0  # of the text shown
-        self._path = path
+    def __init__(self) -> None:
+        self.n_bytes = self.last_line = self.last_document = 0  # of the text shown
+        self.file = tempfile.TemporaryFile(dir=cache_folder())  # noqa: SIM115
         self._rows: list[str] = []
         self._block_bytes = self._n_colored = 0
-        try:
-            folder: Path | None = path.parent
-            if path.exists() and not path.is_file():
-                folder = None  # that of a device or pipe may be no place for files
-            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        except OSError as error:
-            raise cannot_write(path, error) from None
 
     def add(self, row: _Row) -> None:
+        document = row.document
+        if document.number > max(1, self.last_document):  # the heading of the first one is written at the end
+            self._rows.append(document.heading)
+        self.last_document = document.number
         is_colored = self._n_colored < COLORED_WORDS
         content = row.html() if is_colored else escaped(row.text)
         anchor = name = ""
         if row.line > self.last_line:  # else it continues a line
-            anchor, name = f"id=L{row.line} ", f"line {row.line}, "
+            anchor, name = f"id=L{row.line} ", f"line {row.line - document.first_line + 1}, "
         score = f"{row.bits_per_byte:.2f}"
         reach = ""
         if is_colored and row.text.strip():  # else there are no bits of words that the keyboard could go to
@@ -208,58 +273,48 @@ class _Blocks:
 
     def end(self) -> None:
         if self._rows:
-            self._write(f"<pre>{''.join(self._rows)}</pre>\n")
+            self.file.write(f"<pre>{''.join(self._rows)}</pre>\n".encode())
             self._rows, self._block_bytes = [], 0
 
     def note(self, text: str) -> None:
-        self._write(f"<p class=note>{text}</p>\n")
-
-    def _write(self, html: str) -> None:
-        try:
-            self.file.write(html.encode())
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
-
-
-class _SurprisingLine(NamedTuple):
-    """A line of the table. `rank` is (whether it is long, bits per byte): long lines are before others."""
-
-    rank: tuple[bool, float]
-    html: str
+        self.file.write(f"<p class=note>{text}</p>\n".encode())
 
 
 class _MostSurprising:
     """Table of the most surprising lines; short ones only if there are no others."""
 
     def __init__(self) -> None:
-        self._lines: list[_SurprisingLine] = []
+        self._rows: list[_Row] = []
 
-    def add(self, row: _Row, *, is_linked: bool) -> None:
-        rank = (len(row.text) >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf)
-        if len(self._lines) == TABLE_ROWS and rank <= self._lines[-1].rank:
-            return
-        number = f'<a href="#L{row.line}">{row.line:,}</a>' if is_linked else f"{row.line:,}"
-        about = f"<tr><td>{row.bits_per_byte:.2f}<td>{number}"
-        html = f'{about}<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}</tr>'
-        self._lines.append(_SurprisingLine(rank, html))
-        self._lines.sort(key=lambda line: line.rank, reverse=True)
-        del self._lines[TABLE_ROWS:]
+    def add(self, row: _Row) -> None:
+        if len(self._rows) < TABLE_ROWS or row.rank > self._rows[-1].rank:
+            self._rows.append(row)
+            self._rows.sort(key=lambda row: row.rank, reverse=True)
+            del self._rows[TABLE_ROWS:]
 
-    def table(self) -> dict[str, str]:
-        """What the page shows of them, by names of its template."""
+    def table(self, last_line: int) -> dict[str, str]:
+        """What the page shows of them, by names of its template, with links to lines up to `last_line`."""
         about = "Lines by bits per byte."
-        lines = self._lines
-        long_lines = [line for line in lines if line.rank[0]]
-        if long_lines:
+        rows = [row for row in self._rows if row.is_long]
+        if rows:
             about = f"Lines of at least {LONG_LINE} bytes by bits per byte."
-            lines = long_lines
-        return {"about_lines": about, "line_rows": "".join(line.html for line in lines)}
+        html = ""
+        for row in rows or self._rows:
+            place = escape(visible(row.document.place(row.line).removeprefix("line ")))  # as the column is called
+            if row.line <= last_line:
+                place = f'<a href="#L{row.line}">{place}</a>'
+            else:
+                place = f"<span>{place}</span>"
+            text = f'<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}'
+            html += f"<tr><td>{row.bits_per_byte:.2f}<td>{place}{text}</tr>"
+        return {"about_lines": about, "line_rows": html}
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """A part of the text that begins in this line, at this byte."""
+    """A part of the text that begins in this line of a document, at this byte."""
 
+    document: _Document
     line: int
     byte: int
     n_bytes: int = 0
@@ -282,7 +337,7 @@ class _Curve:
         self._stretches: list[_Stretch] = []
         self._least_bytes = 16  # of a stretch that has ended
 
-    def add(self, token: TokenScore, line: int) -> None:
+    def add(self, token: TokenScore, document: _Document, line: int) -> None:
         stretches = self._stretches
         if not stretches or stretches[-1].n_bytes >= self._least_bytes:
             if len(stretches) == CURVE_POINTS:  # each two become one, and new ones are as long
@@ -290,7 +345,7 @@ class _Curve:
                 for one, next_one in zip(stretches[::2], stretches[1::2], strict=True):
                     one.add(next_one.n_bytes, next_one.bits)
                 del stretches[1::2]
-            stretches.append(_Stretch(line, token.byte))
+            stretches.append(_Stretch(document, line, token.byte))
         stretches[-1].add(len(token.text), token.bits)
 
     def drawing(self, last_line: int) -> dict[str, str]:
@@ -308,7 +363,8 @@ class _Curve:
             value, n_bytes = stretch.bits_per_byte, stretch.n_bytes
             steps.append(f"{100 - 100 * value / top:.4g}H{1000 * (left + n_bytes) / total_bytes:.5g}")
             place = f'x="{1000 * left / total_bytes:.5g}" width="{1000 * n_bytes / total_bytes:.4g}" height="100"'
-            about = f"{value:.2f} bits per byte, line {stretch.line:,}, byte {stretch.byte:,}"
+            line = escape(visible(stretch.document.place(stretch.line)))
+            about = f"{value:.2f} bits per byte, {line}, byte {stretch.byte:,}"
             area = f"<rect {place}><title>{about}</title></rect>"
             if stretch.line <= last_line:
                 area = f'<a href="#L{stretch.line}" tabindex="-1">{area}</a>'

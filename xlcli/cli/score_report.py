@@ -217,8 +217,7 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
     rows = []
     for i in range(0, len(scores[0].by_document), 2):  # a row and its score, by turns
         row, document = scores[0].by_document[i : i + 2]
-        name = ", ".join(str(value) for value in row.fields.values() if value is not None)
-        cells = [shortened(name, LONGEST_NAME) or str(document.document), str(document.bytes)]
+        cells = [document_name(row) or str(document.document), str(document.bytes)]
         cells.append(number_or_blank(document.words, ""))
         if len(scores) == 1:
             cells.append(decimals_or_blank(document.word_perplexity, 2))
@@ -229,6 +228,12 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
     heading = ["document", "bytes", "words"]
     heading += ["perplexity per word", "bits/byte"] if len(scores) == 1 else _labels(scores)
     return f"\n{table([heading, *(cells for _, cells in sorted(rows))], width)}"
+
+
+def document_name(row: events.Row) -> str:
+    """The file of a document, or the columns of its row, in one text that is not too long; empty without columns."""
+    name = ", ".join(str(value) for value in row.fields.values() if value is not None)
+    return shortened(name, LONGEST_NAME)
 
 
 def _unit(score: events.Score) -> str:

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 
 class UserSettings(NamedTuple):
-    """Settings that a user has given to a command: values by section, and how each dotted key was written.
+    """Settings that a user has given to a command."""
 
-    A key is written as an option, a variable, a key, or a key of a file.
-    """
-
-    tree: Tree
-    spelled: Mapping[str, str]
+    tree: Tree  # values by section
+    spelled: Mapping[str, str]  # how each dotted key was written: as option, variable, key, or key of a file
 
 
 def read_settings(
@@ -37,8 +34,7 @@ def read_settings(
 ) -> UserSettings:
     """Settings of file, environment, `--set` and options, merged in this order.
 
-    `params` are the values of the options of the command, `typed` those on the command line, and `spelled` how the user
-    has given each. `ConfigError` if a value is no setting of the command, or empty, or not UTF-8.
+    Options are in `params`, `typed` if on the command line, `spelled` as given. `ConfigError` if a value is illegal.
     """
     tree = Tree()
     written: dict[str, str] = {}
@@ -85,10 +81,14 @@ def _of_environment(command: str) -> _Layer:
 
 
 def _of_overrides(command: str, overrides: Sequence[str]) -> Tree:
-    """Tables of all `--set a.b=c`; a section that the command does not use is refused."""
+    """Tables of all `--set a.b=c`; refuses a section that the command does not use, and two values of one key."""
     tree, sections = Tree(), SECTIONS[command]
+    given: dict[str, Tree] = {}
     for text in overrides:
         override = config.parse_override(text)
+        key = text.partition("=")[0].strip()
+        if given.setdefault(key, override) != override:
+            raise ConfigError(f"--set gives {key} twice, with different values.", "Give it once.")
         section = next(iter(override))
         if section in Config.model_fields and section not in sections:
             used = ", ".join(f"{name}.*" for name in sections)

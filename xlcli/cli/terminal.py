@@ -81,10 +81,9 @@ def table(
 
 
 def wrapped(text: str, width: int | None) -> str:
-    """A text whose long lines are broken between words; None leaves it as it is.
+    """A text whose long lines are broken between words, but not commands, which are copied; None leaves it as it is.
 
-    A line continues under its beginning, or under its value if it begins with a label and two blanks. Commands are not
-    broken, so that they can be copied.
+    A line continues under its beginning, or under its value if it begins with a label and two blanks.
     """
     if width is None:
         return text

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xlcli.config import EvalConfig
-from xlcli.errors import ConfigError, DataError
+from xlcli.errors import ConfigError, DataError, named
 from xlcli.evaluation import figures
 from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.frequency import Frequencies
@@ -44,6 +44,7 @@ from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
+from xlcli.store.layout import trained_files
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
@@ -178,6 +179,7 @@ class _Evaluation(NamedTuple):
             unknown_words = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
+        yield from _trained_notice(text, model)
         if self.words and text.counts.has_phrases:
             yield Notice(
                 "the script of the text has no blanks between words: the rows of words are phrases between blanks, "
@@ -305,6 +307,20 @@ def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]
         yield Notice(f"{share}: the vocabulary of {model.name} has no pieces for it", "warning")
 
 
+def _trained_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
+    """A warning if files of the text are training text of the model, by its record."""
+    known = trained_files(model.record)
+    files = [*text.part.files()]
+    names = [name for digest, name in files if digest in known]
+    if not names:
+        return
+    what = f"{names[0]} is"
+    if len(files) > 1:
+        what = f"{len(names)} of the {len(files)} files ({named(names, most=3)}) are"
+    remark = "scores of text that a model was trained on say little of new text"
+    yield Notice(f"{what} in the training text of {model.name}; {remark}", "warning")
+
+
 def _exact_beginning(run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:
     """The pass over the beginning of the text without rounded weights and memory: shows what rounding costs."""
     n_tokens = min(ROUNDING_TOKENS, len(run.text.tokens))
@@ -370,27 +386,26 @@ def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Iterator[Not
 
     `DataError` if a row lacks the key.
     """
-    empty, returning = list[int](), list[int]()  # numbers of rows
+    empty, returning = list[str](), list[str]()  # places of rows
     values: set[str] = set()
     before = ""
     for _, row in corpus.rows():
-        number = row.document
         if options.pairs:  # two documents are a row
-            number = (row.document + 1) // 2
+            row = replace(row, document=(row.document + 1) // 2)
         if key not in row.fields:
-            raise DataError(f"row {number} has no '{key}'.", "Name a column or key that all rows have.")
+            raise DataError(f"{row.place} has no '{key}'.", "Name a column or key that all rows have.")
         value = str(row.fields[key])
         if row.fields[key] is None or not value.strip():
-            empty.append(number)
+            empty.append(row.place)
         elif value != before and value in values:
-            returning.append(number)
+            returning.append(row.place)
         values.add(value)
         before = value
     if empty:
-        remark = f"'{key}' is empty in {len(empty):,} rows (row {empty[0]:,} is the first)"
+        remark = f"'{key}' is empty in {len(empty):,} rows ({empty[0]} is the first)"
         yield Notice(f"{remark}; fill these cells, since merged cells have their value only once", "warning")
     if returning and key == options.reset_on_change:
-        remark = f"values of '{key}' return after others in {len(returning):,} rows (row {returning[0]:,} is the first)"
+        remark = f"values of '{key}' return after others in {len(returning):,} rows ({returning[0]} is the first)"
         yield Notice(f"{remark}, where the memory is cleared; sort the rows to read each story at once", "warning")
 
 

@@ -121,7 +121,7 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
         n_bytes = edges[index + 1] - edges[index]
         inside = nats[n_before[index] : n_before[index + 1]]
         sum_of_nats = float(inside.sum(dtype=np.float64))
-        yield Row(number, row.fields)
+        yield Row(number, row.fields, file=row.file)
         yield DocumentScore(
             document=number,
             bytes=n_bytes,
@@ -136,13 +136,19 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
 
 def foreign_notice(parts: Sequence[Row | DocumentScore], model: str) -> Iterator[Notice]:
     """A notice on documents that cost more than without any model, which the score of the whole text may hide."""
-    documents = [part for part in parts if isinstance(part, DocumentScore)]
-    foreign = [document for document in documents if misfit(model, document.bits_per_byte)]
-    if 0 < len(foreign) < len(documents):
-        remark = (
-            f"{len(foreign)} of {len(documents)} documents cost more than 8 bits per byte (number {foreign[0].document}"
-        )
-        yield Notice(f"{remark} is the first), the cost without any model: their scores mean little", "warning")
+    foreign: list[str] = []
+    name = ""
+    for part in parts:  # a row and its score, by turns
+        if isinstance(part, Row):
+            name = f"number {part.document}"
+            if part.file is not None:
+                name += f", {part.file},"
+        elif misfit(model, part.bits_per_byte):
+            foreign.append(name)
+    n_documents = len(parts) // 2
+    if 0 < len(foreign) < n_documents:
+        remark = f"{len(foreign)} of {n_documents} documents cost more than 8 bits per byte ({foreign[0]} is the first"
+        yield Notice(f"{remark}), the cost without any model: their scores mean little", "warning")
 
 
 def _counts_of(part: Part) -> Iterator[TextCounts]:

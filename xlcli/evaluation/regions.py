@@ -26,11 +26,11 @@ _DIVIDER = re.compile(r"\s*,\s*|(?<![-–\s])\s+(?![-–\s])")
 def check_regions(corpus: Corpus, column: str | None) -> Iterator[Notice]:
     """A notice on rows without regions; `DataError` if there are no others, or if a cell names no numbers."""
     rows = [row for _, row in corpus.rows()]
-    without = [row.document for row in rows if not regions_of(row, column)]
+    without = [row for row in rows if not regions_of(row, column)]
     if len(without) == len(rows):
         raise DataError("no row has a region.", "Correct --region-mark, or leave it out.")
     if without:
-        yield Notice(f"{len(without):,} of {len(rows):,} rows have no region (row {without[0]:,} is the first)")
+        yield Notice(f"{len(without):,} of {len(rows):,} rows have no region ({without[0].place} is the first)")
 
 
 def regions_of(row: Row, column: str | None) -> Sequence[tuple[int, int]]:
@@ -41,7 +41,7 @@ def regions_of(row: Row, column: str | None) -> Sequence[tuple[int, int]]:
     if column is None:
         return row.regions
     if column not in row.fields:
-        raise DataError(f"row {row.document} has no '{column}'.", "Name a column or key that all rows have.")
+        raise DataError(f"{row.place} has no '{column}'.", "Name a column or key that all rows have.")
     cell = str(row.fields[column] or "").strip()
     regions: list[tuple[int, int]] = []
     n_before = 0  # number of the last word of the regions so far
@@ -52,7 +52,7 @@ def regions_of(row: Row, column: str | None) -> Sequence[tuple[int, int]]:
             first = int(numbers[1])
             last = int(numbers[2] or first)
         if not n_before < first <= last:
-            problem = f"'{column}' of row {row.document} is '{shortened(cell, 40)}', not ascending numbers of words."
+            problem = f"'{column}' of {row.place} is '{shortened(cell, 40)}', not ascending numbers of words."
             raise DataError(problem, "Write 3, or 3-5, or 3-5, 8. Format the column as text, and leave others empty.")
         regions.append((first, last + 1))
         n_before = last
@@ -96,7 +96,7 @@ class _Words:
         for number, (region_begin, region_end) in enumerate(self._regions, 1):
             is_inside = region_begin < end and begin < region_end
             if is_inside and region:
-                problem = f"'{word.word}' in row {self._row.document} is one word, but in two regions."
+                problem = f"'{word.word}' in {self._row.place} is one word, but in two regions."
                 raise DataError(problem, "Mark whole words.")
             if is_inside:
                 region = number
@@ -111,7 +111,7 @@ class _Words:
             n_words = numbers.count(region)
             is_beyond_row = self._is_numbered and n_words < end - begin
             if not n_words or is_beyond_row:
-                problem = f"region {region} of row {self._row.document} is not there: the row has {len(numbers)} words."
+                problem = f"region {region} of {self._row.place} is not there: the row has {len(numbers)} words."
                 raise DataError(problem, "Correct that region.")
             first = numbers.index(region)
             behind = first + n_words

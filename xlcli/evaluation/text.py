@@ -199,22 +199,28 @@ class TokenScores:
 def odd_texts(text: TokenizedText, options: EvalConfig) -> Iterator[Notice]:
     """A notice on rows or lines whose scores are hardly what the user wants; reads the text again.
 
-    Rows are numbered as documents are, and both texts of a pair are one row.
+    Rows are numbered as documents are, and both texts of a pair are one row. If there are several files, the notice
+    names them, and counts in each.
     """
     corpus = text.part.corpus
     oddities = Oddities("line", "row" if options.each_line else "line")
     begins: Sequence[int] = [*itertools.accumulate(corpus.facts.sizes, initial=0)]
+    names: dict[int, str] = {}  # of files, by the offset of each
+    if len(corpus.sources) > 1:
+        names = dict(zip(begins, [source.name for source in corpus.sources], strict=False))
     has_rows = len(corpus.facts.documents) > len(corpus.sources)  # as JSON with the default key
     if has_rows or options.text_fields:
         oddities = Oddities("row", "row")
         begins = corpus.facts.documents
     if options.pairs:
         begins = begins[::2]
-    oddities.begin()
+    oddities.begin(names.get(0))
+    n_read = 0
     for portion, is_end in divided(text.part.read(), begins, at_lines=False):
         oddities.feed(portion)
+        n_read += len(portion)
         if is_end:
-            oddities.begin()
+            oddities.begin(names.get(n_read))
     yield from oddities.notices()
 
 

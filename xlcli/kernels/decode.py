@@ -13,7 +13,7 @@ Weights are float32, bfloat16 (their bits as uint16), float16 (as int16) or int8
 values are float32, bfloat16 or int8 with a scale for each head and token. Sums are in float32. No result depends on the
 number of threads, nor on the other sequences of a batch.
 
-Compiled kernels are kept until a file of this package or of `CONSTANTS` changes.
+Compiled kernels are kept until a file of this package or `ops/layers.py`, whose constants they contain, changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 
 from xlcli.kernels.attention import N_STATISTICS, attend, count_keys, count_parts, merge_chunks, prepare
 from xlcli.kernels.compiler import numba, register_jitable
-from xlcli.kernels.files import KernelFiles, keep_parts
+from xlcli.kernels.files import KernelFiles
 from xlcli.kernels.linear import linear, normalize
 from xlcli.kernels.records import BLOCK, CACHE, CALL, Array, pack
 from xlcli.kernels.threads import COUNTERS, FASTMATH, Team, array, compiled, inner, next_step
@@ -190,22 +190,14 @@ def use_threads(n: int) -> int:
     return n
 
 
-def compile_types(weight_type: str, memory_type: str) -> None:
-    """Compiles `decode_token` for weights and memories of these types in this process, and writes its files."""
-    FILES.program = None
-    keep_parts(CONSTANTS)
-    compile_kernel(np.empty(0, weight_type), np.empty(0, memory_type), lambda: False)
+def _program(signature: tuple[Any, ...]) -> str:
+    """Python program that compiles `decode_token` for arguments of these types and writes its files."""
+    weight_type, memory_type = (str(array.dtype) for array in signature[1:])
+    arguments = f"np.empty(1, decode.CALL), np.empty(0, {weight_type!r}), np.empty(0, {memory_type!r})"
+    return f"import numpy as np; from xlcli.kernels import decode; decode.FILES.compile_here({arguments})"
 
 
-CONSTANTS = [layers.__file__]
-FILES = KernelFiles(
-    decode_token,
-    lambda signature: (
-        "from xlcli.kernels.decode import compile_types; "
-        f"compile_types(*{tuple(str(array.dtype) for array in signature[1:])})"
-    ),
-    CONSTANTS,
-)
+FILES = KernelFiles(decode_token, _program, [layers.__file__])
 
 
 def is_compiled(weight_type: Array, memory_type: Array) -> bool:

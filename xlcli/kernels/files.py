@@ -58,6 +58,7 @@ class KernelFiles:
         self.kernel = kernel
         self.problem: str | None = None
         self.program = program
+        self.constants = constants
         self.cache_path = code_folder("kernels", "NUMBA_CACHE_DIR")
         folder = Path(kernel.py_func.__code__.co_filename).parent
         sources = [*sorted(folder.glob("*.py")), *map(Path, constants)]
@@ -80,6 +81,12 @@ class KernelFiles:
         if not stop():
             self.kernel.compile(signature)
         return self.problem
+
+    def compile_here(self, *arguments: Any) -> None:
+        """Compiles the kernel and its parts in this process and writes their files: for `program`."""
+        self.program = None
+        keep_parts(self.constants)
+        self.compile(*arguments, stop=lambda: False)
 
     def _compile_apart(self, signature: Any, stop: Callable[[], bool] = lambda: False) -> None:
         """Another process compiles the kernel and writes its file, if that can be written; `stop` ends it."""

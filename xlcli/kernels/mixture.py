@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xlcli.errors import ConfigError
-from xlcli.kernels.files import KernelFiles, keep_parts
+from xlcli.kernels.files import KernelFiles
 from xlcli.kernels.records import Array
 from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
@@ -34,50 +34,35 @@ RATE, BIAS_RATE = 0.25, 0.02
 """Learning rate of a weight, divided by the root of the sum of its squared gradients, and that of the bias."""
 MOST_FOLLOWERS = 64
 """Number of latest followers of a context that count."""
-MOST_CANDIDATES = N_KINDS * MOST_FOLLOWERS
+LEVELS = np.array([n.bit_length() for n in range(MOST_FOLLOWERS + 1)])
+"""Class of a number of followers."""
 MOST_SURPRISE = 12.0
 """Surprisal in nats that counts as r = 1; r is between 0 and 1."""
 MOST_RAISED = 30.0
 """Maximum change of a logit by all contexts."""
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio: multiplied by it, similar keys become dissimilar."""
-_ORDERS = np.array(ORDERS)
 NO_TOKEN = -1
 
 
-class Space(NamedTuple):
-    """What is known of the tokens that followed the contexts of one token, the candidates.
+class Found(NamedTuple):
+    """What followed the contexts of one token, by token (v), kind of context (k), or candidate (c).
 
     Attributes:
-        tokens: The candidates (c).
-        numbers: Number (v) of each candidate among them, -1 of other tokens.
-        counts: How often a candidate followed a context of each kind (k c).
+        candidates: Tokens (c) that followed a context.
+        counts: How often a token followed the context of each kind (v k).
         totals: Number of followers of the context of each kind (k).
-        latest: Number of the candidate that followed it last (k).
-        surprises: r of each candidate (c).
+        latest: Token that followed it last (k).
+        surprises: r of each token (v) that is a candidate.
         probabilities: Prediction of each token (v).
     """
 
-    tokens: Array
-    numbers: Array
+    candidates: Array
     counts: Array
     totals: Array
     latest: Array
     surprises: Array
     probabilities: Array
-
-
-@inner()
-def new_space(vocab_size: int) -> Space:
-    return Space(
-        tokens=np.zeros(MOST_CANDIDATES, np.int64),
-        numbers=np.full(vocab_size, -1),
-        counts=np.zeros((N_KINDS, MOST_CANDIDATES), np.int64),
-        totals=np.zeros(N_KINDS, np.int64),
-        latest=np.zeros(N_KINDS, np.int64),
-        surprises=np.zeros(MOST_CANDIDATES),
-        probabilities=np.zeros(vocab_size),
-    )
 
 
 @inner()
@@ -100,18 +85,17 @@ def append(index: Index, token: int, line_end: int) -> None:
     """Reads a token: writes its line and the keys of its contexts."""
     n, at = len(index.tokens), index.sizes[N_READ]
     place = at % n
+    index.sizes[N_READ] = at + 1
     index.tokens[place] = token
-    index.followers[place] = -1
+    index.followers[place] = NO_TOKEN
     is_line_start = token == line_end or at == 0
     index.lines[place] = at if is_line_start else index.lines[(at - 1) % n]
-    index.sizes[N_READ] = at + 1
-    key = np.uint64(1)
-    n_hashed = 0
-    for kind in range(len(_ORDERS)):  # the hash of a longer context goes on from that of a shorter one
-        while n_hashed < _ORDERS[kind]:
-            key = hashed(key, token_at(index, at - n_hashed))
-            n_hashed += 1
+    key, n_hashed = np.uint64(1), 0
+    for kind, order in enumerate(ORDERS):  # the hash of a longer context goes on from that of a shorter one
+        for distance in range(n_hashed, order):
+            key = hashed(key, token_at(index, at - distance))
         index.keys[kind, place] = key
+        n_hashed = order
     append_line_keys(index, at, token)
 
 
@@ -150,100 +134,6 @@ def head_of(index: Index, kind: int, place: int) -> int:
 
 
 @inner()
-def find(index: Index, space: Space) -> int:
-    """Sets what a space knows of the followers of the last token's contexts; returns the number of candidates."""
-    n, n_read = len(index.tokens), index.sizes[N_READ]
-    oldest = max(0, n_read - index.sizes[WINDOW])
-    place = (n_read - 1) % n
-    n_candidates = 0
-    for kind in range(N_KINDS):
-        space.totals[kind] = 0
-        position = index.heads[kind, head_of(index, kind, place)]
-        while position >= oldest and space.totals[kind] < MOST_FOLLOWERS:
-            earlier = position % n
-            position = index.links[kind, earlier]
-            if index.keys[kind, earlier] != index.keys[kind, place]:  # another context with the same head
-                continue
-            token = index.followers[earlier]
-            number = space.numbers[token]
-            if number < 0:
-                number = n_candidates
-                n_candidates += 1
-                space.tokens[number] = token
-                space.numbers[token] = number
-                space.counts[:, number] = 0
-            if space.totals[kind] == 0:
-                space.latest[kind] = number
-            space.counts[kind, number] += 1
-            space.totals[kind] += 1
-    return n_candidates
-
-
-@inner()
-def level(n: int) -> int:
-    """Class of a number of followers up to `MOST_FOLLOWERS`: its length in bits."""
-    length = 0
-    while n > 0:
-        n >>= 1
-        length += 1
-    return length
-
-
-@inner()
-def weights_of(table: Array, kind: int, number: int, space: Space) -> Array:
-    """Constant and slope in a table of weights for a candidate and a context that it followed."""
-    is_latest = 1 if space.latest[kind] == number else 0
-    n_same = space.counts[kind, number]
-    n_other = space.totals[kind] - n_same
-    return table[kind, is_latest, level(n_same), level(n_other)]  # type: ignore[no-any-return]
-
-
-@inner()
-def predict(n_candidates: int, learned: Learned, log_p: Array, space: Space) -> None:
-    """Turns log-probabilities (v) of the model into those of the mixture, in place.
-
-    Sets `surprises` and `probabilities` of the space, which `learn` reads.
-    """
-    log_p += learned.bias
-    for number in range(n_candidates):
-        token = space.tokens[number]
-        surprise = min(max(-log_p[token] / MOST_SURPRISE, 0.0), 1.0)
-        space.surprises[number] = surprise
-        raised = 0.0
-        for kind in range(N_KINDS):
-            if space.counts[kind, number]:
-                constant, slope = weights_of(learned.weights, kind, number, space)
-                raised += constant + slope * surprise
-        log_p[token] += min(max(raised, -MOST_RAISED), MOST_RAISED)
-    total = 0.0
-    for token in range(len(log_p)):
-        space.probabilities[token] = math.exp(log_p[token])  # not normalized yet
-        total += space.probabilities[token]
-    log_p -= math.log(total)
-    space.probabilities[:] *= 1 / total
-
-
-@inner()
-def learn(n_candidates: int, target: int, learned: Learned, space: Space) -> None:
-    """One step of bias and weights, in place, that lowers the surprisal of the target in the space of `predict`."""
-    for number in range(n_candidates):
-        token = space.tokens[number]
-        # The gradient by the logit of a token is also that by a constant, and r times that by a slope.
-        error = space.probabilities[token] - (1.0 if token == target else 0.0)
-        for kind in range(N_KINDS):
-            if space.counts[kind, number]:
-                weights = weights_of(learned.weights, kind, number, space)
-                squares = weights_of(learned.squares, kind, number, space)
-                for i, feature in enumerate((1.0, space.surprises[number])):
-                    gradient = error * feature
-                    squares[i] += gradient * gradient
-                    weights[i] -= RATE * gradient / math.sqrt(squares[i])
-    for token in range(len(learned.bias)):
-        learned.bias[token] -= BIAS_RATE * space.probabilities[token]
-    learned.bias[target] += BIAS_RATE
-
-
-@inner()
 def store(index: Index, follower: int) -> None:
     """Stores what follows the last token read, so that its contexts are found."""
     at = index.sizes[N_READ] - 1
@@ -255,6 +145,83 @@ def store(index: Index, follower: int) -> None:
         index.heads[kind, head] = at
 
 
+@inner()
+def find(index: Index, found: Found) -> Array:
+    """Counts the followers of the last token's contexts; returns the candidates."""
+    n, n_read = len(index.tokens), index.sizes[N_READ]
+    oldest = max(0, n_read - index.sizes[WINDOW])
+    place = (n_read - 1) % n
+    n_candidates = 0
+    found.totals[:] = 0
+    for kind in range(N_KINDS):
+        position = index.heads[kind, head_of(index, kind, place)]
+        while position >= oldest and found.totals[kind] < MOST_FOLLOWERS:
+            earlier = position % n
+            position = index.links[kind, earlier]
+            if index.keys[kind, earlier] != index.keys[kind, place]:  # another context with the same head
+                continue
+            token = index.followers[earlier]
+            if found.totals[kind] == 0:
+                found.latest[kind] = token
+            if not found.counts[token].any():
+                found.candidates[n_candidates] = token
+                n_candidates += 1
+            found.counts[token, kind] += 1
+            found.totals[kind] += 1
+    return found.candidates[:n_candidates]
+
+
+@inner()
+def cell_of(found: Found, token: int, kind: int) -> tuple[int, int, int, int]:
+    """Place of constant and slope, in the tables of what is learned, for a candidate and a context that it followed."""
+    is_latest = 1 if found.latest[kind] == token else 0
+    n_same = found.counts[token, kind]
+    n_other = found.totals[kind] - n_same
+    return kind, is_latest, LEVELS[n_same], LEVELS[n_other]
+
+
+@inner()
+def predict(candidates: Array, found: Found, learned: Learned, log_p: Array) -> None:
+    """Turns log-probabilities (v) of the model into those of the mixture, in place.
+
+    Sets `surprises` and `probabilities`, which `learn` reads.
+    """
+    log_p += learned.bias
+    for token in candidates:
+        surprise = min(max(-log_p[token] / MOST_SURPRISE, 0.0), 1.0)
+        found.surprises[token] = surprise
+        raised = 0.0
+        for kind in range(N_KINDS):
+            if found.counts[token, kind]:
+                constant, slope = learned.weights[cell_of(found, token, kind)]
+                raised += constant + slope * surprise
+        log_p[token] += min(max(raised, -MOST_RAISED), MOST_RAISED)
+    total = 0.0
+    for token in range(len(log_p)):
+        found.probabilities[token] = math.exp(log_p[token])  # not normalized yet
+        total += found.probabilities[token]
+    log_p -= math.log(total)
+    found.probabilities[:] *= 1 / total
+
+
+@inner()
+def learn(candidates: Array, found: Found, target: int, learned: Learned) -> None:
+    """One step of bias and weights, in place, that lowers the surprisal of the target after `predict`."""
+    for token in candidates:
+        # The gradient by the logit of a token is also that by a constant, and r times that by a slope.
+        error = found.probabilities[token] - (1.0 if token == target else 0.0)
+        for kind in range(N_KINDS):
+            if found.counts[token, kind]:
+                cell = cell_of(found, token, kind)
+                weights, squares = learned.weights[cell], learned.squares[cell]
+                for i, feature in enumerate((1.0, found.surprises[token])):
+                    gradient = error * feature
+                    squares[i] += gradient * gradient
+                    weights[i] -= RATE * gradient / math.sqrt(squares[i])
+    learned.bias[:] -= BIAS_RATE * found.probabilities
+    learned.bias[target] += BIAS_RATE
+
+
 @compiled()
 def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Array) -> None:
     """Reads tokens, the first row of `texts` (2 t), and what follows each, the second row; -1 is not known.
@@ -262,29 +229,43 @@ def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Arr
     `log_p` (n v) are log-probabilities by the model of what follows the last n tokens. They become those of the
     mixture, in place, each before anything is learned from its follower. Nothing is learned from the others.
     """
-    space = new_space(log_p.shape[1])
+    vocab_size = log_p.shape[1]
+    found = Found(
+        candidates=np.empty(N_KINDS * MOST_FOLLOWERS, np.int64),
+        counts=np.zeros((vocab_size, N_KINDS), np.int64),
+        totals=np.empty(N_KINDS, np.int64),
+        latest=np.empty(N_KINDS, np.int64),
+        surprises=np.empty(vocab_size),
+        probabilities=np.empty(vocab_size),
+    )
     n_unscored = texts.shape[1] - len(log_p)
     for i in range(texts.shape[1]):
         token, follower = texts[0, i], texts[1, i]
         append(index, token, line_end)
         if i >= n_unscored:
-            n_candidates = find(index, space)
-            predict(n_candidates, learned, log_p[i - n_unscored], space)
+            candidates = find(index, found)
+            predict(candidates, found, learned, log_p[i - n_unscored])
             if follower >= 0:
-                learn(n_candidates, follower, learned, space)
-            for number in range(n_candidates):
-                space.numbers[space.tokens[number]] = -1
+                learn(candidates, found, follower, learned)
+            for candidate in candidates:
+                found.counts[candidate] = 0
         if follower >= 0:
             store(index, follower)
 
 
-CONSTANTS = [context_cache.__file__]
+PROGRAM = "from xlcli.kernels import mixture; mixture.FILES.compile_here(*mixture.example_arguments())"
+
+
+def example_arguments() -> tuple[Any, ...]:
+    """Arguments of the types that the kernel has for every cache."""
+    index, learned = context_cache.new_index(1), context_cache.new_learned(2)
+    return index, learned, 0, np.empty((2, 1), np.int64), np.empty((1, 2))
 
 
 def _kernel_files() -> KernelFiles | None:
     """The file that keeps the compiled kernel, None where it cannot be kept."""
     try:
-        return KernelFiles(read, lambda _: "from xlcli.kernels.mixture import compile_here; compile_here()", CONSTANTS)
+        return KernelFiles(read, lambda _: PROGRAM, [context_cache.__file__])
     except ConfigError:
         raise
     except Exception:  # no folder for kernels can be written, or Numba does not compile
@@ -294,24 +275,10 @@ def _kernel_files() -> KernelFiles | None:
 FILES = _kernel_files()
 
 
-def _arguments() -> tuple[Any, ...]:
-    """Arguments of the types that the kernel has for every cache."""
-    index, learned = context_cache.new_index(1), context_cache.new_learned(2)
-    return index, learned, 0, np.empty((2, 1), np.int64), np.empty((1, 2))
-
-
 def is_compiled() -> bool:
-    return FILES is not None and FILES.has(*_arguments())
+    return FILES is not None and FILES.has(*example_arguments())
 
 
 def compile_kernels(stop: Callable[[], bool]) -> str | None:
     """Compiles the kernel, unless `stop` becomes true. Returns the reason for which it cannot be kept, if any."""
-    return None if FILES is None else FILES.compile(*_arguments(), stop=stop)
-
-
-def compile_here() -> None:
-    """Compiles the kernel in this process and writes its files."""
-    if FILES is not None:
-        FILES.program = None
-    keep_parts(CONSTANTS)
-    compile_kernels(lambda: False)
+    return None if FILES is None else FILES.compile(*example_arguments(), stop=stop)

@@ -179,12 +179,7 @@ class ContextCache(OnlineMemory):
         return replace(self, learned=Learned(*map(np.copy, self.learned)), unread=[self.texts])
 
     def go_back(self, before: ContextCache, n_tokens: int) -> None:
-        """Makes this cache, which has read `n_tokens` since, equal to its snapshot `before`, in place.
-
-        A context is looked up by its head, the last bits of its key: `heads` has the latest position with that head,
-        and `links` of a position the one that was latest before. So the earliest position taken back of those with one
-        head links to what that was in the snapshot.
-        """
+        """Makes this cache, which has read `n_tokens` since, equal to its snapshot `before`, in place."""
         for array, saved in zip(self.learned, before.learned, strict=True):
             array[...] = saved
         if self.unread:  # the saved tokens still wait to be read, so nothing has entered the index
@@ -193,16 +188,16 @@ class ContextCache(OnlineMemory):
         if n_tokens > SLACK - REACH:  # the rings no longer have the oldest tokens of the snapshot
             index.heads[...] = -1
             index.sizes[N_READ] = 0
-            self.unread.append(before.texts)  # which are read into the empty index before anything else
+            self.unread.append(before.texts)
             return
         index.sizes[N_READ] -= n_tokens
-        positions = index.sizes[N_READ] + np.arange(n_tokens)  # the earliest one first
-        places = positions % len(index.tokens)
+        latest_first = index.sizes[N_READ] + np.arange(n_tokens)[::-1]
+        places = latest_first % len(index.tokens)
         places = places[index.followers[places] != UNKNOWN]  # without a follower a position never became a head
         last_bits = np.uint64(index.heads.shape[1] - 1)
         for heads, links, keys in zip(index.heads, index.links, index.keys, strict=True):
-            changed_heads, earliest = np.unique(keys[places] & last_bits, return_index=True)  # where each occurs first
-            heads[changed_heads.astype(np.int64)] = links[places[earliest]]
+            changed_heads = (keys[places] & last_bits).astype(np.int64)
+            heads[changed_heads] = links[places]  # of positions with one head the last one here, the earliest, counts
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,31 +60,28 @@ class CachedModel:
         return replace(self.inner.init_state(batch, **options), cache=cache)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
-        n_unscored = tokens.shape[1] - targets.shape[1]
+        n_tokens = tokens.shape[1]
+        n_unscored = n_tokens - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
-        return ScoreOutput.join(self._score_parts(tokens, followers, n_unscored, state, readout))
-
-    def _score_parts(
-        self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
-    ) -> Iterator[ScoreOutput]:
-        """`score` of tokens (1 t) in parts that fit into RAM."""
         part_len = self.step * max(1, MOST_LOGITS // (self.vocab_size * self.step))
-        for start in range(0, tokens.shape[1], part_len):
+        outs = []
+        for start in range(0, n_tokens, part_len):
             part = slice(start, start + part_len)
-            out = self._score_part(tokens[:, part], targets[:, part], n_unscored - start, state, readout)
+            first_scored = max(0, n_unscored - start)
+            out = self._score_part(tokens[:, part], followers[:, part], first_scored, state, readout)
             state = out.state
-            yield out
+            outs.append(out)
+        return ScoreOutput.join(outs)
 
     def _score_part(
-        self, tokens: Tensor, targets: Tensor, n_unscored: int, state: State, readout: Readout | None
+        self, tokens: Tensor, targets: Tensor, first_scored: int, state: State, readout: Readout | None
     ) -> ScoreOutput:
-        """`score` of tokens (1 t) and what follows each; changes the cache in place.
+        """`score` of a part that fits into RAM: tokens (1 t) and what follows each; changes the cache in place.
 
-        The first `n_unscored` are stored, but neither predicted nor learned from; it may be negative.
+        Those before `first_scored` are stored, but neither predicted nor learned from.
         """
         out = self.inner.score(tokens, targets, state, readout=Readout())
         assert out.readout is not None
-        first_scored = min(max(0, n_unscored), tokens.shape[1])
         if out.nll.isnan().any():  # weights have diverged; nothing is learned from them
             return out._replace(nll=out.nll[:, first_scored:], readout=None)
         texts = torch.cat((tokens, targets))
@@ -108,16 +105,15 @@ class CachedModel:
 
     def _read(self, texts: Tensor, predictions: Tensor, state: State) -> Tensor:
         """Mixed log-probabilities (1 n v); arguments as for `mix`, but followers may be `UNKNOWN`."""
-        from xlcli.kernels import mixture as kernels
+        from xlcli.kernels.mixture import read
 
         cache = state.cache
         assert isinstance(cache, ContextCache)
         if cache.unread:
-            nothing = np.empty((0, self.vocab_size))
-            kernels.read(cache.index, cache.learned, self.line_end, cache.unread.pop(), nothing)
+            read(cache.index, cache.learned, self.line_end, cache.unread.pop(), np.empty((0, self.vocab_size)))
         tokens_and_followers = np.ascontiguousarray(texts.cpu().numpy())
         mixed = np.array(predictions[0].double().cpu().numpy(), order="C")
-        kernels.read(cache.index, cache.learned, self.line_end, tokens_and_followers, mixed)
+        read(cache.index, cache.learned, self.line_end, tokens_and_followers, mixed)
         return torch.from_numpy(mixed)[None]
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:

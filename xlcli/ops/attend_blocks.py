@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.scoring import FarPart, ScoreTerm, Scoring, product, share
+from xlcli.ops.scoring import FarPart, ScoreTerm, Scoring, distance_scores, product, share
 
 BLOCK = 256
 """Number of queries of a block (measured)."""
@@ -146,7 +146,7 @@ def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
         scores[..., : first.shape[-1]] += first
 
 
-COMPUTED_BY_BLOCKS = frozenset({"term", "clamp", "far", "far_bias", "sinks"})
+COMPUTED_BY_BLOCKS = frozenset({"term", "clamp", "shifted", "far", "far_bias", "sinks"})
 """Additions of `Scoring` that `attend_blocks` computes."""
 
 
@@ -182,18 +182,20 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring)
 
 def _scaled(scoring: Scoring) -> Scoring:
     """The terms of a scoring, multiplied by its factor, for queries that are multiplied by it as well."""
-    term, far = scoring.term, scoring.far
+    term, shifted, far = scoring.term, scoring.shifted, scoring.far
     if term is not None:
         term = term.scaled(scoring.scale)
+    if shifted is not None:
+        shifted = shifted._replace(queries=shifted.queries * scoring.scale)
     if far is not None:
         far = far._replace(queries=far.queries * scoring.scale)
-    return scoring._replace(scale=1.0, term=term, far=far)
+    return scoring._replace(scale=1.0, term=term, shifted=shifted, far=far)
 
 
 def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Band, scoring: Scoring) -> None:
     """Writes the scores (n t s) of a part, without sinks; all queries are scaled, and `keys` are those of the part."""
     queries = part.queries(q)
-    term, far, far_bias = scoring.term, scoring.far, scoring.far_bias
+    term, shifted, far, far_bias = scoring.term, scoring.shifted, scoring.far, scoring.far_bias
     # Place among the keys of the part of the first query itself, and of the last one.
     first_query = part.new.start + band.n_memory - part.seen.start
     last_query = first_query + part.new.stop - part.new.start - 1
@@ -205,6 +207,11 @@ def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Ban
         else:
             torch.mm(term_queries.flatten(0, 1), term_keys.T, out=scores.flatten(0, 1))
         share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
+    elif shifted is not None:
+        of_part = shifted.queries[part.rows, part.heads, part.new]
+        products = distance_scores(of_part, shifted.keys[part.heads], scores.shape[-1])
+        _copy_shifted(products.flatten(0, 1), scores)
+        share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
     elif far is not None and last_query > far.max_distance:
         far_part = FarPart(first_query - far.max_distance)
         far_part.write_products(queries, keys, part.queries(far.queries), part.keys(far.keys).to(q.dtype), scores)
@@ -212,6 +219,12 @@ def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Ban
         torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
     if far_bias is not None and last_query > far_bias.max_distance:
         FarPart(first_query - far_bias.max_distance).add_bias(scores, far_bias.bias)
+
+
+def _copy_shifted(products: Tensor, scores: Tensor) -> None:
+    """Copies `shifted` of products (n t s) to `scores`, without a copy between: moved rows are rows of length s - 1."""
+    n, t, s = products.shape
+    scores.copy_(products.as_strided((n, t, s), (t * s, s - 1, 1), storage_offset=t - 1))
 
 
 GROUP = 64

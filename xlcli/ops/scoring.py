@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from xlcli.ops.positions import Positions
 
@@ -54,6 +55,36 @@ class ScoreTerm(NamedTuple):
         if clamp is not None:
             clamp = clamp._replace(scores=clamp.scores * scale)
         return ScoreTerm(self.queries * scale, self.keys, clamp)
+
+
+class ShiftedTerm(NamedTuple):
+    """Second score term by the distance: queries (b h t e), and keys (h d e) of the distances d - 1 to 0.
+
+    The scores of keys further back are not defined, as no query sees them.
+    """
+
+    queries: Tensor
+    keys: Tensor
+
+
+def distance_scores(queries: Tensor, keys: Tensor, n_keys: int) -> Tensor:
+    """Products (... h t s) of queries (... h t e) and keys (h d e), in the order of the distances of the last query.
+
+    The last query has the distances s - 1 to 0 from the s keys. `shifted` puts the products of the others in place.
+    """
+    keys = keys[:, -n_keys:]
+    keys = F.pad(keys, (0, 0, n_keys - keys.shape[1], 0))
+    return queries @ keys.mT
+
+
+def shifted(products: Tensor) -> Tensor:
+    """The relative shift (Dai et al. 2019, appendix B): row i of products (... t s) moved to the left by t - 1 - i.
+
+    What comes in at the right end belongs to keys of the future.
+    """
+    *rows, t, s = products.shape
+    padded = F.pad(products, (1, 0)).view(*rows, s + 1, t)
+    return padded[..., 1:, :].reshape(*rows, t, s)
 
 
 class FarKeys(NamedTuple):
@@ -101,6 +132,7 @@ class Scoring(NamedTuple):
 
     scale: float
     term: ScoreTerm | None = None
+    shifted: ShiftedTerm | None = None
     far: FarKeys | None = None
     far_bias: FarBias | None = None
     sinks: Sinks | None = None
@@ -134,6 +166,9 @@ class Scoring(NamedTuple):
         parts = []
         if self.bias is not None:
             parts.append(self.bias)
+        if self.shifted is not None:
+            queries, keys = self.shifted
+            parts.append(shifted(distance_scores(queries * self.scale, keys, k.shape[-2])))
         if self.far is not None:
             difference = (product(self.far.queries, self.far.keys.mT) - product(q, k.mT)) * self.scale
             is_far = self.far.positions.distance > self.far.max_distance

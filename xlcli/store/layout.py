@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,18 +33,16 @@ CHECKPOINTS = "checkpoints"
 STEP = re.compile(r"step-(\d{8,18})(~?)")
 """Folder name of a checkpoint, with its step; one with `~` is being replaced."""
 KEPT = "kept"  # folder of the models of `train.keep_at`
-POINT = re.compile(r"[1-9]\d*[kMG]?")
-"""Name of such a model: the tokens that were read."""
+POINT = re.compile(r"[1-9]\d*[kMG]?")  # name of such a model: the tokens that were read
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
-CHECKPOINT_FILES = (
+CHECKPOINT_FILES = (  # files of every checkpoint
     "weights.safetensors",
     "optimizer.safetensors",
     "memory.safetensors",
     "random.safetensors",
     "state.json",
 )
-"""Files of every checkpoint."""
 BEST = "best.safetensors"
 """A copy of the weights file of the model. A checkpoint can be used without it."""
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}  # file of the validation text and of the test text
@@ -75,19 +73,12 @@ class SavedConfig(BaseConfig):
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """Content of `config.json`.
+    """Content of `config.json`."""
 
-    Attributes:
-        config: Sections model, text and train.
-        fingerprint: SHA-256 of the model section as stored and of the schema number.
-        encoding: Encoding of the weights, a key of `ENCODINGS`.
-        files: SHA-256 of tokenizer files and held-out texts by file name.
-    """
-
-    config: SavedConfig
-    fingerprint: str
-    encoding: str
-    files: Mapping[str, str]
+    config: SavedConfig  # sections model, text and train
+    fingerprint: str  # SHA-256 of the model section as stored and of the schema number
+    encoding: str  # encoding of the weights, a key of `ENCODINGS`
+    files: Mapping[str, str]  # SHA-256 of tokenizer files and held-out texts by file name
 
 
 def kept_model(folder: Path, n_tokens: int) -> Path:
@@ -221,9 +212,10 @@ def _fingerprint(model: Tree) -> str:
 
 # Records of a training run
 
-
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
+TRAIN_FILES, MOST_TRAIN_FILES = "train_files", 2000
+"""Key of `record.json`: digests of the files that were trained on, and how many at most (40 kB)."""
 _STEP_LIMIT = 2**63
 _LINE_LIMIT = 2**16  # maximum size of a row in bytes
 
@@ -241,6 +233,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     if path.is_symlink() and "finished" not in record:  # it has no checksum, and copies of the model have its content
         raise CheckpointError(f"{path} is a symbolic link to a file that is not the record of a model.", _RESTORE)
     return record
+
+
+def trained_files(record: Mapping[str, Any]) -> Sequence[str]:
+    """Digests of the files that a model was trained on (`Part.files`), by its record; none in records without them."""
+    digests = record.get(TRAIN_FILES)
+    return digests if isinstance(digests, list) else ()
 
 
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
@@ -290,9 +288,9 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
-    """Removes incomplete lines and the rows that a run resumed after `step` steps will write again.
+    """Removes incomplete lines, and the rows that a run resumed after `step` steps will write again.
 
-    These are rows of later steps and, unless the run is `validated` at this step, the row of its validation.
+    Its validation at this step is one of them, unless it is `validated`.
     """
     lines: list[bytes] = []
     for row in read_metrics(folder):

@@ -225,6 +225,8 @@ class Oddities:
         self._held = bytearray()
         self._look_for(unit, of)
         self._place = ""  # of the row that arrived last in the input, if it is known
+        self._file = ""  # the name with which places in it begin
+        self._n_before_file = 0
         self._counts = Counter[Kind]()
         self._latest: dict[Kind, int] = {}  # numbers of the units that were counted last
         self._first: dict[Kind, str] = {}
@@ -238,10 +240,13 @@ class Oddities:
             places.add("later")
         self._kinds, self._patterns = _kinds_of(frozenset(places))
 
-    def begin(self) -> None:
-        """Begins a row or prompt, or a file of lines."""
+    def begin(self, file: str | None = None) -> None:
+        """Begins a row or prompt, or a file of lines; `file` is the name of a file that begins, if it is to be told."""
         self._search_held()
         self._is_first = True
+        if file is not None:
+            self._file = f"{file}, "
+            self._n_before_file = self._n_begun
         if self._unit != "line":
             self._n_begun += 1
 
@@ -296,7 +301,7 @@ class Oddities:
             self._latest[kind] = self._n_begun
             self._counts[kind] += 1
             if kind not in self._first:
-                where = self._place or f"{self._unit} {self._n_begun:,}"
+                where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
                 self._first[kind] = f"{where}: '{_excerpt(line, *place)}'"
 
     def _search_held(self) -> None:

@@ -81,12 +81,14 @@ class FullAttention(ProjectedAttention):
     ) -> Tensor:
         """Output (b h t w) for queries (b h t e), keys (b g s e) and values (b g s w), with all position terms."""
         bias = self.position.bias(q, k, context, ScoreRule(self.scale, self._project_vectors))
+        shifted = self.position.shifted(q, context)
         far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
         value_bias = self.position.value_bias(context)
         scoring = Scoring(
             scale=self.scale,
             term=term,
+            shifted=shifted,
             far=far,
             far_bias=context.far_bias,
             sinks=sinks,

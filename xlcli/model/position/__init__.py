@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.scoring import FarKeys, ScoreTerm
+from xlcli.ops.scoring import FarKeys, ScoreTerm, ShiftedTerm
 
 
 class ScoreRule(NamedTuple):
@@ -39,6 +39,10 @@ class Position(nn.Module):
     def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
         """Queries (b h t e), and a second score term or None."""
         return q, None
+
+    def shifted(self, q: Tensor, context: AttentionContext) -> ShiftedTerm | None:
+        """A second score term by the distance, for queries (b h t e), or None."""
+        return None
 
     def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
         """Queries (b h t e) for keys without positions, as if these were at the largest distance."""

@@ -8,7 +8,9 @@ identities give exactly
     Σ_f a_f sin((i-j)ω_f) + b_f cos((i-j)ω_f) = q̃_i · p_j
     q̃_i = [a sin iω + b cos iω ; b sin iω - a cos iω]        p_j = [cos jω ; sin jω]
 
-The position term is thus one more inner product, with keys that depend on the position only.
+The position term is thus one more inner product, with keys that depend on the position only. It multiplies as many
+numbers as there are features. The relative shift of the paper multiplies those of a head, (q + v)·(W_R R_distance). It
+projects R in every call, and moves each row of scores to its place.
 """
 
 from __future__ import annotations
@@ -16,12 +18,11 @@ from __future__ import annotations
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from xlcli.model.position import Position, ScoreRule
+from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
-from xlcli.ops.scoring import Clamp, ScoreTerm
+from xlcli.ops.scoring import Clamp, ScoreTerm, ShiftedTerm
 
 
 class XLBiases(nn.Module):
@@ -34,22 +35,22 @@ class XLBiases(nn.Module):
 
 
 class XLPosition(Position):
-    """Rotation form of the position term; the relative shift for gradients of a model with clamped distances.
+    """The position term by rotated queries, or by the relative shift where that is faster or the only form.
 
     Distances are clamped at the `clamp_len` of the span. Beyond it the term is one number for each query.
     """
 
     def __init__(self, *, n_features: int, biases: XLBiases) -> None:
         super().__init__()
-        self.n_heads = len(biases.content)
+        self.n_heads, self.head_dim = biases.content.shape
         self.n_features = n_features
         self.relative = nn.Linear(n_features, biases.content.numel(), bias=False)
         self.biases = biases
 
     def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
-        """Queries q + u, and the position term of queries q̃ and keys p."""
+        """Queries q + u, and the position term of queries q̃ and keys p, unless `shifted` gives it."""
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
-        if _uses_shift(context):
+        if self._is_shifted(context):
             return content, None
         form = self.n_features, q.dtype
         sin, cos = context.constant(("angles", *form), lambda: context.positions.angles(*form))
@@ -67,14 +68,33 @@ class XLPosition(Position):
         clamp = Clamp(c @ context.constant(("farthest", *form), farthest).mT, clamp_len)
         return content, ScoreTerm(query, position_keys(sin, cos), clamp)
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, rule: ScoreRule) -> Tensor | None:
-        clamp_len = context.span.clamp_len
-        if clamp_len is None or not _uses_shift(context):
+    def shifted(self, q: Tensor, context: AttentionContext) -> ShiftedTerm | None:
+        """The position term of queries q + v and keys W_R R by the distance."""
+        if not self._is_shifted(context):
             return None
-        distance = torch.arange(k.shape[-2] - 1, -1, -1, device=q.device).clamp(max=clamp_len)
-        r = self.relative(self._sinusoids(distance, self.relative.weight))
-        keys = rearrange(r, "s (h e) -> h s e", h=self.n_heads).to(q.dtype)
-        return shifted_scores(self._biased(q) * rule.scale, keys)
+
+        def sinusoids() -> Tensor:
+            longest = context.positions.farthest(context.mask.max_distance)
+            distance = torch.arange(longest, -1, -1, device=q.device)
+            if context.clamp_len is not None:
+                distance = distance.clamp(max=context.clamp_len)
+            return self._sinusoids(distance, self.relative.weight)
+
+        r = self.relative(context.constant(("sinusoids", self.n_features), sinusoids))
+        return ShiftedTerm(self._biased(q), rearrange(r, "d (h e) -> h d e", h=self.n_heads).to(q.dtype))
+
+    def _is_shifted(self, context: AttentionContext) -> bool:
+        """True if the relative shift computes the position term.
+
+        With gradients it does so where distances are clamped. In inference it does so on a CPU, where it takes fewer
+        multiplications; the fast kernels of a GPU take a second inner product, but no scores.
+        """
+        if not torch.is_inference_mode_enabled():
+            return context.clamp_len is not None
+        # Multiplications for each key and head, with those that project R.
+        by_rotation = context.n_new * self.n_features
+        by_shift = context.n_new * self.head_dim + self.n_features * self.head_dim
+        return context.device.type == "cpu" and by_shift < by_rotation
 
     def _sinusoids(self, distance: Tensor, like: Tensor) -> Tensor:
         """Sines and cosines (n f) of distances (n), in the type of `like`."""
@@ -85,11 +105,6 @@ class XLPosition(Position):
         return q + rearrange(self.biases.position, "h e -> h 1 e").to(q.dtype)
 
 
-def _uses_shift(context: AttentionContext) -> bool:
-    """True if the relative shift computes the position scores, which are clamped and have gradients."""
-    return context.clamp_len is not None and not torch.is_inference_mode_enabled()
-
-
 def rotate_query(c: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
     """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) (b h t f), sine half first, and query angles (t f/2)."""
     a, b = c.chunk(2, dim=-1)
@@ -98,14 +113,3 @@ def rotate_query(c: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
 
 def position_keys(sin: Tensor, cos: Tensor) -> Tensor:
     return torch.cat((cos, sin), dim=-1)
-
-
-def shifted_scores(q: Tensor, r: Tensor) -> Tensor:
-    """Position scores (b h t s) by the relative shift of the paper (appendix B); future keys must be masked.
-
-    `q` are queries q + v (b h t e), `r` projected sinusoids W_R R (h s e) for distances s-1 down to 0.
-    """
-    scores = torch.einsum("bhte,hse->bhts", q, r)
-    b, h, t, s = scores.shape
-    padded = F.pad(scores, (1, 0)).view(b, h, s + 1, t)
-    return padded[:, :, 1:].reshape(b, h, t, s)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from xlcli.config import TrainConfig
-from xlcli.config.schedule import SCHEDULES, Schedule
 from xlcli.errors import CheckpointError
 from xlcli.files.tensors import prefixed
 from xlcli.ranks import SINGLE, Ranks, divided, local, whole
@@ -259,14 +258,31 @@ def warmup_steps(train: TrainConfig) -> int:
     return n_warmup
 
 
-def schedule_of(train: TrainConfig) -> Schedule:
-    return SCHEDULES[train.lr_schedule](warmup_steps(train), train.decay_fraction)
+def decay(train: TrainConfig, fraction: float, step: int) -> float:
+    """What the schedule leaves of the learning rate, 1 at the end of the warmup; it never rises.
+
+    After this share of the budget, 0 to 1, and this number of steps.
+    """
+    match train.lr_schedule:
+        case "cosine":  # half a cosine over the budget
+            return 0.5 * (1.0 + math.cos(math.pi * fraction))
+        case "linear":
+            return 1.0 - fraction
+        case "wsd":  # constant, then a straight line in the last share of the budget (Hu et al. 2024, section 4)
+            return min(1.0, (1.0 - fraction) / train.decay_fraction)
+        case "inverse_sqrt":  # of the steps, whatever the budget (Vaswani et al. 2017, section 5.3)
+            return float(min(1.0, (warmup_steps(train) + 1) / (step + 1)) ** 0.5)
+        case "constant":
+            return 1.0
+
+
+def ends_with_budget(train: TrainConfig) -> bool:
+    """True if the learning rate decays to the end of the budget. If not, patience can end the run at any step."""
+    return train.lr_schedule not in ("inverse_sqrt", "constant")
 
 
 def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
     """Learning rate over its peak: warmup by `step`, then decay by this share of the budget to `min_lr_ratio`."""
-    fraction = min(max(fraction, 0.0), 1.0)
-    schedule = schedule_of(train)
-    warmup = min(1.0, (step + 1) / (schedule.n_warmup + 1))
-    decay = schedule.decay(fraction, step)
-    return warmup * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * decay)
+    warmup = min(1.0, (step + 1) / (warmup_steps(train) + 1))
+    left = decay(train, min(max(fraction, 0.0), 1.0), step)
+    return warmup * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * left)

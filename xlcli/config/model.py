@@ -251,12 +251,8 @@ class ModelConfig(BaseConfig):
         return self.embedding_rms
 
     @property
-    def n_repeats(self) -> int:
-        return self.stack.n_steps
-
-    @property
     def depth(self) -> int:
-        return self.n_layers * self.n_repeats
+        return self.n_layers * self.stack.n_steps
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
@@ -367,7 +363,7 @@ class ModelConfig(BaseConfig):
             n_bytes += layer.memory_bytes(mem_len, self.head_dim, dtype)
             if isinstance(layer, FullAttentionConfig):
                 n_bytes += layer.key_heads * sink_bytes_per_head
-        return self.n_repeats * n_bytes
+        return self.stack.n_steps * n_bytes
 
     @property
     def n_matrix_weights(self) -> int:

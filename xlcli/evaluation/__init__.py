@@ -148,6 +148,10 @@ def score_texts(
             yield parts
 
 
+_PHRASES_NOTICE = (
+    "no perplexity per word, because the text has a script without blanks between words: "
+    "its words are phrases between blanks, or single Chinese characters and Hiragana"
+)
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 
@@ -180,11 +184,8 @@ class _Evaluation(NamedTuple):
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
         yield from _trained_notice(text, model)
-        if self.words and text.counts.has_phrases:
-            yield Notice(
-                "the script of the text has no blanks between words: the rows of words are phrases between blanks, "
-                "or single Chinese characters and Hiragana"
-            )
+        if text.counts.has_phrases:
+            yield Notice(_PHRASES_NOTICE)
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")

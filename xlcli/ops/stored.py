@@ -104,7 +104,10 @@ class StoredMatrix(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of a function of PyTorch that has such a matrix among its arguments."""
+        """The result of a function of PyTorch that has such a matrix among its arguments.
+
+        Look-ups and linear layers widen only what they need. `TypeError` if the function would change the matrix.
+        """
         kwargs = kwargs or {}
         if func is F.embedding:
             ids, matrix = args[:2]
@@ -116,9 +119,10 @@ class StoredMatrix(Tensor):
             return matrix.product(x, *bias)
         name = getattr(func, "__name__", "")
         is_attribute = name in ("__get__", "__set__") and func not in _TRANSPOSED
-        if not is_attribute and func not in _WITHOUT_VALUES:
-            if _IN_PLACE.fullmatch(name) and isinstance(args[0], StoredMatrix):
-                raise TypeError(f"{name} would change a stored matrix")
+        needs_values = not is_attribute and func not in _WITHOUT_VALUES
+        if needs_values and _IN_PLACE.fullmatch(name) and isinstance(args[0], StoredMatrix):
+            raise TypeError(f"{name} would change a stored matrix")
+        if needs_values:
             args, kwargs = pytree.tree_map_only(StoredMatrix, StoredMatrix.widened, (args, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)

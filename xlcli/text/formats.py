@@ -229,7 +229,7 @@ def not_text(name: str, reason: str) -> DataError:
 def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
     """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
     reason = f"is not UTF-8: the byte at offset {offset} is invalid"
-    remedy = "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW"
+    remedy = "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW (cp1256 if it is Arabic, cp874 if it is Thai)"
     if is_cut:
         reason = f"ends inside a UTF-8 character, at offset {offset}"
         remedy = "Cut it at a line end, as head -n does"

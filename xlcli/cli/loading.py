@@ -15,10 +15,10 @@ from xlcli.cli.command import Call
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.render import Screen
 from xlcli.cli.run_report import describe_scored_text
-from xlcli.cli.score_report import rounding
+from xlcli.cli.score_report import describe_context, rounding
 from xlcli.cli.usage import nearest
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig
-from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
+from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError, counted
 from xlcli.files import cache_folder
 from xlcli.machine import available_bytes, require_memory
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
@@ -153,12 +153,14 @@ def print_plan(
         plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
         screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
     else:
-        texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
-        memory = model.describe_memory(reading.mem_len, reading.segment_len)
+        unit = "window" if reading.stride else "text"
+        texts = f"{counted(batch_size, unit)} at a time"
+        context = describe_context(model, reading.mem_len, reading.segment_len, reading.stride)
         screen.report(
             f"model    {folder} ({compact_number(parameters)} parameters, {format_bytes(weights_bytes)})\n"
             f"does     {action}\n"
-            f"memory   {memory}, {texts}: {format_bytes(state_bytes)}\n"
+            f"context  {context}\n"
+            f"memory   {texts}: {format_bytes(state_bytes)}\n"
             f"needs    about {format_bytes(needed_bytes)} of RAM; {format_bytes(available)} available\n"
         )
     # A finite text may be shorter than the memory.

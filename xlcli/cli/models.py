@@ -140,7 +140,7 @@ def show(
     # How it was made: by its card, else by its record.
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
-        screen.markdown(card.read_text("utf-8", "replace"))
+        screen.print(card.read_text("utf-8", "replace"))
     elif record:
         record.pop(TRAIN_FILES, None)  # digests, which say nothing to people
         screen.print(to_toml({"record": record}).lstrip("\n"))

@@ -15,7 +15,7 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.loading import OpenedModel, check_texts, find_model, open_model, print_plan, state_files
-from xlcli.cli.objects import fields, text_object, to_json
+from xlcli.cli.objects import fields, text_object
 from xlcli.cli.options import option
 from xlcli.cli.outputs import PAGE, STATE, Sink, check_standard_output
 from xlcli.cli.page import Page
@@ -235,17 +235,15 @@ class _ScorePrinter(Sink):
     def add(self, event: Event) -> None:
         screen = self._screen
         match event:
-            case Row() | WordScore():
+            case Row() | WordScore() | TokenScore():
                 screen.print(self._table.line(event), json=screen.json)
             case RecordScore() if screen.json:
                 scores = fields(event, "byte", "bytes", "text", "spans", "fields")
                 screen.object(beside(event.fields, scores) | scores)
-            case LineScore() | TokenScore() if screen.json:
+            case LineScore() if screen.json:
                 screen.object(text_object(event))
             case LineScore():
                 screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
-            case TokenScore():
-                screen.print(f"{event.byte}\t{event.bits:.3f}\t{to_json(event.text)}\n")
             case StreamStats():
                 if self._emit == "stats" and screen.json:
                     screen.object(event)

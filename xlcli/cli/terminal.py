@@ -80,21 +80,6 @@ def table(
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def markdown(text: str, width: int, *, colored: bool) -> str:
-    """Markdown laid out in lines of `width` cells, with styles if `colored`; control characters are escaped."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-    from rich.segment import Segment, Segments
-    from rich.theme import Theme
-
-    file, theme = io.StringIO(), Theme({"markdown.code": "cyan", "markdown.link_url": "underline"})
-    console = Console(file=file, width=width, color_system="standard" if colored else None, theme=theme)
-    # Also after parsing, which turns `&#x202e;` into a control character.
-    parts = console.render(Markdown(visible(text), code_theme="ansi_dark", hyperlinks=False))
-    console.print(Segments(Segment(visible(part.text), part.style) for part in parts))
-    return file.getvalue()
-
-
 def wrapped(text: str, width: int | None) -> str:
     """A text whose long lines are broken between words, but not commands, which are copied; None leaves it as it is.
 

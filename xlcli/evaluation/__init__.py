@@ -35,7 +35,7 @@ from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.neighbors import with_neighbors
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.regions import check_regions, with_regions
-from xlcli.evaluation.spread import spread_of
+from xlcli.evaluation.spread import remark_on_memory, spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
@@ -196,15 +196,23 @@ class _Evaluation(NamedTuple):
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
+        scores: list[Score] = []
         ends_words = self.words and not options.by_row  # the prediction after the last token says how its word ends
         for number, lengths in enumerate(sweep, 1):
             run = Pass(model, scorer, self.runtime, text, lengths, self.stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
             exact_run = _exact_beginning(run, unrounded, exact_scorer) if is_rounded else None
             batches = text_batches(run, reads_end=ends_words)
-            yield from self._score(run, batches, exact_run, f"evaluation {number} of {len(sweep)}", unknown_words)
+            stage = f"evaluation {number} of {len(sweep)}"
+            for event in self._score(run, batches, exact_run, stage, unknown_words):
+                if isinstance(event, Score):
+                    scores.append(event)
+                yield event
             if self.stop():
                 return
+        remark = remark_on_memory(scores, model.config.train.mem_len)
+        if remark is not None:
+            yield Notice(remark)
 
     def _score(
         self, run: Pass, batches: Batches, exact: Pass | None, stage: str, unknown_words: int | None

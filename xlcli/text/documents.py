@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from xlcli.errors import DataError, named, shortened
+from xlcli.errors import ConfigError, DataError, named, shortened
 from xlcli.files import as_utf8
 
 DEFAULT_FIELD = "text"  # key of the text in JSON lines and Parquet files
@@ -69,6 +69,8 @@ class Document(bytes):
         key: str = LINE_TEXT,
         line: int = 0,
     ) -> Self:
+        if not isinstance(text, bytes):
+            raise ConfigError(f"a document is made from bytes, not {type(text).__name__}.", "Pass text.encode().")
         self = super().__new__(cls, text)
         self.fields = {} if fields is None else fields
         self.regions = regions

@@ -34,6 +34,7 @@ from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save
 from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
 from xlcli.store.origin import first_cause
 from xlcli.store.weights import encode, encode_in_order, stored_infos, weights, weights_bytes
+from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 
 _ALL: tuple[Format, ...] = (
@@ -105,10 +106,7 @@ def import_model(
         raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
     size = weights_bytes(model, encoding_first)
     require_memory(f"importing {path}", size, "Import a smaller model.")  # which is read again to check it
-    if isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir():  # it was exported by xlcli
-        tokenizer = load_tokenizer(source.path / OWN)
-    else:
-        tokenizer = format_.tokenizer(source, model)
+    tokenizer = _tokenizer(format_, source, model)
     with new_folder(target) as folder:
         stored = encode_in_order(format_.weights(source, model), model, encoding_first)
         save_in_order(folder, config, _counted(stored, size, show), tokenizer, {}, encoding=encoding_first)
@@ -130,6 +128,14 @@ def import_model(
         corpus = f"imported from {about['source']} ({about['format']})"
         write_record(folder, {"corpus": corpus, "imported": about, "finished": True})
     return about
+
+
+def _tokenizer(format_: Format, source: Source, model: ModelConfig) -> Tokenizer:
+    """The tokenizer of a source: our own if xlcli exported it, else made from the files of the other program."""
+    is_our_export = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
+    if is_our_export:
+        return load_tokenizer(source.path / OWN)
+    return format_.tokenizer(source, model)
 
 
 def _encoding_of_source(path: Path, infos: Mapping[str, TensorInfo], format_: Format) -> str | None:

@@ -100,10 +100,7 @@ def import_model(
     config = _sections(format_, source)
     model = config.model
     vocab_size = model.vocab_size or 0
-    if model.n_matrix_weights > n_weights(infos):
-        raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
-    if vocab_size > _MOST_TOKENS:
-        raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
+    _check_sizes(path, model, infos)
     size = weights_bytes(model, encoding_first)
     require_memory(f"importing {path}", size, "Import a smaller model.")  # which is read again to check it
     tokenizer = _tokenizer(format_, source, model)
@@ -128,6 +125,14 @@ def import_model(
         corpus = f"imported from {about['source']} ({about['format']})"
         write_record(folder, {"corpus": corpus, "imported": about, "finished": True})
     return about
+
+
+def _check_sizes(path: Path, model: ModelConfig, infos: Mapping[str, TensorInfo]) -> None:
+    """`CheckpointError` if a source has fewer weights than its settings describe, or a vocabulary that is too large."""
+    if model.n_matrix_weights > n_weights(infos):
+        raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
+    if (model.vocab_size or 0) > _MOST_TOKENS:
+        raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
 
 
 def _tokenizer(format_: Format, source: Source, model: ModelConfig) -> Tokenizer:

@@ -14,6 +14,7 @@ from xlcli.events import Generated, Score, TokenScore
 from xlcli.generation import generate, generate_prompts
 from xlcli.inference import InferenceSession
 from xlcli.runtime import Runtime
+from xlcli.store.folder import ADAPTATION_RATE, IMPORTED_ADAPTATION_RATE
 from xlcli.store.state_files import load_state, save_state
 from xlcli.streaming import stream
 
@@ -203,3 +204,37 @@ def test_the_division_into_calls_leaves_no_trace_in_the_weights():
     assert found[0].n_steps == 96 // ADAPT["adapt_block"]
     for other in found[1:]:
         assert all(torch.equal(weight, other.weights[name]) for name, weight in found[0].weights.items())
+
+
+@pytest.mark.parametrize(
+    ("record", "is_lower"),
+    [
+        ({}, False),
+        ({"imported": {"format": "llama"}}, True),
+        ({"init": {"model": "m", "weights": "w", "imported": {"format": "llama"}}}, True),  # trained from one
+        ({"init": {"model": "books", "weights": "w"}}, False),
+    ],
+)
+def test_the_default_rate_is_lower_for_an_imported_model(record, is_lower):
+    model = replace(toy(), record=record)
+
+    def rate(**options):
+        saved = []
+        settings = StreamConfig(adapt=True, adapt_block=16, **options)
+        list(stream(model, [TEXT[:40]], settings, RUNTIME, save=saved.append))
+        return saved[-1].model_state.adaptation.settings["adapt_lr"]
+
+    assert rate(adapt_lr=0.01) == 0.01
+    assert rate() == (IMPORTED_ADAPTATION_RATE if is_lower else ADAPTATION_RATE)
+    assert IMPORTED_ADAPTATION_RATE < ADAPTATION_RATE
+
+
+def test_a_state_without_a_rate_is_damaged():
+    """The rate of a state is never chosen anew, which would change its scores."""
+    model, saved = toy(), []
+    list(stream(model, [TEXT[:40]], StreamConfig(adapt=True), RUNTIME, save=saved.append))
+    state = saved[-1].model_state
+    settings = {**state.adaptation.settings, "adapt_lr": None}
+    damaged = replace(saved[-1], model_state=replace(state, adaptation=replace(state.adaptation, settings=settings)))
+    with pytest.raises(StateError, match="damaged"):
+        bits(model, [TEXT[:40]], resume=damaged)

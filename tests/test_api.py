@@ -159,7 +159,7 @@ def test_a_score_is_one_line_and_html_in_a_notebook(books):
     start, end = score.words[3].byte, score.words[3].byte + len("ภาษาไทย".encode())
     of_tokens = [token.bits for token in score.tokens if token.byte + len(token.text) > start and token.byte < end]
     assert sum(bits for _, bits in thai) == pytest.approx(sum(of_tokens), abs=0.005 * len(thai))
-    assert books.score("")._repr_html_().count("<span") == 0
+    assert "<span" not in books.score("")._repr_html_().partition("<pre")[2]
 
 
 def test_a_notebook_shows_the_beginning_of_a_long_text(books, monkeypatch):
@@ -171,15 +171,42 @@ def test_a_notebook_shows_the_beginning_of_a_long_text(books, monkeypatch):
     assert f"the first {len(shown)} bytes" in page
 
 
-def test_colors_of_a_notebook_are_those_of_the_page(books):
+def words_by_color(page):
+    """Bits of the words of a notebook by the number of their color, 0 for none; those of the legend are left out."""
+    found = {}
+    for bits, color in re.findall(r'title="([\d.]+) bits" style="(?:background:(#\w+))?', page[page.index("<pre") :]):
+        number = markup.BACKGROUNDS.index(color) + 1 if color else 0
+        found.setdefault(number, []).append(float(bits))
+    return found
+
+
+def test_colors_of_a_notebook_are_those_of_the_page_and_the_same_for_all_texts(books):
     style = (SOURCE / "xlcli" / "cli" / "page.css").read_text()
     assert tuple(re.findall(r"--c\d: (#\w{6})", style)[:5]) == markup.BACKGROUNDS
-    words = books.score(TEXT * 3)
-    found = dict(re.findall(r'title="([\d.]+) bits"(?: style="background:(#\w+))?', words._repr_html_()))
-    numbers = [markup.BACKGROUNDS.index(found[bits]) + 1 if found[bits] else 0 for bits in sorted(found, key=float)]
-    assert numbers == sorted(numbers)
-    assert numbers[0] == 0
-    assert numbers[-1] >= 4
+    for text in (TEXT * 3, "the of and the of"):
+        for number, bits in words_by_color(books.score(text)._repr_html_()).items():
+            assert {min(5, int(value / 4)) for value in bits} == {number}
+    legend = books.score("It was")._repr_html_().partition("<pre")[0]
+    assert re.findall(r">(\d+)</span>", legend) == ["0", "4", "8", "12", "16", "20"]
+
+
+def test_many_scores_are_a_list_that_a_notebook_shows_in_color(books, monkeypatch):
+    texts = ["The dog barked.", "The < cat & slept.", "It rained."]
+    scores = books.score(texts)
+    assert isinstance(scores, list)
+    assert scores == [*scores]
+    page = scores._repr_html_()
+    shown = [html.unescape(re.sub("<[^>]*>", "", part)) for part in re.findall("<pre.*?</pre>", page)]
+    assert shown == texts
+    assert page.count("bits of a word") == 1
+    one = scores[1]._repr_html_()
+    assert one[one.index("<pre") :] in page
+    assert scores[1:]._repr_html_().count("<pre") == 2
+    with_state = books.score(texts, state=books.read("Then. "))
+    assert with_state._repr_html_().count("<pre") == 3
+    monkeypatch.setattr(api.values, "SHOWN_BYTES", 20)
+    page = scores._repr_html_()
+    assert (page.count("<pre"), "and 1 more text<" in page) == (2, True)
 
 
 def test_what_is_hardly_meant_as_a_text_is_warned_of(books, tmp_path, monkeypatch):
@@ -510,26 +537,121 @@ def test_colored_words_of_a_text_that_continues_a_state_are_its_words(books):
         ("The ship and the capt", "ain was drowned.", ["aptain", "was", "drowned."]),  # its token began in the state
     ):
         page = books.score(text, state=books.read(read))._repr_html_()
-        assert re.findall(r"<span title[^>]*>([^<]*)<", page) == words
+        assert re.findall(r"<span title[^>]*>([^<]*)<", page[page.index("<pre") :]) == words
+
+
+WRONG = (3, 2.5, b"x", "a\ud800", "a\0b", [], [None], {"a": 1}, object(), np.int64(3), io.StringIO("x"), print, True)
+"""Values of which each parameter of the interface takes few."""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_argument_of_a_wrong_type_is_an_error_of_the_project(books, tmp_path, monkeypatch):
+    """What is not refused works."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("The dog barked.\n" * 5)
+    state = books.read("It was")
+    books.save_state(state, "s.state")
+    calls = (
+        (xlcli.load, {"model": "none"}),
+        (xlcli.copy_model, {"model": "none", "folder": "copy"}),
+        (xlcli.read_toml, {"path": "x.toml"}),
+        (xlcli.train, {"text": "t.txt", "folder": "m", "preset": "none"}),
+        (xlcli.train_events, {"text": "t.txt", "folder": "m", "preset": "none"}),
+        (xlcli.resume, {"text": "t.txt", "folder": "m"}),
+        (xlcli.resume_events, {"text": "t.txt", "folder": "m"}),
+        (xlcli.evaluate, {"model": books, "text": "t.txt", "mem_len": 8}),
+        (xlcli.generate, {"model": books, "prompt": "It", "max_new_tokens": 1}),
+        (xlcli.generate_prompts, {"model": books, "prompts": ["It"], "max_new_tokens": 1}),
+        (xlcli.stream, {"model": books, "text": "It"}),
+        (xlcli.Document, {"text": b"It"}),
+        (books.score, {"text": "It"}),
+        (books.read, {"text": "It"}),
+        (books.generate, {"prompt": "It", "max_new_tokens": 1}),
+        (books.stream_generate, {"prompt": "It", "max_new_tokens": 1}),
+        (books.save_state, {"state": state, "path": "new.state"}),
+        (books.load_state, {"path": "s.state"}),
+    )
+    n_refused = 0
+    for function, arguments in calls:
+        for name in inspect.signature(getattr(function, "__wrapped__", function)).parameters:
+            if name in ("self", "settings") or (function == xlcli.Document and name != "text"):
+                continue
+            for wrong in WRONG:
+                try:
+                    result = function(**arguments | {name: wrong})
+                    if inspect.isgenerator(result):
+                        list(result)
+                except xlcli.XLError:
+                    n_refused += 1
+    assert n_refused > 500
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "said"),
     [
-        lambda model: model.score("a", state="x.state"),
-        lambda model: model.read("a", state=3),
-        lambda model: model.save_state("a", "b"),
-        lambda model: list(xlcli.stream(model, 5)),
-        lambda model: list(xlcli.stream("books", "a")),
-        lambda model: list(xlcli.stream(model, "a", state=5)),
-        lambda model: list(xlcli.generate_prompts(model, "abc")),
-        lambda model: list(xlcli.evaluate(model, 5)),
+        (lambda model: model.score("a", state="x.state"), "model.load_state"),
+        (lambda model: model.read("a", state=3), "model.load_state"),
+        (lambda model: model.save_state("a", "b"), "model.read"),
+        (lambda model: list(xlcli.stream(model, 5)), r"str\(\)"),
+        (lambda model: list(xlcli.stream("books", "a")), "xlcli.load"),
+        (lambda model: xlcli.evaluate("books"), "xlcli.load"),
+        (lambda model: xlcli.generate("books", "a"), "xlcli.load"),
+        (lambda model: list(xlcli.stream(model, "a", state=5)), "model.load_state"),
+        (lambda model: list(xlcli.generate_prompts(model, "abc")), r"\[prompt\]"),
+        (lambda model: list(xlcli.evaluate(model, 5)), "path"),
+        (lambda model: model.load_state(3), "path"),
+        (lambda model: xlcli.read_toml(3), "path"),
+        (lambda model: model.score("a\ud800"), r"character 2 .*ud800.* text\.encode\('utf-8', 'replace'\)"),
+        (lambda model: model.score(["a", None]), "text 2: .* leave out"),
+        (lambda model: model.score(bytearray(b"a")), r"bytes\(text\)"),
+        (lambda model: model.score({"a", "b"}), "sorted"),
+        (lambda model: model.score(np.array(3)), r"str\(\)"),
+        (lambda model: xlcli.generate(model, "a", save=3), "without parentheses"),
+        (lambda model: model.generate("a", seed="x"), r"int\(seed\)"),
+        (lambda model: model.score("a", progress="no"), "progress=False"),
+        (lambda model: xlcli.copy_model("books", "b", weights=8), "int8"),
+        (lambda model: xlcli.Document("a"), r"text\.encode"),
     ],
 )
-def test_values_of_a_wrong_type_are_refused_with_a_remedy(books, call):
-    with pytest.raises(xlcli.ConfigError) as caught:
+def test_values_of_a_wrong_type_are_refused_with_the_right_call(books, call, said):
+    with pytest.raises(xlcli.ConfigError, match=said):
         call(books)
-    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model: model.score("a", context=20), r"mem_len.*xlcli\.evaluate\(model, path, context="),
+        (lambda model: model.score("a", limit=20), r"xlcli\.evaluate\(.*limit="),
+        (lambda model: model.score("a", temperature=0.5), r"model\.generate\(.*temperature="),
+        (lambda model: model.generate("a", num_samples=2), r"xlcli\.generate\(.*num_samples="),
+        (lambda model: model.read("a", min_bits=2), r"xlcli\.stream\(.*min_bits="),
+        (lambda model: xlcli.load("books", mem_len=8), r"model\.score\(.*mem_len="),
+        (lambda model: model.score("a", mem_ln=8), "Did you mean 'mem_len'"),
+    ],
+)
+def test_a_setting_of_another_call_is_refused_with_that_call(books, call, said):
+    with pytest.raises(xlcli.ConfigError, match=said):
+        call(books)
+
+
+def test_settings_may_be_numbers_of_numpy_and_paths(books):
+    assert books.score(TEXT, mem_len=np.int64(8)) == books.score(TEXT, mem_len=8)
+    assert books.generate("It", max_new_tokens=np.array(2), seed=1) == books.generate("It", max_new_tokens=2, seed=1)
+    with pytest.raises(xlcli.ConfigError, match="ndarray"):
+        books.score(TEXT, mem_len=np.arange(2))
+
+
+def test_texts_of_numpy_pandas_and_generators_are_scored_one_by_one(books):
+    texts = ["The dog barked.", "It rained."]
+    expected = books.score(texts)
+    assert books.score(np.array(texts)) == books.score(text for text in texts) == expected
+    assert books.score(np.array(texts)[0]) == books.score(texts[0])
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"text": texts}, index=[7, 3])
+    assert books.score(table["text"]) == expected
+    with pytest.raises(xlcli.ConfigError, match=r"table\['text'\]"):
+        books.score(table)
 
 
 def test_a_workflow_that_is_no_method_is_named(books):

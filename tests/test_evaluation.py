@@ -457,11 +457,20 @@ def test_a_story_in_paragraphs_is_no_list_of_sentences():
     assert not is_list_of_sentences(("هل تعرف؟ سألته. " + sentence).encode() * 12)  # two in a line
 
 
-def test_words_of_a_script_without_blanks_are_said_to_be_phrases(tmp_path):
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [
+        ("ภาษาไทยไม่มีช่องว่าง ระหว่างคำ\n", True),
+        ("The old dog said ภาษาไทยไม่มีช่องว่าง to the cat.\n", True),
+        ("كان الليل ภาษาไทยไม่มีช่องว่าง مظلما\n", True),
+        ("The old dog ran.\n", False),
+    ],
+)
+def test_words_of_a_script_without_blanks_are_said_to_be_phrases(tmp_path, text, is_said, words):
     path = tmp_path / "th.txt"
-    for text, is_said in (("ภาษาไทยไม่มีช่องว่าง ระหว่างคำ\n", True), ("The old dog ran.\n", False)):
-        path.write_text(text * 3)
-        events = [*evaluate(toy(), [path], EvalConfig(), RUNTIME, words=True)]
-        notices = [event.text for event in events if isinstance(event, Notice)]
-        assert any("no blanks between words" in notice for notice in notices) == is_said
-        assert (events[-1].word_perplexity is None) == (events[-1].words is None) == is_said
+    path.write_text(text * 3)
+    events = [*evaluate(toy(), [path], EvalConfig(), RUNTIME, words=words)]
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert any("no perplexity per word" in notice for notice in notices) == is_said
+    assert (events[-1].word_perplexity is None) == (events[-1].words is None) == is_said

@@ -45,6 +45,12 @@ def test_bytes_that_are_not_utf8_have_no_characters(data):
     ("internationalization institutionalization", False),
     ("സ്വാതന്ത്ര്യത്തോടുംകൂടി ജനിച്ചിട്ടുള്ളവരാണ്", False),  # Malayalam has long words
     ("In Thai: ภาษา", False),
+    ("The sentence was ภาษาไทยไม่มีช่องว่างระหว่างคำ, she said.", True),  # a third of it
+    ("كان الليل مظلما ภาษาไทยไม่มีช่องว่าง ระหว่างคำ في الشتاء", True),
+    ("The old dog ran to the house. " * 20 + "ภาษาไทยไม่มีช่องว่าง", False),  # a quotation
+    ("ภาษา\u200bไทย\u200bไม่\u200bมี ช่องว่าง\u200bระหว่าง\u200bคำ", True),  # only blanks divide words
+    ("我们在黑暗的夜里，航行。今天，天气好。", True),
+    ("东京 (Tokyo) and 北京 (Beijing) are cities", False),
 ])  # fmt: skip
 def test_phrases_are_no_words(text, has_phrases):
     counts = count(text.encode())

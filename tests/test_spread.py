@@ -1,6 +1,7 @@
 """Intervals over documents and comparisons of models: against plain loops, simulations, and exact fractions."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from math import comb
 from statistics import fmean
@@ -11,8 +12,8 @@ from toys import PROSE, RUNTIME, slow_bits, toy
 
 from xlcli.config import EvalConfig
 from xlcli.evaluation import evaluate
-from xlcli.evaluation.spread import compare, discordance, mcnemar, spread_of
-from xlcli.events import PairShare, Score
+from xlcli.evaluation.spread import compare, discordance, mcnemar, remark_on_memory, spread_of
+from xlcli.events import Notice, PairShare, Score
 from xlcli.metrics import half_width
 
 TEXTS = [f"{line}\n" for line in PROSE.splitlines()[:5] if line]
@@ -182,3 +183,40 @@ def test_grouped_rows_and_pairs_have_no_spread(tmp_path):
         assert each.only_model - each.only_other == round(pair.pairs * (pair.share - its.share))
         assert each.p == mcnemar(each.only_model, each.only_other)
     assert compare(score_of(path, text_field="one"), score_of(path, text_field="one")) is None
+
+
+def at_lengths(score, bits_by_length, noise=0.0):
+    """Scores of 30 documents of 100 bytes by memory length; `noise` alternates from document to document."""
+    scores = []
+    for number, (mem_len, bits) in enumerate(bits_by_length.items()):
+        sums = tuple((100 * bits + noise * number * (-1) ** i, 100) for i in range(30))
+        spread = spread_of(np.array(sums))
+        scores.append(replace(score, mem_len=mem_len, bits_per_byte=bits, sums=sums, spread=spread))
+    return scores
+
+
+def test_a_memory_that_is_worse_than_a_shorter_one_is_remarked_on(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(PROSE)
+    score = score_of(path, segment_len=50)
+    assert remark_on_memory(at_lengths(score, {0: 2.5, 16: 2.4, 64: 2.3, 128: 2.3}), 64) is None
+    assert remark_on_memory(at_lengths(score, {64: 2.3}), 64) is None
+    without_memory = remark_on_memory(at_lengths(score, {64: 2.4, 0: 2.3, 128: 2.2}), 64)
+    assert without_memory.startswith("a memory of 64 costs 0.1000 bits per byte more than 0: ")
+    assert "segments of 50 tokens" in without_memory
+    assert "trained with 64" in remark_on_memory(at_lengths(score, {0: 2.5, 64: 2.3, 128: 2.35}), 64)
+    noisy = at_lengths(score, {0: 2.5, 64: 2.3, 128: 2.301}, noise=50.0)
+    assert "within the 95 % interval" in remark_on_memory(noisy, 64)
+    one_text = [replace(each, sums=(), spread=None) for each in noisy]
+    assert "within" not in remark_on_memory(one_text, 64)
+
+
+def test_a_sweep_ends_with_the_remark(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(PROSE)
+    model = toy(mem_len=9)
+    events = list(evaluate(model, [str(path)], EvalConfig(sweep_mem_len=(0, 1, 9)), RUNTIME))
+    remark = remark_on_memory([event for event in events if isinstance(event, Score)], model.config.train.mem_len)
+    assert ([] if remark is None else [Notice(remark)]) == [
+        e for e in events if type(e) is Notice and "costs" in e.text
+    ]

@@ -43,26 +43,20 @@ WARMUP = LEAST = 3  # number of calls before the timed ones, and minimum number 
 UNEVEN = 1.5  # ratio of the 90th percentile to the median above which the machine was not quiet
 FIGURES = {"decode": 3, "eval": 2, "train": 1}  # number of timed figures of a task
 LONGEST_WINDOW = 2**15  # tokens of memory whose window is recomputed, which takes minutes for more
-LEAST_FOR_P99 = 100
-"""Minimum number of calls for their 99th percentile."""
+LEAST_FOR_P99 = 100  # minimum number of calls for their 99th percentile
 Measurement = Generator[Progress | Notice, None, Speed]
 """One task with one memory length. Its first event comes once its memory is known to fit; else a `ResourceError`."""
 
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Times calls again and again.
+    """Times calls again and again."""
 
-    Attributes:
-        runtime: Device, which is waited for.
-        seconds: Time for all calls of a figure; at least `LEAST` are timed. A second call that takes longer is the only
-            timed one.
-        stop: Called between calls.
-    """
-
-    runtime: Runtime
+    runtime: Runtime  # device, which is waited for
+    # Time for all calls of a figure; at least `LEAST` are timed. A second call that takes longer is the only
+    # timed one.
     seconds: float
-    stop: Callable[[], bool]
+    stop: Callable[[], bool]  # called between calls
 
     def repeat(
         self, call: Callable[[], object], stage: str, *, fill: int = 0, warmup: int = WARMUP
@@ -70,9 +64,7 @@ class Stopwatch:
         """Durations of a call in seconds, ascending; yields progress of this stage.
 
         The first `fill` calls fill the memory; `warmup` more are not timed, at least 1, which may compile or allocate.
-
-        Raises:
-            StoppedEarlyError: `stop` became true.
+        `StoppedEarlyError` if `stop` became true.
         """
         meter = ProgressMeter(stage, None, "calls")
         durations: list[float] = []
@@ -94,11 +86,7 @@ class Stopwatch:
 
 
 def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
-    """A model of this configuration with random weights and the settings of `config.bench`.
-
-    Raises:
-        ResourceError: The weights do not fit the machine.
-    """
+    """A model with random weights and the settings of `config.bench`; `ResourceError` if it does not fit."""
     options, shape = config.bench, config.bench.shape(config.model)
     require_memory(f"the weights of {name}", 4 * shape.n_matrix_weights, "Use a smaller preset.", str(runtime.device))
     torch.manual_seed(config.runtime.seed or 0)
@@ -116,22 +104,10 @@ def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
 def bench(
     task: str, name: str, model: LoadedModel | None, config: Config, runtime: Runtime, *, stop: Callable[[], bool]
 ) -> Iterator[Notice | Progress | Speed]:
-    """Measures a workflow, with a line about the plan first.
+    """Measures a workflow: yields a line about the plan, and a `Speed` for each memory length until `stop`.
 
-    Args:
-        task: `decode` (a token per call, as `generate`), `eval`, or `train`.
-        name: Name of the preset or model.
-        model: Model that decodes or evaluates, trained or not; training makes new weights.
-        config: Sections model, train and bench: memory lengths, batch size and time for each figure.
-        runtime: Device and number type, of `make_runtime` for this task.
-        stop: Called between calls; when true, no further memory length is measured.
-
-    Yields:
-        Progress, notices, and a `Speed` for each memory length.
-
-    Raises:
-        ConfigError: A setting is illegal or does not apply to this model.
-        ResourceError: The memory does not fit the machine.
+    The task is `decode` (a token per call, as `generate`) or `eval`, by a model that may have random weights, or
+    `train`, which makes new ones. `ConfigError` if a setting does not apply, `ResourceError` if memory does not fit.
     """
     options = config.bench
     watch = Stopwatch(runtime, options.seconds, stop)

@@ -86,16 +86,7 @@ def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E,
 
 @dataclass(frozen=True, slots=True)
 class Plan(Event):
-    """Plan of a training run, and the result of `--dry-run`.
-
-    `needed_bytes` is an estimated peak of RAM or GPU memory, `available_bytes` are free; `weights` and `weights_bytes`
-    are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
-    None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
-    `valid_from_end`: the validation text was split off the end of `corpus`.
-    `left_out`: files among the given ones that are not read, because they are held-out text.
-    `held_out_files`: files among the given ones that the seed has drawn as validation and test text.
-    `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
-    """
+    """Plan of a training run, and the result of `--dry-run`."""
 
     folder: Path
     corpus: str
@@ -107,57 +98,52 @@ class Plan(Event):
     vocab_size: int
     preset: str
     parameters: int
-    needed_bytes: int
-    weights: str
+    needed_bytes: int  # estimated peak of RAM or GPU memory
+    weights: str  # encoding of the stored weights
     weights_bytes: int
     device: str
     dtype: str
     threads: int
     budget: str
     resumed_at: int
-    init: str | None = None
-    estimated: bool = False
+    init: str | None = None  # name of the model whose weights the run starts from
+    estimated: bool = False  # `train_tokens` is an estimate from a sample of the text, as in a dry run
     available_bytes: int | None = None
-    n_ranks: int = 1
-    n_local_ranks: int = 1
-    rows: int | None = None
-    valid_from_end: bool = False
-    left_out: tuple[str, ...] = ()
-    held_out_files: tuple[str, ...] = ()
+    n_ranks: int = 1  # number of processes that train
+    n_local_ranks: int = 1  # number of them on this machine
+    rows: int | None = None  # sequences of a batch for each of them
+    valid_from_end: bool = False  # the validation text was split off the end of `corpus`
+    left_out: tuple[str, ...] = ()  # given files that are not read, because they are held-out text
+    held_out_files: tuple[str, ...] = ()  # given files that the seed has drawn as validation and test text
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
-
-    `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process, and
-    `last_step` the step at which it is then spent.
-    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
-    """
+    """One optimizer step."""
 
     step: int
     tokens: int
     seconds: float
-    nats: float
+    nats: float  # mean loss per token
     bits_per_byte: float
     lr: float
     grad_norm: float
     tokens_per_second: float
-    fraction: float
-    eta_seconds: float
-    last_step: int
-    mean_steps: float | None = None
+    fraction: float  # share of the budget spent, 0 to 1
+    eta_seconds: float  # time until the first budget is spent, at the mean speed of the steps of this process
+    last_step: int  # step at which it is then spent
+    mean_steps: float | None = None  # mean number of steps per token with adaptive computation time
 
 
 @dataclass(frozen=True, slots=True)
 class Validation(Event):
-    """Validation during training. `best`: the lowest value so far; the weights were saved."""
+    """Validation during training."""
 
     step: int
     tokens: int
     seconds: float
     bits_per_byte: float
-    best: bool
+    best: bool  # the lowest value so far; the weights were saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,30 +161,24 @@ class Stopping(Event):
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """Text of the score of a model: the first `bytes` of the `of_bytes` bytes of its validation text.
+    """Text of the score of a model: the first `bytes` of the `of_bytes` bytes of its validation text."""
 
-    `mem_len` is the memory length in tokens. `xlcli eval -m NAME --limit BYTES` prints the same score.
-    """
-
-    bytes: int
+    bytes: int  # `xlcli eval -m NAME --limit BYTES` prints the same score
     of_bytes: int
-    mem_len: int
+    mem_len: int  # in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Trained(Event):
-    """End of a run. `bits_per_byte` is the score of the best weights on the text `scored`.
-
-    `seconds` of training, without the final score and sample. `stopped`: ended before the budget was spent.
-    """
+    """End of a run."""
 
     folder: Path
     step: int
     tokens: int
-    seconds: float
-    bits_per_byte: float | None
+    seconds: float  # of training, without the final score and sample
+    bits_per_byte: float | None  # score of the best weights on the text `scored`
     best_step: int | None
-    stopped: bool
+    stopped: bool  # the run ended before its budget was spent
     sample: str
     scored: ScoredText | None = None
 
@@ -208,44 +188,34 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model predicted in the place of a token: its entropy in bits, and the `columns` that were asked for.
+    """What a model predicted in the place of a token."""
 
-    `word_ends` are log2 of the probabilities that a word ends here after a letter, and after a punctuation mark, and
-    `column_ends` these of each column that has bits by another prediction: of an inner block, at a temperature.
-    """
-
-    word_ends: tuple[float, ...]
-    entropy: float
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    word_ends: tuple[float, ...]  # log2 of the probability that a word ends here: after a letter, after a mark
+    entropy: float  # in bits
+    columns: Mapping[str, Any] = field(default_factory=dict)  # those that were asked for
+    # `word_ends` by the prediction of each column that has its own: of an inner block, or at a temperature.
     column_ends: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore(Event):
-    """One token of evaluated or streamed text: number of its line from 1, byte offset, text, surprisal in bits.
+    """One token of evaluated or streamed text."""
 
-    `prediction` is None unless asked for.
-    """
-
-    line: int
-    byte: int
+    line: int  # number of its line, from 1
+    byte: int  # its offset
     text: bytes
-    bits: float
-    prediction: Prediction | None = None
+    bits: float  # surprisal
+    prediction: Prediction | None = None  # if it was asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Event):
-    """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object.
+    """A document begins."""
 
-    `regions` are the offsets in its text at which marked regions begin and end, `file` the name of its file if several
-    are read.
-    """
-
-    document: int
-    fields: Mapping[str, Any]
-    regions: Sequence[tuple[int, int]] = field(default=(), repr=False)
-    file: str | None = field(default=None, repr=False)
+    document: int  # its number
+    fields: Mapping[str, Any]  # the other columns or keys, if it is a row of a table or a JSON object
+    regions: Sequence[tuple[int, int]] = field(default=(), repr=False)  # where marked regions begin and end
+    file: str | None = field(default=None, repr=False)  # name of its file, if several are read
 
     @property
     def place(self) -> str:
@@ -257,54 +227,40 @@ class Row(Event):
 
 @dataclass(frozen=True, slots=True)
 class WordScore(Event):
-    """One word of evaluated or streamed text (`xlcli.words`).
+    """One word of evaluated or streamed text (`xlcli.words`)."""
 
-    Attributes:
-        document: Number of its document, from 1: a row, a text of JSON lines, a file.
-        line: Number of its line, from 1.
-        number: Number of the word in its line, from 1.
-        word: Its text; bytes that are not UTF-8 are U+FFFD.
-        naive_bits: Sum of the surprisals of its tokens.
-        token_entropy: Entropy in bits of the prediction of its first token.
-        columns: Further columns that were asked for, by their names.
-        next_entropy: Entropy in bits of the prediction of the token after it, if the word ended by that prediction.
-    """
-
-    document: int
-    line: int
-    number: int
+    document: int  # number of its document, from 1: a row, a text of JSON lines, a file
+    line: int  # number of its line, from 1
+    number: int  # number of the word in its line, from 1
     byte: int
-    word: str
+    word: str  # its text; bytes that are not UTF-8 are U+FFFD
     bits: float
-    naive_bits: float
-    token_entropy: float
+    naive_bits: float  # sum of the surprisals of its tokens
+    token_entropy: float  # entropy in bits of the prediction of its first token
     tokens: int
+    # Further columns that were asked for, by their names.
     columns: Mapping[str, Any] = field(default_factory=dict)
+    # Entropy in bits of the prediction of the token after it, if the word ended by that prediction.
     next_entropy: float | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RegionScore(Event):
-    """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text.
-
-    `region` and `number` are the numbers of the region and of its first word in the text, from 1. `next_bits` are those
-    of the word after it, `next_two_bits` of the two after it, None at the end. `bits` and `tokens` are sums,
-    `token_entropy` is that of the first word, and `columns` are as `xlcli.evaluation.regions` says.
-    """
+    """Words that the user has marked (`xlcli.evaluation.regions`). The event comes after the words of their text."""
 
     document: int
-    region: int
-    number: int
+    region: int  # number of the region in the text, from 1
+    number: int  # number of its first word in the text, from 1
     byte: int
     text: str
     words: int
-    bits: float
+    bits: float  # sum over the words, as `naive_bits` and `tokens`
     naive_bits: float
-    token_entropy: float
+    token_entropy: float  # of the first word
     tokens: int
-    next_bits: float | None
-    next_two_bits: float | None
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    next_bits: float | None  # bits of the word after the region; None at the end
+    next_two_bits: float | None  # bits of the two words after it
+    columns: Mapping[str, Any] = field(default_factory=dict)  # as `xlcli.evaluation.regions` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,21 +279,18 @@ class DocumentScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class ContextBin:
-    """Loss of tokens with a context of at least `start` and fewer than `stop` tokens, counted from an empty memory.
-
-    `margin` is half the width of the 95 % confidence interval of `bits_per_byte`; None if it cannot be estimated.
-    """
+    """Loss of tokens with a context of at least `start` and fewer than `stop` tokens, counted from an empty memory."""
 
     start: int
     stop: int
     tokens: int
     bits_per_byte: float
-    margin: float | None = None
+    margin: float | None = None  # half the width of the 95 % interval of `bits_per_byte`, if it can be estimated
 
 
 @dataclass(frozen=True, slots=True)
 class PairScore(Event):
-    """Two texts of a row that are compared: number of the pair, surprisal in bits and tokens of each."""
+    """Two texts of a row that are compared: surprisal in bits and tokens of each."""
 
     pair: int
     first_bits: float
@@ -348,49 +301,39 @@ class PairScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class PairShare:
-    """Share of the `pairs` of a group (None: all) whose first text is more probable, with its 95 % interval.
+    """Share of the pairs of a group whose first text is more probable, with its 95 % interval. Ties count as half."""
 
-    `share_per_token` compares means per token. Equal texts count half. `signs`, not in JSON, are 1 for each pair whose
-    first text is more probable, -1 if the second one is, else 0.
-    """
-
-    group: str | None
+    group: str | None  # None: all pairs
     pairs: int
     share: float
     low: float
     high: float
-    share_per_token: float
+    share_per_token: float  # the same of means per token
+    # Not in JSON: 1 for each pair whose first text is more probable, -1 if the second one is, else 0.
     signs: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Bits per byte of several documents with 95 % intervals (`xlcli.evaluation.spread`), or a difference of them.
-
-    `bits_per_byte` is that of the whole text, `document_mean` the mean over documents, however long each is. The
-    intervals are None if there are fewer than five documents.
-    """
+    """Bits per byte of several documents with 95 % intervals (`xlcli.evaluation.spread`), or a difference of them."""
 
     documents: int
-    bits_per_byte: float
-    bits_per_byte_low: float | None
+    bits_per_byte: float  # of the whole text
+    bits_per_byte_low: float | None  # None, as the other bounds, if there are fewer than five documents
     bits_per_byte_high: float | None
-    document_mean: float
+    document_mean: float  # mean over documents, however long each is
     document_mean_low: float | None
     document_mean_high: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Discordance:
-    """Pairs of a group (None: all) in which only one of two models gives the first text the higher probability.
+    """Pairs of a group in which only one of two models gives the first text the higher probability."""
 
-    In the others both do, or none, or texts are equal. `p` is of the exact test of McNemar, two-sided.
-    """
-
-    group: str | None
+    group: str | None  # None: all pairs
     only_model: int
     only_other: int
-    p: float
+    p: float  # of the exact test of McNemar, two-sided
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,18 +346,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ContinuationScore(Event):
-    """Surprisal of the continuation of a row after its context, and the size of its tokens, with the blank before it.
-
-    `best`, `best_per_byte`: its bits, or bits per byte, are the lowest ones of its group; None without groups.
-    """
+    """Surprisal of the continuation of a row after its context; its tokens and bytes are with the blank before it."""
 
     row: int
     bits: float
     bits_per_byte: float
     bytes: int
     tokens: int
-    best: bool | None = None
-    best_per_byte: bool | None = None
+    best: bool | None = None  # its bits are the lowest ones of its group; None without groups
+    best_per_byte: bool | None = None  # so are its bits per byte
 
 
 Scored = TokenScore | Row | WordScore | RegionScore | DocumentScore | PairScore | ContinuationScore
@@ -433,29 +373,7 @@ VALIDATION_TOKENS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Score(Event):
-    """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
-
-    `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
-    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
-    `weight_dtype` and `memory_dtype` are the number types that weights and memory were rounded to. `rounding_cost` is
-    the difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, None without
-    rounding.
-    `partial`: evaluation was stopped; all values are of the tokens scored until then. `finished`: the training of the
-    model has ended.
-    `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
-    not divided. `each_line`: they are its lines.
-    `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
-    `by_context` is empty.
-    `crlf` is the number of CR LF in the files that were read as LF.
-    `adapt`: the weights were adapted to the text while it was read. `context_cache`: number of tokens of the cache, if
-    any. With either, `by_context` is empty.
-    `pairs` has the results of all pairs of texts and of each group, if pairs were compared. `correct` is the share of
-    groups of continuations whose most probable one is correct, if rows say which one is; `correct_per_byte` compares
-    means per byte.
-    `by_document`, not in JSON, has the `Row` and `DocumentScore` of each document, by turns, if they are few.
-    `spread` is that over documents, if there are several that are neither pairs nor groups. `sums`, not in JSON, are
-    bits and bytes of each, from which it comes.
-    """
+    """One evaluation; its fields are the JSON keys of `xlcli eval`."""
 
     model: str
     position: str
@@ -463,7 +381,7 @@ class Score(Event):
     parameters: int
     file: str
     bytes: int
-    chars: int | None
+    chars: int | None  # None, as `words`, if the text is not UTF-8
     words: int | None
     tokens: int
     nats: float
@@ -480,45 +398,33 @@ class Score(Event):
     seconds: float
     device: str
     dtype: str
-    weight_dtype: str = "float32"
-    memory_dtype: str = "float32"
+    weight_dtype: str = "float32"  # number type that weights were rounded to
+    memory_dtype: str = "float32"  # number type that the memory was rounded to
+    # Difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, if it is rounded.
     rounding_cost: float | None = None
-    unknown_words: int | None = None
-    documents: int = 1
-    each_line: bool = False
-    crlf: int = 0
-    stride: int | None = None
-    adapt: bool = False
-    context_cache: int | None = None
-    mean_steps: float | None = None
-    partial: bool = False
-    finished: bool = True
-    by_context: tuple[ContextBin, ...] = ()
-    pairs: tuple[PairShare, ...] = ()
-    correct: float | None = None
-    correct_per_byte: float | None = None
-    spread: Spread | None = None
+    unknown_words: int | None = None  # words scored as `<unk>`, if the vocabulary is one of words
+    documents: int = 1  # documents that were scored to their end, each on its own; 1 if the text was not divided
+    each_line: bool = False  # the documents are lines
+    crlf: int = 0  # CR LF in the files that were read as LF
+    stride: int | None = None  # distance in tokens of overlapping windows of `segment_len` tokens, if there are any
+    adapt: bool = False  # the weights were adapted to the text while it was read
+    context_cache: int | None = None  # tokens of the cache, if there is one
+    mean_steps: float | None = None  # mean number of steps per token with adaptive computation time
+    partial: bool = False  # evaluation was stopped; all values are of the tokens scored until then
+    finished: bool = True  # the training of the model has ended
+    by_context: tuple[ContextBin, ...] = ()  # empty with a stride, adaptation or a cache
+    pairs: tuple[PairShare, ...] = ()  # of all pairs of texts and of each group, if pairs were compared
+    correct: float | None = None  # share of groups whose most probable continuation is the correct one, if rows say it
+    correct_per_byte: float | None = None  # the same of means per byte
+    spread: Spread | None = None  # over documents, if there are several that are neither pairs nor groups
+    # Not in JSON: bits and bytes of each document; and its `Row` and `DocumentScore`, by turns, if they are few.
     sums: tuple[tuple[float, float], ...] = field(default=(), repr=False)
     by_document: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed(Event):
-    """Speed of a task with one memory length; its fields are the JSON keys of `xlcli bench`.
-
-    Fields that do not apply to a task are None.
-
-    Attributes:
-        calls: Number of timed calls, to which `tokens`, `seconds` and `tokens_per_second` belong.
-        ms_per_token: Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles, the latter
-            from 100 calls on.
-        first_token_seconds: Time from a prompt of `prompt_tokens` tokens to the next token.
-        recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it of one sequence, from
-            empty memory. None if it does not fit the machine.
-        recompute_ratio: That time over `ms_per_token`.
-        peak_rss_bytes: Peak RAM of the process up to the last timed call, without the comparison.
-        kernels: Whether compiled kernels decode.
-    """
+    """Speed of a task with one memory length; its fields, if they apply, are the JSON keys of `xlcli bench`."""
 
     task: Literal["decode", "eval", "train"]
     model: str
@@ -526,29 +432,33 @@ class Speed(Event):
     mem_len: int
     segment_len: int
     batch_size: int
-    calls: int
+    calls: int  # number of timed calls, to which `tokens`, `seconds` and `tokens_per_second` belong
     tokens: int
     tokens_per_second: float
+    # Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles, the latter from 100
+    # calls on.
     ms_per_token: float
     ms_per_token_p90: float
-    peak_rss_bytes: int
+    peak_rss_bytes: int  # peak RAM of the process up to the last timed call, without the comparison
     seconds: float
     device: str
     dtype: str
     threads: int
     ms_per_token_p99: float | None = None
+    # Time of a call over one token and the `mem_len` tokens before it of one sequence, from empty memory. None
+    # if it does not fit the machine.
     recompute_ms_per_token: float | None = None
-    recompute_ratio: float | None = None
+    recompute_ratio: float | None = None  # that time over `ms_per_token`
     weight_dtype: str = "float32"
     memory_dtype: str = "float32"
-    first_token_seconds: float | None = None
+    first_token_seconds: float | None = None  # time from a prompt of `prompt_tokens` tokens to the next token
     prompt_tokens: int | None = None
-    kernels: bool | None = None
+    kernels: bool | None = None  # whether compiled kernels decode
 
 
 @dataclass(frozen=True, slots=True)
 class LineScore(Event):
-    """One line of a stream with its line end. `spans` are its tokens for coloring: (text, bits)."""
+    """One line of a stream with its line end."""
 
     line: int
     byte: int
@@ -557,43 +467,35 @@ class LineScore(Event):
     tokens: int
     bits: float
     bits_per_byte: float
-    spans: tuple[tuple[builtins.bytes, float], ...]
+    spans: tuple[tuple[builtins.bytes, float], ...]  # texts and bits of its tokens, for coloring
 
 
 @dataclass(frozen=True, slots=True)
 class RecordScore(LineScore):
-    """One record of a stream: a row, what a pattern found in a line, or an event of several lines.
+    """One record of a stream: a row, what a pattern found in a line, or an event of lines, from its first `line` on."""
 
-    `line` is the line of the input at which it begins. `fields` are those of its row with the text, as they came.
-    """
-
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any]  # those of its row with the text, as they came
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStats(Event):
-    """Totals of a stream since this run began, without what a resumed state has read before.
-
-    `shown` is the number of lines or tokens selected, None if all are. `records` are the rows and events of the text,
-    whose `lines` are those of their texts; 0 if it is plain. `skipped` are the lines of the input without a text.
-    `seconds` and `lines_per_second` are with waits for input; `tokens_per_second` is the speed of the model.
-    """
+    """Totals of a stream since this run began, without what a resumed state has read before."""
 
     lines: int
     bytes: int
     tokens: int
     bits: float
     bits_per_byte: float
-    seconds: float
+    seconds: float  # with waits for input
     lines_per_second: float
-    tokens_per_second: float
+    tokens_per_second: float  # without waits: the speed of the model
     mem_len: int
     state_bytes: int
     final: bool
-    shown: int | None = None
+    shown: int | None = None  # lines or tokens selected; None if all are
     crlf: int = 0
-    records: int = 0
-    skipped: int = 0
+    records: int = 0  # rows and events of the text, whose `lines` are those of their texts; 0 if it is plain
+    skipped: int = 0  # lines of the input without a text
 
 
 # Generation
@@ -609,20 +511,17 @@ class GeneratedText(Event):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of a token in nats by the model, before temperature, repetition penalty and filters.
+    """Log probability of a token in nats by the model, before temperature, repetition penalty and filters."""
 
-    `token` is its id. `best` are the most probable tokens in its place, if they were asked for, the best one first.
-    """
-
-    token: int
+    token: int  # its id
     text: bytes
     logprob: float
-    best: tuple[TokenLogprob, ...] = ()
+    best: tuple[TokenLogprob, ...] = ()  # the most probable tokens in its place, if they were asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Generated(Event):
-    """One finished sample; its fields are the JSON keys of `xlcli generate`. `logprobs`: None unless asked for."""
+    """One finished sample; its fields are the JSON keys of `xlcli generate`."""
 
     sample: int
     prompt: str
@@ -631,4 +530,4 @@ class Generated(Event):
     seed: int
     stop_reason: Literal["length", "stop", "interrupted"]
     tokens_per_second: float
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None  # if they were asked for

@@ -208,15 +208,15 @@ def read_prompt(
     resume: SessionState | None,
     stop: Callable[[], bool],
 ) -> Prompt:
-    """Reads a prompt in large calls; arguments as for `generate`."""
+    """Reads a prompt in large calls, after what a resumed session has not read; arguments as for `generate`."""
     no_numbers = np.empty(0, np.int32)
     pending = PendingText(b"", no_numbers, no_numbers)
     n_seen = 0
     if resume is not None:
         pending = resume.pending
         n_seen = resume.model_state.seen
-    is_cleared = bool(pending.documents)  # a document begins in the unread text, before which nothing counts
-    if is_cleared:
+    begins_document = bool(pending.documents)  # in the unread text; nothing before it counts
+    if begins_document:
         start = pending.documents[-1]
         is_after_start = np.cumsum(pending.sizes) > start
         pending = PendingText(pending.data[start:], pending.ids[is_after_start], pending.sizes[is_after_start])
@@ -228,18 +228,22 @@ def read_prompt(
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
     if options.num_samples > 1 and session.options.learning.context_cache is not None:
         raise ConfigError("a context cache continues one text, not several samples.", "Use num_samples 1.")
-    if is_cleared:
+    if begins_document:
         session.reset()
     rng = _make_rng(seed, resume)
-    # What is not read before an interruption is saved as text.
     n_read = session.read(ids, stop)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
-    unread = PendingText(text[int(sizes[:n_read].sum()) :], ids[n_read:], sizes[n_read:])
+    # What is not read before an interruption is saved as text.
+    n_bytes_read = int(sizes[:n_read].sum())
+    unread = PendingText(text[n_bytes_read:], ids[n_read:], sizes[n_read:])
     return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, unread)
 
 
 def _make_rng(seed: int | None, resume: SessionState | None) -> SampleRNG:
-    """Generator with this seed, else the saved one, else with a random seed; it has the latest tokens of the saved."""
+    """Generator with this seed, else the saved one, else one with a random seed.
+
+    In any case it has the latest tokens of the saved one.
+    """
     if resume is None or resume.sampler is None:
         return SampleRNG(secrets.randbits(31) if seed is None else seed)
     saved = resume.sampler
@@ -282,11 +286,12 @@ class Sample:
             best_tokens = tuple(TokenLogprob(i, tokenizer.text_after(last, i), value) for i, value in best)
             self._logprobs.append(TokenLogprob(token, text, logprob, best_tokens))
         self._n_tokens += 1
-        if token in self._end_ids or (not text and token in tokenizer.separate_ids):  # a special token
+        is_without_text = not text and token in tokenizer.separate_ids  # a special token, such as the end of a turn
+        if token in self._end_ids or is_without_text:
             self._is_complete = True
             return
         self._text += self._detokenizer.feed(text)
-        self._is_complete = self._detokenizer.stopped
+        self._is_complete = self._detokenizer.stopped  # a stop text has come
 
     def end(self, seconds: float, *, interrupted: bool) -> None:
         """Ends the sample after this time, if it is complete or `interrupted`."""
@@ -329,28 +334,30 @@ def _sample_batch(
     logits = torch.cat(first_logits) if first_logits else None
     sampling = options.sampling(session.model.tokenizer.kind)
     started = time.perf_counter()
-    running = samples  # those that still grow, in the order of the rows
+    growing = samples  # those that have not ended, in the order of the rows
     not_output = deque(samples)
     while True:
         interrupted = stop()
-        for sample in running:
+        for sample in growing:
             sample.end(time.perf_counter() - started, interrupted=interrupted)
         # Samples that have ended leave the batch.
-        rows = [row for row, sample in enumerate(running) if sample.stop_reason is None]
-        if 0 < len(rows) < len(running):
+        rows = [row for row, sample in enumerate(growing) if sample.stop_reason is None]
+        if 0 < len(rows) < len(growing):
             session = session.select(rows)
-        running = [running[row] for row in rows]
+        growing = [growing[row] for row in rows]
         while not_output:
-            yield from not_output[0].new_text()
-            if not_output[0].stop_reason is None:
+            first = not_output[0]
+            yield from first.new_text()
+            if first.stop_reason is None:  # later samples wait for it
                 break
-            yield not_output.popleft().result
-        if not running:
+            yield first.result
+            not_output.popleft()
+        if not growing:
             return
         if logits is None:
             logits = session.predict()
         before = session.last_tokens
-        session.append(sample_tokens(logits, [sample.rng for sample in running], sampling))
-        for row, (sample, last, token) in enumerate(zip(running, before, session.last_tokens, strict=True)):
+        session.append(sample_tokens(logits, [sample.rng for sample in growing], sampling))
+        for row, (sample, last, token) in enumerate(zip(growing, before, session.last_tokens, strict=True)):
             sample.feed(logits[row], last, token)
-        logits = None
+        logits = None  # those of the next token are not known yet

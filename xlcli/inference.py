@@ -107,12 +107,12 @@ class InferenceSession:
             longest = longest_memory(model, state.span, n_tokens)
             # A state keeps its lengths, so there is none that the user may lower.
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
-            scorer = make_scorer(model.network, model.tokenizer, options)
+            scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
             return cls(model, runtime, options, scorer, state, [resume.last_token], is_first=False)
         reading = options.reading(model.config.model, model.config.train.reading)
         longest = longest_memory(model, reading, n_tokens)
         check_memory(model, runtime, longest, memory_dtype=reading.memory_dtype, predicts=predicts)
-        scorer = make_scorer(model.network, model.tokenizer, options)
+        scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
         state = scorer.init_state(1, **reading.init_arguments)
         return cls(model, runtime, options, scorer, state, [model.tokenizer.start_id])
 
@@ -172,7 +172,7 @@ class InferenceSession:
 
     def compile(self, n: int, stop: Callable[[], bool]) -> Iterator[Notice]:
         """Compiles the kernels of the next `n` predictions, which takes seconds the first time, until `stop`."""
-        n_by_kernels = n - int(self.is_first)
+        n_by_kernels = n - int(self.is_first)  # the first one is made without them
         if stop() or n_by_kernels <= 0:
             return
         decoder = find_decoder(self.model, self.runtime)
@@ -197,9 +197,10 @@ class InferenceSession:
         if self.decoding_scorer is None:
             decoder = self.decoder
             if decoder is not None:
-                self.decoding_scorer = make_scorer(self.model.network, self.model.tokenizer, self.options, decoder)
+                model, learning = self.model, self.model.learning(self.options)
+                self.decoding_scorer = make_scorer(model.network, model.tokenizer, learning, decoder)
         self.is_first = False
-        scorer = self.scorer if self.decoding_scorer is None else self.decoding_scorer
+        scorer = self.decoding_scorer or self.scorer
         with torch.inference_mode(), self.runtime.autocast():
             logits, self.state = scorer.logits(tokens, self.state)
         if self.state.adaptation is not None and not logits.isfinite().all():
@@ -289,8 +290,8 @@ def check_memory(
     defaults = {"batch_size": 1, "segment_len": TOKENS_PER_CALL}
     has_kernels = predicts and runtime.dtype == torch.float32
 
-    def need(changes: Mapping[str, int]) -> int:
-        """Bytes with some of the given sizes changed."""
+    def needed_bytes(changes: Mapping[str, int]) -> int:
+        """Memory of the calls with some of the given sizes changed."""
         sizes = {**defaults, **given, **changes}
         mem_len = sizes["mem_len"]
         n_bytes = model.config.model.inference_bytes(sizes["batch_size"], sizes["segment_len"], mem_len, memory_dtype)
@@ -300,11 +301,12 @@ def check_memory(
 
     device = str(runtime.device)
     available = available_bytes(device)
-    if need({}) <= available:
+    n_bytes = needed_bytes({})
+    if n_bytes <= available:
         return
     may_be_lowered = {name: given[name] for name in changeable if name in given}
-    remedy = fitting(may_be_lowered, need, available, "Use a smaller model.")
-    require_memory(f"the memory of model {model.name}", need({}), remedy, device)
+    remedy = fitting(may_be_lowered, needed_bytes, available, "Use a smaller model.")
+    require_memory(f"the memory of model {model.name}", n_bytes, remedy, device)
 
 
 def window_notice(span: Span | ContextSettings, options: InferenceConfig, n_tokens: int) -> list[Notice]:

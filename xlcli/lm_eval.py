@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xlcli.api import LOAD_SETTINGS, Model, load
+from xlcli.api import Model, load
+from xlcli.api.arguments import LOAD_SETTINGS
 from xlcli.config import GenerateConfig, InferenceConfig, validate
 from xlcli.errors import XLError
 from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, tokens_per_call

@@ -3,8 +3,8 @@ r"""Text that is shown: characters that would act are made visible, and words ge
 A terminal executes control characters: text could repaint the screen, set the title or fill the clipboard. C0 (except
 newline and tab), ESC, DEL, C1 and bidirectional control characters are therefore replaced by escapes such as `\x1b`.
 
-Colors begin at quantiles of the text. What gets a color is a word, but a token where a script has no blanks between
-words.
+Every word has the color of its bits, in the same steps in a terminal, a page and a notebook, so that texts can be
+compared. Where a script has no blanks between words, a token has a color.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ _ESCAPES |= {code: f"\\u{code:04x}" for code in (*BIDI_CONTROLS, *SEPARATORS)}
 _ESCAPES |= {code: f"\\x{code - 0xDC00:02x}" for code in _INVALID_BYTES}
 _ESCAPES |= {ord("\r"): "\\r", ord("\n"): "\n", ord("\t"): "\t"}
 
-SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
-"""Shares of the words, those with the most bits, for which another color begins."""
+STEP_BITS = 4
+"""Another color begins at each multiple of so many bits of a word, up to the last color."""
 BACKGROUNDS = ("#fdf3d7", "#fbdc92", "#f8b765", "#f08d62", "#e4697f")
-"""These colors on light ground, with letters in `INK`."""
+"""Colors on light ground of the steps from 1 on, with letters in `INK`. A word of step 0 has none."""
 INK = "#1b1b1f"
-BINS, BINS_PER_OCTAVE = 62, 8
-"""Number of bins of words by bits, the last one from 200 bits on, and of bins in which 1 + bits doubles."""
 
 _WITHOUT_BLANKS = re.compile(
     rb"(?:\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f])[\x80-\xbf]|\xe1\x82[\x80-\x9f]|\xea[\xa7\xa9][\xa0-\xbf]"
@@ -129,34 +127,21 @@ def direction(text: bytes | bytearray) -> str:
     return "rtl" if n["R"] + n["AL"] > n["L"] else "ltr"
 
 
-def bin_of(bits: float) -> int:
-    """Bin of a word, 0 to `BINS` - 1: 0 bits in 0, 1 bit in 8, 3 bits in 16. The last one has all without a number."""
-    if not math.isfinite(bits):
-        return BINS - 1
-    return min(BINS - 1, int(BINS_PER_OCTAVE * math.log2(1 + max(0.0, bits))))
+def color_step(bits: float) -> int:
+    """Number of the color of a word: 0 below `STEP_BITS` bits, 1 below twice as many, and so on.
 
-
-class Color(NamedTuple):
-    """Color of the words of a bin: its number, from 1 on as `SHARES`, or 0 for none.
-
-    It is that of words of at least `bits`, the beginning of the bin, which are a `share` of all.
+    The last one is for all words from there on, and for bits that are no number.
     """
+    last = len(BACKGROUNDS)
+    if not math.isfinite(bits):
+        return last
+    return min(last, int(max(0.0, bits) / STEP_BITS))
 
-    bin: int
-    number: int
-    bits: float
-    share: float
 
-
-def colors(words_by_bin: Sequence[int]) -> list[Color]:
-    """Colors of the bins that have words."""
-    found = []
-    n_words = n_left = sum(words_by_bin)
-    for number, n_in_bin in enumerate(words_by_bin):
-        if n_in_bin == 0:
-            continue
-        share = n_left / n_words  # of the words with so many bits or more
-        n_left -= n_in_bin
-        color = sum(share <= most for most in SHARES)
-        found.append(Color(number, color, 2 ** (number / BINS_PER_OCTAVE) - 1, share))
-    return found
+def legend(paint: Callable[[str, float], str]) -> str:
+    """`0 4 8 12 16 20+`: the bits at which each color begins, each painted by a function of text and bits."""
+    samples = []
+    for step in range(len(BACKGROUNDS) + 1):
+        bits = STEP_BITS * step
+        samples.append(paint(str(bits), bits))
+    return f"{' '.join(samples)}+"

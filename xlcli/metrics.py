@@ -16,9 +16,12 @@ from xlcli.text.formats import Utf8
 
 LN2 = math.log(2.0)
 """Nats per bit."""
-_UNBLANKED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]+")
-"""Letters of Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which have no blanks between words."""
-LONGEST_MEAN = 8  # characters of a word in these scripts, above which words are phrases: words of Thai have about four
+_UNBLANKED = re.compile(
+    "[\u0e00-\u109f\u1780-\u17ff\u200b\u3001-\u3003\u3040-\u30ff\u3400-\u9fff\uff00-\uff1f\U00020000-\U0003ffff]+"
+)
+"""Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which have no blanks between words, and their marks."""
+LEAST_UNBLANKED = 0.05  # share of the characters of a text: a name or a quotation in such a script changes little
+LONGEST_MEAN = 8  # characters in a row, above which they are phrases: words of Thai have about four
 
 
 def bits_per(nats: float, count: int) -> float:
@@ -57,7 +60,7 @@ class TextCounts:
 
     @property
     def has_phrases(self) -> bool:
-        """True if the text is in a script without blanks between words, and nobody has put them there."""
+        """True if enough of the text is in scripts without blanks between words, and nobody has put them there."""
         return self.chars is not None and self.words is None
 
 
@@ -68,6 +71,8 @@ class TextCounter:
         self._utf8 = Utf8()
         self._words = 0
         self._n_unblanked = 0  # characters of scripts without blanks
+        self._n_stretches = 0  # of such characters
+        self._last = ""  # character
         self._inside = False
 
     def feed(self, data: bytes) -> None:
@@ -75,7 +80,13 @@ class TextCounter:
             return
         text = self._utf8.feed(data)
         if not text.isascii():
-            self._n_unblanked += sum(map(len, _UNBLANKED.findall(text)))
+            stretches = _UNBLANKED.findall(text)
+            self._n_unblanked += sum(map(len, stretches))
+            self._n_stretches += len(stretches)
+            is_continued = _UNBLANKED.match(self._last) and _UNBLANKED.match(text)
+            if is_continued:
+                self._n_stretches -= 1
+        self._last = text[-1:] or self._last
         self._words += len(data.split()) + data.count(b"\n")
         if self._inside and not data[:1].isspace():  # its first word began in the portion before
             self._words -= 1
@@ -91,8 +102,8 @@ class TextCounter:
         chars = self._utf8.n_chars
         if chars is None:  # it is not UTF-8
             return TextCounts(self._utf8.n_bytes)
-        are_phrases = self._n_unblanked > chars / 2 and chars > LONGEST_MEAN * self._words
-        if are_phrases:
+        are_phrases = self._n_unblanked > LONGEST_MEAN * self._n_stretches
+        if are_phrases and self._n_unblanked > LEAST_UNBLANKED * chars:
             return TextCounts(self._utf8.n_bytes, chars)
         return TextCounts(self._utf8.n_bytes, chars, self._words)
 

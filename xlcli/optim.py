@@ -16,22 +16,19 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from xlcli.config import TrainConfig
-from xlcli.config.schedule import SCHEDULES, Schedule
 from xlcli.errors import CheckpointError
 from xlcli.files.tensors import prefixed
 from xlcli.ranks import SINGLE, Ranks, divided, local, whole
 
 ADAM_RATE = 1e-2  # default learning rate of AdamW beside Muon
-WARMUP_STEPS = 40
-"""Default warmup in steps; at most a tenth of a budget in steps or tokens."""
+WARMUP_STEPS = 40  # default warmup in steps; at most a tenth of a budget in steps or tokens
 MUON_BATCH = {"cpu": 2**19, "cuda": 2**26}
 """Maximum number of matrix elements that are orthogonalized at once, by device type (measured on a CPU)."""
 POLYNOMIALS = ((8.09337, -23.62043, 17.44615), (3.63659, -2.72193, 0.53655), (2.6613, -1.97715, 0.45262))
 """Coefficients of x, x^3 and x^5 for each iteration of `orthogonalize`: the polynomial that is nearest to 1 on the
 interval from 0.01 to 1, and on those that it becomes (Amsel et al. 2025, "The Polar Express", section 3)."""
 ADAM_UPDATE = 0.2  # root mean square of the elements of an update, as of AdamW (`match_rms_adamw` of PyTorch)
-AVERAGE = "average"
-"""Quantity of an optimizer's state: the average of the weight."""
+AVERAGE = "average"  # quantity of an optimizer's state: the average of the weight
 _ANEW = "Train again with --overwrite."
 
 
@@ -211,11 +208,7 @@ class Optimizers:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores the state that `tensors` returned, instead of the present one.
-
-        `CheckpointError` if a quantity is missing, or has another shape or type than its parameter: PyTorch's fused
-        optimizers do not check and would write out of bounds.
-        """
+        """Restores what `tensors` returned; `CheckpointError` if it does not fit: fused optimizers do not check."""
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
             quantities = ["step", "exp_avg", "exp_avg_sq"]
@@ -226,10 +219,10 @@ class Optimizers:
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 name = self.names[id(parameter)]
                 keys = {quantity: f"{name}:{quantity}" for quantity in quantities}
-                n_saved = sum(key in tensors for key in keys.values())
-                if n_saved == 0:  # it was not updated
+                present = [key for key in keys.values() if key in tensors]
+                if not present:  # it was not updated
                     continue
-                if n_saved < len(quantities):
+                if len(present) < len(quantities):
                     raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", _ANEW)
                 for quantity, key in keys.items():
                     optimizer.state[parameter][quantity] = _restored(tensors[key], key, parameter)
@@ -265,17 +258,31 @@ def warmup_steps(train: TrainConfig) -> int:
     return n_warmup
 
 
-def schedule_of(train: TrainConfig) -> Schedule:
-    return SCHEDULES[train.lr_schedule](warmup_steps(train), train.decay_fraction)
+def decay(train: TrainConfig, fraction: float, step: int) -> float:
+    """What the schedule leaves of the learning rate, 1 at the end of the warmup; it never rises.
+
+    After this share of the budget, 0 to 1, and this number of steps.
+    """
+    match train.lr_schedule:
+        case "cosine":  # half a cosine over the budget
+            return 0.5 * (1.0 + math.cos(math.pi * fraction))
+        case "linear":
+            return 1.0 - fraction
+        case "wsd":  # constant, then a straight line in the last share of the budget (Hu et al. 2024, section 4)
+            return min(1.0, (1.0 - fraction) / train.decay_fraction)
+        case "inverse_sqrt":  # of the steps, whatever the budget (Vaswani et al. 2017, section 5.3)
+            return float(min(1.0, (warmup_steps(train) + 1) / (step + 1)) ** 0.5)
+        case "constant":
+            return 1.0
+
+
+def ends_with_budget(train: TrainConfig) -> bool:
+    """True if the learning rate decays to the end of the budget. If not, patience can end the run at any step."""
+    return train.lr_schedule not in ("inverse_sqrt", "constant")
 
 
 def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
-    """Learning rate divided by its peak: linear warmup, then the decay of the schedule down to `min_lr_ratio`.
-
-    After `step` steps, and this fraction, 0 to 1, of the budget.
-    """
-    fraction = min(max(fraction, 0.0), 1.0)
-    schedule = schedule_of(train)
-    warmup = min(1.0, (step + 1) / (schedule.n_warmup + 1))
-    decay = schedule.decay(fraction, step)
-    return warmup * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * decay)
+    """Learning rate over its peak: warmup by `step`, then decay by this share of the budget to `min_lr_ratio`."""
+    warmup = min(1.0, (step + 1) / (warmup_steps(train) + 1))
+    left = decay(train, min(max(fraction, 0.0), 1.0), step)
+    return warmup * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * left)

@@ -40,25 +40,16 @@ POLL_SECONDS = 0.1  # seconds between two looks for a published value
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a run, seen from one of them. Every rank must call the same operations in the same order.
+    """The ranks of a run, seen from one of them. Every rank must call the same operations in the same order."""
 
-    Attributes:
-        rank: Number of this rank; rank 0, the first, alone writes files and reports.
-        size: Number of ranks.
-        local_rank: Number of this rank on its machine, and of its CUDA device.
-        local_size: Number of ranks on this machine.
-        restarts: Number of times that the launcher has started all ranks again.
-        store: Key-value store of the process group; None in a single process.
-        meshes: Device meshes made by `mesh`.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    restarts: int = 0
+    rank: int = 0  # number of this rank; rank 0, the first, alone writes files and reports
+    size: int = 1  # number of ranks
+    local_rank: int = 0  # number of this rank on its machine, and of its CUDA device
+    local_size: int = 1  # number of ranks on this machine
+    restarts: int = 0  # number of times that the launcher has started all ranks again
+    # Key-value store of the process group; None in a single process.
     store: Any = field(default=None, repr=False, compare=False)
-    meshes: list[Any] = field(default_factory=list, repr=False, compare=False)
+    meshes: list[Any] = field(default_factory=list, repr=False, compare=False)  # device meshes made by `mesh`
 
     @property
     def is_first(self) -> bool:
@@ -86,10 +77,7 @@ class Ranks:
         return tensor
 
     def gather_rows(self, tensor: Tensor, *, everywhere: bool = False) -> Tensor:
-        """Concatenation (b ...) of the tensors (r ...) of all ranks, which have one shape.
-
-        It is on the first rank, and on the others if `everywhere` is set; they have the tensor itself otherwise.
-        """
+        """Concatenation (b ...) of the tensors (r ...) of all ranks, on the first or `everywhere`; else the tensor."""
         if self.size == 1:
             return tensor
         import torch
@@ -165,11 +153,7 @@ SINGLE = Ranks()  # a single process
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
-    """Ranks by the environment variables of the launcher, not yet joined; a single process without them.
-
-    Raises:
-        ConfigError: They contradict each other.
-    """
+    """Ranks by environment variables, not yet joined; `ConfigError` if the variables contradict each other."""
     variables_of_fields = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
@@ -187,9 +171,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
         raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", remedy) from None
     ranks = Ranks(**numbers)
     if ranks.size > 1:
-        # Without the variables of a machine, all ranks are on one.
-        ranks = replace(ranks, local_size=numbers.get("local_size", ranks.size))
-        ranks = replace(ranks, local_rank=numbers.get("local_rank", ranks.rank % max(1, ranks.local_size)))
+        local_size = numbers.get("local_size", ranks.size)  # without the variables of a machine, all ranks are on one
+        local_rank = numbers.get("local_rank", ranks.rank % max(1, local_size))
+        ranks = replace(ranks, local_size=local_size, local_rank=local_rank)
         needed = ["RANK"]
         if not variables.get(STORE):
             needed += ["MASTER_ADDR", "MASTER_PORT"]
@@ -209,13 +193,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
 def join(timeout: float = 600.0, remedy: str = "Run the command again.") -> Iterator[Ranks]:
     """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
 
-    Args:
-        timeout: Seconds after which a rank that does not answer is given up.
-        remedy: Remedy if a rank is lost.
-
-    Raises:
-        ConfigError: The environment variables contradict each other, or this process has joined others already.
-        RankError: Another rank has ended, does not come or does not answer.
+    `ConfigError` if the variables contradict each other, or this process has joined others; `RankError` with the
+    remedy if another rank has ended, does not come, or does not answer for `timeout` seconds.
     """
     ranks = environment()
     if ranks.size == 1:
@@ -270,10 +249,8 @@ def _connect(ranks: Ranks, timeout: float, remedy: str) -> Any:
 
     Rendezvous and gloo handle no signal while they wait, and gloo waits without a limit for a rank that ends while they
     connect. So they have a thread of their own, which is left behind if gloo waits. A thread whose wait is about to end
-    must end first: if it came back while the interpreter ends, it would abort the process.
-
-    Raises:
-        LostRankError: Not all ranks have joined in time.
+    must end first: if it came back while the interpreter ends, it would abort the process. `LostRankError` if not all
+    ranks have joined in time.
     """
     import torch
     import torch.distributed as dist

@@ -60,17 +60,9 @@ def make_runtime(
     training it is bfloat16 where the hardware supports it natively. Several ranks of a machine share its CPUs equally,
     and each has the CUDA device of its own number. A device with a number becomes the current one of PyTorch.
 
-    Args:
-        config: Settings.
-        training: The process trains.
-        by_clock: Whether training ends by the clock, so that it may depend on the load of the machine: on a CPU it then
-            takes `fastest_threads`, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`) or
-            `deterministic` is set.
-        ranks: Processes of the run.
-
-    Raises:
-        ConfigError: The device does not exist or does not support the settings, or others can write the folder of
-            compiled code.
+    Training that ends `by_clock` may depend on the load of the machine: on a CPU it takes `fastest_threads`, unless the
+    number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`) or `deterministic` is set. `ConfigError` if the
+    device does not exist or does not support the settings, or others can write the folder of compiled code.
     """
     device = _device(config.device, ranks)
     if training:  # without it, optimizers make a folder that another user may have made, too
@@ -81,8 +73,6 @@ def make_runtime(
     if training and config.compile:
         _require_compiler(device)
         os.environ["PYTHONSAFEPATH"] = "1"  # the compiler starts Python, which would search the working folder
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     if config.deterministic:
         # Read by cuBLAS at its first use; deterministic matrix products require it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -93,16 +83,24 @@ def make_runtime(
         dtype = torch.bfloat16
     else:
         dtype = torch.float32
-    in_environment = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
-    is_open = config.threads is None and not in_environment
-    if is_open and ranks.size > 1:
-        torch.set_num_threads(max(1, cpu_limit() // ranks.local_size))
-    elif is_open and training and device.type == "cpu":
-        threads = min(torch.get_num_threads(), cpu_limit())
-        if by_clock and not config.deterministic:
-            threads = fastest_threads(threads)
-        torch.set_num_threads(threads)
+    n_threads = _n_threads(config, ranks, trains_on_cpu=training and device.type == "cpu", by_clock=by_clock)
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
     return Runtime(device, dtype, torch.get_num_threads(), ranks=ranks)
+
+
+def _n_threads(config: RuntimeConfig, ranks: Ranks, *, trains_on_cpu: bool, by_clock: bool) -> int | None:
+    """Number of CPU threads to set; None if it stays as the environment or PyTorch say."""
+    if config.threads is not None:
+        return config.threads
+    if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
+        return None
+    if ranks.size > 1:
+        return max(1, cpu_limit() // ranks.local_size)
+    if not trains_on_cpu:
+        return None
+    most = min(torch.get_num_threads(), cpu_limit())
+    return fastest_threads(most) if by_clock and not config.deterministic else most
 
 
 def fastest_threads(limit: int) -> int:
@@ -163,10 +161,7 @@ def compile_stack(stack: Stack) -> None:
 
 
 def compute_in_advance(stack: Stack, context: AttentionContext) -> None:
-    """Computes what the compiler cannot trace, or would compile for each position in the text, and `context` keeps.
-
-    The lock of a cached property cannot be traced on Python 3.11.
-    """
+    """Computes what `context` keeps and the compiler cannot trace, such as a cached property on Python 3.11."""
     contexts = [context]
     for block in stack.blocks:
         if isinstance(block.attention, LocalAttention):

@@ -99,16 +99,16 @@ class State:
     def join_keys(self) -> list[Hashable]:
         """Key of each sequence; those with equal keys can be joined, one whose key is None with no other."""
         offsets = self.offsets.tolist()
-        begins_within_text = len(offsets) == 1 and offsets[0] != 0
+        n_sequences = len(offsets)
+        begins_within_text = n_sequences == 1 and offsets[0] != 0
         if self.online or begins_within_text:
-            return [None] * len(offsets)
+            return [None] * n_sequences
         kinds = tuple((layer.kind, layer.dtype, layer.shape, layer.n_sinks) for layer in self.layers)
-        if any(layer.counts_tokens for layer in self.layers):  # they must have read equally many
+        if any(layer.counts_tokens for layer in self.layers):  # they must have read equally many tokens
             return [(self.span, kinds, self.seen + offset) for offset in offsets]
-        position = None
         if self.span.kind == "segment":  # their segments must end together
-            position = self.span.next_position(self.seen)
-        return [(self.span, kinds, position)] * len(offsets)
+            return [(self.span, kinds, self.span.next_position(self.seen))] * n_sequences
+        return [(self.span, kinds)] * n_sequences
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
@@ -117,18 +117,18 @@ class State:
         A sequence that is behind others has a negative offset. Its memory is padded at the front; no token attends to
         the padding, which lies before position 0 of its text.
         """
-        first = states[0]
-        seen = max(state.seen for state in states)
+        most_seen = max(state.seen for state in states)
+        least_seen = min(state.seen - state.lag for state in states)
         layers: list[Memory] = []
-        for i, memory in enumerate(first.layers):
-            layers.append(type(memory).join([state.layers[i] for state in states]))
+        for memories in zip(*(state.layers for state in states), strict=True):
+            layers.append(type(memories[0]).join(memories))
         return replace(
-            first,
+            states[0],
             layers=tuple(layers),
-            seen=seen,
-            offsets=torch.cat([state.offsets + (state.seen - seen) for state in states]),
+            seen=most_seen,
+            offsets=torch.cat([state.offsets + (state.seen - most_seen) for state in states]),
             last=torch.cat([state.last for state in states]),
-            lag=seen - min(state.seen - state.lag for state in states),
+            lag=most_seen - least_seen,
         )
 
     def overwrite_earlier(self) -> State:
@@ -167,30 +167,34 @@ class State:
     def restore(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
         """State from the results of `tensors` and `describe`; `StateError` if they do not describe one."""
         try:
-            batch_size = len(tensors["offsets"])
-            layers = restored(description["memory"], tensors, batch_size)
-            span = Span.parse(description["span"])
-            learned: dict[str, Any] = {}
-            for name, kind in ONLINE_MEMORIES.items():
-                entries = with_prefix(f"{name}.", description)
-                if entries:
-                    learned[name] = kind.restore(with_prefix(f"{name}.", tensors), entries)
-            seen, offsets = int(description["seen"]), tensors["offsets"]
-            last = tensors.get("last", offsets.new_empty(batch_size, 0))
-            state = State(layers, seen, span, offsets, last, **learned)
+            state = State._from_entries(tensors, description)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
             unknown = tensors.keys() - state.tensors().keys()
             if unknown:
                 raise ValueError(f"unknown tensor '{min(unknown)}'")
-            for tensor, n_axes in ((offsets, 1), (last, 2)):
-                if (tensor.ndim, len(tensor), tensor.dtype) != (n_axes, batch_size, torch.int64):
+            for tensor, n_axes in ((state.offsets, 1), (state.last, 2)):
+                if (tensor.ndim, len(tensor), tensor.dtype) != (n_axes, state.batch_size, torch.int64):
                     raise ValueError("offsets or latest tokens are not int64, a row for each sequence")
             return state
         except KeyError as error:
             raise StateError(f"the state is damaged: {error} is missing or unknown.", _REMEDY) from None
         except (ValueError, TypeError, RecursionError) as error:
             raise StateError(f"the state is damaged: {error}.", _REMEDY) from None
+
+    @staticmethod
+    def _from_entries(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
+        """The same without its checks; raises KeyError, ValueError or TypeError where an entry is missing or wrong."""
+        offsets = tensors["offsets"]
+        layers = restored(description["memory"], tensors, len(offsets))
+        span = Span.parse(description["span"])
+        learned: dict[str, Any] = {}
+        for name, kind in ONLINE_MEMORIES.items():
+            entries = with_prefix(f"{name}.", description)
+            if entries:
+                learned[name] = kind.restore(with_prefix(f"{name}.", tensors), entries)
+        last = tensors.get("last", offsets.new_empty(len(offsets), 0))
+        return State(layers, int(description["seen"]), span, offsets, last, **learned)
 
 
 _REMEDY = "Start without this state."

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -88,26 +88,16 @@ def is_ended(last: int) -> bool:
 
 
 class Features(NamedTuple):
-    """What is kept of a prediction by one layer, in nats: lists of tensors (b t), or of the numbers of one token.
+    """What is kept of a prediction by one layer, in nats: lists of tensors (b t), or of the numbers of one token."""
 
-    word_ends      log-probability that a word ends here after a letter and, if marks are divided, after a mark
-    entropy        one
-    token          log-probability of the token that came
-    rank           its rank, from 1, if it is asked for
-    renyi          Rényi entropy of each order that is asked for
-    tempered       at each temperature that is asked for, `token` and `word_ends`
-    best_ids       the most probable tokens
-    best_logprobs  their log-probabilities
-    """
-
-    word_ends: Sequence[Any]
-    entropy: Sequence[Any]
-    token: Sequence[Any]
-    rank: Sequence[Any]
-    renyi: Sequence[Any]
-    tempered: Sequence[Any]
-    best_ids: Sequence[Any]
-    best_logprobs: Sequence[Any]
+    word_ends: Sequence[Any]  # log-probability that a word ends after a letter and, if marks are divided, after a mark
+    entropy: Sequence[Any]  # one
+    token: Sequence[Any]  # log-probability of the token that came
+    rank: Sequence[Any]  # its rank, from 1, if it is asked for
+    renyi: Sequence[Any]  # Rényi entropy of each order that is asked for
+    tempered: Sequence[Any]  # at each temperature that is asked for, `token` and `word_ends`
+    best_ids: Sequence[Any]  # the most probable tokens
+    best_logprobs: Sequence[Any]  # their log-probabilities
 
     def pack(self) -> Tensor:
         """All of them as one tensor (b t f)."""
@@ -122,10 +112,7 @@ class Features(NamedTuple):
 
 
 class Predictions(Readout):
-    """What is kept of the prediction of each token: a readout for `Scorer.score`, and its features as values.
-
-    With the features of each layer, the last one at the end, they are `size` numbers.
-    """
+    """What is kept of the prediction of each token, as `size` numbers: a readout for `Scorer.score`, and values."""
 
     def __init__(
         self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device, layers: Sequence[int] = ()
@@ -178,34 +165,34 @@ class Predictions(Readout):
 
     def value(self, features: Sequence[float]) -> Prediction:
         """The features (f) of one token, in bits."""
-        layers = []
         layer_size = sum(self._sizes)
+        layers = []
         for start in range(0, self.size, layer_size):
             layers.append(Features.unpack(features[start : start + layer_size], self._sizes))
-        *inner, last = layers
-        (entropy,) = last.entropy
+        last = layers.pop()  # the others are inner layers
+        entropy = last.entropy[0] / LN2
         columns: dict[str, Any] = {}
         if self.asked.rank:
             columns["rank"] = int(last.rank[0])
         if self.asked.entropy:
-            columns["entropy"] = entropy / LN2
+            columns["entropy"] = entropy
         if self.asked.logprobs:
             best = zip(map(int, last.best_ids), last.best_logprobs, strict=True)
-            columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], p) for i, p in best)
+            columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], logprob) for i, logprob in best)
         for order, nats in zip(self.asked.renyi, last.renyi, strict=True):
             columns[f"token_renyi_{order:g}"] = nats / LN2
-        # Log-probabilities of the token and of word ends by other predictions: at a temperature, of an inner block.
+        # By other predictions: the log-probability of the token, and those that a word ends here.
         others: dict[str, Sequence[float]] = {}
-        tempered = iter(last.tempered)
-        for temperature in self.asked.temperature:
-            others[f"temperature_{temperature:g}"] = [*islice(tempered, 1 + len(last.word_ends))]
-        for number, layer in zip(self.layers, inner, strict=True):
+        n_numbers = 1 + len(last.word_ends)
+        for i, temperature in enumerate(self.asked.temperature):
+            others[f"temperature_{temperature:g}"] = last.tempered[i * n_numbers : (i + 1) * n_numbers]
+        for number, layer in zip(self.layers, layers, strict=True):
             others[f"layer_{number}"] = [*layer.token, *layer.word_ends]
         column_ends = {}
         for name, (token, *word_ends) in others.items():
             columns[name] = -token / LN2
             column_ends[name] = tuple(nats / LN2 for nats in word_ends)
-        return Prediction(tuple(nats / LN2 for nats in last.word_ends), entropy / LN2, columns, column_ends)
+        return Prediction(tuple(nats / LN2 for nats in last.word_ends), entropy, columns, column_ends)
 
     def boundary_ids(self, last: int) -> Tensor:
         """Ids (n) before which a word ends after a character of this kind, on the CPU."""
@@ -225,18 +212,14 @@ def _renyi_entropy(log_p: Tensor, order: float) -> Tensor:
     return (order * log_p).logsumexp(-1) / (1 - order)
 
 
+@dataclass
 class Words:
-    """Joins scored tokens to words.
+    """Joins tokens to words, with the columns of their first token; columns of other predictions add up as bits do."""
 
-    `at` is the present place, with the tokens of the unfinished word; `by_line`: every line is a document. A word has
-    the columns of its first token, but those of layers and temperatures add up as its bits do.
-    """
-
-    def __init__(self, boundaries: Boundaries, at: WordPosition, *, by_line: bool = False) -> None:
-        self.boundaries = boundaries
-        self.at = at
-        self.by_line = by_line
-        self._columns: dict[str, Any] = {}
+    boundaries: Boundaries
+    at: WordPosition  # the present place, with the tokens of the unfinished word
+    by_line: bool = False  # every line is a document
+    _columns: dict[str, Any] = field(default_factory=dict, init=False)
 
     def reset(self) -> None:
         self.at = replace(self.at, last=b"\n", number=0)
@@ -294,20 +277,17 @@ class Words:
         word = self.at.text.decode("utf-8", "surrogateescape").lstrip()
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         yield from self._begin_rows(start)
-        at = self.at
-        line = at.line
-        number = at.number  # of the word in its line
+        line = self.at.line
+        number = self.at.number  # of the word in its line
         if word:
             # The first token of the word may begin in a line before.
-            blanks = at.text[: len(at.text) - len(at.text.lstrip())]
-            n_line_ends = blanks.count(b"\n")
-            if n_line_ends:
-                line += n_line_ends
-                number = 0
-            number += 1
-            document = line if self.by_line else at.document
+            n_blanks = len(self.at.text) - len(self.at.text.lstrip())
+            n_line_ends = self.at.text.count(b"\n", 0, n_blanks)
+            line += n_line_ends
+            number = 1 if n_line_ends else number + 1
+            document = line if self.by_line else self.at.document
             yield self._score(document, line, number, start, word, prediction)
-        self.at = replace(at, text=b"", bits=0.0, tokens=0, line=line, number=number)
+        self.at = replace(self.at, text=b"", bits=0.0, tokens=0, line=line, number=number)
 
     def _begin_rows(self, start: int) -> Iterator[Row]:
         """The rows with text that begin up to this byte of the text. The last of them becomes the present one."""
@@ -350,10 +330,7 @@ class Words:
 
 
 def split_words(text: str, *, punctuation: bool = False) -> list[str]:
-    """The words of a text, where every blank and every character that is a word is a token of its own.
-
-    With `punctuation`, so are marks that follow one another.
-    """
+    """The words of a text: what stands between blanks, and single characters, or marks, that are words."""
     text = _SINGLE.sub(r" \g<0> ", text)
     if punctuation:
         text = _MARKS.sub(r" \g<0> ", text)

@@ -546,26 +546,35 @@ HASHED = {
 }
 UNIVERSAL = {"stack": {"kind": "universal", "n_steps": 3, "act": True}}
 PLANS = {
-    "local": ({"attention": {"kind": "local", "window": 6}}, 2 * 2 * 6 * 16, "6 tokens in each of 2 layers, 8 texts"),
-    "linear": (
-        LINEAR,
-        2 * 2 * 2 * 8 * (8 + 1) / 8,
-        "running sums over all tokens read in each of 2 layers, one text at",
-    ),
-    "hashed": (HASHED, 2 * 2 * 3 * 4 * (5 * (2 * 8 + 2 * 4) + 2), "the last 5 tokens of 3 x 4 buckets in each of 2 la"),
-    "universal": (UNIVERSAL, 3 * 2 * 2 * 16 * 16, "16 tokens in each of 2 layers at each of 3 steps, 8 texts"),
-    "one layer": ({"n_layers": 1}, 2 * 16 * 16, "16 tokens in one layer, 8 texts"),
+    "local": ({"attention": {"kind": "local", "window": 6}}, 2 * 2 * 6 * 16, "memory of 6 tokens"),
+    "linear": (LINEAR, 2 * 2 * 2 * 8 * (8 + 1), "memory of all tokens read"),
+    "hashed": (HASHED, 2 * 2 * 3 * 4 * (5 * (2 * 8 + 2 * 4) + 2), "memory of 16 tokens"),
+    "universal": (UNIVERSAL, 3 * 2 * 2 * 16 * 16, "memory of 16 tokens"),
+    "one layer": ({"n_layers": 1}, 2 * 16 * 16, "128 texts at a time"),
 }
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_dry_run_computes_the_size_of_the_memory(run, name, untrained, request):
-    """Eight rows of keys and values in float32; linear attention has one row of sums in float64."""
+    """Rows of keys and values in float32, 2,048 tokens in all; linear attention has one row of sums in float64."""
     shape, numbers, said = PLANS[name]
     untrained(name, **shape)
     request.getfixturevalue("without_torch")
     assert said in run("eval", "--dry-run").out.decode()
-    assert json.loads(run("eval", "--dry-run", "--json").out)["state_bytes"] == 8 * 4 * numbers
+    plan = json.loads(run("eval", "--dry-run", "--json").out)
+    assert plan["batch_size"] == (1 if name == "linear" else 2048 // 16)
+    assert plan["state_bytes"] == plan["batch_size"] * 4 * numbers
+
+
+def test_a_dry_run_without_memory_says_what_a_token_sees(run, model):
+    for flags, said in (
+        (("--context", "20"), "no memory: each token from the 20 tokens before it\nmemory   102 windows at a time"),
+        (("--mem-len", "0", "--segment-len", "64"), "no memory: independent segments of 64 tokens"),
+    ):
+        assert said in run("eval", "--dry-run", *flags).out.decode()
+    plans = [json.loads(run("eval", "--dry-run", "--json", "--context", n).out) for n in ("20", "200")]
+    assert [plan["batch_size"] for plan in plans] == [102, 10]
+    assert plans[0]["state_bytes"] == pytest.approx(plans[1]["state_bytes"], rel=0.05)
 
 
 def test_a_dry_run_uses_the_number_of_steps(run, untrained, request):
@@ -577,7 +586,6 @@ def test_a_dry_run_uses_the_number_of_steps(run, untrained, request):
             for flags in ([], [f"--set={command}.n_steps=5"])
         )
         assert five == three * 5 / 3
-        assert "at each of 5 steps" in run(command, "--dry-run", f"--set={command}.n_steps=5").out.decode()
 
 
 @pytest.mark.parametrize("command", ["eval", "generate", "stream"])
@@ -740,3 +748,20 @@ def test_words_of_models_in_folders_have_columns_that_are_legal_in_r(run, models
     assert len(names) == 2
     assert names[1].endswith("other_tiny")
     assert all(re.fullmatch(r"[\w.]+", name) for name in row)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_model_that_keeps_no_text_needs_a_file(run, models, split, monkeypatch):
+    """As every imported model. It is said before anything is loaded, and no text is named that does not exist."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(loading, "load_model", fail)
+    Path("models/linear/valid.txt").unlink()
+    for named in (("-m", "linear"), models):
+        for more in ((), ("--dry-run",)):
+            done = run("eval", *named, "--split", split, *more)
+            assert done.code == 3
+            assert "the text is" not in done.err
+            assert " ".join(("xlcli eval FILE", *named)) in done.err

@@ -12,7 +12,8 @@ import pytest
 from programs import TEXT
 
 from xlcli.cli import options
-from xlcli.interchange import FORMATS
+from xlcli.events import Progress
+from xlcli.interchange import FORMATS, import_model
 
 SHAPE = {"position": {"kind": "rope"}, "attention": {"n_heads": 2, "n_kv_heads": 1}}
 
@@ -79,6 +80,16 @@ def test_an_imported_model_works_in_all_commands(exported, run):
     assert "train.line_share needs lines" in done.err
 
 
+def test_training_says_that_it_starts_from_rounded_weights(exported, run):
+    Path("text.txt").write_bytes(TEXT * 40)
+    for encoding, is_rounded in (("int8", True), ("float32", False)):
+        assert run("import", exported, "-o", f"models/{encoding}", "--weights", encoding).code == 0
+        done = run("train", "text.txt", "--init", encoding, "--max-steps", "1", "-o", f"models/from-{encoding}")
+        assert done.code == 0, done.err
+        assert ("rounded" in done.err) == is_rounded
+        assert ("--weights float32" in done.err) == is_rounded
+
+
 def test_an_exported_vocabulary_comes_back(exported, run):
     assert run("import", exported).code == 0
     Path("text.txt").write_bytes(TEXT * 40)
@@ -123,3 +134,26 @@ def test_the_memory_of_a_model_with_learned_positions_is_refused_at_once(untrain
         done = run(*words, "-m", "gpt", "--mem-len", "8")
         assert done.code == 2
         assert "mem" in done.err
+
+
+def test_an_import_shows_how_far_it_is(exported, monkeypatch):
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0.0)
+    shown: list[Progress] = []
+    import_model(exported, Path("models/m"), show=shown.append)
+    written = [progress for progress in shown if progress.stage == "importing"]
+    done = [progress.done for progress in written]
+    assert done == sorted({*done})
+    assert len(done) > 1
+    assert done[-1] == written[-1].total
+    assert any(progress.stage.startswith("checking") for progress in shown)
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_plan_counts_the_weights_as_they_are_in_ram(exported, run, is_large, monkeypatch):
+    """Those of a large model stay as they are stored, and those of a small one become float32."""
+    assert run("import", exported, "-o", "models/m", "--weights", "int8").code == 0
+    size = Path("models/m/model.safetensors").stat().st_size
+    monkeypatch.setattr("xlcli.cli.loading.SMALLEST_STORED", 1 if is_large else 2**25)
+    monkeypatch.setattr("xlcli.cli.loading._FLOAT32_BYTES", 1000)  # the file of a tiny model is mostly header
+    plan = json.loads(run("generate", "-m", "m", "--dry-run", "--json").out)
+    assert plan["weights_bytes"] == (size if is_large else 1000 * plan["parameters"])

@@ -97,13 +97,12 @@ Of *many* `words` &#x1b;[31m &#x202e;back [red]plain[/red] <b>text</b> [link](ht
 """
 
 
-def test_the_card_of_a_model_is_laid_out_on_a_terminal_and_exact_in_a_pipe(run, model):
+def test_the_card_of_a_model_is_harmless_on_a_terminal_and_exact_in_a_pipe(run, model):
     (model / "README.md").write_text(CARD)
     assert CARD.encode() in run("models", "show", "tiny").out
     shown = run("models", "show", "tiny", "--color", "always").out.decode()
-    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
-    assert plain.replace("\n", "").isprintable()
-    assert {"Card\\x1b[2J", "[red]plain[/red]", "many", "words", "\\u202eback"} <= set(plain.split())
+    assert shown.replace("\n", "").isprintable()
+    assert {"Card\\x1b[2J", "[red]plain[/red]"} <= set(shown.split())
 
 
 def test_show_what_does_not_exist(run, model):

@@ -23,7 +23,9 @@ def test_a_model_is_copied_in_an_encoding(run, model, encoding):
 def test_a_copy_names_the_text_that_goes_along(run, model):
     assert "valid.txt" in run("models", "copy", "tiny", "models/copy").err
     Path("models/copy/valid.txt").unlink()
-    assert "valid.txt" not in run("models", "copy", "copy", "models/again").err
+    done = run("models", "copy", "copy", "models/again")
+    assert "valid.txt" not in done.err
+    assert "xlcli eval FILE -m models/again" in done.err
     assert run("eval", "-m", "again").code == 3
     assert run("eval", model / "valid.txt", "-m", "again").code == 0
 

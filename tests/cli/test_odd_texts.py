@@ -141,3 +141,36 @@ def test_logs_get_no_advice_on_how_to_write_a_text(run, model, tmp_path, options
     [notice] = notices(run("stream", tmp_path / "log", *options).err)
     assert "1 with control characters (line 2: " in notice
     assert ";" not in notice.partition("remove them")[2]
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [
+        ("\ufeb3\u0644\u0627\u0645", "Arabic presentation forms"),
+        ("\u0641\u06cc \u0627\u0644\u0645\u062f\u0631\u0633\u0629", "Persian letters in Arabic"),
+        ("\u0633\u0640\u0640\u0644\u0627\u0645", "letters drawn out"),
+        ("\u0633\u0644\u0627\u0645\u200f", "direction marks"),
+        ("\uff76\uff85", "half-width letters"),
+        ("\u0e01\u200b\u0e32\u0e23", "zero-width characters"),
+        ("caf\u251c\u2310", "probably UTF-8 read as cp437"),
+    ],
+)
+def test_all_commands_name_the_same_oddities(run, model, tmp_path, odd, kind):
+    path = tmp_path / "odd.txt"
+    path.write_text(f"{odd}\n" * 40)
+    few = ["-n", "2", "--seed", "1"]
+    train = ["train", path, "-o", tmp_path / "new", "--init", "none", "--dry-run"]
+    for command in (["eval", path], ["stream", path], ["generate", odd, *few], train):
+        [notice] = notices(run(*command).err)
+        assert kind in notice
+
+
+def test_training_names_only_what_is_in_many_lines(run, model, tmp_path):
+    path = tmp_path / "odd.txt"
+    train = ["train", path, "-o", tmp_path / "new", "--init", "none", "--dry-run"]
+    path.write_text("cafe\u0301\n" + "plain\n" * 50)
+    assert "1 with decomposed letters (line 1: " in notices(run(*train).err)[0]
+    path.write_text("cafe\u0301\n" + "plain\n" * 150)
+    assert not notices(run(*train).err)
+    path.write_text("cafe\u0301\n" * 50)
+    assert not notices(run(*train, "--binary").err)

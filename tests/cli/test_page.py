@@ -180,31 +180,19 @@ def test_the_page_refers_to_nothing_outside():
     assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
-def colors(html):
-    """Color of each class of words, from 1 on, as in the style of the page."""
-    found = re.findall(r"^\.(w\d+) { background: var\(--c(\d)\); }$", html, re.MULTILINE)
-    return {name: int(color) for name, color in found}
-
-
-def test_words_are_colored_by_their_bits_from_quantiles_on():
-    words = [(b" w%02d" % n, float(n)) for n in range(100)]
+def test_words_have_the_color_of_their_bits_in_steps_of_four():
+    words = [(b" w%02d" % n, float(n)) for n in range(30)]
     html = make([*words, (b"\n", 50.0)], words=each_a_word(words))
-    parsed, by_class = Parsed(html), colors(html)
-    found = {word.text: by_class.get(word.name, 0) for word in parsed.words}
-    shares = [sum(color >= least for color in found.values()) / 100 for least in (1, 2, 3, 4, 5)]
-    assert all(share <= most for share, most in zip(shares, (0.5, 0.25, 0.1, 0.05, 0.01), strict=True))
-    assert [found[f"w{n:02}"] for n in (0, 40, 60, 80, 92, 99)] == [0, 0, 1, 2, 3, 4]
-    assert list(found.values()) == sorted(found.values())
-    legend = re.findall(r"<i class=(w\d+)>([\d.]+) \(([\d.]+) %\)</i>", html)
-    assert [(by_class[name], float(share) / 100) for name, _, share in legend] == [*enumerate(shares[:4], 1)]
-    for _, least, share in legend:
-        assert sum(n >= float(least) - 0.06 for n in range(100)) == float(share)
+    steps = {word.text: word.name for word in Parsed(html).words}
+    assert steps == {f"w{n:02}": f"w{min(5, n // 4)}" for n in range(30)}
+    legend = re.search('<div id="legend">(.*)</div>', html)[1]
+    assert re.findall(r"<i class=w(\d) [^>]*>(\d+)</i>", legend) == [(str(n), str(4 * n)) for n in range(6)]
+    assert re.findall(r"^\.w(\d) { background: var\(--c(\d)\); }$", html, re.MULTILINE) == [(n, n) for n in "12345"]
 
 
-def test_a_color_in_use_has_a_share():
-    tokens = [*((b" w%03d" % n, 1.0) for n in range(999)), (b" rare", 30.0), (b"\n", 1.0)]
-    html = make(tokens, words=each_a_word(tokens))
-    assert "(0.1 %)</i>" in html
+def test_bits_that_are_no_number_have_the_last_color():
+    words = [(0, b"odd", float("nan")), (4, b"word", float("inf"))]
+    assert [word.name for word in Parsed(make([(b"odd ", 1.0), (b"word", 1.0)], words=words)).words] == ["w5", "w5"]
 
 
 def test_words_have_their_bits_and_rows_those_of_tokens():
@@ -226,13 +214,6 @@ def test_words_have_their_bits_and_rows_those_of_tokens():
 def test_a_word_in_progress_has_no_bits():
     parsed = Parsed(make(by_bytes(b"rest of a half wo"), byte=5, words=[(3, b"a rest", 1.0), (10, b"of", 2.0)]))
     assert [word[:3] for word in parsed.words] == [(5, "of", 2.0)]
-
-
-def test_a_text_of_equal_words_has_no_color():
-    tokens = [(b" word", 0.0)] * 50
-    assert colors(make(tokens)) == {}
-    words = [*each_a_word(tokens), (251, b"odd", float("nan"))]
-    assert colors(make([*tokens, (b" odd", 0.0)], words=words)) == {"w61": 4}
 
 
 def test_words_and_lines_have_their_own_direction():

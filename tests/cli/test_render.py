@@ -10,7 +10,7 @@ from programs import Terminal
 from xlcli import config
 from xlcli.cli import render
 from xlcli.cli.objects import score_object, to_json
-from xlcli.cli.quantities import approximate_count, compact_number, format_age, format_bytes, format_duration, sparkline
+from xlcli.cli.quantities import approximate_count, compact_number, format_age, format_bytes, format_duration
 from xlcli.cli.render import Screen
 from xlcli.cli.run_report import plan_text, step_line, trained_text
 from xlcli.cli.score_report import describe_context, pairs_text, score_table, stats_line, sweep_text
@@ -50,13 +50,6 @@ def test_amounts_sizes_and_times():
         "4.2 s", "42 s", "3:21", "1:02:03", "-", "-",
     ]  # fmt: skip
     assert [format_age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
-
-
-def test_sparkline():
-    assert sparkline([8, 4, 2, 1]) == "█▄▂▁"
-    assert sparkline([3.0]) == "▁"
-    assert sparkline([float("nan")]) == ""
-    assert len(sparkline(list(range(1000)), 24)) == 24
 
 
 def test_json_is_legal_whatever_the_numbers():
@@ -164,13 +157,9 @@ def test_mean_steps_are_shown_for_adaptive_computation_time():
     assert "steps/token" not in step_line(STEP)
 
 
-def test_a_narrow_line_keeps_what_matters_most():
-    history = [3.0 - 0.01 * i for i in range(60)]
-    line = step_line(STEP, history)
-    whole = "step 7/28  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
-    assert line == f"{whole}  {sparkline(history)}"
-    assert step_line(STEP) == whole
-    assert len(step_line(dataclasses.replace(STEP, step=123456), history)) < 80
+def test_a_line_of_progress_begins_with_what_matters_most():
+    assert step_line(STEP) == "step 7/28  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
+    assert len(step_line(dataclasses.replace(STEP, step=123456))) < 80
 
 
 def test_messages_go_to_stderr_by_level(capsys):

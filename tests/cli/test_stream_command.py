@@ -1,4 +1,6 @@
 import base64
+import csv
+import io
 import json
 import re
 import shutil
@@ -49,6 +51,16 @@ def test_json_tokens_spell_the_text(piped, model):
     assert "".join(row["text"] for row in rows).encode() == TEXT
 
 
+def test_tokens_are_a_table_as_eval_writes_it(piped, run, model, tmp_path):
+    streamed = piped(TEXT + b' a "word"', "--emit", "tokens").out.decode()
+    run("eval", tmp_path / "in", "--per-token", tmp_path / "tokens.tsv")
+    tables = streamed, (tmp_path / "tokens.tsv").read_text()
+    rows, evaluated = (list(csv.reader(io.StringIO(text), "excel-tab")) for text in tables)
+    assert rows[0] == ["line", "byte", "text", "bits"]
+    assert [row[:3] for row in rows] == [row[:3] for row in evaluated]
+    assert [float(row[3]) for row in rows[1:]] == pytest.approx([float(row[3]) for row in evaluated[1:]], abs=2e-4)
+
+
 def test_json_has_the_exact_bytes_of_a_text_that_is_not_utf8(piped, run, model, tmp_path):
     data = b"first\r\n\xff \xe4\xb8\x96\nlast"
     first, second, last = objects(piped(data, "--binary", "--json").out)
@@ -76,7 +88,7 @@ def test_only_surprising_lines_are_shown_and_the_page_has_all(piped, model, tmp_
     assert "6 of 60 lines" in done.err
     assert b"line 11 of a text" in re.sub(rb"<[^>]*>", b"", (tmp_path / "page.html").read_bytes())
     done = piped(text, "--min-bits", "8.1", "--top", "10%", "--emit", "tokens")
-    shown = done.out.count(b"\n")
+    shown = done.out.count(b"\n") - 1  # without the header
     assert f"{shown} of {len(text):,} tokens" in done.err
     assert 0 < shown < len(text) / 5
     assert " of " not in piped(text).err

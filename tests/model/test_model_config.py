@@ -26,28 +26,6 @@ def model(*layers, **more):
 FULL = {"kind": "full"}
 
 
-@pytest.mark.parametrize(("layers", "more", "said"), [
-    ([FULL] * 6, {}, "512 tokens in each of 6 layers"),
-    ([FULL], {}, "512 tokens in one layer"),
-    ([LOCAL] * 2, {}, "7 tokens in each of 2 layers"),
-    ([LOCAL | {"window": 1}], {}, "1 token in one layer"),
-    ([LINEAR] * 2, {}, "running sums over all tokens read in each of 2 layers"),
-    ([LSH] * 2, {}, "the last 6 tokens of 2 x 8 buckets in each of 2 layers"),
-    ([LOCAL, LSH, LOCAL], {}, "7 tokens in 2 layers, the last 6 tokens of 2 x 8 buckets in 1 layer"),
-    ([FULL] * 2, UNIVERSAL, "512 tokens in each of 2 layers at each of 3 steps"),
-])  # fmt: skip
-def test_memory_is_described(layers, more, said):
-    assert model(*layers, **more).describe_memory(512, 128) == said
-
-
-@pytest.mark.parametrize(("layer", "said"), [
-    (FULL, "one segment of 128 tokens in each of 2 layers"),
-    (LINEAR, "running sums over one segment of 128 tokens in each of 2 layers"),
-])  # fmt: skip
-def test_without_memory_a_segment_is_described(layer, said):
-    assert model(layer, layer).describe_memory(0, 128) == said
-
-
 @pytest.mark.parametrize(("layers", "effective"), [
     ([FULL, LOCAL], 20), ([LOCAL], 7), ([LSH, LOCAL], 20), ([LINEAR, LINEAR], None), ([LINEAR, FULL], None),
 ])  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 from xlcli.ops import attend_blocks as module
 from xlcli.ops.attend import attend, attend_plain
 from xlcli.ops.attend_blocks import Band, attend_blocks
-from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.context import AttentionContext, Mask, VisibleKeys
 from xlcli.ops.positions import Positions
 from xlcli.ops.scoring import Clamp, FarBias, FarKeys, ScoreTerm, Scoring, ShiftedTerm
 from xlcli.ops.span import Span
@@ -42,8 +42,7 @@ def test_blocks_equal_the_plain_kernel(t, m, max_distance, with_term, n_kv_heads
     q, k, v, term = tensors(t, m, n_kv_heads=n_kv_heads)
     term = term if with_term else None
     bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 if with_term else None
-    visible = mask(t, m, max_distance).visible
-    expected = attend_plain(q, k, v, visible=visible, scale=0.3, bias=bias)
+    expected = attend_plain(q, k, v, visible=mask(t, m, max_distance), scale=0.3, bias=bias)
     out = attend_blocks(q, k, v, Band(m, max_distance), Scoring(0.3, term=term))
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
 
@@ -58,7 +57,7 @@ def test_keys_by_distance_equal_a_bias_by_distance(t, m, max_distance, n_kv_head
     queries, by_distance = torch.randn_like(q), torch.randn(3, longest + 1, q.shape[3], dtype=q.dtype)
     place = (longest - keys.positions.distance).clamp(0, longest)  # the last key is that of distance 0
     bias = torch.einsum("bhte,htse->bhts", queries, by_distance[:, place]) * 0.3
-    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
+    expected = attend_plain(q, k, v, visible=keys, scale=0.3, bias=bias)
     scoring = Scoring(0.3, shifted=ShiftedTerm(queries, by_distance))
     with torch.inference_mode():
         assert torch.allclose(attend(q, k, v, keys, scoring), expected, rtol=0, atol=1e-12)
@@ -74,13 +73,13 @@ def test_far_keys_have_one_score_of_the_term(t, m, max_distance, clamp_len):
     clamp = Clamp(term.queries @ torch.randn(term.keys.shape[1], 1, dtype=torch.float64), clamp_len)
     near = torch.einsum("bhtf,sf->bhts", *term[:2])
     bias = torch.where(keys.positions.distance > clamp_len, clamp.scores, near) * 0.3
-    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
+    expected = attend_plain(q, k, v, visible=keys, scale=0.3, bias=bias)
     term = term._replace(clamp=clamp)
     with torch.inference_mode():
         for out in (
             attend_blocks(q, k, v, Band(m, max_distance), Scoring(0.3, term=term)),
             attend(q, k, v, keys, Scoring(0.3, term=term)),
-            attend(q, k, v, keys.visible, Scoring(0.3, term=term)),
+            attend(q, k, v, VisibleKeys(keys.visible), Scoring(0.3, term=term)),
         ):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)
 
@@ -92,12 +91,12 @@ def test_far_keys_have_other_products(t, m, max_distance, clamp_len, n_kv_heads)
     (q, k, v, _), keys = tensors(t, m, n_kv_heads=n_kv_heads), mask(t, m, max_distance)
     far = FarKeys(torch.randn_like(q), torch.randn_like(k), clamp_len, keys.positions)
     difference = (far.queries @ far.keys.mT - q @ k.mT) * (keys.positions.distance > clamp_len)
-    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=difference * 0.3)
+    expected = attend_plain(q, k, v, visible=keys, scale=0.3, bias=difference * 0.3)
     with torch.inference_mode():
         for out in (
             attend_blocks(q, k, v, Band(m, max_distance), Scoring(0.3, far=far)),
             attend(q, k, v, keys, Scoring(0.3, far=far)),
-            attend(q, k, v, keys.visible, Scoring(0.3, far=far)),
+            attend(q, k, v, VisibleKeys(keys.visible), Scoring(0.3, far=far)),
         ):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)
     assert torch.allclose(attend(q, k, v, keys, Scoring(0.3, far=far)), expected, rtol=0, atol=1e-12)
@@ -109,13 +108,13 @@ def test_far_keys_have_lower_scores(t, m, max_distance, full_len):
     (q, k, v, term), keys = tensors(t, m), mask(t, m, max_distance)
     addition = -1.5 * (keys.positions.distance > full_len)
     bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 + addition
-    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
+    expected = attend_plain(q, k, v, visible=keys, scale=0.3, bias=bias)
     scoring = Scoring(0.3, term=term, far_bias=FarBias(-1.5, full_len, keys.positions))
     with torch.inference_mode():
         for out in (
             attend_blocks(q, k, v, Band(m, max_distance), scoring),
             attend(q, k, v, keys, scoring),
-            attend(q, k, v, keys.visible, scoring),
+            attend(q, k, v, VisibleKeys(keys.visible), scoring),
         ):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)
     assert torch.allclose(attend(q, k, v, keys, scoring), expected, rtol=0, atol=1e-12)
@@ -150,7 +149,7 @@ def test_attention_of_a_call_equals_that_with_its_mask(kind):
     context = AttentionContext(Span(kind, 6, 15), n_memory=m, n_new=t, keep=6, device=CPU, start=m)
     bias, vectors = torch.randn(3, t, t + m, dtype=torch.float64), torch.randn(t + m, 8, dtype=torch.float64)
     for given in ({}, {"term": term}, {"bias": bias}, {"term": term, "value_bias": lambda weights: weights @ vectors}):
-        expected = attend(q, k, v, context.mask.visible, Scoring(0.3, **given))
+        expected = attend(q, k, v, VisibleKeys(context.mask.visible), Scoring(0.3, **given))
         with torch.inference_mode():
             inference = attend(q, k, v, context.mask, Scoring(0.3, **given))
         for out in (inference, attend(q, k, v, context.mask, Scoring(0.3, **given))):

@@ -42,7 +42,7 @@ def test_needed_queries_and_gradients_equal_the_plain_kernel(t, m, max_distance,
     made = []
     for y in (
         attend(*given, mask, Scoring(0.3), needed=needed),
-        attend_plain(*given, visible=mask.visible, scale=0.3),
+        attend_plain(*given, visible=mask, scale=0.3),
     ):
         chosen = y.transpose(1, 2)[needed]
         made.append((chosen, *torch.autograd.grad(chosen.sin().sum(), given)))

@@ -4,7 +4,7 @@ import torch
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend import attend, attend_plain
 from xlcli.ops.attend_blocks import Band, BandAttention, attend_band
-from xlcli.ops.context import Mask
+from xlcli.ops.context import Mask, VisibleKeys
 from xlcli.ops.positions import Positions
 from xlcli.ops.scoring import ScoreTerm, Scoring
 
@@ -28,9 +28,9 @@ def tensors(t, m, dtype=torch.float64, n_kv_heads=3):
     return q, k, v, query, draw(t + m, 10)
 
 
-def visible(t, m, max_distance):
+def mask_of(t, m, max_distance):
     positions = Positions(n_memory=m, n_new=t, first=m, offsets=None, device=torch.device("cpu"))
-    return Mask(positions, max_distance).visible
+    return Mask(positions, max_distance)
 
 
 def test_queries_are_divided_into_blocks():
@@ -57,7 +57,7 @@ def attend_training(q, k, v, band, *, scale, term=None):
 def test_equals_the_plain_kernel_with_gradients(t, m, max_distance, with_term, n_kv_heads):
     q, k, v, query, key = tensors(t, m, n_kv_heads=n_kv_heads)
     bias = torch.einsum("bhtf,sf->bhts", query, key) * 0.3 if with_term else None
-    expected = attend_plain(q, k, v, visible=visible(t, m, max_distance), scale=0.3, bias=bias)
+    expected = attend_plain(q, k, v, visible=mask_of(t, m, max_distance), scale=0.3, bias=bias)
     found = attend_training(q, k, v, Band(m, max_distance), scale=0.3, term=(query, key) if with_term else None)
     assert close(found, expected, (q, k, v, *([query] if with_term else [])), 1e-12)
 
@@ -69,7 +69,7 @@ def test_keys_of_earlier_documents_are_hidden(t, m, max_distance, n_kv_heads):
     positions = Positions(n_memory=m, n_new=t, first=m, offsets=None, device=torch.device("cpu"))
     reach = torch.stack((torch.arange(t) % 4, torch.arange(t) + m // 2))
     mask = Mask(positions, max_distance, reach)
-    expected = attend(q, k, v, mask.visible, Scoring(0.3, term=ScoreTerm(query, key)))
+    expected = attend(q, k, v, VisibleKeys(mask.visible), Scoring(0.3, term=ScoreTerm(query, key)))
     assert close(attend_training(q, k, v, mask.band, scale=0.3, term=(query, key)), expected, (q, k, v, query), 1e-12)
 
 
@@ -79,7 +79,7 @@ def test_number_types_of_training(dtype, atol):
     found = attend_training(q, k, v, Band(20, None), scale=0.3, term=(query, key))
     assert found.dtype == dtype
     scores = torch.einsum("bhtf,sf->bhts", query, key) * 0.3
-    assert close(found, attend_plain(q, k, v, visible=visible(13, 20, None), scale=0.3, bias=scores), (q, k, v), atol)
+    assert close(found, attend_plain(q, k, v, visible=mask_of(13, 20, None), scale=0.3, bias=scores), (q, k, v), atol)
 
 
 def test_later_tokens_change_no_bit():
@@ -102,6 +102,6 @@ def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch, reach):
     monkeypatch.setattr(BandAttention, "apply", lambda *given: calls.append(given) or apply(*given))
     mask = Mask(positions, 9, reach)
     found = attend(q, k, v, mask, Scoring(0.3, term=ScoreTerm(query, key)))
-    expected = attend(q, k, v, mask.visible, Scoring(0.3, term=ScoreTerm(query, key)))
+    expected = attend(q, k, v, VisibleKeys(mask.visible), Scoring(0.3, term=ScoreTerm(query, key)))
     assert len(calls) == 1
     assert close(found, expected, (q, k, v, query), 1e-12)

@@ -6,6 +6,7 @@ import torch
 from oracles import performer
 
 from xlcli.ops.attend import attend_plain
+from xlcli.ops.context import VisibleKeys
 from xlcli.ops.favor import (
     CHUNK,
     LIMIT,
@@ -131,7 +132,7 @@ def test_error_against_softmax_attention_falls_with_features():
     q, k, v, _ = tensors(96, e=16)
     q, k = q / 2, k / 2
     visible = torch.ones(96, 96).tril().bool()
-    truth = attend_plain(q, k, v, visible=visible, scale=0.25)
+    truth = attend_plain(q, k, v, visible=VisibleKeys(visible), scale=0.25)
 
     def error(n_features):
         draws = [attention(q, k, v, draw_features(n_features, 16, drawn(i)).double())[0] - truth for i in range(8)]

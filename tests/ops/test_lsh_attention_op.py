@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from xlcli.ops import lsh_attention as lsh
 from xlcli.ops import lsh_gather
 from xlcli.ops.attend import attend_plain
+from xlcli.ops.context import VisibleKeys
 from xlcli.ops.lsh_attention import attend_hashed, attend_hashed_one
-from xlcli.ops.lsh_gather import KeyWindow
+from xlcli.ops.lsh_gather import KeyWindow, Lookup
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
 
 ROWS, HEADS, WIDTH, SCALE = 2, 3, 4, 1.3
@@ -51,7 +52,7 @@ class Case:
     def whole(self, **settings):
         line = rank_in_buckets(self.buckets, self.table().counts)
         key_window = KeyWindow(0, 0, self.limit)
-        return attend_hashed(SCALE * self.q, self.k, self.v, line, None, key_window, bucket_size=self.size, **settings)
+        return attend_hashed(SCALE * self.q, self.k, self.v, Lookup(line, None, key_window, self.size), **settings)
 
     def plain(self):
         return reformer.attend_masked(
@@ -65,7 +66,7 @@ class Case:
         q, k, v = (part[:, :, start:stop] for part in (self.q, self.k, self.v))
         line = rank_in_buckets(self.buckets[..., start:stop], table.counts)
         key_window = KeyWindow(start, 0, self.limit)
-        y = attend_hashed(SCALE * q, k, v, line, table, key_window, bucket_size=self.size)
+        y = attend_hashed(SCALE * q, k, v, Lookup(line, table, key_window, self.size))
         insert(table, line, k, v, start)
         return y
 
@@ -206,7 +207,7 @@ def test_gradients_after_earlier_tokens(form, seed):
     expected = gradients(case.plain()[:, :, 50:])
     line = rank_in_buckets(buckets[..., 50:], table.counts)
     y = attend_hashed(
-        SCALE * q, F.normalize(q, dim=-1), v, line, table, KeyWindow(50, 0, case.limit), bucket_size=case.size
+        SCALE * q, F.normalize(q, dim=-1), v, Lookup(line, table, KeyWindow(50, 0, case.limit), case.size)
     )
     for a, b in zip(gradients(y), expected, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
@@ -237,7 +238,7 @@ def test_one_large_bucket_is_full_attention():
     case = Case(3, t=37, rounds=1, factors=(), size=40, limit=None)
     visible = torch.ones(37, 37, dtype=torch.bool).tril(-1)
     visible[0, 0] = True
-    assert close(case.whole(), attend_plain(case.q, case.k, case.v, visible=visible, scale=SCALE))
+    assert close(case.whole(), attend_plain(case.q, case.k, case.v, visible=VisibleKeys(visible), scale=SCALE))
 
 
 @pytest.mark.usefixtures("form")

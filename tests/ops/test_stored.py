@@ -61,13 +61,17 @@ def test_a_product_in_tiles_is_that_of_the_float32_matrix(kind, bias, monkeypatc
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_numbers_that_are_none_are_found(kind):
+def test_numbers_that_are_none_are_found(kind, monkeypatch):
+    monkeypatch.setattr(stored_module, "TILE", 100)  # several, and a shorter one at the end
     stored, _ = matrix(kind)
     assert is_finite(stored)
     if kind == "int8":
         stored.scale[5] = 3e38  # it is finite, but not its product with the largest number of its row
         assert not is_finite(stored)
         return
+    limits = torch.finfo(stored.rows.dtype)
+    stored.rows[-1, -2:] = torch.tensor([limits.min, limits.max])
+    assert is_finite(stored)
     for number in (math.nan, math.inf, -math.inf):
         rows = stored.rows.clone()
         rows[5, 3] = number

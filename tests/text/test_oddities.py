@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlcli.text import misreadings
 from xlcli.text.documents import Document
 from xlcli.text.oddities import KINDS, Oddities, is_decomposed
 
@@ -42,7 +43,7 @@ def said(text, unit="line", of="line", n_before=0):
         ("caf\ufffd", "lost or private characters", "caf<U+FFFD>"),
         ("the \ufb01rst", "ligatures", "the <U+FB01>rst"),
         ("\U0001d41bold", "mathematical letters", "<U+1D41B>old"),
-        ("a \uff44og", "full-width letters", "a <U+FF44>og"),
+        ("a \uff44og", "full-width", "a <U+FF44>og"),
         ("caf\u00c3\u00a9", "wrong encoding", "caf\u00c3\u00a9"),
         ("don\u00e2\u20ac\u2122t", "wrong encoding", "don\u00e2\u20ac\u2122t"),
         ("don\u00e2\x80\x99t", "wrong encoding", "don\u00e2<U+0080><U+0099>t"),
@@ -52,6 +53,18 @@ def said(text, unit="line", of="line", n_before=0):
         ("\u0633\u2060\u0644", "zero-width characters", "\u0633<U+2060>"),
         ("\u0e01\u2060\u0e02", "zero-width characters", "\u0e01<U+2060>"),
         ("\u0915\u200b\u0937", "zero-width characters", "\u0915<U+200B>"),
+        ("\u0e20\u0e32\u200c\u0e29\u0e32", "zero-width characters", "\u0e32<U+200C>\u0e29"),
+        ("iOS\u200c\u0e20\u0e32\u0e29\u0e32", "zero-width characters", "iOS<U+200C>"),
+        ("\u0e01\u200b\u0e32\u0e23", "zero-width characters", "\u0e01<U+200B>\u0e32"),  # before a vowel
+        ("\u0e17\u200b\u0e35\u0e48", "zero-width characters", "\u0e17<U+200B>\u0e35"),  # before a mark
+        ("\u0e40\u200b\u0e1b\u0e47\u0e19", "zero-width characters", "\u0e40<U+200B>\u0e1b"),  # behind a vowel
+        ("\u0e81\u200b\u0eb2\u0e99", "zero-width characters", "\u0e81<U+200B>\u0eb2"),  # Lao
+        ("\u1780\u200b\u17b6", "zero-width characters", "\u1780<U+200B>\u17b6"),  # Khmer
+        ("\u0645\u062d\u0640\u0640\u0645\u062f", "tatweel", "\u062d<U+0640><U+0640>\u0645"),
+        ("\u0645\u062d\u200f\u0645\u062f abc", "direction marks", "\u062d<U+200F>\u0645"),
+        ("\u0634\u0643\u0631\u0627!\u200f", "direction marks", "!<U+200F>"),
+        ("\u202b\u05e9\u05dc\u05d5\u05dd\u202c", "direction marks", "<U+202B>"),
+        ("\uff76\uff85", "half-width", "<U+FF76>"),
         ("\ufeb3\u0644", "Arabic presentation forms", "<U+FEB3>"),
         ("\ufb90", "Arabic presentation forms", "<U+FB90>"),
         ("\u0e40\u0e40\u0e21\u0e48", "Thai or Lao signs", "<U+0E40><U+0E40>"),
@@ -119,6 +132,10 @@ def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
         "\u05e9\u05bc\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd \ufb2a \u200fabc\u200e (x)",  # Hebrew
         "\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f \u2067abc\u2069",  # Arabic
         "\u0e20\u0e32\u0e29\u0e32\u200b\u0e44\u0e17\u0e22 \u0e19\u0e49\u0e33 \u0e17\u0e35\u0e48",  # Thai
+        "\u0e20\u0e32\u0e29\u0e32\u200b\u0e17\u0e35\u0e48\u200b\u200b\u0e40\u0e1b\u0e47\u0e19\u200b, \u0e46",  # too
+        "Facebook\u0e25\u0e07\u0e17\u0e38\u0e19 iPhone\u0e23\u0e38\u0e48\u0e19",
+        "\u0661\u0662\u0663 \u200f5 \u0643\u062a\u0628\u200f",  # Arabic with numbers
+        "\u0631\u062d\u0645\u0640\u0670\u0646 1445 \u0647\u0640 \u0627\u0644\u0640BBC",  # tatweel that is needed
         "\u1797\u17b6\u179f\u17b6\u200b\u1781\u17d2\u1798\u17c2\u179a",  # Khmer
         "\u0645\u062d\u0645\u062f \ufdfa",  # one sign for a phrase
         "\u00e4\u00f6\u00fc\u00c4\u00d6\u00dc\u00df\n\u00e9\u00e8\u00ea\u00eb \u00e0\u00e2\u00e4",  # letters
@@ -147,22 +164,136 @@ THAI = "คำอธิบายภาษาไทยออก"
 RUSSIAN = "привет мир, как дела"
 
 
+HEBREW = "הלילה היה חשוך מאוד בחורף"
+GREEK = "η νύχτα ήταν πολύ σκοτεινή"
+GERMAN = "Die Tür ist schön, groß und heiß."
+FRENCH = "L’été où j’étais là, ça va."
+
+
+def in_wrong_encoding(text, written, read):
+    """The text as a program shows it; a byte without a character becomes a control character, as in browsers."""
+    chars = [bytes([byte]).decode(read, "ignore") or chr(byte) for byte in text.encode(written)]
+    return "".join(chars)
+
+
+@pytest.mark.parametrize("text", [ARABIC, THAI, RUSSIAN, HEBREW, GREEK, GERMAN, FRENCH])
 @pytest.mark.parametrize(
-    ("text", "written", "read"),
+    "read", ["latin-1", "cp1252", "mac_roman", "cp437", "cp850", "cp1250", "cp1251", "cp1256", "cp874", "cp866"]
+)
+def test_text_in_utf8_that_was_read_otherwise_is_named(text, read):
+    notice = said(in_wrong_encoding(text, "utf-8", read))
+    assert "1 with characters of a wrong encoding (line 1: '" in notice
+    assert f"', probably UTF-8 read as {read}; read the source in its own encoding)" in notice
+    assert notice.count("; read the source in its own encoding") == notice.count(" with ")  # nothing is to be removed
+    assert said(text) is None
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "written"),
     [
-        *((text, "utf-8", read) for text in (ARABIC, THAI, RUSSIAN) for read in ("latin-1", "cp1252")),
-        *((text, written, read) for text, written in ((ARABIC, "cp1256"), (THAI, "tis-620"), (RUSSIAN, "cp1251"))
-          for read in ("latin-1", "cp1252")),
-        (ARABIC, "utf-8", "cp1256"),
-        (THAI, "utf-8", "cp874"),
+        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720")),
+        *(("Hebrew", HEBREW, written) for written in ("cp1255", "cp862")),
+        *(("Cyrillic", RUSSIAN, written) for written in ("cp1251", "koi8_r", "cp866", "iso8859_5")),
+        *(("Greek", GREEK, written) for written in ("cp1253", "cp737")),
+        ("Thai", THAI, "cp874"),
+        ("Chinese", "你好，我们在黑暗的夜里航行。", "gb18030"),
+        ("Japanese", "夜は暗かったです。", "euc_jp"),
+        ("Korean", "밤은 어두웠고 우리는 어두운 밤에 걸었다", "euc_kr"),
     ],
-)  # fmt: skip
-def test_a_text_in_a_wrong_encoding_has_no_other_oddities(text, written, read):
-    misread = text.encode(written).decode(read, "replace")
-    notice = said(misread)
-    assert "of a wrong encoding" in notice or "\ufffd" in misread
+)
+@pytest.mark.parametrize("read", ["cp1252", "mac_roman", "cp437", "cp850"])
+def test_a_text_in_a_wrong_encoding_is_named_with_its_language(language, text, written, read):
+    notice = said(in_wrong_encoding(text, written, read))
+    assert f", probably {language} in {written}, read as " in notice
+    if (written, read) != ("cp862", "cp850"):  # these letters are those of cp437, too
+        assert f"read as {read}; " in notice
     assert notice.count("; read the source in its own encoding") == notice.count(" with ")
     assert said(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "diagnosis"),
+    [
+        ("caf├⌐", "UTF-8 read as cp437"),
+        ("sch├ñtzen", "UTF-8 read as cp437"),
+        ("sch√§tzen", "UTF-8 read as mac_roman"),
+        ("cafأ©", "UTF-8 read as cp1256"),
+        ("ÇáßÊÇÈ", "Arabic in cp1256, read as cp1252"),
+        ("??? ????", "letters that were replaced by ?"),
+        ("Price: Â£5", "UTF-8 read as cp1252"),
+        ("siÄ… w³a", "UTF-8 read as cp1252"),
+        ("donâ€™t and Ø§Ù„Ù„ÙŠÙ„", "UTF-8 read as cp1252"),
+    ],
+)
+def test_the_probable_encoding_is_named(text, diagnosis):
+    assert f", probably {diagnosis}; " in said(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "äöü, ÄÖÜ, ß äöü",
+        "äöåéü ÄÖÅÉÜ",
+        "À Á Â Ã Ä Å à á â ã ä å",
+        "╔══╦══╗ ║ ▒ ║ └──┬─┐ ├─ äußeres",
+        "–—“…” «…» 5 °C",
+        "What?? Really???",
+        "Він пішов у ліс; МІЛІЦІЯ, 220 кВ, «В»",
+        "تک بگ آگاه، أ، ب؟",
+        "τα πάντα σ᾽ αυτό",
+        "цебуаншки чемчик",
+    ],
+)
+def test_letters_of_a_language_are_no_wrong_encoding(text):
+    assert "wrong encoding" not in (said(text) or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("كان الل\u06ccل مظلما", "<U+06CC>"),  # Arabic with a Persian yeh
+        ("ذهب ف\u06cc المدرسة", "<U+06CC>"),
+        ("المدرسة ال\u06a9بيرة", "<U+06A9>"),
+        ("این \u0643تاب خوب است", "<U+0643>"),  # Persian with Arabic letters
+        ("برای من ا\u064aن کتاب", "<U+064A>"),
+    ],
+)
+def test_letters_of_persian_and_arabic_are_not_mixed(text, shown):
+    notice = said(text)
+    assert "1 with Persian letters in Arabic or Arabic ones in Persian" in notice
+    assert shown in notice
+    assert notice.count(" with ") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "این کتاب را برای من بخوان",
+        "ذهب الولد إلى المدرسة في الصباح",
+        "می\u200cروم به مدرسة",  # Persian with a word of Arabic
+        "او گفت: «ذهب إلى المدرسة» و رفت",  # a quotation
+        "زما کتاب په پښتو کې دی او ښه ښاري کتابتون لري",  # Pashto, with letters of its own
+        "ازبکي توکي",  # Pashto without them
+        "یہ کتاب ہے اور وہ بڑی ہے",  # Urdu
+        "بۇ كىتاب ياخشى",  # Uyghur
+    ],
+)
+def test_languages_that_have_their_own_yeh_and_kaf_are_not_odd(text):
+    assert said(text) is None
+
+
+def test_kinds_in_few_lines_are_not_named_if_a_least_share_is_given():
+    for n, is_odd in ((100, True), (101, False)):
+        oddities = Oddities("line", "line", least_share=0.01)
+        oddities.feed(b"a\xe2\x80\x8bb\n" + b"plain\n" * (n - 1))
+        assert bool([*oddities.notices()]) == is_odd
+
+
+@given(st.text(st.characters(max_codepoint=0x2FFF)))
+def test_any_line_can_be_looked_at_for_a_wrong_encoding(text):
+    found = misreadings.find(text)
+    assert found is None or 0 <= found.start <= found.end <= len(text)
+    assert misreadings.find(text.encode("ascii", "ignore").decode().replace("?", "")) is None
 
 
 @given(st.text(max_size=9))

@@ -3,15 +3,16 @@
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from runs import After, corpus, go, of_kind, remains, small
 
 from xlcli.config import TrainConfig
-from xlcli.config.schedule import SCHEDULES
+from xlcli.config.workflows import ScheduleName
 from xlcli.errors import ConfigError, DivergedError
 from xlcli.events import Notice, Step, Trained, Validation
-from xlcli.optim import lr_factor, schedule_of
+from xlcli.optim import ends_with_budget, lr_factor
 from xlcli.store.layout import read_record
 from xlcli.training import loop
 from xlcli.training.run import TrainingRun
@@ -54,10 +55,10 @@ def test_the_decay_begins_when_patience_runs_out(schedule, rates, budget):
     assert (trained.best_step, trained.stopped, read_record(Path("m"))["stopped_early"]) == (4, False, True)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", get_args(ScheduleName))
 def test_patience_leaves_time_for_the_decay_of_every_schedule_that_ends_with_the_budget(schedule):
     [*_, last] = of_kind(go(settings(schedule), corpus(), "m"), Step)
-    decays = schedule_of(TrainConfig(lr_schedule=schedule, warmup_steps=0)).ends_with_budget
+    decays = ends_with_budget(TrainConfig(lr_schedule=schedule, warmup_steps=0))
     assert last.step == (10 if decays else 8)
 
 

@@ -6,20 +6,31 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, AnyStr, Literal, TypeVar, overload
+from typing import Any, AnyStr, Literal, get_args, overload
 
 from xlcli import evaluation, generation, streaming
+from xlcli.api.arguments import (
+    LOAD_SETTINGS,
+    OF_EVENTS,
+    Place,
+    Source,
+    Text,
+    encoded,
+    encoded_texts,
+    is_several,
+    path_of,
+    paths,
+    public,
+)
 from xlcli.api.progress import ProgressLine
-from xlcli.api.runs import Source, path_of, paths, resume_events, train_events
-from xlcli.api.values import TextScore, TextState, check_state, resumed, saving
+from xlcli.api.runs import resume_events, train_events
+from xlcli.api.values import TextScore, TextScores, TextState, resumed, saving
 from xlcli.config import (
-    BaseConfig,
     EvalConfig,
     GenerateConfig,
     InferenceConfig,
@@ -38,26 +49,7 @@ from xlcli.store.layout import read_config
 from xlcli.store.state_files import load_state, save_state
 from xlcli.text.oddities import Oddities
 
-Text = str | bytes
-F = TypeVar("F", bound=Callable[..., Any])
 LONGEST_NAME = 255  # bytes of the name of a file
-LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "n_sinks", "clamp_len", "weight_dtype"})
-"""Settings of `InferenceConfig` that are fixed when a model is loaded."""
-
-
-def shows(section: type[BaseConfig], without: Iterable[str] = LOAD_SETTINGS) -> Callable[[F], F]:
-    """Decorator: `help` and `inspect.signature` list the settings of this section, but for some, as keywords."""
-
-    def decorate(function: Any) -> Any:
-        signature = inspect.signature(function)
-        parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "settings"]
-        for name, field in section.model_fields.items():
-            if name not in without:
-                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default))
-        function.__signature__ = signature.replace(parameters=parameters)
-        return function
-
-    return decorate
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,7 +81,7 @@ class Model:
     def score(
         self, text: Iterable[Text], *, state: TextState | None = None, progress: bool = True, **settings: Any
     ) -> list[TextScore]: ...
-    @shows(OnlineConfig)
+    @public(OnlineConfig)
     def score(
         self, text: Text | Iterable[Text], *, state: TextState | None = None, progress: bool = True, **settings: Any
     ) -> TextScore | list[TextScore]:
@@ -104,21 +96,19 @@ class Model:
 
         Warns (`UserWarning`) of characters that nobody sees or means, and of a text that is the name of a file.
         """
-        if isinstance(text, str | bytes) or not isinstance(text, Iterable) or hasattr(text, "read"):
+        if not is_several(text):
             data = encoded(text)
             _warn_of([data])
             with ProgressLine(len(data), wanted=progress) as line:
                 return self._score(data, state, settings, line)
-        if isinstance(text, Mapping) or hasattr(text, "columns"):
-            raise ConfigError("a table or dictionary is no list of texts.", "Pass one column: table['text'].")
-        texts = [*map(encoded, text)]
+        texts = [*encoded_texts(text)]
         _warn_of(texts)
         chosen = validate(OnlineConfig, settings)
         with ProgressLine(sum(map(len, texts)), wanted=progress) as line:
             if state is not None or chosen.online_option is not None:
-                return [self._score(data, state, settings, line) for data in texts]
+                return TextScores(self._score(data, state, settings, line) for data in texts)
             options = validate(EvalConfig, chosen.model_dump(exclude_unset=True))
-            scores = []
+            scores = TextScores()
             for event in evaluation.score_texts(self.loaded, texts, options, self.runtime):
                 if isinstance(event, Progress):
                     line.show(event)
@@ -130,7 +120,6 @@ class Model:
         """Score of one text after `state`, in lines and bytes of the text; adds each token to the progress `line`."""
         n_lines = n_bytes = 0  # before the text
         if state is not None:
-            check_state(state)
             n_lines, n_bytes = state.n_lines, state.n_bytes
         tokens: list[TokenScore] = []
 
@@ -145,7 +134,7 @@ class Model:
         new_words = [word for word in words if word.byte + len(word.word.encode()) > n_bytes]
         return _text_score([*new_tokens, *new_words], n_lines, n_bytes)
 
-    @shows(OnlineConfig)
+    @public(OnlineConfig)
     def read(self, text: Text, *, state: TextState | None = None, progress: bool = True, **settings: Any) -> TextState:
         """State after `state` (default: nothing) and `text`; settings and `progress` as for `score`."""
         data = encoded(text)
@@ -164,7 +153,7 @@ class Model:
                     line.read(len(token.text))
         return saved[-1]
 
-    @shows(GenerateConfig, LOAD_SETTINGS | {"num_samples", "logprobs"})
+    @public(GenerateConfig, LOAD_SETTINGS | OF_EVENTS)
     def generate(
         self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> AnyStr:
@@ -172,28 +161,20 @@ class Model:
         encoded(prompt)
         return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **settings))
 
-    @shows(GenerateConfig, LOAD_SETTINGS | {"num_samples", "logprobs"})
+    @public(GenerateConfig, LOAD_SETTINGS | OF_EVENTS)
     def stream_generate(
         self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> Iterator[AnyStr]:
-        """Continuation of `state` and `prompt` in pieces of whole characters.
+        """Continuation of `state` and `prompt` in pieces of whole characters; arguments as for `xlcli.generate`.
 
-        Args:
-            prompt: Text to continue; may be empty. The pieces are of its type: `str` (invalid UTF-8 is U+FFFD) or
-                `bytes`.
-            state: State to continue (default: nothing read).
-            seed: Seed of the random-number generator; None continues that of `state`, if it has one, else takes a
-                random seed.
-            settings: Those of `GenerateConfig`, but for `num_samples` and `logprobs`.
+        The pieces are of the type of the prompt: `str`, in which invalid UTF-8 is U+FFFD, or `bytes`.
         """
-        chosen = validate(GenerateConfig, settings)
-        if chosen.num_samples > 1 or chosen.logprobs is not None:
-            raise ConfigError("num_samples and logprobs need events, not text.", "Use xlcli.generate(model, ...).")
         for event in generate(self, prompt, state=state, seed=seed, **settings):
             if isinstance(event, GeneratedText):
                 yield event.text if isinstance(prompt, bytes) else event.text.decode("utf-8", "replace")
 
-    def save_state(self, state: TextState, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    @public()
+    def save_state(self, state: TextState, path: Place, *, force: bool = False) -> None:
         """Writes a state file, as `--state-out` does.
 
         It replaces a state file or an empty file, with `force` one of any kind.
@@ -201,16 +182,16 @@ class Model:
         Raises:
             ConfigError: `path` is another kind of file, such as a text or the weights of a model.
         """
-        check_state(state)
-        place = Path(path)
+        place = Path(path_of(path, "path"))
         is_empty = place.is_file() and place.stat().st_size == 0
         if not force and place.exists() and not (is_empty or is_state_file(place)):
             raise ConfigError(f"{place} exists and is no state file.", "Choose another file, or add force=True.")
         save_state(place, state.session, model=self.loaded)
 
-    def load_state(self, path: str | os.PathLike[str]) -> TextState:
+    @public()
+    def load_state(self, path: Place) -> TextState:
         """State of a file that `save_state` or `--state-out` wrote; `StateError` if it cannot be used."""
-        session = load_state(Path(path), model=self.loaded, device=str(self.runtime.device))
+        session = load_state(Path(path_of(path, "path")), model=self.loaded, device=str(self.runtime.device))
         return TextState(session, self.loaded.fingerprints)
 
     def _stream(
@@ -226,9 +207,9 @@ class Model:
         return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, **arguments)
 
 
-@shows(InferenceConfig, InferenceConfig.model_fields.keys() - LOAD_SETTINGS)
+@public(InferenceConfig, InferenceConfig.model_fields.keys() - LOAD_SETTINGS)
 def load(
-    model: str | os.PathLike[str] | None = None,
+    model: Place | None = None,
     *,
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
@@ -248,36 +229,35 @@ def load(
         CheckpointError: There is no such model, or it is damaged.
         ConfigError: The device does not exist, or the model has no such setting.
     """
-    others = settings.keys() & (InferenceConfig.model_fields.keys() - LOAD_SETTINGS)
-    if others:
-        raise ConfigError(f"{min(others)} is no setting of load.", "Give it to the call that reads or generates.")
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
     chosen = validate(InferenceConfig, settings)
     folder = find(None if model is None else path_of(model, "model"))
     chosen.check_model(read_config(folder).model)  # before the weights, which take time
     loaded = store.load(folder, chosen, device=runtime.device)
     for warning in loaded.warnings:
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)  # the line that calls `load`, before the one of the decorator
     return Model(loaded, runtime)
 
 
-def copy_model(
-    model: str | os.PathLike[str], folder: str | os.PathLike[str], *, weights: WeightEncoding | None = None
-) -> None:
+@public()
+def copy_model(model: Place, folder: Place, *, weights: WeightEncoding | None = None) -> None:
     """Copies a model, by name or folder, without its checkpoints to `folder`, which must not exist.
 
     `weights` is the encoding of the weights of the copy; None keeps the present one.
     """
+    if weights is not None and weights not in get_args(WeightEncoding):
+        raise ConfigError(f"weights is {weights!r}.", "Pass 'float32', 'bfloat16' or 'int8'.")
     store.copy_model(find(path_of(model, "model")), Path(path_of(folder, "folder")), weights)
 
 
+@public()
 def train(
     text: Source,
-    folder: str | os.PathLike[str],
+    folder: Place,
     *,
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
-    init: str | os.PathLike[str] | None = None,
+    init: Place | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Model:
@@ -289,25 +269,24 @@ def train(
     return _trained(events, folder, progress=progress)
 
 
-def resume(
-    text: Source, folder: str | os.PathLike[str], *, settings: Mapping[str, Any] | None = None, progress: bool = True
-) -> Model:
+@public()
+def resume(text: Source, folder: Place, *, settings: Mapping[str, Any] | None = None, progress: bool = True) -> Model:
     """Continues the run in `folder` and returns its model; arguments as of `resume_events` and `train`."""
     return _trained(resume_events(text, folder, settings=settings), folder, progress=progress)
 
 
-def _trained(events: Iterable[Event], folder: str | os.PathLike[str], *, progress: bool) -> Model:
+def _trained(events: Iterable[Event], folder: Place, *, progress: bool) -> Model:
     """Runs to the last of these events, and loads the model in `folder`."""
     with ProgressLine(0, wanted=progress) as line:
         for event in events:
             if isinstance(event, Step):
                 line.show_step(event)
             elif isinstance(event, Notice) and event.level == "warning":
-                warnings.warn(event.text, stacklevel=3)
+                warnings.warn(event.text, stacklevel=4)
     return load(Path(folder).absolute())
 
 
-@shows(EvalConfig)
+@public(EvalConfig)
 def evaluate(
     model: Model,
     text: Source | None = None,
@@ -330,7 +309,7 @@ def evaluate(
     )
 
 
-@shows(GenerateConfig)
+@public(GenerateConfig)
 def generate(
     model: Model,
     prompt: Text,
@@ -356,7 +335,7 @@ def generate(
     return generation.generate(model.loaded, text, chosen, model.runtime, seed=seed, resume=resume, save=saves)
 
 
-@shows(GenerateConfig)
+@public(GenerateConfig)
 def generate_prompts(
     model: Model, prompts: Iterable[Text], *, state: TextState | None = None, seed: int | None = None, **settings: Any
 ) -> Iterator[tuple[Generated, ...] | Notice]:
@@ -368,14 +347,14 @@ def generate_prompts(
     Yields:
         The samples of each prompt, in the order of the prompts, and notices.
     """
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+    if not is_several(prompts):
         raise ConfigError(f"prompts are a list of texts, not {type(prompts).__name__}.", "Pass [prompt].")
-    texts, resume = map(encoded, prompts), resumed(state, model.loaded)
+    texts, resume = encoded_texts(prompts), resumed(state, model.loaded)
     chosen = validate(GenerateConfig, settings)
     return generation.generate_prompts(model.loaded, texts, chosen, model.runtime, seed=seed, resume=resume)
 
 
-@shows(StreamConfig)
+@public(StreamConfig)
 def stream(
     model: Model,
     text: Text | Iterable[Text],
@@ -394,10 +373,7 @@ def stream(
         save: Called every `save_every` seconds and at the end with the state.
         settings: Those of `StreamConfig`.
     """
-    if not isinstance(model, Model):
-        raise ConfigError(f"a model is no {type(model).__name__}.", "Load it: xlcli.load(name).")
-    is_one = isinstance(text, str | bytes) or not isinstance(text, Iterable)
-    portions = [text] if is_one else text
+    portions = text if is_several(text) or hasattr(text, "readline") else [text]
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 
@@ -408,12 +384,12 @@ def _warn_of(texts: Sequence[bytes]) -> None:
         oddities.begin()
         oddities.feed(text)
     for notice in oddities.notices():
-        warnings.warn(notice.text, stacklevel=3)
+        warnings.warn(notice.text, stacklevel=4)
     for text in texts:
         is_name = 0 < len(text) <= LONGEST_NAME and b"." in text and os.path.isfile(text)  # noqa: PTH113
         if is_name:
             shown = text.decode(errors="replace")
-            warnings.warn(f"the text is '{shown}', which is a file: pass what it holds to score that", stacklevel=3)
+            warnings.warn(f"the text is '{shown}', which is a file: pass what it holds to score that", stacklevel=4)
 
 
 def _stream_settings(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
@@ -431,22 +407,3 @@ def _text_score(parts: Iterable[Event], lines: int = 0, start: int = 0) -> TextS
         elif isinstance(part, WordScore):
             words.append(replace(part, line=part.line - lines, byte=part.byte - start))
     return TextScore(tuple(tokens), tuple(words))
-
-
-def encoded(text: object) -> bytes:
-    """The bytes of a text; `ConfigError` for what is none, as an open file."""
-    if isinstance(text, str):
-        return text.encode()
-    if isinstance(text, bytes):
-        return text
-    if hasattr(text, "read"):
-        remedy = (
-            "Pass file.read(). For scores of its lines pass file.readlines() to score, or the file to xlcli.stream."
-        )
-        raise ConfigError("an open file is no text.", remedy)
-    if isinstance(text, os.PathLike):
-        raise ConfigError("a path is no text.", "Pass path.read_text(), or score the file with xlcli.evaluate.")
-    if isinstance(text, list | tuple):
-        raise ConfigError("a list of words is no text.", "Join them: ' '.join(words).")
-    remedy = "Convert numbers with str(); leave out rows without text, such as NaN or None."
-    raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", remedy)

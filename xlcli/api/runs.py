@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xlcli import training
+from xlcli.api.arguments import Place, Source, path_of, paths, public
 from xlcli.config import RuntimeConfig, Tree, validate
 from xlcli.errors import ConfigError
 from xlcli.events import Event
@@ -16,17 +16,15 @@ from xlcli.ranks import join
 from xlcli.store.discover import find
 from xlcli.store.origin import NEW, configurations
 
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""Path of a file or folder, or several paths, read as one text."""
 
-
+@public()
 def train_events(
     text: Source,
-    folder: str | os.PathLike[str],
+    folder: Place,
     *,
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
-    init: str | os.PathLike[str] | None = None,
+    init: Place | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -57,9 +55,10 @@ def train_events(
     return _on_ranks(changes, partial(run, stop=stop))
 
 
+@public()
 def resume_events(
     text: Source,
-    folder: str | os.PathLike[str],
+    folder: Place,
     *,
     settings: Mapping[str, Any] | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -96,19 +95,3 @@ def _tables(settings: Mapping[str, Any] | None) -> Tree:
         problem = "settings are tables of a configuration file, in a dictionary."
         raise ConfigError(problem, "Give them as {'train': {'max_steps': 100}}.")
     return dict(settings)
-
-
-def paths(text: Source) -> list[str]:
-    is_one = isinstance(text, str | bytes | os.PathLike) or hasattr(text, "read")
-    if is_one or not isinstance(text, Iterable):
-        return [path_of(text, "text")]
-    return [path_of(path, "text") for path in text]
-
-
-def path_of(value: object, argument: str) -> str:
-    """The path, or name of a model, that was given as this argument; `ConfigError` if it is of another type."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, str):
-        return value
-    raise ConfigError(f"{argument} is a str or pathlib.Path, not {type(value).__name__}.", "Pass a path or a name.")

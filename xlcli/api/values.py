@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from xlcli.errors import ConfigError, StateError, plural_noun
+from xlcli.errors import StateError, counted, plural_noun
 from xlcli.events import TokenScore, WordScore
 from xlcli.inference import SaveState
-from xlcli.markup import BACKGROUNDS, BINS, INK, Part, bin_of, by_token, colored, colors
+from xlcli.markup import BACKGROUNDS, INK, Part, by_token, color_step, colored, legend
 from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState
@@ -22,7 +23,7 @@ SHOWN_BYTES = 2**14
 class TextScore:
     """Score of one text: its tokens with their surprisal in bits; sums and means over the text.
 
-    A notebook shows the text with its words in the colors of `xlcli eval --html`.
+    A notebook shows the text with its words in the colors of `xlcli eval --html`, which mean the same in all texts.
     """
 
     tokens: tuple[TokenScore, ...]
@@ -31,42 +32,15 @@ class TextScore:
     """Words in text order, as rows of a table: `pandas.DataFrame(score.words)`."""
 
     def __repr__(self) -> str:
-        return f"TextScore({self._figures})"
+        return f"TextScore({self.figures})"
 
     def _repr_html_(self) -> str:
-        """The beginning of the text in color, as HTML for IPython. The pointer shows the bits of a word."""
-        text = bytearray()
-        tokens = []
-        for token in self.tokens:
-            if len(text) >= SHOWN_BYTES:
-                break
-            tokens.append((len(text), token.bits))
-            text += token.text
-        words = []
-        first_byte = self.tokens[0].byte if self.tokens else 0  # below 0 if the first token began in the state
-        for word in self.words:
-            start = max(0, word.byte - first_byte)
-            if start < len(text):
-                words.append(Part(start, word.byte - first_byte + len(word.word.encode()), word.bits))
-        parts = by_token(text, words, tokens)
-        by_bin = [0] * BINS
-        for part in parts:
-            by_bin[bin_of(part.bits)] += 1
-        color_of_bin = {color.bin: color.number for color in colors(by_bin)}
-
-        def paint(html: str, bits: float) -> str:
-            color = color_of_bin[bin_of(bits)]
-            style = f' style="background:{BACKGROUNDS[color - 1]};color:{INK}"' if color else ""
-            return f'<span title="{bits:.2f} bits"{style}>{html}</span>'
-
-        about = self._figures
-        if len(text) < self.bytes:
-            about += f"; the first {len(text):,} bytes"
-        style = "white-space:pre-wrap;unicode-bidi:plaintext"
-        return f'<div>{about}</div><pre lang="" style="{style}">{colored(text, parts, paint)}</pre>'
+        """The text in color below a legend, as HTML for IPython. The pointer shows the bits of a word."""
+        return _LEGEND + _colored_text(self, SHOWN_BYTES)
 
     @property
-    def _figures(self) -> str:
+    def figures(self) -> str:
+        """Sizes and sums in words, as a notebook shows them."""
         sizes = (self.bytes, "byte"), (len(self.words), "word"), (len(self.tokens), "token")
         size = ", ".join(f"{number:,} {plural_noun(number, unit)}" for number, unit in sizes)
         return f"{size}, {self.bits:.1f} bits, {self.bits_per_byte:.3f} bits/byte"
@@ -92,6 +66,58 @@ class TextScore:
     def perplexity(self) -> float:
         """Perplexity per token; 1 for an empty text."""
         return perplexity(self.nats, len(self.tokens))
+
+
+class TextScores(list[TextScore]):
+    """Scores of several texts, in their order. A notebook shows the texts in color, below one legend."""
+
+    def __getitem__(self, place: Any) -> Any:
+        """The score at a place, or the `TextScores` of a slice."""
+        found = super().__getitem__(place)
+        return TextScores(found) if isinstance(place, slice) else found
+
+    def _repr_html_(self) -> str:
+        """The texts as HTML for IPython, up to `SHOWN_BYTES` in all."""
+        shown = _LEGEND
+        left = SHOWN_BYTES
+        for number, score in enumerate(self):
+            if left <= 0:
+                return f"{shown}<div>... and {counted(len(self) - number, 'more text')}</div>"
+            shown += _colored_text(score, left)
+            left -= score.bytes
+        return shown
+
+
+def _colored_text(score: TextScore, most_bytes: int) -> str:
+    """HTML of the figures and of the beginning of the text: whole tokens, up to the one with this byte."""
+    text = bytearray()
+    tokens = []
+    for token in score.tokens:
+        if len(text) >= most_bytes:
+            break
+        tokens.append((len(text), token.bits))
+        text += token.text
+    words = []
+    first_byte = score.tokens[0].byte if score.tokens else 0  # below 0 if the first token began in the state
+    for word in score.words:
+        start = max(0, word.byte - first_byte)
+        if start < len(text):
+            words.append(Part(start, word.byte - first_byte + len(word.word.encode()), word.bits))
+    about = score.figures
+    if len(text) < score.bytes:
+        about += f"; the first {len(text):,} bytes"
+    shown = colored(text, by_token(text, words, tokens), _paint)
+    return f'<div>{about}</div><pre lang="" style="white-space:pre-wrap;unicode-bidi:plaintext">{shown}</pre>'
+
+
+def _paint(html: str, bits: float) -> str:
+    """HTML of a word in the color of its bits."""
+    step = color_step(bits)
+    color = f"background:{BACKGROUNDS[step - 1]};color:{INK}" if step else ""
+    return f'<span title="{bits:.2f} bits" style="{color}">{html}</span>'
+
+
+_LEGEND = f'<div style="font-size:smaller">bits of a word {legend(_paint)}</div>'
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,22 +152,13 @@ def resumed(state: TextState | None, model: LoadedModel) -> SessionState | None:
     """A copy of the session of a state, because inference consumes the one it is given.
 
     Raises:
-        ConfigError: It is no state.
         StateError: The state belongs to another model.
     """
     if state is None:
         return None
-    check_state(state)
     if state.fingerprints != model.fingerprints:
         raise StateError(f"the state belongs to a different model, not {model.name}.", "Read the text again.")
     return state.session.fork()
-
-
-def check_state(state: object) -> None:
-    """`ConfigError` for what is no state, such as the name of its file."""
-    if not isinstance(state, TextState):
-        remedy = "Pass what model.read(text) or model.load_state(path) gives."
-        raise ConfigError(f"a state is no {type(state).__name__}.", remedy)
 
 
 def saving(save: Callable[[TextState], None] | None, model: LoadedModel) -> SaveState | None:

@@ -79,10 +79,7 @@ def program(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the program and returns its exit code; `ConfigError` for a usage error.
-
-    Its arguments are the `obj` of contexts.
-    """
+    """Runs the program, which hands contexts the arguments; returns the exit code. `ConfigError` for usage."""
     if arguments and arguments[0] in ("help", "version"):
         arguments = [*arguments[1:], f"--{arguments[0]}"]
     if os.environ.get(COMPLETION):

@@ -25,12 +25,11 @@ from xlcli.store.layout import read_config
 
 VOCAB_SIZE = 2048  # vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB
 COLUMN = 12  # maximum width of a column of figures with the gap before it
-MEANING = (
+MEANING = (  # meaning of the figures
     "first token: after a prompt as long as the memory. recomputed: the same model without memory reads the window "
     "anew for each token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and "
     "1,874 times faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.\n"
 )
-"""Meaning of the figures."""
 app = App()
 
 
@@ -97,10 +96,7 @@ def bench(
 
 
 def configure(task: str, preset: str | None, user_settings: Tree) -> Config:
-    """The settings of the user over a preset, or without one.
-
-    `ConfigError` if a setting is illegal, or is one of the shape of a trained model.
-    """
+    """The user's settings over a preset; `ConfigError` if one is illegal, or of the shape of a trained model."""
     if preset is None:
         for section in ("model", "train"):
             is_of_task = section == task == "train"

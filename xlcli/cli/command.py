@@ -57,10 +57,7 @@ class Call(typer.Context):
         return read_settings(self.name, self.params, typed_names(self), spelled)
 
     def config(self) -> Config:
-        """The configuration. With `--print-config` it is printed, and the command ends.
-
-        A `ConfigError` of an illegal setting names it as the user wrote it.
-        """
+        """The configuration; `--print-config` prints it instead. Errors name settings as the user wrote them."""
         with self.naming_settings():
             config = make(self.settings.tree)
         self.show_config(config)
@@ -117,10 +114,7 @@ class Call(typer.Context):
         return f"{self.name}.{name}"
 
     def check_files(self, inputs: Iterable[str | Path], outputs: Mapping[str, tuple[str | None, Kind]]) -> None:
-        """Refuses outputs that cannot be written, before a model is loaded.
-
-        `inputs` are the files and folders read; `outputs` has the file of each output option, if it was given.
-        """
+        """Refuses outputs that cannot be written, or are inputs, before a model is loaded; by option with kinds."""
         files_read = [*inputs]
         if self.params.get("config_file") is not None:
             files_read.append(self.params["config_file"])

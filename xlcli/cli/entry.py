@@ -151,10 +151,7 @@ def _print_error(message: str, remedy: str) -> None:
 
 
 def _ensure_standard_streams() -> None:
-    """Opens standard streams that the caller closed, so that no data file becomes descriptor 1.
-
-    A closed stdout becomes a pipe without a reader.
-    """
+    """Opens closed standard streams, or a data file would be descriptor 1; stdout as a pipe without a reader."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -28,7 +28,7 @@ from xlcli.events import Event, Notice, Score
 from xlcli.files import is_pipe
 from xlcli.store.layout import HELD_OUT, read_config, read_record
 
-TYPICAL_BATCH_SIZE = 8  # number of texts read at a time that a plan assumes; the text and the machine decide it
+TOKENS_AT_A_TIME = 2048  # number of tokens in memories or windows that a plan assumes; text and machine decide it
 app = App()
 
 Models = Annotated[
@@ -154,27 +154,29 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) -> None:
-    """`DataError` if several models keep different held-out texts of this split."""
-    first, *others = [folder / HELD_OUT[split] for folder in folders]
-    for text in others:
-        if first.is_file() and text.is_file() and filecmp.cmp(first, text, shallow=False):
-            continue
-        models = " ".join(f"-m {shlex.quote(name)}" for name in names)
-        raise DataError(
-            f"the models do not have the same held-out text ({HELD_OUT[split]}).",
-            f"Give a text that is new to all of them: xlcli eval FILE {models}",
-        )
+    """`DataError` if a model, such as an imported one, keeps no held-out text of this split, or these texts differ."""
+    command = " ".join(["xlcli eval FILE", *(f"-m {shlex.quote(name)}" for name in names)])
+    texts = [folder / HELD_OUT[split] for folder in folders]
+    for folder, text in zip(folders, texts, strict=True):
+        if not text.is_file():
+            raise DataError(f"model {folder.name} keeps no held-out text ({text.name}).", f"Give a file: {command}")
+    for text in texts[1:]:
+        if not filecmp.cmp(texts[0], text, shallow=False):
+            problem = f"the models do not have the same held-out text ({HELD_OUT[split]})."
+            raise DataError(problem, f"Give a text that is new to all of them: {command}")
 
 
 def show_plan(folder: Path, texts: Sequence[str], settings: EvalConfig, screen: Screen) -> None:
     """Prints what the evaluation of this model would do, with the longest memory of a sweep."""
     longest = max(settings.sweep, key=lambda settings_at_length: settings_at_length.mem_len or 0)
     text = ", ".join(texts) or f"the text {HELD_OUT[settings.split]} of the model"
-    remembers_all = read_config(folder).model.effective_mem_len(1) is None
+    config = read_config(folder)
+    reading = longest.reading(config.model, config.train.reading)
+    remembers_all = config.model.effective_mem_len(1) is None
     if remembers_all or settings.online_option:
         batch_size = 1  # such a text is read by itself
     else:
-        batch_size = settings.batch_size or TYPICAL_BATCH_SIZE
+        batch_size = settings.batch_size or max(1, TOKENS_AT_A_TIME // reading.longest)
     print_plan(folder, longest, screen, batch_size=batch_size, action=f"scores {text}")
 
 

@@ -15,6 +15,7 @@ from xlcli.cli.command import App, Call
 from xlcli.cli.objects import fields
 from xlcli.cli.options import option
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
+from xlcli.cli.score_report import describe_context
 from xlcli.cli.terminal import table
 from xlcli.errors import ConfigError
 from xlcli.store.discover import LOCAL, find, summarize
@@ -45,7 +46,7 @@ def import_(
         name = path.stem
     target = Path(out or Path(LOCAL) / name)
     with screen.waiting("importing"):
-        about = import_model(path, target, name=model_format, encoding=encoding)
+        about = import_model(path, target, name=model_format, encoding=encoding, show=screen.progress)
     for notice in about["notices"]:
         screen.say(notice, "warning")
 
@@ -66,7 +67,7 @@ def import_(
         ("weights", weights),
         ("network", f"{approximate_count(model.n_layers, 'layer')} of width {model.dim:,}, {heads}"),
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
-        ("memory", model.describe_memory(train.mem_len, train.segment_len)),
+        ("context", describe_context(model, train.mem_len, train.segment_len)),
         ("text", f"{tokenizer}, vocabulary of {size:,}"),
     ]
     bits = about["check_bits"]

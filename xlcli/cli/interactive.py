@@ -27,26 +27,20 @@ LONGEST_LINE = 2**20  # maximum number of bytes of a line of standard input
 
 @dataclass
 class Conversation:
-    """Continues lines, one after the other, each after all that was read and generated before.
-
-    `seed` is for the first answer; the others continue its generator.
-    """
+    """Continues lines, one after the other, each after all that was read and generated before."""
 
     model: LoadedModel
     settings: GenerateConfig
     runtime: Runtime
     screen: Screen
-    seed: int | None
+    seed: int | None  # of the first answer; the others continue its generator
     session: SessionState | None
 
     def run(self, first: bytes | None, save: SaveState | None) -> int:
         """Continues `first` and the lines of standard input until it ends; returns the exit code.
 
-        On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
-        SIGTERM and SIGHUP always do. `save` is called at the end with the session, if there is one.
-
-        Raises:
-            DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
+        On a terminal, SIGINT stops the answer or clears the line; else it ends the conversation, as SIGTERM and SIGHUP
+        do. `save` gets the session. `DataError` if standard input is closed, or a line is longer than `LONGEST_LINE`.
         """
         if sys.stdin is None:
             raise DataError("standard input is closed.", "Give the prompt as an argument, without -i.")

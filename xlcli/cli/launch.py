@@ -25,10 +25,7 @@ POLL_SECONDS = 0.02  # seconds between two looks at other processes
 
 
 def is_to_launch(nproc: int) -> bool:
-    """True if this process is to start `nproc` others; False if it is one of several itself.
-
-    `ConfigError` if the machine is too small, or another number of processes has been started already.
-    """
+    """True if this process is to start `nproc` others. `ConfigError` if it cannot, or others were started already."""
     size = environment().size
     if size > 1 and nproc not in (1, size):
         remedy = "Leave out --nproc, or start xlcli without torchrun and WORLD_SIZE."
@@ -97,19 +94,21 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
 def _wait_for(
     processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int], send: Callable[[int], None]
 ) -> dict[int, int]:
-    """Exit codes of processes by rank, in the order of their ends. If one fails, the others are told to end.
-
-    `received` are the signals so far, also during the wait; they were passed on already.
-    """
+    """Exit codes by rank, in the order of the ends; a failure ends the others. `received` signals were passed on."""
     codes: dict[int, int] = {}
     deadline = None
     while len(codes) < len(processes):
         time.sleep(POLL_SECONDS)
-        ended = [(process.poll(), rank) for rank, process in enumerate(processes) if rank not in codes]
+        ended: list[tuple[int, int]] = []
+        for rank, process in enumerate(processes):
+            code = process.poll()
+            if code is not None and rank not in codes:
+                ended.append((code, rank))
         # The code of a signal, which may have caused the other ends, is negative and comes first.
-        for code, rank in sorted((code, rank) for code, rank in ended if code is not None):
+        for code, rank in sorted(ended):
             codes[rank] = code
-        if deadline is None and (received or any(codes.values())):
+        is_failing = bool(received) or any(codes.values())
+        if is_failing and deadline is None:
             deadline = time.monotonic() + SECONDS_TO_SAVE
             if not received:
                 send(signal.SIGTERM)

@@ -15,14 +15,14 @@ from xlcli.cli.command import Call
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.render import Screen
 from xlcli.cli.run_report import describe_scored_text
-from xlcli.cli.score_report import rounding
+from xlcli.cli.score_report import describe_context, rounding
 from xlcli.cli.usage import nearest
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig
-from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
+from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError, counted
 from xlcli.files import cache_folder
 from xlcli.machine import available_bytes, require_memory
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
-from xlcli.store.layout import SavedConfig, is_model, read_config, scored_text
+from xlcli.store.layout import SMALLEST_STORED, SavedConfig, is_model, read_config, scored_text
 from xlcli.store.lock import lock_state
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
 _FLOAT32_BYTES = 4
-"""RAM in bytes of a weight: weights of all encodings are loaded as float32."""
 _FEW_SEQUENCES = 4
 _SMALL_MODEL = 64_000_000
 """Largest number of sequences, and of weights in matrices, that a CPU continues token by token faster than a GPU.
@@ -136,14 +135,16 @@ def print_plan(
 ) -> None:
     """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
 
-    `batch_size` texts are read at a time. Only a text that `is_endless` surely fills the memory of the model.
-    `ResourceError` if the machine has too little RAM.
+    Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)
     reading = settings.reading(config.model, config.train.reading)
-    parameters = summarize(folder).parameters or 0
+    summary = summarize(folder)
+    parameters = summary.parameters or 0
     weights_bytes = _FLOAT32_BYTES * parameters
+    if parameters >= SMALLEST_STORED:
+        weights_bytes = min(weights_bytes, summary.bytes)
     state_bytes = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
     available = available_bytes()
@@ -152,12 +153,14 @@ def print_plan(
         plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
         screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
     else:
-        texts = "one text at a time" if batch_size == 1 else f"{batch_size} texts at a time"
-        memory = model.describe_memory(reading.mem_len, reading.segment_len)
+        unit = "window" if reading.stride else "text"
+        texts = f"{counted(batch_size, unit)} at a time"
+        context = describe_context(model, reading.mem_len, reading.segment_len, reading.stride)
         screen.report(
             f"model    {folder} ({compact_number(parameters)} parameters, {format_bytes(weights_bytes)})\n"
             f"does     {action}\n"
-            f"memory   {memory}, {texts}: {format_bytes(state_bytes)}\n"
+            f"context  {context}\n"
+            f"memory   {texts}: {format_bytes(state_bytes)}\n"
             f"needs    about {format_bytes(needed_bytes)} of RAM; {format_bytes(available)} available\n"
         )
     # A finite text may be shorter than the memory.
@@ -209,11 +212,10 @@ def note_unread_pipe(screen: Screen, argument: str) -> None:
 def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, *, n_sequences: int | None = None
 ) -> tuple[LoadedModel, Runtime]:
-    """Loads a model on the device that `config` names; returns the runtime, too. Imports torch.
+    """Loads a model on the device that `config` names, and reports it; returns the runtime, too. Imports torch.
 
-    `n_sequences` are read token by token; None: texts are read in long calls. Instead of a GPU that the user did not
-    ask for, the CPU takes few sequences of a small model that it has compiled kernels for, and a line says so.
-    Prints warnings of the model and of a memory length that has no effect, and with --verbose what was loaded.
+    `n_sequences` are read token by token; None: texts are read in long calls. A small model that continues few texts
+    takes the CPU in place of a GPU that the user did not ask for.
     """
     cache_folder(screen.say)  # made now, so that it says at once if it is only a temporary folder
     with screen.waiting("loading the model"):
@@ -222,10 +224,8 @@ def load_model(
         from xlcli.store.folder import load
 
         runtime = make_runtime(config)
-        is_open = config.device == "auto" and runtime.device.type != "cpu" and runtime.dtype_name == "float32"
-        has_little_work = n_sequences is not None and n_sequences <= _FEW_SEQUENCES
         takes_cpu = False
-        if is_open and has_little_work and read_config(folder).model.n_matrix_weights <= _SMALL_MODEL:
+        if _may_prefer_cpu(folder, config, runtime, n_sequences):
             model = load(folder, settings)
             takes_cpu = may_decode(model.network)
         if takes_cpu:
@@ -234,6 +234,23 @@ def load_model(
             model = load(folder, settings, device=runtime.device)
     if takes_cpu:
         screen.say("using the CPU, which is faster for a few texts at once; --device cuda uses the GPU")
+    _report_model(model, folder, runtime, settings, screen)
+    return model, runtime
+
+
+def _may_prefer_cpu(folder: Path, config: RuntimeConfig, runtime: Runtime, n_sequences: int | None) -> bool:
+    """True if a CPU may continue these sequences faster than the GPU, which the user did not ask for."""
+    if config.device != "auto" or runtime.device.type == "cpu" or runtime.dtype_name != "float32":
+        return False
+    if n_sequences is None or n_sequences > _FEW_SEQUENCES:
+        return False
+    return read_config(folder).model.n_matrix_weights <= _SMALL_MODEL
+
+
+def _report_model(
+    model: LoadedModel, folder: Path, runtime: Runtime, settings: InferenceConfig, screen: Screen
+) -> None:
+    """Prints warnings of a model, what was loaded (--verbose), and a warning of a memory length without effect."""
     for warning in model.warnings:
         screen.say(warning, "warning")
     screen.say(_describe_model(model, folder), "detail")
@@ -246,7 +263,6 @@ def load_model(
     warning_of_idle_memory = model.config.model.mem_len_warning(max(mem_lens))
     if warning_of_idle_memory is not None:
         screen.say(warning_of_idle_memory, "warning")
-    return model, runtime
 
 
 def _describe_model(model: LoadedModel, folder: Path) -> str:

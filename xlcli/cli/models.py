@@ -140,7 +140,7 @@ def show(
     # How it was made: by its card, else by its record.
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
-        screen.markdown(card.read_text("utf-8", "replace"))
+        screen.print(card.read_text("utf-8", "replace"))
     elif record:
         record.pop(TRAIN_FILES, None)  # digests, which say nothing to people
         screen.print(to_toml({"record": record}).lstrip("\n"))
@@ -204,9 +204,10 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
     made = summarize(Path(target))
     if screen.json:
         screen.object(made)
-    command = f"xlcli eval -m {shlex.quote(target)}"
-    screen.say(f"{target} written, {format_bytes(made.bytes)} in {made.encoding}; score it: {command}")
     texts = [text for text in HELD_OUT.values() if Path(target, text).is_file()]
+    command = "xlcli eval" if HELD_OUT["valid"] in texts else "xlcli eval FILE"
+    written = f"{target} written, {format_bytes(made.bytes)} in {made.encoding}"
+    screen.say(f"{written}; score it: {command} -m {shlex.quote(target)}")
     if texts:
         screen.say(f"it contains text from the corpus: remove {' and '.join(texts)} before you publish it")
 

@@ -47,10 +47,7 @@ def fields(event: Any, *without: str) -> dict[str, Any]:
 
 
 def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
-    """The JSON object of a token, with its prediction if it was asked for, or of a line without its line end.
-
-    `base64` has the bytes of a text that is not UTF-8.
-    """
+    """The JSON object of a token with its prediction, or of a line; bytes that are not UTF-8 are in `base64`."""
     text = event.text
     if isinstance(event, events.LineScore):
         text = text.removesuffix(b"\r\n").removesuffix(b"\n")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from xlcli.config import Option
 
-COMMANDS: Mapping[str, str] = {
+COMMANDS: Mapping[str, str] = {  # what each command does, in the order of the help
     "train": "Train a model on a text and save it in models/. Everything has a default.",
     "eval": "Score a text: bits per byte, perplexity, loss by context.",
     "generate": "Continue a text and print it as it is generated.",
@@ -26,7 +26,6 @@ COMMANDS: Mapping[str, str] = {
     "A model is a folder: rm, mv and rsync do the rest.",
     "bench": "Measure the speed of decoding (default), evaluation or training.",
 }
-"""What each command does, in the order of the help."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "train": ("text", "train", "runtime", "model"),
     "eval": ("eval", "runtime"),
@@ -109,22 +108,12 @@ Weights = Annotated[
 ]
 Format = Annotated[
     Literal[
-        "llama",
-        "gemma3",
-        "gpt2",
-        "gpt-neo",
-        "gpt-j",
-        "gpt-neox",
-        "opt",
-        "bloom",
-        "transfo-xl",
-        "transfo-xl-original",
-        "gguf",
-    ]
-    | None,
+        "llama", "gemma3", "gpt2", "gpt-neo", "gpt-j", "gpt-neox", "opt", "bloom",
+        "transfo-xl", "transfo-xl-original", "gguf",
+    ] | None,
     option("Model", "--format", "Name the format of the model. Default: detected.", allow_from_autoenv=False),
-]
-SETTINGS_OPTIONS = {
+]  # fmt: skip
+SETTINGS_OPTIONS = {  # parameters of the commands that have settings, beside `SHARED_OPTIONS`
     "config_file": Annotated[
         str | None, option("Settings", "--config FILE.toml", "Read settings from a TOML file.", envvar="XLCLI_CONFIG")
     ],
@@ -137,8 +126,7 @@ SETTINGS_OPTIONS = {
     ],
     "verbose": Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")],
 }
-"""Parameters of the commands that have settings, beside `SHARED_OPTIONS`."""
-SHARED_OPTIONS = {
+SHARED_OPTIONS = {  # parameters of all commands
     "json": Annotated[bool, option("Output", "--json", "Print JSON on stdout.")],
     "quiet": Annotated[bool, option("Output", "-q, --quiet", "Print only results, warnings and errors.")],
     "color": Annotated[
@@ -147,7 +135,6 @@ SHARED_OPTIONS = {
     ],
     "debug": Annotated[bool, option("Output", "--debug", "Show a traceback on errors.")],
 }
-"""Parameters of all commands."""
 
 
 class Setting(NamedTuple):
@@ -180,17 +167,19 @@ def settings_of(command: str | None) -> dict[str, Setting]:
 
 
 def option_kinds(command: str) -> dict[str, Any]:
-    """Types of the options of the settings of a command, by the names of the settings.
-
-    An option is a text, which the unit of its setting reads later, unless it is a switch, a choice or a list.
-    """
+    """Types of the options of a command's settings, by name: switches, choices, lists, or texts to be read later."""
     kinds: dict[str, Any] = {}
     for name, setting in settings_of(command).items():
         if setting.option is None:
             continue
-        kind, about = setting.field.annotation, setting.field.description or ""
-        further = {"allow_from_autoenv": False, "autocompletion": COMPLETIONS.get(name)}
-        details = option(setting.option.panel, setting.option.names, about, **further)
+        kind = setting.field.annotation
+        details = option(
+            setting.option.panel,
+            setting.option.names,
+            setting.field.description or "",
+            allow_from_autoenv=False,
+            autocompletion=COMPLETIONS.get(name),
+        )
         is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
         if is_switch:
             kinds[name] = Annotated[bool, details]

@@ -23,10 +23,7 @@ _OTHER = "Choose another file."
 
 
 class Kind(NamedTuple):
-    """What an option writes, a part of its type: the suffixes of such files, which say their format.
-
-    Any name will do without suffixes.
-    """
+    """What an option writes: the suffixes of such files, which say their format; without any, all names will do."""
 
     suffixes: tuple[str, ...] = ()
 
@@ -44,12 +41,8 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
 
     A file is replaced if its name has a right suffix and it is nothing that is read: no input, no state, no curve of a
     model. A state replaces a state only. The standard streams are added to the inputs. A pipe or device takes any kind
-    but a state.
-
-    Raises:
-        ConfigError: An output has another suffix, is a folder, read-only, an input, another output, or no file that
-            may be replaced; or it needs a package that is missing.
-        ResourceError: An output cannot be written.
+    but a state. `ConfigError` if an output has another suffix, is a folder, read-only, an input, another output, or no
+    file that may be replaced; or it needs a package that is missing; `ResourceError` if an output cannot be written.
     """
     uses = dict.fromkeys(_identities((), 1, 2), "the output of this command")
     uses |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
@@ -58,17 +51,12 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
         if name is None:
             continue
         option = f"--{parameter.replace('_', '-')}"
-        if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
-            raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
-        if Path(name).suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
-            raise ConfigError(f"{option} {name} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
-        if kind is PAGE and name == "-":
-            raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
-        is_stream = name == "-"
         path = Path(name)
+        _check_kind(option, path, kind)
+        is_stream = name == "-"
         status = None if is_stream else _status(option, name)
-        is_pipe_or_device = status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
-        if is_pipe_or_device and kind is not STATE:
+        is_file_or_folder = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if not is_file_or_folder and kind is not STATE:  # a pipe or device
             continue
         if not is_stream and kind.suffixes and path.suffix.lower() not in kind.suffixes:
             raise _wrong_suffix(option, path, kind)
@@ -84,6 +72,16 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
                 raise ConfigError(f"{option} {path} is also {uses[file]}.", _OTHER)
             _check_replaced(option, path, kind, status)
             uses[file] = f"the output of {option}"
+
+
+def _check_kind(option: str, path: Path, kind: Kind) -> None:
+    """`ConfigError` if an output needs a package that is missing, or is a page for standard output."""
+    if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
+    if path.suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(f"{option} {path} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
+    if kind is PAGE and str(path) == "-":
+        raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
 
 
 def _status(option: str, name: str) -> os.stat_result | None:
@@ -119,10 +117,7 @@ def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result)
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """Function that writes pieces of an output of a command; a regular file is replaced at the end, or not at all.
-
-    `ResourceError` if it is a pipe that nobody reads.
-    """
+    """Function that writes an output in pieces, at the end in its place; `ResourceError` if nobody reads a pipe."""
     if path.exists() and not path.is_file():  # a device or a pipe
         with os.fdopen(_open_pipe(path), "wb") as out:
             yield out.write

@@ -4,8 +4,7 @@ The page is one file without script or external references; its Content-Security
 Words have the bits of `--words`; lines, and parts of long lines, those of their tokens. Documents, if there are
 several, have their names as headings, and a list before the text links to them.
 
-Colors begin at quantiles of the text, which are known at its end. So the class of a word is a bin of its bits, and the
-style of the page, which is written last, colors the bins (`xlcli.markup`).
+The class of a word is the step of its bits (`xlcli.markup`); `page.css` has the colors, for light and dark ground.
 
 The keyboard goes from line to line. The line that it is at shows the bits of its words as text, which a screen reader
 reads, too; that is style alone.
@@ -30,7 +29,7 @@ from xlcli.cli.quantities import approximate_count, format_bytes
 from xlcli.cli.score_report import context_cells
 from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cache_folder
-from xlcli.markup import BINS, Part, bin_of, by_token, colored, colors, continues, direction, escaped, visible
+from xlcli.markup import Part, by_token, color_step, colored, continues, direction, escaped, legend, visible
 
 TEXT_BYTES = 2**25
 """Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
@@ -57,8 +56,6 @@ class Page:
         self._document = _Document(number=1, name="", first_line=1)
         self._documents: list[_Document] = []  # the first `LONGEST_LIST` of those that have begun
         self._next_name: str | None = None  # of the document that begins with the next token
-        self._bins = [0] * BINS
-        self._unit = "words"  # what has a color
         self._curve, self._most_surprising, self._blocks = _Curve(), _MostSurprising(), _Blocks()
 
     def begin(self, name: str) -> None:
@@ -119,12 +116,7 @@ class Page:
 
     def _show(self, row: _Row) -> None:
         """Puts a row into the table and the text."""
-        words = row.parts
-        row.parts = by_token(row.text, words, row.tokens)
-        if row.parts != words:
-            self._unit = "words, or characters (longer tokens whole) where a script has no blanks,"
-        for part in row.parts:
-            self._bins[bin_of(part.bits)] += 1
+        row.parts = by_token(row.text, row.parts, row.tokens)
         self._most_surprising.add(row)
         if self._blocks.n_bytes < TEXT_BYTES:
             self._blocks.add(row)
@@ -141,8 +133,7 @@ class Page:
             blocks.note(f"The text after its first {format_bytes(blocks.n_bytes)} is not shown.")
 
         files = resources.files("xlcli.cli")
-        colors, legend = _color(self._bins)
-        style = files.joinpath("page.css").read_text("utf-8") + colors
+        style = files.joinpath("page.css").read_text("utf-8")
         values = {
             "version": xlcli.__version__,
             "title": escape(visible(title)),
@@ -151,8 +142,7 @@ class Page:
             "bits_per_byte": f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
             "facts": "".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
             **self._list_of_documents(),
-            "unit": self._unit,
-            "legend": legend,
+            "legend": legend(_paint),
             "context_rows": _context_rows(by_context),
             "context_hidden": "" if by_context else " hidden",
             **self._curve.drawing(blocks.last_line),
@@ -241,7 +231,7 @@ class _Row:
 
 
 def _paint(html: str, bits: float) -> str:
-    return f'<i class=w{bin_of(bits)} title="{bits:.2f} bits">{html}</i>'
+    return f'<i class=w{color_step(bits)} title="{bits:.2f} bits">{html}</i>'
 
 
 class _Blocks:
@@ -318,19 +308,6 @@ class _MostSurprising:
             text = f'<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}'
             html += f"<tr><td>{row.bits_per_byte:.2f}<td>{place}{text}</tr>"
         return {"about_lines": about, "line_rows": html}
-
-
-def _color(words_by_bin: Sequence[int]) -> tuple[str, str]:
-    """Style of the bins, and legend: where each color begins."""
-    style = legend = ""
-    last_color = 0
-    for color in colors(words_by_bin):
-        if color.number > 0:
-            style += f".w{color.bin} {{ background: var(--c{color.number}); }}\n"
-        if color.number > last_color:
-            legend += f"<i class=w{color.bin}>{color.bits:.1f} ({max(0.1, 100 * color.share):.1f} %)</i>"
-            last_color = color.number
-    return style, legend
 
 
 @dataclass(slots=True)

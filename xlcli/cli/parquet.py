@@ -31,30 +31,26 @@ def parquet_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     with tempfile.TemporaryFile(dir=cache_folder()) as lines, tempfile.TemporaryFile(dir=cache_folder()) as packed:
         yield lines.write
         lines.seek(0)
-        found: dict[str, set[str]] = {}
+        types_of_values: dict[str, set[str]] = {}
         for line in lines:
             for name, value in json.loads(line).items():
-                found.setdefault(name, set()).add(_type_of(value))
-        types = {name: _common_type(of_values) for name, of_values in found.items()}
+                types_of_values.setdefault(name, set()).add(_type_of(value))
+        types = {name: _common_type(of_column) for name, of_column in types_of_values.items()}
         lines.seek(0)
         with parquet.ParquetWriter(packed, pyarrow.schema(types.items())) as writer:
-            for group in iter(lambda: [*islice(lines, N_ROWS)], []):
-                rows = [*map(json.loads, group)]
+            while True:
+                rows = [json.loads(line) for line in islice(lines, N_ROWS)]
+                if not rows:
+                    break
                 columns = []
                 for name, kind in types.items():
                     values = [row.get(name) for row in rows]
                     if kind == "string":
-                        values = [*map(_as_text, values)]
+                        values = [value if isinstance(value, str | None) else to_json(value) for value in values]
                     columns.append(pyarrow.array(values, kind))
                 writer.write(pyarrow.table(columns, [*types]))
         packed.seek(0)
         write_output(path, iter(partial(packed.read, 2**20), b""))
-
-
-def _as_text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return to_json(value)
 
 
 def _type_of(value: Any) -> str:

@@ -78,19 +78,13 @@ def followed(portions: Iterator[bytes | None], stop: Stop) -> Iterator[bytes | N
 class OutputStream:
     """Standard output or standard error. All bytes are written, also to a descriptor that does not block.
 
-    A write waits for a slow reader. After a signal it waits no longer than `GRACE_SECONDS` and discards the bytes that
-    the reader has not taken by then.
-
-    Attributes:
-        at_line_start: True if the last byte ended a line.
-        discarded: Number of bytes discarded.
-        stop: Stop request that ends a wait, or None; set by the owner.
+    A write waits for a slow reader; after a signal only for `GRACE_SECONDS`, and then discards what is left.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.at_line_start = True
-        self.discarded = 0
-        self.stop: Stop | None = None
+        self.at_line_start = True  # true if the last byte ended a line
+        self.discarded = 0  # number of bytes discarded
+        self.stop: Stop | None = None  # stop request that ends a wait, or None; set by the owner
         self._stream = stream
         try:
             self._descriptor: int | None = stream.fileno()

@@ -38,11 +38,7 @@ def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> byte
 
 
 def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
-    """The prompts of a file of rows in any of the formats, or of standard input for `-`.
-
-    Raises:
-        DataError: A row is no prompt, or the file cannot be read.
-    """
+    """The prompts of a file of rows, or of standard input for `-`; `DataError` if a row is no prompt."""
     from xlcli.text.formats import text_of
 
     shown, source = label(name), open_source(name)
@@ -102,10 +98,7 @@ def _prompts(rows: Rows, name: str, _fields: Sequence[str], _notice: object) -> 
 
 
 class Samples(Sink):
-    """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end.
-
-    `prompt` is shown before each sample, unless it is None; there may be `several` samples.
-    """
+    """Shows text as it is generated, after its prompt, with --- between samples; or one JSON object at the end."""
 
     def __init__(self, screen: Screen, prompt: bytes | None, *, several: bool) -> None:
         self._screen, self._prompt, self._several = screen, prompt, several

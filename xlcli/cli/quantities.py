@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from xlcli.errors import counted, plural_noun
 
-_BARS = "▁▂▃▄▅▆▇█"
-
 
 def compact_number(value: float) -> str:
     """A number with three significant digits: `1.2k`, `34M`, `6.61B`."""
@@ -86,14 +84,3 @@ def averaged(values: Sequence[float], n: int) -> list[float]:
         part = values[i * len(values) // n : (i + 1) * len(values) // n]
         means.append(sum(part) / len(part))
     return means
-
-
-def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """A row of at most `width` bars, each the mean of consecutive values."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    means = averaged(finite, width)
-    low, high = min(means), max(means)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)

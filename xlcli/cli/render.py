@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,18 +20,16 @@ from xlcli.cli.outputs import Sink
 from xlcli.cli.pipe import OutputStream
 from xlcli.cli.run_report import progress_line, step_line
 from xlcli.cli.signals import Stop
-from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible_json, wrapped
+from xlcli.cli.terminal import Visible, clipped, columns, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 from xlcli.files import STANDARD_INPUT, is_pipe
-from xlcli.markup import visible
+from xlcli.markup import color_step, legend, visible
 
 REFRESH_SECONDS = 0.1  # minimum time between two updates of the live line
 PLAIN_SECONDS = 10.0  # time between two plain lines; the first line comes after a tenth of it
-MOST_LOSSES = 4096  # number of the latest losses that are drawn
 FAREWELL_SECONDS = 0.2  # maximum wait of a process that ends at once for the output of another thread
-COLOR_BITS = 4
 COLORS = ("39", "32", "36", "35", "31", "1;31")
-"""Colors of words by bits, from 0 on in steps of `COLOR_BITS`: of letters, green, cyan, magenta, red, bold red.
+"""Colors of words by the steps of `markup.color_step`: of letters, green, cyan, magenta, red, bold red.
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
 STYLES = {"warning": "33", "detail": "2"}  # style of messages by level: yellow and dim
@@ -46,7 +43,6 @@ class _Pace:
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        self.losses: deque[float] = deque(maxlen=MOST_LOSSES if live else 0)  # drawn on the live line
         self._stage = ""
         self._next = time.monotonic() + PLAIN_SECONDS / 10
 
@@ -233,8 +229,7 @@ class Screen:
             self.clear()
 
     def step(self, event: Step) -> None:
-        self._pace.losses.append(event.bits_per_byte)
-        self._show(step_line(event, tuple(self._pace.losses)), "training")
+        self._show(step_line(event), "training")
 
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time."""
@@ -281,13 +276,6 @@ class Screen:
         """Prints text to stdout as `print`, with lines that fit a terminal."""
         self.print(wrapped(text, self.columns))
 
-    def markdown(self, text: str) -> None:
-        """Prints Markdown to stdout, laid out on a terminal."""
-        if self.on_terminal:
-            self.write(markdown(text, self.columns or 80, colored=self.colored).encode("utf-8", "surrogateescape"))
-        else:
-            self.print(text)
-
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
         self.print(to_json(value) + "\n", json=True)
@@ -316,7 +304,7 @@ class Screen:
         if self._legend_due:
             self._legend_due = False
             self.clear()
-            self._err.write(_legend())
+            self._err.write(f"bits of a word {legend(_paint)}\n")
         line = label
         for word, bits in _words([(self._visible.feed(token), bits) for token, bits in spans]):
             line += _paint(word, bits)
@@ -340,17 +328,8 @@ def _words(tokens: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
     yield word, word_bits
 
 
-def _legend() -> str:
-    """`bits of a word 0 4 8 12 16 20+`, each number in its color."""
-    samples = []
-    for bits in range(0, COLOR_BITS * len(COLORS), COLOR_BITS):
-        samples.append(_paint(str(bits), bits))
-    return f"bits of a word {' '.join(samples)}+\n"
-
-
 def _paint(text: str, bits: float) -> str:
     """A word in the color of its bits; blanks have none."""
     if not text.strip():
         return text
-    color = min(len(COLORS) - 1, max(0, int(bits / COLOR_BITS)))
-    return f"\x1b[{COLORS[color]}m{text}\x1b[m"
+    return f"\x1b[{COLORS[color_step(bits)]}m{text}\x1b[m"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 from xlcli import events
-from xlcli.cli.quantities import approximate_count, compact_number, format_bytes, format_duration, sparkline
+from xlcli.cli.quantities import approximate_count, compact_number, format_bytes, format_duration
 from xlcli.errors import named
 from xlcli.store.commit import place_of_run
 
@@ -33,16 +32,13 @@ def progress_line(progress: events.Progress) -> str:
     return line
 
 
-def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
-    """A training step in one line, the most important first; `history` is drawn at its end."""
+def step_line(step: events.Step) -> str:
+    """A training step in one line, the most important first."""
     done = f"{step.step}/{step.last_step}"
     line = f"step {done}  {100 * step.fraction:.0f} %  {format_duration(step.eta_seconds)} left"
     line += f"  {step.bits_per_byte:.3f} bits/byte  {compact_number(step.tokens_per_second)} tokens/s"
     if step.mean_steps is not None:
         line += f"  {step.mean_steps:.2f} steps/token"
-    bars = sparkline(history)
-    if bars:
-        line += f"  {bars}"
     return line
 
 

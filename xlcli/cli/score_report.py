@@ -227,7 +227,9 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
         return ""
     heading = ["document", "bytes", "words"]
     heading += ["perplexity per word", "bits/byte"] if len(scores) == 1 else _labels(scores)
-    return f"\n{table([heading, *(cells for _, cells in sorted(rows))], width)}"
+    columns = zip(heading, *(cells for _, cells in sorted(rows)), strict=True)
+    filled = [column for column in columns if any(column[1:])]  # words may be unknown in all documents
+    return f"\n{table([*zip(*filled, strict=True)], width)}"
 
 
 def document_name(row: events.Row) -> str:

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 
 class UserSettings(NamedTuple):
-    """Settings that a user has given to a command: values by section, and how each dotted key was written.
+    """Settings that a user has given to a command."""
 
-    A key is written as an option, a variable, a key, or a key of a file.
-    """
-
-    tree: Tree
-    spelled: Mapping[str, str]
+    tree: Tree  # values by section
+    spelled: Mapping[str, str]  # how each dotted key was written: as option, variable, key, or key of a file
 
 
 def read_settings(
@@ -37,8 +34,7 @@ def read_settings(
 ) -> UserSettings:
     """Settings of file, environment, `--set` and options, merged in this order.
 
-    `params` are the values of the options of the command, `typed` those on the command line, and `spelled` how the user
-    has given each. `ConfigError` if a value is no setting of the command, or empty, or not UTF-8.
+    Options are in `params`, `typed` if on the command line, `spelled` as given. `ConfigError` if a value is illegal.
     """
     tree = Tree()
     written: dict[str, str] = {}

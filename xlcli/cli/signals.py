@@ -49,18 +49,14 @@ def handling(
 class Stop:
     """Stop request by signal: a context manager, and the `stop` callback of every workflow.
 
-    Args:
-        notice: Prints `message` at the first signal.
-        farewell: Text for stderr when a second SIGINT ends the process; must not wait long for other threads.
-
-    Attributes:
-        signal: Number of the first signal, or None.
-        fd: File descriptor for `select`; becomes and stays readable at the first signal.
-        paused: Seconds for which the process was suspended (Ctrl-Z, SIGSTOP) until it was continued.
+    `notice` prints `message` at the first signal. `farewell` makes the text for stderr when a second SIGINT ends the
+    process; it must not wait long for other threads. `fd` is a file descriptor for `select`, which becomes and stays
+    readable at the first signal.
     """
 
     def __init__(self, notice: Callable[[], None] = lambda: None, farewell: Callable[[], str] = lambda: "") -> None:
-        self.signal: int | None = None
+        self.signal: int | None = None  # number of the first signal, or None
+        # Seconds for which the process was suspended (Ctrl-Z, SIGSTOP) until it was continued.
         self.paused = 0.0
         self._notice, self._farewell = notice, farewell
         self._handling = handling(lambda *_: None, (*SIGNALS, signal.SIGCONT))  # `_watch` reads signals from a socket

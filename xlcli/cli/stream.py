@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.loading import OpenedModel, check_texts, find_model, open_model, print_plan, state_files
-from xlcli.cli.objects import fields, text_object, to_json
+from xlcli.cli.objects import fields, text_object
 from xlcli.cli.options import option
 from xlcli.cli.outputs import PAGE, STATE, Sink, check_standard_output
 from xlcli.cli.page import Page
@@ -29,7 +29,6 @@ from xlcli.errors import ConfigError
 from xlcli.events import Event, LineScore, RecordScore, Row, StreamStats, TokenScore, WordScore
 
 if TYPE_CHECKING:
-    from xlcli.inference import SaveState
     from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
     from xlcli.text.follow import FollowedFile
@@ -100,8 +99,9 @@ def stream(
         else:
             file = open_log(log, opened.resume, call.screen, from_end=from_end)
             data = followed(followed_lines(file, settings), stop)
-            if opened.save is not None:
-                opened = opened._replace(save=partial(save_with_place, opened.save, file))
+            save = opened.save
+            if save is not None:
+                opened = opened._replace(save=lambda session: save(replace(session, source=file.position)))
         # A generator: nothing is read before `screen.drive` asks for events.
         text = read_text(data, source, settings, opened, call.screen, label(name))
         saves_start = follow and settings.save_every is not None
@@ -161,11 +161,6 @@ def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState 
     return describe_context(model.config.model, mem_len, model.config.train.segment_len)
 
 
-def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:
-    """Saves a session with the place in the file that it has read."""
-    save(replace(session, source=file.position))
-
-
 def read_text(
     data: Iterator[bytes | None],
     source: int | None,
@@ -211,16 +206,20 @@ def read_text(
     return checked(text, name) if is_utf8 else text
 
 
+@dataclass
 class _PageOfStream(Sink):
     """Writes the page of a stream at its end, also after an error. The stream itself fills it."""
 
-    def __init__(self, page: Page, title: str, context: str, model: str, screen: Screen) -> None:
-        self._page, self._title, self._context, self._model, self._screen = page, title, context, model, screen
+    page: Page
+    title: str
+    context: str
+    model: str
+    screen: Screen
 
     def close(self) -> None:
-        if self._page.n_tokens:
-            self._page.save(self._title, self._model, self._context)
-            self._screen.say(f"page written to {self._page.path}")
+        if self.page.n_tokens:
+            self.page.save(self.title, self.model, self.context)
+            self.screen.say(f"page written to {self.page.path}")
 
     discard = close
 
@@ -236,17 +235,15 @@ class _ScorePrinter(Sink):
     def add(self, event: Event) -> None:
         screen = self._screen
         match event:
-            case Row() | WordScore():
+            case Row() | WordScore() | TokenScore():
                 screen.print(self._table.line(event), json=screen.json)
             case RecordScore() if screen.json:
                 scores = fields(event, "byte", "bytes", "text", "spans", "fields")
                 screen.object(beside(event.fields, scores) | scores)
-            case LineScore() | TokenScore() if screen.json:
+            case LineScore() if screen.json:
                 screen.object(text_object(event))
             case LineScore():
                 screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
-            case TokenScore():
-                screen.print(f"{event.byte}\t{event.bits:.3f}\t{to_json(event.text)}\n")
             case StreamStats():
                 if self._emit == "stats" and screen.json:
                     screen.object(event)

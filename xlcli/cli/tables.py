@@ -26,11 +26,10 @@ from xlcli.files import cache_folder
 
 DIGITS = 4  # decimals of bits in a table
 LARGE = 1e15  # number from which on decimals say nothing, such as the perplexity of a text in another script
-PLACES = (
+PLACES = (  # columns that are no scores
     *("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words"),
     *("length", "last"),
 )
-"""Columns that are no scores."""
 _BREAKS_CELLS = re.compile(r"[\0\t\r\n]")  # for readers that know no quotes, or no NUL
 _ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
 
@@ -49,10 +48,8 @@ class Table:
     A table has the columns of the first row. A text of an event with a tab or a line end is a JSON string in it. A
     column of the input that is called as one of the events gets `input_` before its name.
 
-    Args:
-        warn: Called once if a later row has other columns.
-        form: `jsonl`, `csv`, `tsv`, or `parquet`, whose lines are JSON for `parquet_file`.
-        continued: An earlier process has written the header.
+    The form is `jsonl`, `csv`, `tsv`, or `parquet`, whose lines are JSON for `parquet_file`. `warn` is called once if a
+    later row has other columns. `continued`: an earlier process has written the header.
     """
 
     def __init__(self, warn: Callable[[str], None], form: str, *, continued: bool = False) -> None:
@@ -76,12 +73,7 @@ class Table:
         if self.json:
             return to_json(values | columns) + "\n"
         for name, value in columns.items():
-            values[name] = value
-            if isinstance(value, float):
-                values[name] = f"{value:.{DIGITS}f}" if value < LARGE else f"{value:.6g}"
-            elif isinstance(value, bytes | str):
-                text = value if isinstance(value, str) else value.decode("utf-8", "replace")
-                values[name] = to_json(text) if _BREAKS_CELLS.search(text) else text
+            values[name] = _rounded(value)
         header = ""
         if not self._columns:
             self._columns = list(values)
@@ -97,6 +89,17 @@ class Table:
         line = io.StringIO()
         csv.writer(line, self._dialect).writerow(cells)  # quotes a CR only because it ends lines with CR LF
         return line.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    """A value of an event for a table: bits are rounded, and a text that would break its cell is a JSON string."""
+    if isinstance(value, float):
+        return f"{value:.{DIGITS}f}" if value < LARGE else f"{value:.6g}"
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, str) and _BREAKS_CELLS.search(value):
+        return to_json(value)
+    return value
 
 
 def beside(fields: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +120,7 @@ def listing(path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...
 
 
 class Listing(Sink):
-    """Prints the lines of events of some classes, or writes them to a file, if its name is not `-`.
-
-    A regular file is in its place only once the list is whole, after `Done`.
-    """
+    """Prints lines of events of some classes, or writes them to a file, in its place once whole, after `Done`."""
 
     def __init__(self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...]) -> None:
         self._path, self._screen, self._kinds = path, screen, kinds
@@ -161,10 +161,7 @@ class Listing(Sink):
 
 
 class JoinedListing(Listing):
-    """The list of the scores of several models, in columns `bits_NAME` by `legal_names`; each waits for the last.
-
-    `DataError` if the models have divided the text into other words.
-    """
+    """The list of the scores of several models in columns `bits_NAME`; `DataError` if their words differ."""
 
     def __init__(
         self, path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], names: Sequence[str]

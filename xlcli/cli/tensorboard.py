@@ -23,7 +23,7 @@ from xlcli.store.commit import place_of_run
 from xlcli.store.layout import TENSORBOARD, numbers, read_metrics
 
 FLUSH_SECONDS = 5  # maximum age of what TensorBoard does not show yet
-TAGS = {
+TAGS = {  # key of `metrics.jsonl` to TensorBoard tag
     "nats": "train/nats_per_token",
     "bits_per_byte": "train/bits_per_byte",
     "lr": "train/learning_rate",
@@ -32,7 +32,6 @@ TAGS = {
     "mean_steps": "train/steps_per_token",
     "validation_bits_per_byte": "validation/bits_per_byte",
 }
-"""Key of `metrics.jsonl` to TensorBoard tag."""
 
 
 class EventFile(Sink):

@@ -80,26 +80,10 @@ def table(
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def markdown(text: str, width: int, *, colored: bool) -> str:
-    """Markdown laid out in lines of `width` cells, with styles if `colored`; control characters are escaped."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-    from rich.segment import Segment, Segments
-    from rich.theme import Theme
-
-    file, theme = io.StringIO(), Theme({"markdown.code": "cyan", "markdown.link_url": "underline"})
-    console = Console(file=file, width=width, color_system="standard" if colored else None, theme=theme)
-    # Also after parsing, which turns `&#x202e;` into a control character.
-    parts = console.render(Markdown(visible(text), code_theme="ansi_dark", hyperlinks=False))
-    console.print(Segments(Segment(visible(part.text), part.style) for part in parts))
-    return file.getvalue()
-
-
 def wrapped(text: str, width: int | None) -> str:
-    """A text whose long lines are broken between words; None leaves it as it is.
+    """A text whose long lines are broken between words, but not commands, which are copied; None leaves it as it is.
 
-    A line continues under its beginning, or under its value if it begins with a label and two blanks. Commands are not
-    broken, so that they can be copied.
+    A line continues under its beginning, or under its value if it begins with a label and two blanks.
     """
     if width is None:
         return text

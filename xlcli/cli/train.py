@@ -124,10 +124,7 @@ def train(
 
 
 def show_config(call: Call, configs: Mapping[str, Config], *, is_decided: bool) -> None:
-    """With `--print-config`, prints the first of the configurations by preset, and ends the command.
-
-    `is_decided`: the user has named a preset or a model.
-    """
+    """With `--print-config`, prints the first configuration and ends. `is_decided`: the user has named it."""
     if call.params["print_config"]:
         name, config = next(iter(configs.items()))
         note = ""
@@ -160,10 +157,7 @@ def agreed(events: Iterable[Event], ranks: Ranks, stop: Stop) -> Iterator[Event]
 def check_division(
     n_ranks: int, paths: Sequence[str], folder: Path, settings: Tree, configs: Mapping[str, Config]
 ) -> None:
-    """Refuses a run that cannot be divided among so many processes, before they are started.
-
-    `configs` are the configurations of a new run by preset; with `--resume` the folder has the configuration.
-    """
+    """Refuses a run that cannot be divided among so many processes: one of `configs`, or the resumed one."""
     Ranks(size=n_ranks).require_files(paths)
     possible_configs = list(configs.values())
     if not possible_configs:
@@ -190,10 +184,7 @@ def model_name(paths: Sequence[str]) -> str:
 
 
 class _Report(Sink):
-    """Shows the events of a run; nothing more on standard output after its reader has gone. Draws the plot at the end.
-
-    The plot is drawn also of a run that has diverged.
-    """
+    """Shows the events of a run until the reader of stdout has gone; draws the plot, also if the run has diverged."""
 
     def __init__(self, screen: Screen, folder: Path, plot: str | None, *, dry_run: bool) -> None:
         self._screen, self._folder, self._plot, self._dry_run = screen, folder, plot, dry_run

@@ -77,21 +77,40 @@ def _remedy_of_option(option: str, context: Any) -> str:
             spellings += param.opts
     is_before_command = context.parent is None
     is_whole_word = option.startswith("--") or option in context.obj  # unlike -c of -corpus.txt
+    owners = ""
+    if option.startswith("--") and not is_before_command:
+        owners = _other_commands(option, context)
     if is_whole_word:
         # Every command prints what can be redirected, and can be typed without options.
         here = spellings if is_before_command else [*spellings, ">"]
         word = option.replace("_", "-")
         meant = _meant_elsewhere(word, here)
         if meant is not None:
-            return f"Did you mean {meant}?"
+            return f"Did you mean {meant}?{owners}"
         if word in ARGUMENTS and not is_before_command:
             return _arguments_alone(context)
     similar = nearest(option, spellings)
     if similar is not None:
-        return f"Did you mean {similar}?"
+        return f"Did you mean {similar}?{owners}"
+    if owners:
+        return owners.strip()
     if is_before_command:
         return _remedy_of_order(option, context)
     return _remedy_of_text(option, context)
+
+
+def _other_commands(option: str, context: Any) -> str:
+    """` --context is an option of xlcli eval.`: a sentence on the commands beside this one that have the option, or "".
+
+    It begins with a blank, because it follows another sentence.
+    """
+    group = context.parent
+    commands = []
+    for name in group.command.list_commands(group):
+        command = group.command.get_command(group, name)
+        if any(option in param.opts for param in command.params):
+            commands.append(f"{group.command_path} {name}")
+    return f" {option} is an option of {', '.join(commands)}." if commands else ""
 
 
 def _meant_elsewhere(word: str, known: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, field_serializer, model_validator
 
 from xlcli.config.base import BaseConfig, Count, Positive
-from xlcli.errors import InvalidSettingError, counted
+from xlcli.errors import InvalidSettingError
 
 MemoryDtype = Literal["float32", "bfloat16", "int8"]
 """Number type of past keys and values at inference; `float32` is the type in which they are computed, unrounded."""
@@ -52,17 +52,6 @@ class AttentionConfig(BaseConfig):
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
         """Size in bytes of the distances and the mask of a call with `n_new` tokens."""
         return 0
-
-    def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        """Contents of the memory of one layer, as a noun phrase."""
-        raise NotImplementedError
-
-
-def tokens(mem_len: int, segment_len: int) -> str:
-    """Memory of `mem_len` tokens, as a noun phrase."""
-    if mem_len:
-        return counted(mem_len, "token")
-    return f"one segment of {counted(segment_len, 'token')}"
 
 
 KV_HEADS: Any = Field(
@@ -113,9 +102,6 @@ class SoftmaxAttentionConfig(AttentionConfig):
         """An int64 and a boolean for each query and key of a call or block."""
         n_queries, n_memory = self.effective_mem_len(n_new) or 0, self.effective_mem_len(mem_len) or 0
         return 9 * n_queries * (n_queries + n_memory)
-
-    def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        return tokens(self.effective_mem_len(mem_len) or 0, segment_len)
 
     def _check(self) -> None:
         if self.n_heads % self.key_heads:
@@ -178,10 +164,6 @@ class LinearAttentionConfig(RandomAttentionConfig):
         """Two sums in float64 for each feature."""
         return 8 * self.n_heads * self.n_features * (head_dim + 1)
 
-    def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        summed = "all tokens read" if mem_len else tokens(0, segment_len)
-        return f"running sums over {summed}"
-
 
 class LSHAttentionConfig(RandomAttentionConfig):
     """LSH attention with shared queries and keys (Kitaev et al. 2020, Reformer); cost is linear in the length.
@@ -221,10 +203,6 @@ class LSHAttentionConfig(RandomAttentionConfig):
 
     def n_weights(self, dim: int, head_dim: int) -> int:
         return 3 * dim  # queries are also keys * self.n_heads * head_dim
-
-    def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        n_buckets = math.prod(self.factors)
-        return f"the last {counted(self.bucket_size, 'token')} of {self.n_hashes} x {n_buckets} buckets"
 
     def _check(self) -> None:
         # Buckets are pairs: a vector is hashed to the direction nearest to it, or to its opposite.

@@ -42,6 +42,9 @@ Length = Annotated[int, Field(ge=0, le=2**31), COUNT]
 """Length in tokens; may be 0."""
 Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]
 """Probability below 1, such as a dropout rate."""
+Share = Annotated[float, Field(ge=0.0, le=1.0), NUMBER]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0), NUMBER]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Positive = Annotated[float, Field(ge=1e-12, le=1e18), NUMBER]
 """Positive number, with which products and quotients stay finite."""
 Seconds = Annotated[float, Field(ge=1e-12, le=1e18), DURATION]

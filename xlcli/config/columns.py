@@ -53,7 +53,8 @@ class Columns(NamedTuple):
             elif name in _COUNTS and re.fullmatch("[1-9][0-9]{0,2}", value):
                 fields[name] = int(value)
             elif name in _NUMBERS and re.fullmatch(f"{_POSITIVE}(,{_POSITIVE})*", value):
-                fields[name] = tuple(dict.fromkeys(map(float, value.split(","))))
+                numbers = [float(number) for number in value.split(",")]
+                fields[name] = tuple(dict.fromkeys(numbers))  # each once
             elif name == "layers" and not equals:
                 fields[name] = ()
             elif name == "layers" and re.fullmatch("[0-9]{1,4}(,[0-9]{1,4})*", value):

@@ -15,9 +15,12 @@ from xlcli.config.base import (
     BaseConfig,
     Count,
     Length,
+    NotNegative,
     Option,
+    PositiveShare,
     Rate,
     Seconds,
+    Share,
     SpanKind,
     Switch,
     WeightEncoding,
@@ -106,31 +109,45 @@ def context_settings(
     A state that is continued keeps its own values. `InvalidSettingError` if a stride is given with memory or a shorter
     window, or if a table of positions allows no memory or no such window.
     """
-    values: dict[str, Any] = {"mem_len": settings.mem_len, "segment_len": segment_len, "stride": settings.stride}
-    values |= {"memory_dtype": settings.memory_dtype, "span": span, "reset_on_document": reset_on_document}
-    changes = {name: value for name, value in values.items() if value not in (None, "auto")}
-    reading = replace(trained, **changes)
+    asked: dict[str, Any] = {
+        "mem_len": settings.mem_len,
+        "segment_len": segment_len,
+        "stride": settings.stride,
+        "memory_dtype": settings.memory_dtype,
+        "span": span,
+        "reset_on_document": reset_on_document,
+    }
+    given = {name: value for name, value in asked.items() if value not in (None, "auto")}
+    reading = replace(trained, **given)
     position = model.position
-    # A table of positions ends with its window: a longer text is read in overlapping windows.
     if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
-        longest = position.max_len
         if settings.mem_len:
             raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
-        if reading.segment_len > longest:
-            raise InvalidSettingError("segment_len", f"is more than its {longest} positions", f"Use {longest} or less.")
-        if reading.stride is None and not reading.mem_len:
-            half_a_window = math.ceil(reading.segment_len / 2)
-            reading = replace(reading, stride=half_a_window)
-    # What follows concerns overlapping windows only.
-    if reading.stride is None:
+        reading = _within_table(reading, position.max_len)
+    _check_stride(reading)
+    return reading
+
+
+def _within_table(reading: ContextSettings, n_positions: int) -> ContextSettings:
+    """The same with a table of positions that ends with its window: a longer text is read in overlapping windows."""
+    if reading.segment_len > n_positions:
+        reason = f"is more than its {n_positions} positions"
+        raise InvalidSettingError("segment_len", reason, f"Use {n_positions} or less.")
+    if reading.mem_len or reading.stride is not None:
         return reading
+    return replace(reading, stride=math.ceil(reading.segment_len / 2))
+
+
+def _check_stride(reading: ContextSettings) -> None:
+    """`InvalidSettingError` if a text cannot be read in overlapping windows that begin every `stride` tokens."""
+    if reading.stride is None:
+        return
     if reading.mem_len:
         reason = "needs a memory length of 0, because each window is read anew"
         raise InvalidSettingError("stride", reason, "Use --mem-len 0 alone.")
     if reading.stride > reading.segment_len:
         reason = f"needs a window of at least {reading.stride} tokens, not {reading.segment_len}"
         raise InvalidSettingError("stride", reason, "Use a smaller stride, or a longer window with --segment-len.")
-    return reading
 
 
 AdaptedWeights = Literal["feedforward", "blocks", "all"]
@@ -150,8 +167,10 @@ class LearningConfig(BaseConfig):
     adapt_block: Annotated[int, Field(ge=1, le=2**12), COUNT] = Field(
         default=128, description="Number of tokens between two steps of adaptation."
     )
-    adapt_lr: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
-        default=6e-4, description="Initial learning rate of adaptation: root mean square change of a matrix per step."
+    adapt_lr: PositiveShare | None = Field(
+        default=None,
+        description="Initial learning rate of adaptation: root mean square change of a matrix per step. "
+        "Default: 0.0006, for an imported model 0.0001.",
     )
     adapt_decay: Rate = Field(
         default=0.001, description="Share of the distance to the trained weights that each step takes back."
@@ -336,7 +355,7 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
     limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
         default=None, description="Score only this many bytes from the beginning of the text."
     )
-    context_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+    context_share: Share = Field(
         default=0.1, description="Share of the text that is read again for the loss by context."
     )
     pairs: Annotated[
@@ -472,15 +491,11 @@ class GenerateConfig(LearningConfig, InferenceConfig):
     top_k: Annotated[Length | None, Option("Sampling", "-k, --top-k K", "40")] = Field(
         default=None, description="Sample from the K most probable tokens; 0 keeps all."
     )
-    top_p: Annotated[
-        Annotated[float, Field(gt=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--top-p P", "0.95")
-    ] = Field(
+    top_p: Annotated[PositiveShare | None, Option("Sampling", "--top-p P", "0.95")] = Field(
         default=None,
         description="Sample from the most probable tokens whose probabilities sum to P (Holtzman et al. 2020).",
     )
-    min_p: Annotated[
-        Annotated[float, Field(ge=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--min-p P", "0.05")
-    ] = Field(
+    min_p: Annotated[Share | None, Option("Sampling", "--min-p P", "0.05")] = Field(
         default=None, description="Drop tokens with less than P times the highest probability (Nguyen et al. 2024)."
     )
     repetition_penalty: Annotated[
@@ -527,9 +542,7 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
     emit: Annotated[Literal["lines", "words", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
         default="lines", description="Print these scores. Default: lines."
     )
-    min_bits: Annotated[
-        Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] | None, Option("Text", "--min-bits X", "3")
-    ] = Field(
+    min_bits: Annotated[NotNegative | None, Option("Text", "--min-bits X", "3")] = Field(
         default=None, description="Print only lines of at least X bits per byte, or words or tokens of at least X bits."
     )
     top: Annotated[

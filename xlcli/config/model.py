@@ -1,6 +1,5 @@
 """Configuration of a model: its parts and their legal combinations."""
 
-from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -18,7 +17,7 @@ from xlcli.config.attention import (
 )
 from xlcli.config.base import BaseConfig, Count, Positive, Rate
 from xlcli.config.position import POSITIONS, AnyPositionConfig, LearnedPositionConfig, XLPositionConfig
-from xlcli.errors import InvalidSettingError, counted
+from xlcli.errors import InvalidSettingError
 
 
 class StandardStackConfig(BaseConfig):
@@ -252,12 +251,8 @@ class ModelConfig(BaseConfig):
         return self.embedding_rms
 
     @property
-    def n_repeats(self) -> int:
-        return self.stack.n_steps
-
-    @property
     def depth(self) -> int:
-        return self.n_layers * self.n_repeats
+        return self.n_layers * self.stack.n_steps
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
@@ -368,7 +363,7 @@ class ModelConfig(BaseConfig):
             n_bytes += layer.memory_bytes(mem_len, self.head_dim, dtype)
             if isinstance(layer, FullAttentionConfig):
                 n_bytes += layer.key_heads * sink_bytes_per_head
-        return self.n_repeats * n_bytes
+        return self.stack.n_steps * n_bytes
 
     @property
     def n_matrix_weights(self) -> int:
@@ -390,18 +385,6 @@ class ModelConfig(BaseConfig):
         if memory_dtype != "float32":  # one layer at a time is converted
             memory += max(layer.memory_bytes(mem_len, self.head_dim) for layer in self.attentions)
         return batch_size * (memory + hidden_bytes) + self.mask_bytes(n_new, mem_len)
-
-    def describe_memory(self, mem_len: int, segment_len: int) -> str:
-        """Contents of the memory, for example "512 tokens in each of 6 layers"."""
-        ending = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
-        if self.n_sinks:
-            ending += f", and the first {counted(self.n_sinks, 'token')} of the text"
-        contents = Counter(layer.describe_memory(mem_len, segment_len) for layer in self.attentions)
-        if len(contents) > 1:
-            return ", ".join(f"{text} in {counted(n, 'layer')}" for text, n in contents.items()) + ending
-        [text] = contents
-        layers = "one layer" if self.n_layers == 1 else f"each of {self.n_layers} layers"
-        return f"{text} in {layers}{ending}"
 
     def mem_len_warning(self, mem_len: int) -> str | None:
         """Warning if a memory of `mem_len` tokens has no effect, or no more effect than a shorter one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,8 @@ UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {"attention": ATTENTIONS,
 
 def read_toml(path: str | Path) -> Tree:
     """Tables of a TOML file; `ConfigError` names what is wrong with it, `ResourceError` if the disk fails."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path is a str or pathlib.Path, not {type(path).__name__}.", "Pass the path of a TOML file.")
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -152,13 +155,23 @@ def table(field: FieldInfo) -> type[BaseConfig] | None:
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
     try:
-        return kind.model_validate_json(json.dumps(tree))  # from JSON, strict validation takes lists for tuples
+        # From JSON, strict validation takes lists for tuples.
+        return kind.model_validate_json(json.dumps(tree, default=_plain_value))
     except ValidationError as error:
         raise _explain(kind, tree, error) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"the configuration holds a value of an unsupported type: {error}.", "Use numbers, strings, true or false."
         ) from None
+
+
+def _plain_value(value: Any) -> Any:
+    """A path as its text, and a number of NumPy as a number; `TypeError` for what no setting can be."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(type(value).__name__)
 
 
 def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationError) -> ConfigError:
@@ -234,7 +247,9 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], 
         return InvalidSettingError(name, reason, f"Set {table}.kind to {' or '.join(owners)}, or leave {name} out.")
     keys = _keys(kinds[str(loc[-2])], f"{table}.") if is_layer else _keys(kind)
     similar = _similar_key(name, [key for key, key_is_table in keys if key_is_table == is_table])
-    remedy = "xlcli train --print-config lists the keys."
+    section = name.partition(".")[0]
+    command = section if section in ("eval", "generate", "stream", "bench") else "train"
+    remedy = f"xlcli {command} --print-config lists the keys."
     if similar is not None:
         remedy = f"Did you mean '{similar}'?"
     return InvalidSettingError(name, "is an unknown key", remedy)

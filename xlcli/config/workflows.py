@@ -10,10 +10,13 @@ from xlcli.config.base import (
     BaseConfig,
     Count,
     Length,
+    NotNegative,
     Option,
     Positive,
+    PositiveShare,
     Rate,
     Seconds,
+    Share,
     SpanKind,
     Switch,
     WeightEncoding,
@@ -29,12 +32,13 @@ from xlcli.config.inference import (
 )
 from xlcli.config.model import ModelConfig, ReversibleStackConfig, UniversalStackConfig
 from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
-from xlcli.config.schedule import ScheduleName
-from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS, NUMBER
+from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS
 from xlcli.errors import InvalidSettingError
 
 Interval = Annotated[Count | Positive, INTERVAL]
 """Interval in steps (int) or in seconds (float)."""
+ScheduleName = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
+"""Learning-rate schedule after the warmup; see `xlcli.optim.decay`."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 HeldOut = Annotated[str | float | None, units.reads(units.share)]
 """A file, or a fraction: whole files of a folder, or the end of the text."""
@@ -98,7 +102,7 @@ class TrainConfig(BaseConfig):
         description="Read the text in pieces of about 4,096 tokens in random order, cut and ordered anew in each pass. "
         "Full and local attention with relative positions read each piece from empty memory.",
     )
-    line_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+    line_share: Share = Field(
         default=0.0,
         description="Share of the pieces of train.shuffle to read line by line, each line from empty memory. "
         "The model then also scores single lines well. Lines should be sentences, turns or paragraphs.",
@@ -121,29 +125,23 @@ class TrainConfig(BaseConfig):
     adam_lr: Positive | None = Field(
         default=None, description="Peak learning rate of parameters that Muon leaves to AdamW. Default: AdamW's."
     )
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
-        default=0.01, description="Weight decay."
-    )
+    weight_decay: NotNegative = Field(default=0.01, description="Weight decay.")
     betas: Annotated[tuple[Rate, Rate], units.reads(lambda text: [units.number(part) for part in text.split(",")])] = (
         Field(default=(0.9, 0.95), description="Betas of AdamW.")
     )
     momentum: Rate = Field(default=0.95, description="Momentum of Muon.")
     warmup_steps: Length | None = Field(default=None, description="Steps of learning-rate warmup. Default: at most 40.")
     lr_schedule: ScheduleName = Field(default="linear", description="Learning-rate schedule after the warmup.")
-    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
+    decay_fraction: PositiveShare = Field(
         default=0.2, description="Last share of the budget, in which the schedule wsd decays."
     )
-    min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
-        default=0.0, description="Final learning rate divided by the peak."
-    )
-    average_share: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+    min_lr_ratio: Share = Field(default=0.0, description="Final learning rate divided by the peak.")
+    average_share: Share = Field(
         default=0.0,
         description="Average the weights over the last share of the run so far, and validate and keep the "
         "average; 0 averages nothing.",
     )
-    grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
-        default=1.0, description="Gradient-clipping norm; 0 disables clipping."
-    )
+    grad_clip: NotNegative = Field(default=1.0, description="Gradient-clipping norm; 0 disables clipping.")
     max_steps: Annotated[Count | None, Option("Training", "--max-steps N", "1000")] = Field(
         default=None, description="Stop after this many steps."
     )
@@ -194,7 +192,7 @@ class TrainConfig(BaseConfig):
         return ContextSettings(self.mem_len, self.segment_len, "float32", self.reset_on_document, self.span)
 
     def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
-        """`Span.clamp_len` and `Span.full_len` at inference; None is the largest distance of training.
+        """`Span.clamp_len` and `Span.full_len` at inference; `clamp_len` None: as far as distances went in training.
 
         A model that was trained with clamped distances keeps its own, and has given full weight to keys further back;
         so has one whose `clamp_len` is given, as in the code of the authors of Transformer-XL. With some encodings more
@@ -204,7 +202,6 @@ class TrainConfig(BaseConfig):
             return None, None
         if clamp_len is not None or not model.has_softmax:
             return clamp_len, None
-        # Keys beyond `full_len` get less weight; those beyond the clamped distance count as being there.
         farthest = self.max_distance(model)
         full_len = farthest
         if self.mem_len and model.position.kind in LESS_WEIGHT_BEYOND_MEMORY:
@@ -308,7 +305,7 @@ class Config(BaseConfig):
         """`InvalidSettingError` if a run with this configuration cannot be divided among so many ranks."""
         if n_ranks == 1:
             return
-        train, model = self.train, self.model
+        train, model, stack = self.train, self.model, self.model.stack
         n_parts = n_ranks * train.grad_accum  # each rank divides its sequences again
         if train.batch_size % n_parts:
             below = train.batch_size // n_parts * n_parts
@@ -319,20 +316,24 @@ class Config(BaseConfig):
             reason = f"is {train.batch_size}, which {parts} cannot divide equally"
             raise InvalidSettingError("train.batch_size", reason, f"Use --batch-size {nearest}.")
         # A mask of dropout is a part of the mask of all rows, unless its shape depends on the rows, as it does here.
-        stack = model.stack
-        if isinstance(stack, UniversalStackConfig) and stack.act and model.dropout.is_used:
+        halts = isinstance(stack, UniversalStackConfig) and stack.act
+        if halts and model.dropout.is_used:
             _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")
         if model.has_layer(LSHAttentionConfig) and model.dropout.attention:
             _refuse("model.dropout.attention", "with LSH attention depends on the number of processes", "Set it to 0")
-        if not self.runtime.shard:
-            return
+        if self.runtime.shard:
+            self._check_shard()
+
+    def _check_shard(self) -> None:
+        """`InvalidSettingError` if the parameters cannot be divided among ranks."""
         if self.runtime.compile:
             _refuse("runtime.shard", "and runtime.compile cannot be combined", "Leave one of them out")
-        if model.zero_memory:
+        if self.model.zero_memory:
             _refuse("runtime.shard", "cannot fill memory by divided parameters (model.zero_memory)", "Leave it out")
-        if model.norm.placement == "rezero":
+        if self.model.norm.placement == "rezero":
             _refuse("runtime.shard", "cannot divide the factors of ReZero", "Use another model.norm.placement")
 
 
 def _refuse(key: str, reason: str, remedy: str) -> NoReturn:
+    """`InvalidSettingError` for a setting of a run on several ranks."""
     raise InvalidSettingError(key, reason, f"{remedy}, or train in a single process.")

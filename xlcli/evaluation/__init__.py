@@ -35,7 +35,7 @@ from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.neighbors import with_neighbors
 from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.regions import check_regions, with_regions
-from xlcli.evaluation.spread import spread_of
+from xlcli.evaluation.spread import remark_on_memory, spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
@@ -44,7 +44,7 @@ from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import trained_files
+from xlcli.store.layout import HELD_OUT, trained_files
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
@@ -128,7 +128,7 @@ def score_texts(
     # The texts are the documents of one text; a document cannot be empty.
     tokens = TokenFile(ids, int(sizes.sum()), text_sizes=sizes, documents=starts[ends > starts])
     text = TokenizedText(Part(Corpus(()), 0, tokens.n_bytes), tokens, TextCounts(tokens.n_bytes))
-    scorer = make_scorer(model.network, model.tokenizer, options)
+    scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
     readout = Predictions(model.tokenizer, options, runtime.device)
     with ExitStack() as files:
         scores = TokenScores(len(ids), readout, files)
@@ -148,6 +148,10 @@ def score_texts(
             yield parts
 
 
+_PHRASES_NOTICE = (
+    "no perplexity per word, because the text has a script without blanks between words: "
+    "its words are phrases between blanks, or single Chinese characters and Hiragana"
+)
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 
@@ -180,29 +184,35 @@ class _Evaluation(NamedTuple):
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
         yield from _trained_notice(text, model)
-        if self.words and text.counts.has_phrases:
-            yield Notice(
-                "the script of the text has no blanks between words: the rows of words are phrases between blanks, "
-                "or single Chinese characters and Hiragana"
-            )
+        if text.counts.has_phrases:
+            yield Notice(_PHRASES_NOTICE)
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
-        scorer = make_scorer(model.network, model.tokenizer, options)
+        learning = model.learning(options)
+        scorer = make_scorer(model.network, model.tokenizer, learning)
         unrounded = model.unrounded()  # the model itself, if its weights are not rounded
-        exact_scorer = make_scorer(unrounded.network, model.tokenizer, options)
+        exact_scorer = make_scorer(unrounded.network, model.tokenizer, learning)
         sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
         yield from window_notice(sweep[0], options, text.longest_document)
         yield from compile_cache(options, self.stop)
+        scores: list[Score] = []
         ends_words = self.words and not options.by_row  # the prediction after the last token says how its word ends
         for number, lengths in enumerate(sweep, 1):
             run = Pass(model, scorer, self.runtime, text, lengths, self.stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
             exact_run = _exact_beginning(run, unrounded, exact_scorer) if is_rounded else None
             batches = text_batches(run, reads_end=ends_words)
-            yield from self._score(run, batches, exact_run, f"evaluation {number} of {len(sweep)}", unknown_words)
+            stage = f"evaluation {number} of {len(sweep)}"
+            for event in self._score(run, batches, exact_run, stage, unknown_words):
+                if isinstance(event, Score):
+                    scores.append(event)
+                yield event
             if self.stop():
                 return
+        remark = remark_on_memory(scores, model.config.train.mem_len)
+        if remark is not None:
+            yield Notice(remark)
 
     def _score(
         self, run: Pass, batches: Batches, exact: Pass | None, stage: str, unknown_words: int | None
@@ -367,7 +377,8 @@ def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
         reason = "--pairs, --score-field and --region-mark need a file of rows."
         raise DataError(reason, "Give a file: xlcli eval FILE ...")
     if path is None:
-        raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
+        problem = f"model {model.name} keeps no held-out text ({HELD_OUT[options.split]})."
+        raise DataError(problem, "Give a file: xlcli eval FILE.")
     documents = None if options.each_line else model.held_out_documents(options.split)
     source = open_source(path, InputFormat(binary=True, each_line=options.each_line))
     return Corpus([source], documents=documents)

@@ -10,6 +10,8 @@ what makes a document hard for both cancels.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from xlcli.events import Comparison, Discordance, PairShare, Score, Spread
 from xlcli.metrics import LN2, half_width
 
 LEAST_DOCUMENTS = 5  # fewer documents have no interval
+LEAST_EXCESS = 5e-4  # bits per byte; a smaller difference of memory lengths is worth no remark
 LEAST_FREEDOM = 2.0  # if one document is nearly the whole text, its interval is that of three documents of one size
 
 
@@ -64,6 +67,31 @@ def compare(score: Score, other: Score) -> Comparison | None:
     if not score.sums or len(score.sums) != len(other.sums):
         return None
     return Comparison(spread=spread_of(np.array(score.sums), np.array(other.sums)))
+
+
+def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:
+    """A sentence if a shorter memory is better than the next longer one, or not distinguishable; None if none is.
+
+    `scores` are of one model and text with several memory lengths, and `trained` is the length in training.
+    """
+    within_noise = None
+    for shorter, longer in pairwise(sorted(scores, key=lambda score: score.mem_len)):
+        excess = longer.bits_per_byte - shorter.bits_per_byte
+        if excess < LEAST_EXCESS or shorter.pairs:
+            continue
+        comparison = compare(longer, shorter)
+        low = comparison.spread.bits_per_byte_low if comparison and comparison.spread else None
+        costs = f"a memory of {longer.mem_len} costs {excess:.4f} bits per byte more than {shorter.mem_len}"
+        if low is not None and low <= 0:
+            within_noise = f"{costs}, which lies within the 95 % interval of the difference"
+        elif shorter.mem_len == 0:
+            unit = "segments" if shorter.stride is None else "overlapping windows"
+            return f"{costs}: without memory a token sees those before it in {unit} of {shorter.segment_len} tokens"
+        elif longer.mem_len > trained:
+            return f"{costs}: the model was trained with {trained}, and a longer memory need not help"
+        else:
+            return costs
+    return within_noise
 
 
 def discordance(pairs: PairShare, other: PairShare) -> Discordance:

@@ -49,13 +49,12 @@ _PATH_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)  # error numbers for too many open files
 CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
 """Remedy for too many open files."""
-DISK_REMEDIES = {
+DISK_REMEDIES = {  # error number of a failed write to remedy
     errno.ENOSPC: "Free some space on that disk, or choose another folder, and run the same command again.",
     errno.EDQUOT: "Free some of your quota, or choose another folder, and run the same command again.",
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or choose a disk that allows larger files.",
     errno.EIO: "The disk reports errors: choose a folder on another one.",
 }
-"""Error number of a failed write to remedy."""
 STANDARD_INPUT = "standard input"  # name of `-` in messages and progress
 RESTORE = "Restore the file from a copy, or choose another model."  # remedy for a damaged file
 
@@ -78,9 +77,8 @@ def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
 def write_atomic(path: Path, data: bytes | Iterable[bytes] | Callable[[Path], None], mode: int = 0o666) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
-    Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
-    file is `mode` without the umask, the mode of a replaced file is kept. A function as `data` writes the temporary
-    file, whose path it is given.
+    Writes and syncs a temporary file beside it, renames it over `path`, syncs the folder. A replaced file keeps its
+    mode, a new one has `mode` without the umask. A function as `data` is given the temporary file to write.
     """
     with replacing(path, mode) as (write, temporary):
         if callable(data):
@@ -345,17 +343,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes) -> Any:
-    """The JSON value in `data`; `ValueError` if it is none.
+    """The JSON value in `data`; `ValueError` if it is none that is accepted.
 
-    `ValueError`, too, if it nests deeper than 20 levels, or holds a key twice, a number that is not finite or half a
-    surrogate pair.
+    It may nest 20 levels deep, and has no key twice, no number that is not finite and no half of a surrogate pair.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ValueError("a key occurs twice")
-        return result
 
     def depth(value: Any) -> int:
         if isinstance(value, dict):
@@ -365,13 +356,21 @@ def parse_json(data: bytes) -> Any:
         return 1 + max(map(depth, value), default=0)
 
     try:
-        value = json.loads(data.decode(), object_pairs_hook=unique)
+        value = json.loads(data.decode(), object_pairs_hook=unique_keys)
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # refuses NaN, infinity and lone surrogates
         if depth(value) <= JSON_DEPTH:
             return value
     except RecursionError:
         pass
     raise ValueError(f"it nests deeper than {JSON_DEPTH} levels")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dictionary, for `object_pairs_hook` of the library; `ValueError` if a key occurs twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return table
 
 
 def sha256(path: Path) -> str:
@@ -405,10 +404,8 @@ def kind_of(mode: int) -> str:
 
 # Folders and files that no other user can write
 
-
 CACHE = "XLCLI_CACHE"  # environment variable of the cache folder
-CHECKSUM = hashlib.blake2b().digest_size
-"""Size of the checksum at the beginning of a cache file in bytes."""
+CHECKSUM = hashlib.blake2b().digest_size  # size of the checksum at the beginning of a cache file in bytes
 
 
 def cache_folder(say: Callable[[str], None] = lambda _: None) -> Path:
@@ -451,12 +448,9 @@ def code_folder(name: str, variable: str) -> Path:
 def own_folder(folder: Path, variable: str) -> Path:
     """A folder without links in its path; it is made with mode 0700 if it is missing.
 
-    The folders above it are checked, too, but for those above the home folder: who can replace that needs no cache.
-    The environment variable `variable` chooses it.
-
-    Raises:
-        ConfigError: Another user owns or can write the folder, or one above it that is not sticky.
-        ResourceError: The folder cannot be created or written.
+    The folders above it are checked, too, but for those above the home folder: who can replace that needs no cache. The
+    environment variable `variable` chooses it. `ConfigError` if another user owns or can write the folder, or one above
+    it that is not sticky; `ResourceError` if the folder cannot be created or written.
     """
     remedy = f"Set {variable} to a folder that only you can write."
     try:

@@ -8,7 +8,6 @@ are imported in the functions that need them.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TYPES = {
+TYPES = {  # types of numbers as safetensors names them, and as torch does
     "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I8": "int8",
     "I64": "int64", "I32": "int32", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-"""Types of numbers as safetensors names them, and as torch does."""
 HEADER_LIMIT = 2**24
 """Maximum size of a header in bytes: 1,024 layers and their optimizer state need 5 MB. At this size a header takes two
 seconds and 400 MB; the library allows 100 MB."""
@@ -40,8 +38,7 @@ seconds and 400 MB; the library allows 100 MB."""
 LENGTH_BYTES = 8
 """Bytes of the length of the header, at the beginning of a file, and the multiple to which the header is padded."""
 
-NO_CHECKSUM = "0" * 64
-"""As long as the SHA-256 of the tensors."""
+NO_CHECKSUM = "0" * 64  # as long as the SHA-256 of the tensors
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
@@ -102,10 +99,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Sets in the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
     `ConfigError` if the tensors are too many for a header of `HEADER_LIMIT` bytes.
     """
-    ready = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    infos = {name: TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in ready.items()}
-    entries, beginning = _layout(path, infos, metadata)
-    write_atomic(path, itertools.chain([beginning(digest(ready))], (_bytes(ready[name]) for name in entries)))
+    infos = {name: TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    write_in_order(path, infos, sorted(tensors.items()), metadata)
 
 
 def write_in_order(
@@ -136,20 +131,20 @@ def write_in_order(
 def _layout(
     path: Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
 ) -> tuple[dict[str, Any], Callable[[str], bytes]]:
-    """What the header of a file says of each tensor, in the order of the file, and the file before them by checksum.
-
-    The length of that beginning does not depend on the checksum. Errors as of `write_tensors`.
-    """
+    """Entries of tensors in the header, in their order, and a function from the checksum to the file before them."""
     for name in infos:
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a tensor name: {name!r}")
-    sizes = {name: n_bytes(info) for name, info in infos.items()}
-    item_sizes = {name: _dtype(info).itemsize for name, info in infos.items()}
+
+    def wide_ones_first(name: str) -> tuple[int, str]:  # so that all numbers are aligned
+        return -torch_type(infos[name]).itemsize, name
+
     entries: dict[str, Any] = {}
-    end = 0
-    for name in sorted(infos, key=lambda name: (-item_sizes[name], name)):  # so that all are aligned
-        start, end = end, end + sizes[name]
+    start = 0
+    for name in sorted(infos, key=wide_ones_first):
+        end = start + n_bytes(infos[name])
         entries[name] = {"dtype": infos[name].dtype, "shape": [*infos[name].shape], "data_offsets": [start, end]}
+        start = end
 
     def beginning(checksum: str) -> bytes:
         sealed = dict(metadata)
@@ -170,10 +165,11 @@ def _layout(
 
 def n_bytes(info: TensorInfo) -> int:
     """Size of a stored tensor."""
-    return math.prod(info.shape) * _dtype(info).itemsize
+    return math.prod(info.shape) * torch_type(info).itemsize
 
 
-def _dtype(info: TensorInfo) -> torch.dtype:
+def torch_type(info: TensorInfo) -> torch.dtype:
+    """Type of the numbers of a stored tensor."""
     import torch
 
     dtype: torch.dtype = getattr(torch, TYPES[info.dtype])
@@ -186,16 +182,6 @@ def type_name(dtype: torch.dtype) -> str:
     return name.replace("uint", "U").replace("int", "I").upper()
 
 
-def _bytes(tensor: Tensor) -> Any:
-    """Content of a contiguous tensor on the CPU."""
-    import torch
-
-    if not tensor.numel():
-        return b""
-    # Tensors with one element may have any stride, even if contiguous; `view` needs a stride of 1.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
-
-
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and bytes of tensors in alphabetical order: the fingerprint of weights."""
     result = hashlib.sha256()
@@ -206,7 +192,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def _add_to_digest(checksum: hashlib._Hash, name: str, tensor: Tensor) -> Any:
     """Adds a tensor to a `digest`; returns its bytes."""
-    content = _bytes(tensor.detach().to("cpu").contiguous())
+    import torch
+
+    content: Any = b""
+    if tensor.numel():
+        contiguous = tensor.detach().to("cpu").contiguous()
+        # One element may have any stride, even if contiguous; `view` needs a stride of 1.
+        content = contiguous.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
     checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     checksum.update(content)
     return content

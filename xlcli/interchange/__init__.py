@@ -6,14 +6,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from xlcli.config import InferenceConfig, ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError, DataError
+from xlcli.events import Progress, ProgressMeter
 from xlcli.files import JSON_LIMIT
 from xlcli.files.tensors import TensorInfo
 from xlcli.interchange.format import OWN, model_type
@@ -32,6 +34,7 @@ from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save
 from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
 from xlcli.store.origin import first_cause
 from xlcli.store.weights import encode, encode_in_order, stored_infos, weights, weights_bytes
+from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 
 _ALL: tuple[Format, ...] = (
@@ -62,12 +65,19 @@ def find_format(path: Path) -> str | None:
     return None
 
 
-def import_model(path: Path, target: Path, *, name: str | None = None, encoding: WeightEncoding | None = None) -> Tree:
+def import_model(
+    path: Path,
+    target: Path,
+    *,
+    name: str | None = None,
+    encoding: WeightEncoding | None = None,
+    show: Callable[[Progress], None] = lambda _: None,
+) -> Tree:
     """Makes the new model folder `target` from the folder or file of another program at `path`; all or nothing.
 
     `name` is its format, a key of `FORMATS`; None: as the files say. `encoding` is that of the weights; None: that of
     the source, and float32 if it has several, or other values. A quantized source gets the smallest of int8, bfloat16
-    and float32 with nearly the same predictions.
+    and float32 with nearly the same predictions. `show` is called with the progress of this work.
 
     Returns `imported` of its record: `format`; `source`, the name of `path`; `tokenizer`; `eos_token_id` of the source,
     a list; its `chat_templates` by name; `check_bits`, the mean surprisal in bits of the tokens of a short text, None
@@ -86,30 +96,24 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     source = format_.open(path)
     infos = {key: tensor.info for key, tensor in source.stored.items() if not key.endswith(format_.buffers)}
     stored_as = encoding or _encoding_of_source(path, infos, format_)
+    encoding_first = stored_as or "float32"
     config = _sections(format_, source)
     model = config.model
     vocab_size = model.vocab_size or 0
-    if model.n_matrix_weights > n_weights(infos):
-        raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
-    if vocab_size > _MOST_TOKENS:
-        raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
-    needed = weights_bytes(model, stored_as or "float32")  # of the check of the new model
-    require_memory(f"importing {path}", needed, "Import a smaller model.")
-    if isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir():  # it was exported by xlcli
-        tokenizer = load_tokenizer(source.path / OWN)
-    else:
-        tokenizer = format_.tokenizer(source, model)
+    _check_sizes(path, model, infos)
+    size = weights_bytes(model, encoding_first)
+    require_memory(f"importing {path}", size, "Import a smaller model.")  # which is read again to check it
+    tokenizer = _tokenizer(format_, source, model)
     with new_folder(target) as folder:
-        encoding_first = stored_as or "float32"
         stored = encode_in_order(format_.weights(source, model), model, encoding_first)
-        save_in_order(folder, config, stored, tokenizer, {}, encoding=encoding_first)
+        save_in_order(folder, config, _counted(stored, size, show), tokenizer, {}, encoding=encoding_first)
         # A tensor that nothing has read may be a part of the network that xlcli lacks.
         for unread in sorted(source.unread & infos.keys()):
             if not re.fullmatch(format_.copies, unread):
                 raise CheckpointError(f"{path} has the tensor '{unread}', which xlcli cannot import.", DOWNLOAD)
-        rounded_to = None if stored_as else _make_small(folder)
+        rounded_to = None if stored_as else _make_small(folder, show)
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
-        about |= {END: source.ids(END, vocab_size), "chat_templates": {}, "check_bits": _check(folder)}
+        about |= {END: source.ids(END, vocab_size), "chat_templates": {}, "check_bits": _check(folder, show)}
         about["notices"] = format_.notices(source, tokenizer)
         try:
             about["chat_templates"] = _chat_templates(format_, source)
@@ -121,6 +125,22 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         corpus = f"imported from {about['source']} ({about['format']})"
         write_record(folder, {"corpus": corpus, "imported": about, "finished": True})
     return about
+
+
+def _check_sizes(path: Path, model: ModelConfig, infos: Mapping[str, TensorInfo]) -> None:
+    """`CheckpointError` if a source has fewer weights than its settings describe, or a vocabulary that is too large."""
+    if model.n_matrix_weights > n_weights(infos):
+        raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
+    if (model.vocab_size or 0) > _MOST_TOKENS:
+        raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
+
+
+def _tokenizer(format_: Format, source: Source, model: ModelConfig) -> Tokenizer:
+    """The tokenizer of a source: our own if xlcli exported it, else made from the files of the other program."""
+    is_our_export = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
+    if is_our_export:
+        return load_tokenizer(source.path / OWN)
+    return format_.tokenizer(source, model)
 
 
 def _encoding_of_source(path: Path, infos: Mapping[str, TensorInfo], format_: Format) -> str | None:
@@ -264,15 +284,28 @@ def _resolved(model: ModelConfig) -> Tree:
     return tree
 
 
-def _make_small(folder: Path) -> str | None:
+def _counted(
+    stored: Iterable[tuple[str, Tensor]], size: int, show: Callable[[Progress], None]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as they are; `show` gets how many of their `size` bytes were taken before the next one."""
+    meter = ProgressMeter("importing", size, "B")
+    n_bytes = 0
+    for name, tensor in stored:
+        yield name, tensor
+        n_bytes += tensor.nbytes
+        for progress in meter.report(n_bytes):
+            show(progress)
+
+
+def _make_small(folder: Path, show: Callable[[Progress], None]) -> str | None:
     """Encodes stored weights in int8 or bfloat16 if an English text keeps nearly its bits; the encoding, or None."""
     with (models_folder() / "books" / "valid.txt").open("rb") as file:
         text = file.read(_LONG)
-    whole, can_spell = _score(load(folder), text)
+    whole, can_spell = _score(load(folder), text, show)
     if not can_spell:
         return None
     for encoding in ("int8", "bfloat16"):
-        rounded, _ = _score(load(folder, InferenceConfig(weight_dtype=encoding)), text)
+        rounded, _ = _score(load(folder, InferenceConfig(weight_dtype=encoding)), text, show)
         if abs(rounded / whole - 1) < _MOST_CHANGE:
             model = load(folder)
             save_model(folder, model.config, weights(model.network), model.tokenizer, {}, encoding=encoding)
@@ -280,18 +313,21 @@ def _make_small(folder: Path) -> str | None:
     return None
 
 
-def _check(folder: Path) -> float | None:
+def _check(folder: Path, show: Callable[[Progress], None]) -> float | None:
     """Mean surprisal of `_TEXT` in bits per token; None if it cannot be spelled. `CheckpointError` for NaN."""
     model = load(folder)
-    bits, can_spell = _score(model, _TEXT)
+    bits, can_spell = _score(model, _TEXT, show)
     are_finite = all(is_finite(weight) for weight in weights(model.network).values())
     if not math.isfinite(bits) or not are_finite:
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
     return bits if can_spell else None
 
 
-def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
-    """Mean surprisal in bits of the first tokens of a text; of token 0, and False, if it cannot be spelled."""
+def _score(model: LoadedModel, text: bytes, show: Callable[[Progress], None]) -> tuple[float, bool]:
+    """Mean surprisal in bits of the first tokens of a text; of token 0, and False, if it cannot be spelled.
+
+    `show` gets the number of tokens that were read, beside the number type of the weights.
+    """
     can_spell = True
     try:
         ids = model.tokenizer.encode(text).tolist()
@@ -302,6 +338,7 @@ def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
     ids = ids[: _MOST_CALLS * train.segment_len]
     inputs = torch.tensor([[model.tokenizer.start_id, *ids[:-1]]])
     targets = torch.tensor([ids])
+    meter = ProgressMeter(f"checking {model.encoding}", len(ids), "tokens")
     nats, n_read = 0.0, 0
     with torch.inference_mode():
         mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it
@@ -311,6 +348,8 @@ def _score(model: LoadedModel, text: bytes) -> tuple[float, bool]:
             out = model.network.score(inputs[:, segment], targets[:, segment], state)
             nats += out.nll.sum().item()
             n_read += out.nll.numel()
+            for progress in meter.report(n_read):
+                show(progress)
             state = out.state
             if state.bytes > _MOST_MEMORY:
                 break

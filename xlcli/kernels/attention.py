@@ -148,25 +148,31 @@ def normalize_and_rotate(x: Array, norm: Any, attention: Any, cache: Any, b: int
 
 @inner(fastmath=FASTMATH)
 def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
-    """Writes query q (e) of a head, and those for position keys behind it (e+f+p); changes q."""
+    """Writes what the keys of head h are multiplied by to `query` (e+f+p), from the query q (e), which it changes.
+
+    Behind the query for the keys (e) follow, with Transformer-XL, that for position keys which all heads share (f), and
+    that for projected position keys (p = e, or 0 if there are none).
+    """
     e, f = attention.head_dim, attention.n_features
     for i in range(e):
         query[i] = q[i]
-    if f:
-        # Transformer-XL: q + u for the keys, and q + v for the position keys.
-        content = array(attention.content, (attention.n_heads, e))[h]
-        position = array(attention.position, (attention.n_heads, e))[h]
-        for i in range(e):
-            query[i] += content[i]
-            q[i] += position[i]
-        # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`model/position/xl.py`).
-        angles = np.empty(f, np.float32)
-        dots(array(attention.relative, (attention.n_heads, f, e))[h], q, angles)
-        for i in range(f // 2):
-            query[e + i] = angles[f // 2 + i]
-            query[e + f // 2 + i] = -angles[i]
-        for i in range(attention.n_projected):
-            query[e + f + i] = q[i]
+    if not f:
+        return
+    # The formula is in `model/position/xl.py`: the keys are multiplied by q + u, the position keys by q + v.
+    u = array(attention.content, (attention.n_heads, e))[h]
+    v = array(attention.position, (attention.n_heads, e))[h]
+    for i in range(e):
+        query[i] += u[i]
+        q[i] += v[i]
+    # [a ; b] = W_Rᵀ(q + v). The query is at position 0, with sine 0 and cosine 1, so what is there becomes [b ; -a].
+    a_and_b = np.empty(f, np.float32)
+    dots(array(attention.relative, (attention.n_heads, f, e))[h], q, a_and_b)
+    half = f // 2
+    for i in range(half):
+        query[e + i] = a_and_b[half + i]
+        query[e + half + i] = -a_and_b[i]
+    for i in range(attention.n_projected):
+        query[e + f + i] = q[i]
 
 
 @register_jitable
@@ -199,21 +205,22 @@ def start_of_chunk(cache: Any, n_keys: int, c: int, n_chunks: int) -> int:
 
 @inner(fastmath=FASTMATH)
 def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
-    """Attention to each chunk of keys, and to sinks: results (b c h e+2) of `attend_chunk` and `attend_sinks`."""
+    """Attention to each chunk of keys, and to sinks: writes the results of `attend_chunk` to `parts` (b c h e+2).
+
+    A task is chunk c of the keys of head j of sequence b. Heads of a chunk follow each other, because they share its
+    position keys. Sequences with fewer keys than others have fewer chunks; behind the last one come the sinks, if any.
+    """
     batch, most_chunks, n_heads = parts.shape[:3]
     g, n_shared = attention.n_kv_heads, n_heads // attention.n_kv_heads
     memory = buffers(g, cache, batch, memory_type)
     n_tasks = batch * most_chunks * g
     task = take(team, n_tasks)
     while task >= 0:
-        # A task is chunk c of the keys of head j of sequence b. Heads of a chunk follow each other, because they share
-        # its position keys.
         j, place = task % g, task // g
         b, c = place // most_chunks, place % most_chunks
         n_keys = count_keys(call, cache, b)
         n_chunks = count_parts(attention, cache, n_keys) - (cache.n_sinks > 0)
         heads = slice(j * n_shared, (j + 1) * n_shared)  # of queries that share the keys
-        # Sequences with fewer keys than others have fewer chunks; behind the last one come the sinks, if any.
         if c == n_chunks and cache.n_sinks:
             attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, c, heads])
         if c < n_chunks:
@@ -236,10 +243,11 @@ def attend_chunk(
     queries: Array,
     out: Array,
 ) -> None:
-    """Softmax-weighted sums of the values of keys `first` to `last` of the `n_keys` latest ones of a head.
+    """Attention of some queries to keys `first` to `last` of the `n_keys` latest ones of head j of sequence b.
 
-    Output (n e+2) for the n queries that share head j of sequence b: (e), then largest score and sum of weights. Keys
-    count from the oldest one, number 0; the last one, number `n_keys` - 1, is that of the query.
+    Keys count from the oldest one, number 0; the last one, number `n_keys` - 1, is that of the query. For each of the
+    n `queries` that share the head, `out` (n e+2) gets the values (e) summed with softmax weights, which are relative
+    to the largest score of the chunk, then that score, then the sum of the weights.
     """
     e, n, n_queries = attention.head_dim, last - first, len(queries)
     rows = slice(cache.stop - n_keys + first, cache.stop - n_keys + last)
@@ -247,7 +255,8 @@ def attend_chunk(
     scores = np.empty((n_queries, n), np.float32)
 
     # Keys beyond clamp_len come first. Stored keys are rotated by their positions: these are turned to that distance.
-    turn_of_first = n_keys - 1 - cache.clamp_len - first  # its distance beyond clamp_len; that of the next is one less
+    # `turn_of_first` is how far the first key is beyond clamp_len; that of the next one is one less.
+    turn_of_first = n_keys - 1 - cache.clamp_len - first
     n_far = max(0, min(n, turn_of_first))
     n_turned = n_far if cache.turns else 0
     if n_turned:
@@ -334,47 +343,56 @@ def complete_scores(
 
 @inner(fastmath=FASTMATH)
 def add_position_scores(attention: Any, cache: Any, h: int, distance: int, query: Array, out: Array) -> None:
-    """Adds products of the query (e+f+p) of head h and the position keys from a distance down to `out` (n)."""
-    e, f = attention.head_dim, attention.n_features
+    """Adds the products of the query (e+f+p) of head h and successive position keys to `out` (n).
+
+    The first of these keys is that of `distance`, the next one that of `distance` - 1.
+    """
+    e, f, p = attention.head_dim, attention.n_features, attention.n_projected
+    # Keys that all heads share: the last column is that of distance 0.
     keys = array(cache.position_keys, (f, cache.n_distances))
     add_rows(keys, cache.n_distances - 1 - distance, query[e : e + f], out)
-    if cache.position_blocks:
-        p = attention.n_projected
-        blocks = array(cache.position_blocks, (attention.n_heads, cache.n_blocks, p, 2 * RANK))[h]
-        basis = array(cache.basis, (RANK, HALF_LEN))
-        column = cache.n_blocks * BLOCK_LEN - 1 - distance
-        weights, scores = np.empty(2 * RANK, np.float32), np.empty(BLOCK_LEN, np.float32)
-        done = 0
-        while done < out.size:
-            block, start = (column + done) // BLOCK_LEN, (column + done) % BLOCK_LEN
-            score_block(blocks[block], basis, query[e + f :], weights, scores)
-            n = min(BLOCK_LEN - start, out.size - done)
-            for i in range(n):
-                out[done + i] += scores[start + i]
-            done += n
+    if not cache.position_blocks:
+        return
+    # Projected keys, in blocks; the last key of the last block is that of distance 0.
+    blocks = array(cache.position_blocks, (attention.n_heads, cache.n_blocks, p, 2 * RANK))[h]
+    basis = array(cache.basis, (RANK, HALF_LEN))
+    first = cache.n_blocks * BLOCK_LEN - 1 - distance
+    weights, scores = np.empty(2 * RANK, np.float32), np.empty(BLOCK_LEN, np.float32)
+    done = 0
+    while done < out.size:
+        block, start = (first + done) // BLOCK_LEN, (first + done) % BLOCK_LEN
+        score_block(blocks[block], basis, query[e + f :], weights, scores)
+        n = min(BLOCK_LEN - start, out.size - done)
+        for i in range(n):
+            out[done + i] += scores[start + i]
+        done += n
 
 
 @inner(fastmath=FASTMATH)
 def score_block(block: Array, basis: Array, query: Array, weights: Array, scores: Array) -> None:
-    """Writes the products of a query (p) and all keys of a block (p 2r) to `scores` (`BLOCK_LEN`); changes `weights`.
+    """Writes the products of a query (p) and the keys of a block to `scores` (`BLOCK_LEN`).
 
-    This is `add_rows` and `pair_add_rows` for lengths that the compiler knows, which halves the time of short rows.
+    The keys are compressed (`model/position/xl_tables.py`): `block` (p 2r) gives the weights with which the r rows of
+    the `basis` (r `HALF_LEN`) add up to the products of each half of the block, the far half first. `weights` (2r) is
+    room for them.
+
+    Four rows are added at once, as in `add_rows`. Here the compiler knows the lengths, which halves the time.
     """
     for i in range(2 * RANK):
         weights[i] = 0
-    step = query.size // 4
-    for r in range(step):
-        r0, r1, r2, r3 = block[r], block[r + step], block[r + 2 * step], block[r + 3 * step]
-        q0, q1, q2, q3 = query[r], query[r + step], query[r + 2 * step], query[r + 3 * step]
+    quarter = query.size // 4
+    for r in range(quarter):
+        r0, r1, r2, r3 = block[r], block[r + quarter], block[r + 2 * quarter], block[r + 3 * quarter]
+        q0, q1, q2, q3 = query[r], query[r + quarter], query[r + 2 * quarter], query[r + 3 * quarter]
         for i in range(2 * RANK):
             weights[i] += q0 * r0[i] + q1 * r1[i] + q2 * r2[i] + q3 * r3[i]
-    for r in range(4 * step, query.size):
+    for r in range(4 * quarter, query.size):  # up to three rows are in no quarter
         for i in range(2 * RANK):
             weights[i] += query[r] * block[r, i]
     for i in range(BLOCK_LEN):
         scores[i] = 0
     far, near = weights[:RANK], weights[RANK:]
-    for r in range(0, RANK, 4):
+    for r in range(0, RANK, 4):  # `RANK` is a multiple of 4
         v0, v1, v2, v3 = basis[r], basis[r + 1], basis[r + 2], basis[r + 3]
         a0, a1, a2, a3 = far[r], far[r + 1], far[r + 2], far[r + 3]
         b0, b1, b2, b3 = near[r], near[r + 1], near[r + 2], near[r + 3]

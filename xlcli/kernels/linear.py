@@ -207,12 +207,12 @@ def normalize(x: Array, norm: Any, out: Array) -> None:
 
 @inner(fastmath=FASTMATH)
 def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -> None:
-    """Writes outputs `first` to `last` (n) of a linear layer, from its inner products y (n, or 2n if gated).
+    """Turns inner products into outputs `first` to `last` of a linear layer, in `out` (n): scale, bias, activation.
 
-    Changes these inner products.
+    `y` are the products: those of n rows, or if the layer is gated of n rows and then of n gates. It is changed.
     """
     n = out.size
-    for half in range(1 + matrix.gated):  # if gated, the second n rows of the matrix are those of the gates
+    for half in range(1 + matrix.gated):
         part = y[half * n : (half + 1) * n]
         if matrix.scale:
             scale = array(matrix.scale + FLOAT_BYTES * half * n, n)
@@ -222,9 +222,9 @@ def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -
             bias = array(matrix.bias + FLOAT_BYTES * half * n, n)
             for r in range(first, last):
                 part[r] += bias[r]
-    gates = n * matrix.gated  # place in y of what is activated
+    activated = n * matrix.gated  # place in y of the first product that is activated: of a gate, if there are any
     for r in range(first, last):
-        out[r] = activate(y[r + gates], matrix.activation)
+        out[r] = activate(y[r + activated], matrix.activation)
     if matrix.gated:
         for r in range(first, last):
             out[r] *= y[r]

@@ -18,7 +18,6 @@ from xlcli.memory.buckets import Buckets as Buckets
 from xlcli.memory.tokens import Hidden as Hidden
 from xlcli.memory.tokens import Int8KeyValue as Int8KeyValue
 from xlcli.memory.tokens import KeyValue as KeyValue
-from xlcli.memory.tokens import Project as Project
 from xlcli.memory.tokens import TokenBuffers as TokenBuffers
 from xlcli.memory.tokens import TokenMemory as TokenMemory
 

@@ -104,43 +104,38 @@ class TokenBuffers(TokenMemory):
         """
         k, v = project(x)
         new = self.encode(k, v)
+        n_new = k.shape[2]
         if torch.is_inference_mode_enabled():
-            n_new = k.shape[2]
             whole = self.reserve(n_new, keep, new)
             for buffer, rows in zip(whole.buffers, new, strict=True):
                 buffer[:, :, whole.stop - n_new : whole.stop] = rows
             return *whole.decode(k, v), whole.keep(keep)
-        whole = self._concatenated(new)
-        if keep == k.shape[2]:  # the new rows, which are in tensors of their own
-            kept = [rows.detach() for rows in new]
+        buffers = new
+        if self.length:
+            buffers = tuple(torch.cat((old.to(x.dtype), x), dim=2) for old, x in zip(self.rows(), new, strict=True))
+        whole = replace(self, buffers=buffers, start=0, stop=self.length + n_new)
+        if keep == n_new:  # the new rows, which are in tensors of their own
+            kept = tuple(rows.detach() for rows in new)
         else:  # views would keep the keys and values of the whole call alive
-            kept = [rows.detach().clone() for rows in whole.keep(keep).rows()]
-        return *whole.decode(k, v), replace(self, buffers=tuple(kept), start=0, stop=keep)
-
-    def _concatenated(self, new: Sequence[Tensor]) -> Self:
-        """This memory with new rows, in new buffers."""
-        joined = []
-        for old, rows in zip(self.rows(), new, strict=True):
-            joined.append(torch.cat((old.to(rows.dtype), rows), dim=2) if self.length else rows)
-        return replace(self, buffers=tuple(joined), start=0, stop=joined[0].shape[2])
+            kept = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
+        return *whole.decode(k, v), replace(self, buffers=kept, start=0, stop=keep)
 
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
-        """This memory with `n_new` more rows, to be written by the caller into its buffers, or into larger ones.
+        """This memory with `n_new` more rows at its end, which the caller has to write.
 
-        The memory after the call has `keep` tokens. `like` are the rows, if they may be of another type.
+        They are in the same buffers if there is room, else all rows move: to the beginning of these buffers, or to new
+        ones if these are too small or far too large. `keep`: number of tokens in the memory after the call. `like` are
+        the new rows, if they may be of another type.
         """
         buffers, length = self.buffers, self.length
         capacity = buffers[0].shape[2]
-        has_room = self.stop + n_new <= capacity
-        if has_room:
+        if self.stop + n_new <= capacity:
             return type(self)(buffers, self.start, self.stop + n_new, self.sinks)
-        # The rows move to the beginning of the same buffers, unless these are too small or far too large, or the rows
-        # would overwrite themselves.
         slack = max(n_new, min(max(keep, length), MAX_SLACK))
         needed = length + n_new + slack
         has_right_size = length + n_new <= capacity <= 2 * needed
-        rows_can_move = self.start >= length
-        if not (has_right_size and rows_can_move):
+        would_overwrite_itself = self.start < length
+        if would_overwrite_itself or not has_right_size:
             models = buffers if like is None else like
             buffers = tuple(_new_buffer(model, old, needed) for model, old in zip(models, buffers, strict=True))
         for buffer, rows in zip(buffers, self.rows(), strict=True):

@@ -8,42 +8,36 @@ example) run as modules.
 from __future__ import annotations
 
 import itertools
-import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from xlcli.config import BaseConfig, ModelConfig
-from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
-from xlcli.config.model import EmbeddingConfig, FeedForwardConfig, NormConfig, StandardStackConfig
-from xlcli.config.position import AlibiPositionConfig, RopePositionConfig, T5PositionConfig, XLPositionConfig
 from xlcli.errors import ConfigError
 from xlcli.kernels import records
-from xlcli.kernels.records import BLOCK_LEN, RANK, Array, pack
+from xlcli.kernels.records import Array, pack
 from xlcli.machine import return_memory
 from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
+from xlcli.model.distance_tables import ABSENT, DistanceTables, Shared, growing_tables
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel
-from xlcli.model.position import Position, ScoreRule
+from xlcli.model.position import Position
 from xlcli.model.position.distance import AlibiPosition, T5Position
 from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.position.xl_tables import block_basis, n_shared_features, position_blocks, shared_keys
+from xlcli.model.position.xl_tables import n_shared_features
 from xlcli.model.stack import Block, FeedForward, Residual, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import quantize
-from xlcli.ops.span import Span
 from xlcli.ops.stored import StoredMatrix, widened
 
 if TYPE_CHECKING:
@@ -62,10 +56,10 @@ Packed = tuple[Any, ...]
 """Fields of a record of `kernels/records.py`; arrays are given by their addresses."""
 NO_HEAD: Packed = np.zeros((), records.HEAD).item()
 """Fields of a head of size 0."""
-ABSENT = torch.empty(0, 0)
-"""In place of an array that a kernel does not read; its address is 0."""
-SHORTEST_TABLE = 256
-"""Length of the first table by distance, unless no more distances can occur."""
+ATTENTIONS = FullAttention, LocalAttention
+"""Kinds of attention that the kernels compute, with every setting of theirs (tests/model/test_decoder.py)."""
+POSITIONS = Position, RopePosition, AlibiPosition, T5Position, XLPosition
+"""Position encodings of a layer that the kernels compute. The first one adds nothing: it is that of the embedding."""
 
 
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
@@ -99,51 +93,12 @@ def may_decode(network: LanguageModel) -> bool:
     parameter = next(network.parameters())
     if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return False
-    return any(has_kernel(network, i) for i in range(network.config.n_layers))
+    return any(map(has_kernel, network.stack.blocks))
 
 
-_SOFTMAX = {"kind", "n_heads", "head_dim", "scaled", "qk_norm", "n_kv_heads", "bias"}
-COMPUTED: Mapping[type[BaseConfig], set[str]] = {
-    FullAttentionConfig: _SOFTMAX,
-    LocalAttentionConfig: _SOFTMAX | {"window"},
-    AlibiPositionConfig: {"kind"},
-    T5PositionConfig: {"kind", "shared", "n_buckets", "max_distance"},
-    XLPositionConfig: {"kind", "n_features", "tied", "clamp_len"},
-    RopePositionConfig: {
-        "kind", "placement", "layout", "rotary_dim", "base", "local_base", "scaling", "clamp_len", "n_sinks",
-    },
-    StandardStackConfig: {"kind", "input_residual"},
-    FeedForwardConfig: {"kind", "ffn_dim", "chunk_len"},
-    NormConfig: {"kind", "placement", "epsilon", "final"},
-    EmbeddingConfig: {
-        "n_bigrams", "per_layer", "tied", "scaled", "norm", "tied_projections", "inner_dim", "cutoffs", "div_val",
-    },
-    ModelConfig: {
-        "vocab_size", "dim", "n_layers", "attention", "position", "stack", "feedforward", "norm", "embedding",
-        "dropout", "loss_chunk", "logit_softcap", "zero_init", "bias", "zero_memory", "init_std",
-    },
-}  # fmt: skip
-"""Settings with which a decoder gives the logits of the network. A block with another one, or with another kind of
-attention or position, runs as a module, unless that setting has its default."""
-
-
-def is_computed(section: BaseConfig) -> bool:
-    """True if kernels compute a section of the configuration: what they do not know has its default."""
-    known = COMPUTED.get(type(section), set())
-    for name, field in type(section).model_fields.items():
-        if name not in known and getattr(section, name) != field.get_default(call_default_factory=True):
-            return False
-    return type(section) in COMPUTED
-
-
-def has_kernel(network: LanguageModel, number: int) -> bool:
-    config = network.config
-    sections = [config, config.attentions[number], config.stack, config.feedforward, config.norm, config.embedding]
-    position = network.stack.blocks[number].attention.position
-    if type(position) is not Position:  # any other one is added at the embedding, which is a module
-        sections.append(config.position)
-    has_hooks = type(position) in (Position, RopePosition, AlibiPosition, T5Position, XLPosition)
-    return has_hooks and all(is_computed(section) for section in sections)
+def has_kernel(block: Block) -> bool:
+    """True if the kernels compute a block of a plain stack; else it runs as a module."""
+    return type(block.attention) in ATTENTIONS and type(block.attention.position) in POSITIONS
 
 
 class Decoder:
@@ -158,16 +113,23 @@ class Decoder:
         self.weight_type = ENCODINGS.get(encoding, torch.float32)
         self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
+        self.parts: list[Part] = []
+        first = 0
         with torch.inference_mode():
-            blocks = enumerate(network.stack.blocks)
-            groups = itertools.groupby(blocks, lambda numbered: has_kernel(network, numbered[0]))
-            self.parts = [self._packer.part(list(group), with_kernel=with_kernel) for with_kernel, group in groups]
-            if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
-                self.parts[-1] = replace(self.parts[-1], head=self._packer.head(network.head))
+            for with_kernel, blocks in itertools.groupby(network.stack.blocks, has_kernel):
+                part = self._packer.part(first, list(blocks), with_kernel=with_kernel)
+                self.parts.append(part)
+                first += len(part.blocks)
+            head, last_part = network.head, self.parts[-1]
+            if type(head) is SoftmaxHead and head.projection is None and last_part.packed.size:
+                self.parts[-1] = replace(last_part, head=self._packer.head(head))
 
     def missing(self, state: State, weight_type: torch.dtype) -> list[tuple[Array, Array]]:
-        """Types for `kernels.compile_kernel`, before a call with weights of a type and this memory takes no seconds."""
-        if os.getpid() != self.kernels.PROCESS:
+        """What a call with weights of this type and with this memory would have to compile, which takes seconds.
+
+        Each entry are the types for `kernels.compile_kernel`.
+        """
+        if os.getpid() != self.kernels.PROCESS:  # a forked process uses no kernels
             return []
         missing = []
         for memory_type in {part.memory_type(state) for part in self.parts}:
@@ -180,24 +142,26 @@ class Decoder:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
+        network = self.network
         is_forked = os.getpid() != self.kernels.PROCESS  # threads of kernels do not survive a fork
-        if is_forked or state.seen < self.network.config.n_sinks:
-            return self.network.logits(tokens, state)
+        if is_forked or state.seen < network.config.n_sinks:
+            return network.logits(tokens, state)
         with torch.inference_mode():
-            x, context = self.network.embed(tokens, state)
+            x, context = network.embed(tokens, state)
             stack_input = x
             memories: list[Memory] = []
+            are_logits = False
             for part in self.parts:
-                has_kernel = part.memory_type(state) is not None
-                run = self._run_kernel if has_kernel else self._run_modules
+                uses_kernel = part.memory_type(state) is not None
+                run = self._run_kernel if uses_kernel else self._run_modules
                 x, extended = run(part, x, stack_input, part.memories(state), context)
                 memories += extended
-            last_part = self.parts[-1]
-            if last_part.head is not None and last_part.memory_type(state) is not None:
-                logits = self.network.head.limit(x[:, -1])  # the kernel has computed the logits
+                are_logits = uses_kernel and part.head is not None  # which only the last part has
+            if are_logits:
+                logits = network.head.limit(x[:, -1])
             else:
-                logits = self.network.head.logits(self.network.stack.final(x[:, -1]))
-            return logits, self.network.advance(state, tokens, tuple(memories))
+                logits = network.head.logits(network.stack.final(x[:, -1]))
+            return logits, network.advance(state, tokens, tuple(memories))
 
     def _run_modules(
         self, part: Part, x: Tensor, stack_input: Tensor, memories: Sequence[Memory], context: AttentionContext
@@ -252,19 +216,20 @@ class Decoder:
         """
         caches, extended = [], []
         kept: list[Tensor] = []
-        shared_fields: dict[Hashable, Shared] = {}
+        shared_by_layers: dict[Hashable, Shared] = {}
         for block, kind, memory in zip(part.blocks, part.kinds, memories, strict=True):
-            assert isinstance(memory, TokenBuffers)
             attention, layer_context = block.attention, context
+            assert isinstance(memory, TokenBuffers)
+            assert isinstance(attention, FullAttention)
             if isinstance(attention, LocalAttention):
                 layer_context = context.narrow(attention.window)
             memory = memory.reserve(1, layer_context.keep)
             # What else `Shared` depends on is the same for all layers of a call.
             key = kind, memory.length, memory.n_sinks
-            if key not in shared_fields:
-                shared_fields[key] = self._tables.share(attention, memory, layer_context)
-                kept += shared_fields[key].arrays
-            shared = shared_fields[key]
+            if key not in shared_by_layers:
+                shared_by_layers[key] = self._tables.share(attention, memory, layer_context)
+                kept += shared_by_layers[key].arrays
+            shared = shared_by_layers[key]
             sinks = [ABSENT, ABSENT]
             if shared.sees_sinks:
                 sinks = [sink.float().contiguous() for sink in memory.sinks]
@@ -324,16 +289,14 @@ class Packer:
         self.kept: list[Tensor] = []
         self._kinds: dict[Hashable, int] = {}
 
-    def part(self, numbered_blocks: Sequence[tuple[int, Block]], *, with_kernel: bool) -> Part:
-        """Successive blocks with their numbers."""
-        packed, kinds, blocks = [], [], []
-        for i, block in numbered_blocks:
-            blocks.append(block)
-            if with_kernel:
-                packed.append(self._block(i, block))
-                return_memory()  # of the matrices that were joined
+    def part(self, first: int, blocks: Sequence[Block], *, with_kernel: bool) -> Part:
+        """Successive blocks, from number `first` on."""
+        packed, kinds = [], []
+        if with_kernel:
+            for number, block in enumerate(blocks, start=first):
+                packed.append(self._block(number, block))
                 kinds.append(self._kind(block.attention))
-        first = numbered_blocks[0][0]
+                return_memory()  # of the matrices that were joined
         return Part(first, blocks, np.array(packed, records.BLOCK), kinds)
 
     def _kind(self, attention: Attention) -> int:
@@ -475,160 +438,10 @@ def joined(layers: Sequence[nn.Linear]) -> Tensor:
     return stored
 
 
-class GrowingTable(NamedTuple):
-    """A table by distance: `make` gives that of n distances, and `size` how many numbers it has.
-
-    Layers with the same `key` share it; parameters in a key count by identity.
-    """
-
-    key: Hashable
-    make: Callable[[int], Tensor]
-    size: Callable[[int], int]
-
-
-def growing_tables(attention: FullAttention) -> list[GrowingTable]:
-    """The tables by distance that a layer may need, in the order of their fields in `Tables`."""
-    position, n_heads, head_dim = attention.position, attention.n_heads, attention.head_dim
-    if isinstance(position, XLPosition):
-        n_shared = n_shared_features(position)
-        key = XLPosition, position.n_features, n_shared
-        keys = GrowingTable(key, partial(shared_keys, position), lambda n: n_shared * n)
-        if n_shared == position.n_features:
-            return [keys]
-        block_size = n_heads * head_dim * 2 * RANK
-        blocks = partial(position_blocks, position)
-        return [keys, GrowingTable(position.relative, blocks, lambda n: block_size * math.ceil(n / BLOCK_LEN))]
-    if isinstance(position, (AlibiPosition, T5Position)):
-        same = type(position), *position.parameters(), n_heads
-        return [GrowingTable(same, partial(_bias, attention), lambda n: n_heads * n)]
-    if isinstance(position, RopePosition):
-
-        def rotations(n: int) -> Tensor:
-            """Sines, then cosines (n r), of the rotations by 0 to n - 1 positions."""
-            return torch.cat(position.angles(torch.arange(n), head_dim), dim=-1).float()
-
-        # Its size is not counted, because it is made only for keys beyond a clamp.
-        return [GrowingTable((RopePosition, head_dim, position.series), rotations, lambda n: 0)]
-    return []
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Fields of `CACHE` from `n_distances` on, which layers share, and the arrays whose addresses they hold."""
-
-    fields: Packed
-    arrays: Sequence[Tensor]
-    sees_sinks: bool
-
-
-class Tables(NamedTuple):
-    """Arrays of `CACHE` by distance, in the order of its fields."""
-
-    position_keys: Tensor = ABSENT
-    position_blocks: Tensor = ABSENT
-    basis: Tensor = ABSENT
-    bias: Tensor = ABSENT
-    sin: Tensor = ABSENT
-    cos: Tensor = ABSENT
-    turns: Tensor = ABSENT
-
-
-class DistanceTables:
-    """Tables that grow with the memory; layers with the same encoding share them."""
-
-    def __init__(self) -> None:
-        self.tables: dict[Hashable, tuple[int, Tensor]] = {}
-
-    def share(self, attention: Attention, memory: TokenBuffers, context: AttentionContext) -> Shared:
-        """The fields for a memory that has a row for the new token."""
-        assert isinstance(attention, FullAttention)
-        tables = self._tables_of(attention, memory.length, context)
-        sinks = sink_arrays(attention, memory, context)
-        span = context.span
-        n_distances = max(tables.position_keys.shape[1], tables.bias.shape[1])
-        # No key is further back than the length of the memory.
-        clamp_len = memory.length if span.clamp_len is None else span.clamp_len
-        full_len = memory.length if span.full_len is None else span.full_len
-        n_sinks = memory.n_sinks if sinks else 0
-        table_addresses = [t.data_ptr() for t in tables]
-        sink_addresses = [t.data_ptr() for t in sinks or (ABSENT, ABSENT, ABSENT)]
-        # The fields of `CACHE` in their order.
-        n_blocks = tables.position_blocks.shape[1]
-        fields = n_distances, n_blocks, clamp_len, full_len, *table_addresses, n_sinks, *sink_addresses, span.far_bias
-        return Shared(fields, [*tables, *sinks], sees_sinks=bool(sinks))
-
-    def _tables_of(self, attention: FullAttention, length: int, context: AttentionContext) -> Tables:
-        """Tables for `length` keys, the new one included."""
-        position = attention.position
-        farthest = context.mask.max_distance
-        longest = context.span.segment_len if farthest is None else 1 + farthest
-        if isinstance(position, XLPosition):
-            if context.span.clamp_len is not None:  # all keys further back are at this distance
-                n_distances = context.span.clamp_len + 1
-                length, longest = min(length, n_distances), min(longest, n_distances)
-            found = [self._table(table, length, longest) for table in growing_tables(attention)]
-            if len(found) > 1:  # there are blocks, which are products with this basis
-                found.append(block_basis(position.n_features))
-            return Tables(*found)
-        if isinstance(position, RopePosition):
-            return self._rotations(attention, position, length, longest, context)
-        if isinstance(position, (AlibiPosition, T5Position)):
-            [table] = growing_tables(attention)
-            return Tables(bias=self._table(table, length, longest))
-        return Tables()
-
-    def _rotations(
-        self, attention: FullAttention, position: RopePosition, length: int, longest: int, context: AttentionContext
-    ) -> Tables:
-        """Angles of the query, and where keys are further back than `clamp_len`, the turns that take them there."""
-        assert context.tokens is not None
-        positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-        sin, cos = (part.float().contiguous() for part in position.angles(positions, attention.head_dim))
-        clamp_len = context.span.clamp_len
-        if clamp_len is None or length <= clamp_len + 1:
-            return Tables(sin=sin, cos=cos)
-        [table] = growing_tables(attention)
-        return Tables(sin=sin, cos=cos, turns=self._table(table, length - clamp_len, longest))
-
-    def _table(self, table: GrowingTable, length: int, longest: int) -> Tensor:
-        """Table of at least `length` distances; grows by doubling, up to `longest`.
-
-        Its last column, or row, belongs to the query itself.
-        """
-        known_length, known = self.tables.get(table.key, (0, ABSENT))
-        if known_length < length:
-            self.tables.pop(table.key, None)
-            del known  # before the new one is made, so that only one takes RAM
-            known_length = max(length, min(max(2 * length, SHORTEST_TABLE), longest))
-            known = table.make(known_length).contiguous()
-            self.tables[table.key] = known_length, known
-        return known
-
-
-def sink_arrays(attention: FullAttention, memory: Memory, context: AttentionContext) -> list[Tensor]:
-    """Numbers of sinks that the sequences see, and sines and cosines of their angles; empty if no token sees any."""
-    seen, position = context.visible_sinks(memory.n_sinks), attention.position
-    if seen is None or not isinstance(position, RopePosition):
-        return []
-    counts = seen.sum(-1)[:, 0]
-    sin, cos = (part[:, 0, 0].float() for part in position.clamp_angles(attention.head_dim, context))
-    batch = len(memory.sinks[0])
-    return [row.expand(batch, -1).contiguous() for row in (counts, sin, cos)]
-
-
-def _bias(attention: FullAttention, n: int) -> Tensor:
-    """Additions (h n) to the scores of keys at distances n - 1 to 0."""
-    q = torch.zeros(1, attention.n_heads, 1, attention.head_dim)
-    context = AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
-    bias = attention.position.bias(q, q, context, ScoreRule(attention.scale, lambda x: (x, x)))
-    assert bias is not None
-    return bias[:, 0]
-
-
 def weight_bytes(network: LanguageModel, encoding: str) -> int:
     """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
     n_weights = 0
-    for attention, feed_forward in _decoded(network):
+    for attention, feed_forward in _decoded_branches(network):
         copied: set[nn.Linear] = {attention.query, attention.key, attention.value}  # which are joined
         if feed_forward.gate is not None:
             copied |= {feed_forward.up, feed_forward.gate}  # and so are these
@@ -643,19 +456,20 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
 def table_bytes(network: LanguageModel, n_memory: int) -> int:
     """Size in bytes of the tables by distance with `n_memory` tokens in memory; 0 if there is no decoder."""
     sizes: dict[Hashable, int] = {}
-    for attention, _ in _decoded(network):
-        n_distances = 1 + (attention.receptive_field(n_memory) or 0)
+    for attention, _ in _decoded_branches(network):
+        farthest = attention.receptive_field(n_memory) or 0
         for table in growing_tables(attention):
-            # Layers with the same encoding share the table of the one that sees most.
-            sizes[table.key] = max(sizes.get(table.key, 0), table.size(n_distances))
+            # Layers with the same encoding share one table, which is as long as the layer needs that sees most.
+            size = table.size(farthest + 1)
+            sizes[table.key] = max(size, sizes.get(table.key, 0))
     return torch.float32.itemsize * sum(sizes.values())
 
 
-def _decoded(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:
+def _decoded_branches(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:
     """Branches of the blocks with a kernel, if there is a decoder."""
     if not may_decode(network):
         return
-    for i, block in enumerate(network.stack.blocks):
-        if has_kernel(network, i):
+    for block in network.stack.blocks:
+        if has_kernel(block):
             assert isinstance(block.attention, FullAttention)
             yield block.attention, block.feedforward

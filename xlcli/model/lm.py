@@ -214,33 +214,33 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Last hidden states (b t d) of tokens (b t), and the new state."""
-        x, state, *_ = self._read(tokens, state)
+        [x], state, _ = self._read(tokens, state)
         return x, state
 
     def _read(
-        self, tokens: Tensor, state: State, documents: Tensor | None = None, inner: Sequence[int] = ()
-    ) -> tuple[Tensor, State, Ponder | None, list[Tensor]]:
-        """Last hidden states (b t d) of tokens (b t), the new state, the ponder cost, and outputs of `inner` blocks.
+        self, tokens: Tensor, state: State, documents: Tensor | None = None, layers: Sequence[int] = ()
+    ) -> tuple[list[Tensor], State, Ponder | None]:
+        """What the stack makes of tokens (b t): normed outputs (b t d), the new state, and the ponder cost.
 
-        `documents` as in `embed`, `inner` as `Readout.layers`, whose outputs (b t d) are normed as the last ones.
+        The outputs are those of the blocks `layers`, numbered as in `Readout.layers`, and that of the stack, which is
+        the last one. `documents` are as in `embed`.
         """
-        parts = self._split_at_resets(tokens, state)
-        document_parts: Sequence[Tensor | None] = [None] * len(parts)
+        token_parts = self._split_at_resets(tokens, state)
+        document_parts: Sequence[Tensor | None] = [None] * len(token_parts)
         if documents is not None:
             document_parts = self._split_at_resets(documents, state)
-        hidden, ponders = list[Tensor](), list[Ponder | None]()
-        inner_hidden = [list[Tensor]() for _ in inner]  # the parts of each inner block
-        for part, document_part in zip(parts, document_parts, strict=True):
+        outputs_of_parts, ponders = list[list[Tensor]](), list[Ponder | None]()
+        for part, document_part in zip(token_parts, document_parts, strict=True):
             embedded, context = self.embed(part, state, document_part)
             block_outputs = list[Tensor]()
-            with self.stack.watched(block_outputs) if inner else nullcontext():
-                x, layers, ponder = self.stack(embedded, state.layers, context)
-            state = self.advance(state, part, layers)
-            hidden.append(self.stack.final(x))
+            with self.stack.watched(block_outputs) if layers else nullcontext():
+                x, memories, ponder = self.stack(embedded, state.layers, context)
+            state = self.advance(state, part, memories)
+            asked = [block_outputs[number - 1] for number in layers]
+            outputs_of_parts.append([self.stack.final(output) for output in (*asked, x)])
             ponders.append(ponder)
-            for number, block_parts in zip(inner, inner_hidden, strict=True):
-                block_parts.append(self.stack.final(block_outputs[number - 1]))
-        return joined(hidden), state, Ponder.join(ponders), [joined(block_parts) for block_parts in inner_hidden]
+        outputs = [joined(parts) for parts in zip(*outputs_of_parts, strict=True)]
+        return outputs, state, Ponder.join(ponders)
 
     def score(
         self,
@@ -261,30 +261,28 @@ class LanguageModel(nn.Module):
                 document, and absolute positions are these. Full and local attention only. None: one document.
             readout: What to keep of the prediction of each target, by its layers first.
         """
-        inner_layers = () if readout is None else readout.layers
-        x, state, ponder, inner = self._read(tokens, state, documents, inner_layers)
-        return self._scored((*inner, x), targets, state, ponder, readout)
+        outputs, state, ponder = self._read(tokens, state, documents, () if readout is None else readout.layers)
+        return self._score_outputs(outputs, targets, state, ponder, readout)
 
-    def _scored(
+    def _score_outputs(
         self,
-        hidden: Sequence[Tensor],
+        outputs: Sequence[Tensor],
         targets: Tensor,
         state: State,
         ponder: Ponder | None = None,
         readout: Readout | None = None,
     ) -> ScoreOutput:
-        """Scores of targets (b n) by normed outputs of layers (b t d), the last one of which predicts them."""
-        x = hidden[-1]
-        first = x.shape[1] - targets.shape[1]
+        """Surprisal of targets (b n) by the last of these normed outputs (b t d), and the readout of all of them."""
+        first = outputs[-1].shape[1] - targets.shape[1]
+        predicting = [output[:, first:] for output in outputs]
         if readout is None:
-            return ScoreOutput(self.head.nll(x[:, first:], targets), state, ponder)
-        features = []
-        for layer_output in hidden:  # the last one gives the surprisal
-            nll, layer_features = self.head.read_out(layer_output[:, first:], targets, readout)
-            features.append(layer_features)
+            return ScoreOutput(self.head.nll(predicting[-1], targets), state, ponder)
+        read = [self.head.read_out(output, targets, readout) for output in predicting]
+        features = torch.cat([features_of_layer for _, features_of_layer in read], dim=-1)
+        nll, _ = read[-1]
         if torch.is_grad_enabled():  # `read_out` has no gradient
-            nll = self.head.nll(x[:, first:], targets)
-        return ScoreOutput(nll, state, ponder, torch.cat(features, dim=-1))
+            nll = self.head.nll(predicting[-1], targets)
+        return ScoreOutput(nll, state, ponder, features)
 
     def reads_by_layer(self, state: State, readout: Readout | None) -> bool:
         """True if `score_by_layer` takes such arguments, and no call has a large table of distances of its own."""
@@ -327,7 +325,7 @@ class LanguageModel(nn.Module):
             return_memory()  # of the layers, before logits are computed
         outs = []
         for x, (_, targets) in zip(hidden, calls, strict=True):
-            outs.append(self._scored((self.stack.final(x),), targets, state, readout=readout))
+            outs.append(self._score_outputs([self.stack.final(x)], targets, state, readout=readout))
         return outs
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
@@ -341,24 +339,10 @@ class LanguageModel(nn.Module):
         `documents` are positions (b t) of the tokens in their documents, on the CPU; None: one document.
         """
         span, n_new = state.span, tokens.shape[1]
-        n_memory = span.n_kept(state.seen)
-        within = None
-        if documents is not None:
-            new = torch.arange(n_new)
-            if span.kind == "segment":  # a segment begins anew even within a document
-                documents = documents.minimum(span.next_position(state.seen) + new)
-            n_earlier_of_document = documents - new  # before the call; fewer than in memory: the others are masked
-            is_masked = bool((n_earlier_of_document < n_memory).any())  # on the CPU: no device has to be waited for
-            within = DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
-        n_of_shortest = state.seen - state.lag  # of joined states, which may have read fewer tokens than others
-        has_padding = state.lag > 0 and n_memory > n_of_shortest
-        if has_padding and not span.zero_memory:
-            # Shorter sequences of joined states have padding before their texts, which is masked like other documents.
-            positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
-            within = DocumentPositions(positions, masked=True)
+        within = self._places_in_documents(tokens, state, documents)
         context = AttentionContext(
             span,
-            n_memory=n_memory,
+            n_memory=span.n_kept(state.seen),
             n_new=n_new,
             keep=span.n_kept(state.seen + n_new),
             device=tokens.device,
@@ -376,6 +360,26 @@ class LanguageModel(nn.Module):
             begins = None if within is None else within.positions == 0
             x = x + self.bigrams(tokens, previous, begins)
         return self.position.embed(x, context), context
+
+    @staticmethod
+    def _places_in_documents(tokens: Tensor, state: State, documents: Tensor | None) -> DocumentPositions | None:
+        """Positions of the tokens (b t) in their documents, if these are to be apart; arguments as for `embed`."""
+        span, n_new = state.span, tokens.shape[1]
+        n_memory = span.n_kept(state.seen)
+        n_of_shortest = state.seen - state.lag  # of joined states, which may have read fewer tokens than others
+        has_padding = state.lag > 0 and n_memory > n_of_shortest
+        if has_padding and not span.zero_memory:
+            # Shorter sequences have padding before their texts, which is masked like earlier documents.
+            positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
+            return DocumentPositions(positions, masked=True)
+        if documents is None:
+            return None
+        new = torch.arange(n_new)
+        if span.kind == "segment":  # a segment begins anew even within a document
+            documents = documents.minimum(span.next_position(state.seen) + new)
+        n_earlier_of_document = documents - new  # before the call; fewer than in memory: the others are masked
+        is_masked = bool((n_earlier_of_document < n_memory).any())  # on the CPU: no device has to be waited for
+        return DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
 
     def advance(self, state: State, tokens: Tensor, layers: tuple[Memory, ...]) -> State:
         """State after tokens (b t), with the new memories.

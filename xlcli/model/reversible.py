@@ -92,6 +92,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs and of the parameters; leaves the inputs in `call`, for the layer before."""
         call: _Call = ctx.call
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # raises an error if a parameter has changed
         # The last layer has saved its outputs behind the parameters; those of another one are recomputed by the next.
@@ -113,16 +114,17 @@ class _Recomputed(torch.autograd.Function):
                 gradients[id(parameter)] = gradient if before is None else before + gradient
             return y.detach(), d_x
 
-        # The steps of `forward` in reverse order, each with the random numbers that it had.
+        # The steps of `forward` in reverse order, each with the random numbers that it had:
+        # y2 = x2 + g(y1), then y1 = x1 + f(x2).
         before_f, before_g = ctx.random_states
         devices = [call.device] if call.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             _restore(*before_g)
-            y, d = differentiate(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
-            x2, d1 = y2 - y, d1 + d
+            g, d_of_g = differentiate(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
+            x2, d1 = y2 - g, d1 + d_of_g
             _restore(*before_f)
-            y, d = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
-            x1, d2 = y1 - y, d2 + d
+            f, d_of_f = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
+            x1, d2 = y1 - f, d2 + d_of_f
         call.recomputed = (x1, x2) if ctx.place > 1 else ()
         return d1, d2, None, None, None, None, *(gradients.get(id(p)) for p in ctx.used)
 

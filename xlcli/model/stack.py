@@ -333,11 +333,12 @@ class AdaptiveStack(UniversalStack):
         as its weight there. The ponder cost is 3 steps plus 0.2.
         """
         steps = self._by_step(memories)
+        after: tuple[Memory, ...] = ()
+        out = torch.zeros_like(x)
+        # Of each position (b t): whether it has not halted, the sum of its p, its number of steps and its remainder.
         running = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         total = x.new_zeros(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))
         taken, remainder = torch.zeros_like(total), torch.zeros_like(total)
-        out = torch.zeros_like(x)
-        after: tuple[Memory, ...] = ()
         for step, step_memories in enumerate(steps, start=1):
             rows = _rows(running) if step > 1 else None  # in the first step none has halted
             step_context = context.for_rows(rows)
@@ -346,19 +347,18 @@ class AdaptiveStack(UniversalStack):
             if not step_context.needs_output:  # all positions have halted; later tokens need their memory of this step
                 continue
             # Positions that have halted keep their state. The others halt with probability p, surely in the last step.
-            new = torch.where(running[..., None], new.to(x.dtype), x)
-            p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
+            x = torch.where(running[..., None], new.to(x.dtype), x)
+            p = self.halt(self.final(x)).squeeze(-1).to(total.dtype).sigmoid()
             is_enough = (total + p > 1 - self.epsilon) | (step == len(steps))
             halts = running & is_enough
             # The output is a mean of the states by these probabilities; the last one gets what is left of 1.
             left = 1 - total
             weight = torch.where(halts, left, torch.where(running, p, 0.0))
-            out = out + (weight[..., None] * new).to(out.dtype)
+            out = out + (weight[..., None] * x).to(out.dtype)
             remainder = torch.where(halts, left, remainder)
             taken = taken + running
-            x = new
-            running = running & ~halts
             total = total + p
+            running = running & ~halts
         return StackOutput(out, after, Ponder(taken + remainder, taken))
 
 

@@ -55,14 +55,14 @@ _REMEDY = "Start without this state."
 
 
 def make_scorer(
-    network: LanguageModel, tokenizer: Tokenizer, options: InferenceConfig, decoder: Decoder | None = None
+    network: LanguageModel, tokenizer: Tokenizer, learning: LearningConfig, decoder: Decoder | None = None
 ) -> Scorer:
-    """Reader of a text with these options: the network, if nothing is learned.
+    """Reader of a text that learns with these settings, which have a rate: the network, if nothing is learned.
 
     `decoder` has faster `logits` of one token. With it nothing but such `logits` may be called.
     """
     scorer: Any = network if decoder is None else decoder
-    learning, step = options.learning, 1
+    step = 1
     if learning.adapt:
         step, settings = learning.adapt_block, learning.model_dump(include=SETTINGS["adaptation"])
         scorer = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
@@ -91,7 +91,8 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
         raise StateError(f"the state holds {state.batch_size} texts, not one.", _REMEDY)
     learned: dict[str, Any] = {}
     for field, value in state.online.items():
-        if value.settings.keys() != SETTINGS[field]:
+        is_complete = value.settings.keys() == SETTINGS[field] and None not in value.settings.values()
+        if not is_complete:
             raise StateError(f"the state is damaged: it lacks settings of its {field}.", _REMEDY)
         learned |= value.settings
     switches = {"adapt": state.adaptation is not None, "context_cache": learned.get("context_cache")}
@@ -134,5 +135,6 @@ def _spelling(name: str) -> str:
 
 
 def _optimizer(network: LanguageModel, learning: LearningConfig) -> Optimizer:
+    assert learning.adapt_lr is not None
     names = adapted_weights(network, learning.adapt_weights)
     return Optimizer(names, learning.adapt_lr, learning.adapt_decay, head_tables(network))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import COMPUTED_BY_BLOCKS, attend_band, attend_blocks, attend_rows
-from xlcli.ops.context import Mask, VisibleKeys, hidden_scores
+from xlcli.ops.context import Mask, VisibleKeys
 from xlcli.ops.layers import ALL_ROWS, Share, cast_for_products
 from xlcli.ops.layers import dropout as drop
 from xlcli.ops.scoring import ScoreTerm, Scoring, Sinks, product
@@ -20,7 +20,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    visible: Tensor | VisibleKeys | None,
+    visible: VisibleKeys,
     scoring: Scoring,
     *,
     dropout: float = 0.0,
@@ -33,9 +33,7 @@ def attend(
         q: Queries (b h t e).
         k: Keys (b g s e); h/g heads of queries share each of the g heads of keys and values.
         v: Values (b g s w), any width.
-        visible: Boolean mask, (t s) or with further axes before them, or None if all keys are visible, or the mask of
-            a context, whose tensor is made only where it is read. A query without visible keys gets zeros, which only
-            a boolean mask may have.
+        visible: The keys that each query sees.
         scoring: Everything else that scores and output depend on.
         dropout: Dropout rate of the weights.
         share: This part of the rows of the batch.
@@ -46,23 +44,22 @@ def attend(
     """
     scoring = scoring.joined()
     on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
-    if isinstance(visible, Mask):
-        if on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling():
-            out = _attend_in_blocks(q, k, v, visible, scoring, needed)
-            if out is not None:
-                return out
-        if n_new == 1 and visible.visible is None:
-            visible = None
-    if n_new == 1 and visible is None and scoring.given == {"term"} and not dropout:
+    has_one_query = n_new == 1
+    can_be_divided = on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling()
+    if can_be_divided and isinstance(visible, Mask):
+        out = _attend_in_blocks(q, k, v, visible, scoring, needed)
+        if out is not None:
+            return out
+    if has_one_query and not dropout and scoring.given == {"term"} and visible.visible is None:
         return _attend_one(q, k, v, scoring)
     bias = scoring.additions(q, k)
     if scoring.term is not None and scoring.clamp is None:
         q, k = _append_term(q, k, scoring.term)
-    shares_keys = k.shape[1] < q.shape[1]
-    plain_is_faster = on_cpu and (q.dtype == torch.bfloat16 or n_new == 1 or dropout > 0)  # measured
-    plain_is_faster = plain_is_faster or (n_new == 1 and shares_keys)  # no copy of the keys
-    needs_plain = scoring.sinks is not None or scoring.value_bias is not None or (dropout > 0 and share.parts > 1)
-    if plain_is_faster or needs_plain:
+    is_faster_on_cpu = q.dtype == torch.bfloat16 or has_one_query or dropout > 0  # measured
+    needs_no_copy_of_keys = has_one_query and k.shape[1] < q.shape[1]
+    is_share_dropped = dropout > 0 and share.parts > 1
+    needs_plain = scoring.sinks is not None or scoring.value_bias is not None or is_share_dropped
+    if needs_plain or needs_no_copy_of_keys or (on_cpu and is_faster_on_cpu):
         return attend_plain(
             q,
             k,
@@ -114,7 +111,7 @@ def attend_plain(
     v: Tensor,
     sinks: Sinks | None = None,
     *,
-    visible: Tensor | VisibleKeys | None,
+    visible: VisibleKeys,
     scale: float,
     bias: Tensor | None = None,
     value_bias: Callable[[Tensor], Tensor] | None = None,
@@ -125,19 +122,18 @@ def attend_plain(
     scores = product(q * scale, k.mT)
     if bias is not None:
         scores = scores + bias
-    hidden, without_keys = _hidden_keys(visible, scores.dtype)
+    hidden = visible.addition(scores.dtype)
     if hidden is not None:
         scores = scores + hidden
-    if sinks is not None:
-        scores, v = torch.cat((sinks.scores(scale), scores), -1), torch.cat((sinks.values.to(v.dtype), v), 2)
+    if sinks is not None:  # they come before the other keys
+        scores = torch.cat((sinks.scores(scale), scores), -1)
+        v = torch.cat((sinks.values.to(v.dtype), v), 2)
     weights = scores.softmax(-1)
     if dropout:
         weights = drop(weights, dropout, share)
     out = product(weights.to(v.dtype), v)
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
-    if without_keys is not None:
-        out = out.masked_fill(without_keys, 0.0)
     return out
 
 
@@ -146,57 +142,41 @@ def attend_fused(
     k: Tensor,
     v: Tensor,
     *,
-    visible: Tensor | VisibleKeys | None,
+    visible: VisibleKeys,
     scale: float,
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`attend` by PyTorch's fused kernels. They need equal widths of q, k and v, so the narrower side is padded.
+    """`attend` by PyTorch's fused kernels, without a second term; the bias is (b h t s) or (h t s).
 
-    On a GPU the fastest one takes no mask, but knows queries that see all keys up to themselves.
+    These kernels need a head of keys for each head of queries, and equal widths of queries, keys and values. So keys
+    and values are repeated, and the narrower side gets zeros, which change no product.
     """
     width = v.shape[-1]
     n_shared = q.shape[1] // k.shape[1]
     if n_shared > 1:
         k, v = k.repeat_interleave(n_shared, dim=1), v.repeat_interleave(n_shared, dim=1)
-    pad = q.shape[-1] - width
-    if pad > 0:
-        v = F.pad(v, (0, pad))
-    elif pad < 0:
-        q, k = F.pad(q, (0, -pad)), F.pad(k, (0, -pad))
-    mask: Tensor | None
-    without_keys = None
+    n_missing_in_v = q.shape[-1] - width
+    if n_missing_in_v > 0:
+        v = F.pad(v, (0, n_missing_in_v))
+    elif n_missing_in_v < 0:
+        q, k = F.pad(q, (0, -n_missing_in_v)), F.pad(k, (0, -n_missing_in_v))
+    # On a GPU the fastest kernel takes no tensor, but knows queries that see all keys up to themselves.
     is_on_gpu = q.device.type == "cuda"
-    if is_on_gpu and isinstance(visible, Mask) and visible.sees_all_earlier and bias is None:
+    if is_on_gpu and bias is None and isinstance(visible, Mask) and visible.sees_all_earlier:
         # Autocast passes over a mask that is no plain tensor, so the types of the products are chosen here.
         q, k, v = cast_for_products(q), cast_for_products(k), cast_for_products(v)
-        mask = visible.causal_bias
+        mask: Tensor | None = visible.causal_bias
     else:
-        mask, without_keys = _hidden_keys(visible, q.dtype)
+        mask = visible.addition(q.dtype)
         if bias is not None:
             mask = bias if mask is None else bias + mask
             mask = mask.expand(*q.shape[:-1], k.shape[-2])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
-    out = out[..., :width]
-    if without_keys is not None:
-        out = out.masked_fill(without_keys, 0.0)
-    return out
+    return out[..., :width]
 
 
 def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:
     """Queries and keys with the second term appended to each, so that one inner product is the sum of both."""
     keys = repeat(term.keys, "s f -> b g s f", b=k.shape[0], g=k.shape[1])
     return torch.cat((q, term.queries), dim=-1), torch.cat((k, keys), dim=-1)
-
-
-def _hidden_keys(visible: Tensor | VisibleKeys | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Addition to scores that hides keys, or None, and boolean mask (... t 1) of queries without keys, or None.
-
-    Such queries see all keys in the addition, because a softmax of nothing is not a number.
-    """
-    if visible is None:
-        return None, None
-    if isinstance(visible, VisibleKeys):
-        return visible.addition(dtype), None
-    without_keys = ~visible.any(-1, keepdim=True)
-    return hidden_scores(~(visible | without_keys), dtype), without_keys

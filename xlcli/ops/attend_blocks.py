@@ -47,17 +47,18 @@ class Band(NamedTuple):
     def edges(self, query: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Additions (t t) to the last and to the first t scores of t queries from `query` on: 0, or -inf where hidden.
 
-        `like` (... t e) are queries. The second is None if all first keys are visible. Example of 3 queries that see
-        equally many keys, with - for -inf: (0 - -, 0 0 -, 0 0 0), and (0 0 0, - 0 0, - - 0).
+        `like` (... t n) has their number and type. The second is None if all first keys are visible. Example of 3
+        queries that see equally many keys, with - for -inf: (0 - -, 0 0 -, 0 0 0), and (0 0 0, - 0 0, - - 0).
         """
         n_queries = like.shape[-2]
         hidden = like.new_full((n_queries, n_queries), float("-inf"))
         later = hidden.triu(1)
-        last_query = query + n_queries - 1
-        if self.max_distance is None or last_query + self.n_memory <= self.max_distance:
+        position_of_last = query + n_queries - 1 + self.n_memory
+        if self.max_distance is None or position_of_last <= self.max_distance:
             return later, None
         # If the first query could see further than to the oldest key, so many later ones still see all first keys.
-        n_more_in_reach = self.max_distance - (query + self.n_memory - self.first(query))
+        n_seen_back = query + self.n_memory - self.first(query)
+        n_more_in_reach = self.max_distance - n_seen_back
         return later, hidden.tril(-1 - n_more_in_reach)
 
 
@@ -121,7 +122,7 @@ def parts(q: Tensor, k: Tensor, band: Band, limit: int) -> Iterator[Part]:
     """
     n_rows, n_heads, n_new, _ = q.shape
     n_shared = n_heads // k.shape[1]  # heads of queries for each head of keys
-    n_scores = 0  # of all parts before
+    start = 0  # place of the next part: number of scores of all parts before
     for queries, keys in blocks(n_new, band):
         scores_per_head = (queries.stop - queries.start) * (keys.stop - keys.start)
         most_heads = max(1, limit // scores_per_head)
@@ -129,14 +130,16 @@ def parts(q: Tensor, k: Tensor, band: Band, limit: int) -> Iterator[Part]:
         heads_at_once = 1
         if most_heads >= n_shared:  # whole groups of heads that share keys
             heads_at_once = min(most_heads, n_heads) // n_shared * n_shared
-        for row, head in itertools.product(range(0, n_rows, rows_at_once), range(0, n_heads, heads_at_once)):
-            rows = slice(row, min(row + rows_at_once, n_rows))
-            heads = slice(head, min(head + heads_at_once, n_heads))
+        for first_row, first_head in itertools.product(
+            range(0, n_rows, rows_at_once), range(0, n_heads, heads_at_once)
+        ):
+            rows = slice(first_row, min(first_row + rows_at_once, n_rows))
+            heads = slice(first_head, min(first_head + heads_at_once, n_heads))
             last_head = heads.stop - 1
-            key_heads = slice(heads.start // n_shared, last_head // n_shared + 1)
-            n_before = n_scores
-            n_scores += (rows.stop - rows.start) * (heads.stop - heads.start) * scores_per_head
-            yield Part(rows, heads, key_heads, new=queries, seen=keys, place=slice(n_before, n_scores))
+            key_heads = slice(first_head // n_shared, last_head // n_shared + 1)
+            stop = start + (rows.stop - rows.start) * (heads.stop - heads.start) * scores_per_head
+            yield Part(rows, heads, key_heads, new=queries, seen=keys, place=slice(start, stop))
+            start = stop
 
 
 def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
@@ -193,32 +196,53 @@ def _scaled(scoring: Scoring) -> Scoring:
 
 
 def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Band, scoring: Scoring) -> None:
-    """Writes the scores (n t s) of a part, without sinks; all queries are scaled, and `keys` are those of the part."""
+    """Writes the scores (n t s) of a part, without those of sinks.
+
+    Queries and term are multiplied by the scale already. `keys` (n s e) are those of the part. Keys further back than
+    some distance may have products of their own, or an addition.
+    """
     queries = part.queries(q)
     term, shifted, far, far_bias = scoring.term, scoring.shifted, scoring.far, scoring.far_bias
+    far_keys = None
+    if far is not None:
+        far_keys = _far_keys(part, band, far.max_distance)
+    if term is not None:
+        _write_term(scores, part, band, term)
+        share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
+    elif shifted is not None:
+        queries_of_part = shifted.queries[part.rows, part.heads, part.new]
+        products = distance_scores(queries_of_part, shifted.keys[part.heads], scores.shape[-1])
+        _copy_shifted(products.flatten(0, 1), scores)
+        share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
+    elif far is not None and far_keys is not None:
+        far_keys.write_products(queries, keys, part.queries(far.queries), part.keys(far.keys).to(q.dtype), scores)
+    else:
+        torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
+    if far_bias is not None:
+        keys_with_bias = _far_keys(part, band, far_bias.max_distance)
+        if keys_with_bias is not None:
+            keys_with_bias.add_bias(scores, far_bias.bias)
+
+
+def _write_term(scores: Tensor, part: Part, band: Band, term: ScoreTerm) -> None:
+    """Writes what a second term adds to the scores (n t s) of a part."""
+    queries, keys = part.queries(term.queries), term.keys[part.seen]
+    if term.clamp is not None:
+        far_keys = _far_keys(part, band, term.clamp.max_distance)
+        if far_keys is not None:
+            far_keys.write_term(queries, keys, part.queries(term.clamp.scores), scores)
+            return
+    torch.mm(queries.flatten(0, 1), keys.T, out=scores.flatten(0, 1))
+
+
+def _far_keys(part: Part, band: Band, max_distance: int) -> FarPart | None:
+    """The keys of a part that are further back than this from some query; None if there are none."""
     # Place among the keys of the part of the first query itself, and of the last one.
     first_query = part.new.start + band.n_memory - part.seen.start
     last_query = first_query + part.new.stop - part.new.start - 1
-    if term is not None:
-        term_queries, term_keys = part.queries(term.queries), term.keys[part.seen]
-        if term.clamp is not None and last_query > term.clamp.max_distance:
-            far_part = FarPart(first_query - term.clamp.max_distance)
-            far_part.write_term(term_queries, term_keys, part.queries(term.clamp.scores), scores)
-        else:
-            torch.mm(term_queries.flatten(0, 1), term_keys.T, out=scores.flatten(0, 1))
-        share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
-    elif shifted is not None:
-        of_part = shifted.queries[part.rows, part.heads, part.new]
-        products = distance_scores(of_part, shifted.keys[part.heads], scores.shape[-1])
-        _copy_shifted(products.flatten(0, 1), scores)
-        share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
-    elif far is not None and last_query > far.max_distance:
-        far_part = FarPart(first_query - far.max_distance)
-        far_part.write_products(queries, keys, part.queries(far.queries), part.keys(far.keys).to(q.dtype), scores)
-    else:
-        torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
-    if far_bias is not None and last_query > far_bias.max_distance:
-        FarPart(first_query - far_bias.max_distance).add_bias(scores, far_bias.bias)
+    if last_query <= max_distance:
+        return None
+    return FarPart(first_query - max_distance)
 
 
 def _copy_shifted(products: Tensor, scores: Tensor) -> None:
@@ -238,28 +262,29 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
 
     The output for other queries is undefined.
     """
-    recompute = torch.is_grad_enabled() and q[..., 0].numel() * k.shape[2] > SAVED_SCORES
+    n_scores = q[..., 0].numel() * k.shape[2]
+    recompute = torch.is_grad_enabled() and n_scores > SAVED_SCORES
     k, v = k.to(q.dtype), v.to(q.dtype)
     groups = list(_query_groups(needed, band))
     # The queries of all groups in a row, gathered at once from the tokens of all sequences.
     n_rows, n_new = needed.shape
     first_tokens = n_new * torch.arange(n_rows)[:, None]
     tokens = (torch.cat([group.queries for group in groups], dim=1) + first_tokens).flatten()
-    packed = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, tokens)
-    packed = rearrange(packed, "(b g) h e -> b h g e", b=n_rows)
-    outputs, start = [], 0
-    for queries, new, seen in groups:
-        stop = start + queries.shape[1]
+    gathered = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, tokens)
+    queries_of_groups = torch.split(
+        rearrange(gathered, "(b g) h e -> b h g e", b=n_rows), [group.queries.shape[1] for group in groups], dim=2
+    )
+    outputs = []
+    for queries, (places, new, seen) in zip(queries_of_groups, groups, strict=True):
         last, first = band.edges(new.start, q[:, :, new])
-        place_in_block = queries - new.start
+        place_in_block = places - new.start
         hidden_last = last[place_in_block][:, None]
         hidden_first = None if first is None else first[place_in_block][:, None]
-        arguments = packed[:, :, start:stop], k[:, :, seen], v[:, :, seen], hidden_last, hidden_first
+        arguments = queries, k[:, :, seen], v[:, :, seen], hidden_last, hidden_first
         if recompute:
             outputs.append(checkpoint(_attend, *arguments, use_reentrant=False))
         else:
             outputs.append(_attend(*arguments))
-        start = stop
     y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
     out = y.new_zeros(n_rows * n_new, *y.shape[1:]).index_copy(0, tokens, y)
     return rearrange(out, "(b t) h w -> b h t w", b=n_rows)
@@ -300,30 +325,14 @@ SAVED_BYTES = 2**25
 """Maximum size in bytes of the weights of a call that are saved for the backward pass."""
 
 
-class BandInputs(NamedTuple):
-    """Scaled queries (b h t e), keys (b g s e), values (b g s w), and a second term (b h t f) and (s f) if any."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    term_queries: Tensor | None
-    term_keys: Tensor | None
-
-    def weights(self, part: Part, saved: Tensor, band: Band) -> Tensor:
-        """Attention weights (n t s) of a part, written to their place in `saved` unless it is empty."""
-        queries, keys = part.queries(self.q), part.keys(self.k)
-        scores = part.scores(saved[part.place] if len(saved) else self.q.new_empty(part.size))
-        if self.term_queries is not None and self.term_keys is not None:
-            term_queries = part.queries(self.term_queries).flatten(0, 1)
-            torch.mm(term_queries, self.term_keys[part.seen].T, out=scores.flatten(0, 1))
-            share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
-        else:
-            torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
-        add_edges(scores, *band.edges(part.new.start, queries))
-        if band.hidden is not None:
-            hidden = band.hidden[part.rows, None, part.new, part.seen]
-            scores.view(len(hidden), -1, *scores.shape[1:]).masked_fill_(hidden, float("-inf"))
-        return torch.softmax(scores, -1, out=scores)
+def _write_weights(out: Tensor, part: Part, q: Tensor, k: Tensor, band: Band, term: ScoreTerm | None) -> Tensor:
+    """Writes the attention weights (n t s) of a part to `out`, and returns it; queries and term are scaled already."""
+    _write_scores(out, part, q, part.keys(k), band, Scoring(1.0, term=term))
+    add_edges(out, *band.edges(part.new.start, out))
+    if band.hidden is not None:
+        hidden = band.hidden[part.rows, None, part.new, part.seen]
+        out.view(len(hidden), -1, *out.shape[1:]).masked_fill_(hidden, float("-inf"))
+    return torch.softmax(out, -1, out=out)
 
 
 def attend_band(q: Tensor, k: Tensor, v: Tensor, band: Band, term: ScoreTerm | None, scale: float) -> Tensor:
@@ -349,9 +358,10 @@ class BandAttention(torch.autograd.Function):
         term_queries: Tensor | None,
         term_keys: Tensor | None,
     ) -> Tensor:
-        if term_queries is not None:
+        q, term = _contiguous_product(q, scale), None
+        if term_queries is not None and term_keys is not None:
             term_queries = _contiguous_product(term_queries, scale)
-        inputs = BandInputs(_contiguous_product(q, scale), k, v, term_queries, term_keys)
+            term = ScoreTerm(term_queries, term_keys)
         divided = list(parts(q, k, band, PART_BYTES // q.element_size()))
         n_scores = divided[-1].place.stop
         is_saved = n_scores * q.element_size() <= SAVED_BYTES
@@ -359,42 +369,42 @@ class BandAttention(torch.autograd.Function):
         # In memory (b t h w), as the next projection reads it.
         out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
         for part in divided:
-            weights = inputs.weights(part, saved, band)
+            scores = part.scores(saved[part.place] if is_saved else q.new_empty(part.size))
+            weights = _write_weights(scores, part, q, k, band, term)
             values = part.keys(v)
             part.write(out, torch.bmm(share(weights, values), values))
-        ctx.save_for_backward(*inputs, saved)
+        ctx.save_for_backward(q, k, v, term_queries, term_keys, saved)
         ctx.scale, ctx.band, ctx.parts = scale, band, divided
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, saved = ctx.saved_tensors
-        inputs = BandInputs(*tensors)
-        q, k, v, term_queries, term_keys = inputs
+        q, k, v, term_queries, term_keys, saved = ctx.saved_tensors
+        term = None if term_queries is None else ScoreTerm(term_queries, term_keys)
         first, last = ctx.parts[0], ctx.parts[-1]
         # With one block of queries, which sees every key, and whole groups of heads, each gradient is written once.
         is_one_block = last.new.start == 0 and first.seen.start == 0
         has_whole_groups = first.heads.stop % (q.shape[1] // k.shape[1]) == 0
         once = is_one_block and has_whole_groups
         new = Tensor.new_empty if once else Tensor.new_zeros
-        d_q, d_k, d_v = (new(x, x.shape) for x in (q, k, v))
-        d_term = None if term_queries is None else term_queries.new_empty(term_queries.shape)
+        d_q, d_k, d_v = new(q, q.shape), new(k, k.shape), new(v, v.shape)
+        d_term = None if term is None else term.queries.new_empty(term.queries.shape)
         for part in ctx.parts:
             if len(saved):
                 weights = part.scores(saved[part.place])
             else:
-                weights = inputs.weights(part, saved, ctx.band)
+                weights = _write_weights(part.scores(q.new_empty(part.size)), part, q, k, ctx.band, term)
             keys, values = part.keys(k), part.keys(v)
-            weights = share(weights, keys)
-            d_out = share(part.queries(grad), keys)
+            # Heads of queries that share keys are rows of one product.
+            weights, d_out = share(weights, keys), share(part.queries(grad), keys)
             part.write_keys(d_v, torch.bmm(weights.mT, d_out), add=not once)
             d_scores = torch.bmm(d_out, values.mT)
             torch._softmax_backward_data(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
             part.write_keys(d_k, torch.bmm(d_scores.mT, share(part.queries(q), keys)), add=not once)
             part.write(d_q, torch.bmm(d_scores, keys))
-            if d_term is not None and term_keys is not None:
-                part.write(d_term, d_scores.flatten(0, 1) @ term_keys[part.seen])
+            if term is not None:
+                part.write(d_term, d_scores.flatten(0, 1) @ term.keys[part.seen])
         d_q *= ctx.scale
         if d_term is not None:
             d_term *= ctx.scale

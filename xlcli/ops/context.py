@@ -27,28 +27,25 @@ T = TypeVar("T")
 class VisibleKeys:
     """Boolean mask, true where a query may attend to a key. Every query sees a key, itself at least.
 
-    What scores need of it is made once, for all layers of a call.
+    Attributes:
+        visible: The mask, (t s) or with further axes before them; None if all keys are visible.
     """
 
-    def __init__(self, visible: Tensor) -> None:
-        self.visible: Tensor | None = visible
+    def __init__(self, visible: Tensor | None) -> None:
+        self.visible = visible
         self._additions: dict[torch.dtype, Tensor] = {}
 
     def addition(self, dtype: torch.dtype) -> Tensor | None:
-        """Addition to scores: 0, or -inf where hidden. None if all keys are visible."""
+        """Addition to scores: 0, or -inf where hidden. None if all keys are visible. Made once for all layers.
+
+        An addition is free in the backward pass; `masked_fill` of the scores would read them once more.
+        """
         if self.visible is None:
             return None
         if dtype not in self._additions:
-            self._additions[dtype] = hidden_scores(~self.visible, dtype)
+            nothing = torch.zeros_like(self.visible, dtype=dtype)
+            self._additions[dtype] = nothing.masked_fill(~self.visible, float("-inf"))
         return self._additions[dtype]
-
-
-def hidden_scores(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """-inf where a boolean mask is true, else 0.
-
-    An addition is free in the backward pass; `masked_fill` of the scores would read them once more.
-    """
-    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, float("-inf"))
 
 
 class Mask(VisibleKeys):
@@ -126,11 +123,15 @@ class Rows:
 
         `function` computes each position independently, on tensors (1 n ...).
         """
-        size, n_needed = min(GROUP, self.batch * self.length), len(self.index)
-        n_padding = -n_needed % size  # up to a multiple of the size
-        packed = [F.pad(rearrange(x, "b t d -> (t b) d")[self.index], (0, 0, 0, n_padding)) for x in inputs]
-        groups = zip(*(torch.split(part[None], size, dim=1) for part in packed), strict=True)
-        out = torch.cat([function(*group) for group in groups], dim=1)[0, :n_needed]
+        group_size, n_needed = min(GROUP, self.batch * self.length), len(self.index)
+        n_padding = -n_needed % group_size  # up to a multiple of the size
+        groups_of_inputs = []
+        for x in inputs:
+            needed = rearrange(x, "b t d -> (t b) d")[self.index]
+            padded = F.pad(needed, (0, 0, 0, n_padding))
+            groups_of_inputs.append(torch.split(padded[None], group_size, dim=1))
+        results = [function(*group) for group in zip(*groups_of_inputs, strict=True)]
+        out = torch.cat(results, dim=1)[0, :n_needed]
         full = out.new_zeros(self.length * self.batch, out.shape[-1]).index_copy(0, self.index, out)
         return rearrange(full, "(t b) d -> b t d", b=self.batch)
 
@@ -194,18 +195,21 @@ class AttentionContext:
     @property
     def clamp_len(self) -> int | None:
         """Largest distance of position encodings that clamp distances; None if no visible key is further back."""
-        limit = self.span.clamp_len
-        if limit is None or self.positions.farthest(self.mask.max_distance) <= limit:
-            return None
-        return limit
+        return self._if_exceeded(self.span.clamp_len)
 
     @property
     def far_bias(self) -> FarBias | None:
         """Addition to the scores of far keys; None if no visible key is far."""
-        limit = self.span.full_len
-        if limit is None or self.positions.farthest(self.mask.max_distance) <= limit:
+        full_len = self._if_exceeded(self.span.full_len)
+        if full_len is None:
             return None
-        return FarBias(self.span.far_bias, limit, self.positions)
+        return FarBias(self.span.far_bias, full_len, self.positions)
+
+    def _if_exceeded(self, distance: int | None) -> int | None:
+        """A distance, or None if no visible key is further back."""
+        if distance is None or self.positions.farthest(self.mask.max_distance) <= distance:
+            return None
+        return distance
 
     def visible_sinks(self, n: int) -> Tensor | None:
         """Boolean mask (b 1 t n), true where one of the first n tokens of the text is too far back to be seen as a key.

@@ -67,20 +67,13 @@ def key_features(k: Tensor, w: Tensor) -> Tensor:
 
 
 def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention out_i = Σ_{j<=i} (q_i·k_j) v_j / Σ_{j<=i} q_i·k_j.
+    """Causal attention out_i = Σ_{j<=i} (q_i·k_j) v_j / Σ_{j<=i} q_i·k_j, of features (b h t f) and values (b h t e).
 
-    Computed in chunks: masked matrix products for the tokens of a chunk, running sums for the tokens before it. q, k
-    and v have one type; sums may have a wider one, which streams need because rounding errors add up.
+    `s` (b h f e) is the sum of k ⊗ v over earlier tokens, `z` (b h f) that of k. Returns the output (b h t e), and both
+    sums including the new tokens. Features and values have one type; sums may have a wider one, which streams need
+    because rounding errors add up.
 
-    Args:
-        q: Query features (b h t f).
-        k: Key features (b h t f).
-        v: Values (b h t e).
-        s: Sum of k ⊗ v over earlier tokens (b h f e).
-        z: Sum of k over earlier tokens (b h f).
-
-    Returns:
-        Output (b h t e), and s and z including the new tokens.
+    Computed in chunks: masked matrix products for the tokens of a chunk, running sums for the tokens before it.
     """
     if q.shape[2] == 1:
         s = s + k.mT * v

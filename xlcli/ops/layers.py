@@ -173,20 +173,24 @@ def dropout(x: Tensor, rate: float, share: Share = ALL_ROWS) -> Tensor:
     """
     n_dropped = round(rate * LEVELS)
     is_possible = 0 < n_dropped < LEVELS  # as a comparison of numbers of 16 bits
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not is_possible:
-        if share.parts == 1:
-            return F.dropout(x, rate)
-        mask = F.dropout(x.new_ones(share.parts, *x.shape), rate)[share.part]
-        return x * mask.clone()  # a view would keep the mask of all rows until the backward pass
-    return _Dropout.apply(x, n_dropped, share)  # type: ignore[no-any-return, no-untyped-call]
+    if is_possible and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _Dropout.apply(x, n_dropped, share)  # type: ignore[no-any-return, no-untyped-call]
+    if share.parts == 1:
+        return F.dropout(x, rate)
+    mask = F.dropout(x.new_ones(share.parts, *x.shape), rate)[share.part]
+    return x * mask.clone()  # a view would keep the mask of all rows until the backward pass
 
 
 class _Dropout(torch.autograd.Function):
+    """Dropout on a CPU, of elements whose random number of 16 bits is one of the `n_dropped` lowest.
+
+    A word of 64 random bits gives four such numbers, because PyTorch would draw one word for each element. All rows of
+    the batch take their numbers in order. If x has 6 elements and is part 1 of 3, they are 6 to 11 of 18, whose numbers
+    are in words 1 and 2 of 0 to 4; the other words are drawn and discarded.
+    """
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, n_dropped: int, share: Share) -> Tensor:
-        # Four numbers from each word of 64 bits: PyTorch draws one number for each element, and comparisons whose
-        # result is Boolean are slow. If x has 6 elements and is part 1 of 3, they are 6 to 11 of 18, whose numbers are
-        # in words 1 and 2 of 0 to 4.
         n, first = x.numel(), share.part * x.numel()
         first_word = first // NUMBERS_IN_WORD
         end_word = math.ceil((first + n) / NUMBERS_IN_WORD)
@@ -196,22 +200,25 @@ class _Dropout(torch.autograd.Function):
         _discard(n_words - end_word)
         n_before = first - NUMBERS_IN_WORD * first_word  # numbers of the first word that x does not have
         numbers = words.view(torch.int16)[n_before : n_before + n].view(x.shape)
-        mask = torch.ge(numbers, n_dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=torch.uint8))
-        ctx.save_for_backward(mask)
+        lowest_kept = n_dropped - LEVELS // 2  # numbers begin at -`LEVELS` / 2
+        is_kept = torch.empty(x.shape, dtype=torch.uint8)  # comparisons with a Boolean result are slow
+        torch.ge(numbers, lowest_kept, out=is_kept)
+        ctx.save_for_backward(is_kept)
         ctx.scale = LEVELS / (LEVELS - n_dropped)
-        return mask.to(x.dtype).mul_(x).mul_(ctx.scale)
+        return is_kept.to(x.dtype).mul_(x).mul_(ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (mask,) = ctx.saved_tensors
-        return mask.to(grad.dtype).mul_(grad).mul_(ctx.scale), None, None
+        (is_kept,) = ctx.saved_tensors
+        return is_kept.to(grad.dtype).mul_(grad).mul_(ctx.scale), None, None
 
 
-def _discard(n: int) -> None:
-    words = torch.empty(min(n, DISCARDED), dtype=torch.int64)
-    for i in range(0, n, DISCARDED):
-        words[: n - i].random_(-(2**63), None)
+def _discard(n_words: int) -> None:
+    """Draws so many random words that nobody needs, some at a time."""
+    words = torch.empty(min(n_words, DISCARDED), dtype=torch.int64)
+    for i in range(0, n_words, DISCARDED):
+        words[: n_words - i].random_(-(2**63), None)
 
 
 class Dropout(nn.Dropout):

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.lsh_gather import KeyWindow, attend_gathered
+from xlcli.ops.lsh_gather import KeyWindow, Lookup, attend_gathered
 from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index, latest, seen_before, write
 
 CHECKPOINT_SCORES = 2**24
@@ -50,95 +50,57 @@ TILE = 16
 """Maximum number of queries of a bucket that are computed together."""
 
 
-def attend_hashed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ranks: BucketRanks,
-    table: Table | None,
-    key_window: KeyWindow,
-    *,
-    bucket_size: int,
-    dropout: float = 0.0,
-) -> Tensor:
-    """LSH attention of new tokens over the table and themselves, at a cost linear in their number.
+def attend_hashed(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: float = 0.0) -> Tensor:
+    """LSH attention (b h t w) of new tokens over the table and themselves, at a cost linear in their number.
 
-    In each round the tokens of a bucket are cut into tiles in their order, and each tile attends to itself and to the
-    `bucket_size` tokens before it, some of which may be in the table. Later tokens do not change the tile of a token or
-    its place in it. If the buckets are many for the length of the call, every query gathers its keys instead.
-
-    Args:
-        q: Queries (b h t e).
-        k: Keys (b h t e), not longer than 1.
-        v: Values (b h t w).
-        ranks: Buckets and ranks of the new tokens.
-        table: Earlier tokens, without gradient; None if they are not visible.
-        key_window: Positions of visible keys; `start` is the position of the first new token.
-        bucket_size: Largest number of keys that a query sees in a round.
-        dropout: Dropout rate of the weights.
-
-    Returns:
-        (b h t w)
+    Queries are (b h t e), keys (b h t e) are not longer than 1, values are (b h t w), and `dropout` is the rate of the
+    weights. In each round the tokens of a bucket are cut into tiles in their order, and each tile attends to itself and
+    to the `bucket_size` tokens before it, some of which may be in the table. Later tokens do not change the tile of a
+    token or its place in it. If the buckets are many for the length of the call, every query gathers its keys instead.
     """
-    n_new, n_buckets = q.shape[2], ranks.sizes.shape[-1]
-    if n_new <= GATHERED_TOKENS * n_buckets:
-        return attend_gathered(q, k, v, ranks, table, key_window, bucket_size=bucket_size, dropout=dropout)
-    n_heads = q.shape[1]
+    n_heads, n_new = q.shape[1:3]
+    if n_new <= GATHERED_TOKENS * lookup.ranks.sizes.shape[-1]:
+        return attend_gathered(q, k, v, lookup, dropout)
     floats_per_head = 2 * k[:, :1].numel() + v[:, :1].numel()
     if n_heads == 1 or n_heads * floats_per_head <= MAX_FLOATS:
-        return _attend_tiles(q, k, v, ranks, table, key_window, bucket_size, dropout)
+        return _attend_tiles(q, k, v, lookup, dropout)
     heads_at_once = max(1, MAX_FLOATS // floats_per_head)
     outputs = []
     for first in range(0, n_heads, heads_at_once):
         heads = slice(first, first + heads_at_once)
-        head_ranks = BucketRanks(*(part[:, heads] for part in ranks))
-        head_table = None if table is None else Table(*(part[:, heads] for part in table))
-        y = _attend_tiles(
-            q[:, heads], k[:, heads], v[:, heads], head_ranks, head_table, key_window, bucket_size, dropout
-        )
+        y = _attend_tiles(q[:, heads], k[:, heads], v[:, heads], lookup.of_heads(heads), dropout)
         outputs.append(y.transpose(1, 2))
     # In memory the heads of a token are adjacent, as its projections are.
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-def _attend_tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ranks: BucketRanks,
-    table: Table | None,
-    key_window: KeyWindow,
-    bucket_size: int,
-    dropout: float,
-) -> Tensor:
-    tile = TILE
+def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: float) -> Tensor:
+    """`attend_hashed` in tiles: round after round, and a query without visible keys attends to itself."""
+    bucket_size, tile = lookup.bucket_size, TILE
     # With gradients, keys and values before a tile are stored if some of them are in the table.
-    stores_keys = table is not None and torch.is_grad_enabled()
+    stores_keys = lookup.table is not None and torch.is_grad_enabled()
     if bucket_size % TILE or stores_keys:
         tile = bucket_size
     is_large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
     call = _Call(
         qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
         large=is_large if is_large.any() else None,
-        ranks=ranks,
-        codes=_codes(ranks, bucket_size),
-        table=table,
-        key_window=key_window,
-        bucket_size=bucket_size,
+        codes=_codes(lookup.ranks, bucket_size),
+        lookup=lookup,
         tile=tile,
         dropout=dropout,
     )
-    tiles_per_bucket = (ranks.sizes + tile - 1) // tile  # rounded up: the last tile may have free places
+    tiles_per_bucket = (lookup.ranks.sizes + tile - 1) // tile  # rounded up: the last tile may have free places
     tiles_per_round = tiles_per_bucket.sum((0, 1, 3)).tolist()
     rounds: list[Sums] = []
     for r, n_tiles in enumerate(tiles_per_round):
-        if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
+        n_scores = n_tiles * tile * bucket_size
+        if torch.is_grad_enabled() and n_scores >= CHECKPOINT_SCORES:
             rounds.append(Sums(*checkpoint(call.attend, r, n_tiles, use_reentrant=False)))
         else:
             rounds.append(call.attend(r, n_tiles))
     y, total = add_rounds(rounds)
-    # A query without visible keys attends to itself.
-    alone = (total == 0).to(total.dtype)
+    alone = (total == 0).to(total.dtype)  # 1 for a query without visible keys, else 0
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
 
 
@@ -218,7 +180,7 @@ class _Keys(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Tokens of a call, in tiles of `tile` tokens of a bucket; others as for `attend_hashed`.
+    """Tokens of a call, in tiles of `tile` tokens of a bucket.
 
     qkv    (b·h·t ...)  queries, keys and values
     large  (b·h·t)      mask of queries whose scores may exceed `MAX_LOG_WEIGHT`; None: no query has such
@@ -226,43 +188,42 @@ class _Call(NamedTuple):
 
     qkv: Sequence[Tensor]
     large: Tensor | None
-    ranks: BucketRanks
     codes: _Codes
-    table: Table | None
-    key_window: KeyWindow
-    bucket_size: int
+    lookup: Lookup
     tile: int
     dropout: float
 
     def attend(self, r: int, n_tiles: int) -> Sums:
         """Attention (b·h·t ...) to the keys first seen in round r, which has `n_tiles` tiles."""
+        tile, bucket_size = self.tile, self.lookup.bucket_size
         tiles = self.tiles(r, n_tiles)
         limit = self._limit()
-        places = tiles.token_at_place, tiles.place_of_token
-        q, k, v = (_Arrange.apply(part, *places) for part in self.qkv)  # type: ignore[no-untyped-call]
-        codes = [self.codes.new[:, :, i].flatten().index_select(0, tiles.token_at_place) for i in range(r)]
-        keys = _Keys(k, v, codes, self._positions(tiles.token_at_place, limit))
+        # Everything in the order of the tiles.
+        order = tiles.token_at_place
+        q, k, v = (_Arrange.apply(part, order, tiles.place_of_token) for part in self.qkv)  # type: ignore[no-untyped-call]
+        codes = [self.codes.new[:, :, earlier].flatten().index_select(0, order) for earlier in range(r)]
+        keys = _Keys(k, v, codes, self._positions(order, limit))
         before, exists = self._before(tiles, keys, r, limit)
 
         def in_tiles(x: Tensor) -> Tensor:
-            return rearrange(x[self.bucket_size :], "(m c) ... -> m c ...", c=self.tile)
+            return rearrange(x[bucket_size:], "(m c) ... -> m c ...", c=tile)
 
         queries, inside = in_tiles(q), keys.map(in_tiles)
-        large = None if self.large is None else in_tiles(self.large[tiles.token_at_place]).unsqueeze(-1)
+        large = None if self.large is None else in_tiles(self.large[order]).unsqueeze(-1)
         sums = []
-        tiles_at_once = max(1, MAX_SCORES // (self.tile * self.bucket_size))
+        tiles_at_once = max(1, MAX_SCORES // (tile * bucket_size))
         for first in range(0, n_tiles, tiles_at_once):
             some = operator.itemgetter(slice(first, first + tiles_at_once))
             some_large = None if large is None else some(large)
             arguments = some(queries), inside.map(some), before.map(some), some(exists), some_large
             sums.append(mix(*arguments, limit=limit, dropout=self.dropout))
-        return _join(sums, tiles.place_of_token - self.bucket_size)
+        return _join(sums, tiles.place_of_token - bucket_size)
 
     def _limit(self) -> int | None:
         """Largest distance of a visible key; None if all keys that a query can find are as near."""
-        n_new, limit = self.ranks.buckets.shape[-1], self.key_window.limit
+        n_new, limit = self.lookup.ranks.buckets.shape[-1], self.lookup.key_window.limit
         sees_whole_call = limit is not None and limit >= n_new - 1
-        if self.table is None and sees_whole_call:
+        if self.lookup.table is None and sees_whole_call:
             return None
         return limit
 
@@ -270,7 +231,7 @@ class _Call(NamedTuple):
         """Positions of tokens of the call, the first one 0; None without a limit."""
         if limit is None:
             return None
-        n_new = self.ranks.buckets.shape[-1]
+        n_new = self.lookup.ranks.buckets.shape[-1]
         exact = torch.float32 if n_new + limit < 2**24 else torch.float64
         return (tokens % n_new).to(exact)
 
@@ -279,44 +240,45 @@ class _Call(NamedTuple):
 
         `keys` are those at all places of the call (p ...). Earlier ones are in the table, if there is one.
         """
+        size, tile, table = self.lookup.bucket_size, self.tile, self.lookup.table
         is_new = tiles.ranks_before >= 0
-        if self.table is None:
-            return keys.map(lambda x: windows(x, None, None, size=self.bucket_size, tile=self.tile)), is_new
-        stored, is_stored = self._stored(self.table, tiles.bucket_sizes, r, limit)
-
-        # Rows to gather from: the places of the call, then `bucket_size` stored keys of each bucket with new tokens.
+        if table is None:
+            return keys.map(lambda x: windows(x, None, None, size=size, tile=tile)), is_new
+        stored, is_stored = self._stored(table, tiles.bucket_sizes, r, limit)
+        # Rows to gather from: the places of the call, then `size` stored keys of each bucket with new tokens.
         n_places, n_tiles = len(tiles.token_at_place), len(tiles.bucket)
         device = tiles.bucket.device
-        first_rows = torch.arange(0, n_tiles * self.tile, self.tile, device=device).unsqueeze(1)
-        rows_of_new = first_rows + torch.arange(self.bucket_size, device=device)
+        first_places = torch.arange(0, n_tiles * tile, tile, device=device).unsqueeze(1)
+        rows_of_new = first_places + torch.arange(size, device=device)
         n_buckets_up_to = (tiles.bucket_sizes > 0).cumsum(0)[tiles.bucket]
-        ends_of_stored = (n_places + n_buckets_up_to * self.bucket_size).unsqueeze(1)
+        ends_of_stored = (n_places + n_buckets_up_to * size).unsqueeze(1)
         rows = torch.where(is_new, rows_of_new, ends_of_stored + tiles.ranks_before)  # the latest stored one is -1
 
         def gather(new: Tensor, old: Tensor) -> Tensor:
-            old = old.flatten(0, 1).to(new.dtype)
-            return windows(new, old, rows, size=self.bucket_size, tile=self.tile)
+            return windows(new, old.flatten(0, 1).to(new.dtype), rows, size=size, tile=tile)
 
         is_stored_row = torch.cat((is_stored.new_zeros(n_places), is_stored.flatten()))
         return keys.merge(gather, stored), is_new | is_stored_row[rows]
 
     def tiles(self, r: int, n_tiles: int) -> _Tiles:
         """The tiles of round r; `n_tiles` is their number, which no device has to be asked for."""
-        ranks, tile = self.ranks, self.tile
+        ranks, tile, bucket_size = self.lookup.ranks, self.tile, self.lookup.bucket_size
         b, h, _, _ = ranks.buckets.shape
         n, device = ranks.sizes.shape[-1], ranks.sizes.device
+        # From tokens to places: the tiles of a bucket follow those of the bucket before it.
         bucket_sizes = ranks.sizes[:, :, r].flatten()
         tiles_of_bucket = (bucket_sizes + tile - 1) // tile  # rounded up
         first_tile = tiles_of_bucket.cumsum(0) - tiles_of_bucket  # of each bucket
         bucket_of_token = flat_index(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
-        place_of_token = (first_tile[bucket_of_token] * tile + ranks.ranks[:, :, r]).flatten() + self.bucket_size
-        token_at_place = place_of_token.new_zeros(self.bucket_size + n_tiles * tile)
+        place_of_token = (first_tile[bucket_of_token] * tile + ranks.ranks[:, :, r]).flatten() + bucket_size
+        token_at_place = place_of_token.new_zeros(bucket_size + n_tiles * tile)
         token_at_place.index_copy_(0, place_of_token, torch.arange(len(place_of_token), device=device))
+        # From tiles to buckets, and to the ranks of the tokens before a tile.
         bucket_ids, tile_ids = torch.arange(len(bucket_sizes), device=device), torch.arange(n_tiles, device=device)
         bucket = torch.repeat_interleave(bucket_ids, tiles_of_bucket, output_size=n_tiles)
         rank_of_tile = (tile_ids - first_tile[bucket]) * tile  # of its first token
-        slots = torch.arange(self.bucket_size, device=device)
-        ranks_before = (rank_of_tile - self.bucket_size).unsqueeze(1) + slots
+        slots = torch.arange(bucket_size, device=device)
+        ranks_before = (rank_of_tile - bucket_size).unsqueeze(1) + slots
         return _Tiles(bucket_sizes, place_of_token, token_at_place, bucket, ranks_before)
 
     def _stored(self, table: Table, bucket_sizes: Tensor, r: int, limit: int | None) -> tuple[_Keys, Tensor]:
@@ -324,6 +286,7 @@ class _Call(NamedTuple):
 
         `bucket_sizes` (b·h·n) are the numbers of new tokens.
         """
+        key_window = self.lookup.key_window
         n_rounds, n_buckets = table.counts.shape[2:]
         nonempty = bucket_sizes.nonzero().squeeze(1)
         head, bucket = nonempty // n_buckets, nonempty % n_buckets
@@ -332,8 +295,8 @@ class _Call(NamedTuple):
         codes = _codes_of(global_ranks[..., :r], self.codes, table, head).unbind(-1)
         since_start = None
         if limit is not None:
-            since_start = (positions - self.key_window.start).clamp(min=-limit - 1)
-        return _Keys(k, v, codes, since_start), is_used & (positions >= self.key_window.oldest)
+            since_start = (positions - key_window.start).clamp(min=-limit - 1)
+        return _Keys(k, v, codes, since_start), is_used & (positions >= key_window.oldest)
 
 
 def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
@@ -400,14 +363,10 @@ class _Arrange(torch.autograd.Function):
 
 
 def windows(new: Tensor, old: Tensor | None, index: Tensor | None, *, size: int, tile: int) -> Tensor:
-    """Values (m n ...) at the n places before each tile. The gradient of `unfold` is slow.
+    """Values (m n ...) at the n = `size` places before each tile of `tile` places; n is a multiple of that.
 
-    Args:
-        new: Values (p ...) at all places.
-        old: Values of earlier tokens, without gradient.
-        index: Indices (m n) into `new` and `old` together; None: the places immediately before the tile.
-        size: Number n of places before a tile, a multiple of `tile`.
-        tile: Number of places of a tile.
+    `new` are the values (p ...) at all places, `old` those of earlier tokens, without gradient. `index` (m n) chooses
+    from both together; None: the places immediately before the tile. The gradient of `unfold` would be slow.
     """
     y: Tensor = _Windows.apply(new, old, index, size, tile)  # type: ignore[no-untyped-call]
     return y
@@ -432,7 +391,7 @@ class _Windows(torch.autograd.Function):
 
 
 class _Window(NamedTuple):
-    """The keys of a query: the earlier ones of its tile where `from_tile` (c c) is 1, else keys before the tile.
+    """The keys of a query of a tile: the earlier ones of its tile where `from_tile` (c c) is 1, else keys before it.
 
     Query i of a tile sees the keys before i in the tile, and the keys from i on before the tile. These are n keys
     together, so values of the first keys before the tile are replaced by values of its own keys.
@@ -449,40 +408,35 @@ class _Window(NamedTuple):
         of_window[..., :tile] = kept + of_tile * self.from_tile.to(of_window.dtype)
         return of_window
 
-    def differences(self, inside: Tensor, before: Tensor) -> Tensor:
-        """Numbers (m c) of queries, minus those of their keys, which are inside (m c) or before the tile (m n)."""
+    def distances(self, inside: Tensor, before: Tensor) -> Tensor:
+        """Differences (m c n) of numbers of queries and their keys, which are inside (m c) or before the tile (m n)."""
         queries = inside.unsqueeze(2)
         return self.join(queries - before.unsqueeze(1), queries - inside.unsqueeze(1))
 
     def visible(self, inside: _Keys, before: _Keys, exists: Tensor, limit: int | None) -> Tensor:
         """Factor (m c n) of each key: 1 if it is visible and was in no earlier round, else 0."""
-        tile = len(self.from_tile)
+        tile, bucket_size = len(self.from_tile), before.k.shape[1]
         exists = exists.to(self.from_tile.dtype).unsqueeze(1).repeat(1, tile, 1)
         visible = self.join(exists, torch.ones_like(self.from_tile))
-        distances = [self.differences(*both).abs_() for both in zip(inside.codes, before.codes, strict=True)]
         if limit is not None and inside.positions is not None and before.positions is not None:
-            positions_back = self.differences(inside.positions, before.positions)
-            visible *= (limit + 1 - positions_back).clamp_(0, 1)
+            is_within = limit + 1 - self.distances(inside.positions, before.positions)
+            visible *= is_within.clamp_(0, 1)
+        # A key was in an earlier round if its code there differs by at most the bucket size.
+        distances = [self.distances(*codes).abs_() for codes in zip(inside.codes, before.codes, strict=True)]
         if distances:
-            # A key was in an earlier round if codes there differ by at most the bucket size, the number of keys before.
             nearest = reduce(torch.minimum, distances)
-            visible *= nearest.sub_(before.k.shape[1]).clamp_(0, 1)
+            visible *= nearest.sub_(bucket_size).clamp_(0, 1)
         return visible
 
 
 def mix(
     q: Tensor, inside: _Keys, before: _Keys, exists: Tensor, large: Tensor | None, *, limit: int | None, dropout: float
 ) -> Sums:
-    """Attention (m c ...) of m tiles to their own keys and to the n keys before them.
+    """Attention (m c ...) of the queries (m c e) of m tiles to their own keys and to the n keys before them.
 
-    Args:
-        q: Queries (m c e).
-        inside: Keys of the tiles (m c ...).
-        before: Keys before the tiles (m n ...).
-        exists: Mask (m n) of the keys before the tiles that exist.
-        large: Mask (m c 1) of the queries whose maximum score is subtracted.
-        limit: Largest distance of a visible key; None: any.
-        dropout: Dropout rate of the weights.
+    `inside` are the keys of the tiles (m c ...), `before` those before them (m n ...), of which those exist whose mask
+    `exists` (m n) is true. No key further back than `limit` is visible. The maximum score is subtracted from those of
+    the queries where the mask `large` (m c 1) is true.
     """
     tile = q.shape[1]
     window = _Window(torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1))

@@ -31,24 +31,34 @@ class KeyWindow(NamedTuple):
     limit: int | None
 
 
-def attend_gathered(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ranks: BucketRanks,
-    table: Table | None,
-    key_window: KeyWindow,
-    *,
-    bucket_size: int,
-    dropout: float,
-) -> Tensor:
-    """LSH attention (b h t w) of queries (b h t e), as `lsh_attention.attend_hashed`.
+class Lookup(NamedTuple):
+    """Where the queries of a call look for their keys.
+
+    ranks        buckets and ranks of the new tokens
+    table        earlier tokens, without gradient; None if they are not visible
+    key_window   positions of visible keys; `start` is that of the first new token
+    bucket_size  largest number of keys that a query sees in a round
+    """
+
+    ranks: BucketRanks
+    table: Table | None
+    key_window: KeyWindow
+    bucket_size: int
+
+    def of_heads(self, heads: slice) -> Lookup:
+        """The same for some heads."""
+        ranks = BucketRanks(*(part[:, heads] for part in self.ranks))
+        table = None if self.table is None else Table(*(part[:, heads] for part in self.table))
+        return self._replace(ranks=ranks, table=table)
+
+
+def attend_gathered(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: float) -> Tensor:
+    """`lsh_attention.attend_hashed` by gathering.
 
     The table must not change before the backward pass, which gathers the keys again.
     """
-    call_arguments = ranks, table, key_window, bucket_size
     flat_q, flat_k, flat_v = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
-    y: Tensor = _Gathered.apply(call_arguments, dropout, flat_q, flat_k, flat_v)  # type: ignore[no-untyped-call]
+    y: Tensor = _Gathered.apply(lookup, dropout, flat_q, flat_k, flat_v)  # type: ignore[no-untyped-call]
     return y.view_as(v)
 
 
@@ -80,7 +90,9 @@ class _Call:
     global_ranks  (p r)
     """
 
-    def __init__(self, ranks: BucketRanks, table: Table | None, key_window: KeyWindow, size: int) -> None:
+    def __init__(self, lookup: Lookup) -> None:
+        self.table, self.key_window, self.size = lookup.table, lookup.key_window, lookup.bucket_size
+        ranks = lookup.ranks
         b, h, r, t = ranks.buckets.shape
         device = ranks.buckets.device
         sizes = ranks.sizes.flatten()
@@ -94,8 +106,7 @@ class _Call:
         one_axis = "b h r t -> (b h t) r"
         self.cells, self.begins = rearrange(cells, one_axis), rearrange(begins, one_axis)
         self.ranks, self.global_ranks = rearrange(ranks.ranks, one_axis), rearrange(ranks.global_ranks, one_axis)
-        self.table, self.key_window, self.size = table, key_window, size
-        self.positions = key_window.start + torch.arange(t, device=device).repeat(b * h)
+        self.positions = self.key_window.start + torch.arange(t, device=device).repeat(b * h)
 
     def parts(self, width: int) -> list[slice]:
         """Queries whose keys, of this width, are gathered at once."""
@@ -139,8 +150,8 @@ class _Call:
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call_arguments: tuple[Any, ...], dropout: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        call = _Call(*call_arguments)
+    def forward(ctx: Any, lookup: Lookup, dropout: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        call = _Call(lookup)
         n_keys = call.cells.shape[1] * call.size
         out, weights = torch.empty_like(v), q.new_empty(len(q), n_keys)
         dropout_factors = q.new_empty(len(q) if dropout else 0, n_keys)
@@ -157,14 +168,14 @@ class _Gathered(torch.autograd.Function):
             # A query that sees no other token attends to itself.
             out[part] = torch.where(is_alone, v[part], (w.unsqueeze(1) @ keys.v).squeeze(1))
         ctx.save_for_backward(q, k, v, weights, dropout_factors)
-        ctx.call_arguments = call_arguments
+        ctx.lookup = lookup
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, dropout_factors = ctx.saved_tensors
-        grad, call = grad.contiguous(), _Call(*ctx.call_arguments)
+        grad, call = grad.contiguous(), _Call(ctx.lookup)
         d_q, d_k, d_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for part in call.parts(k.shape[-1]):
             keys = call.keys(part, k, v)

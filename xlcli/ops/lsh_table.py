@@ -187,10 +187,8 @@ def write(
 def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Entries of the buckets `bucket_ids` (...), after `counts` (...) tokens have been written to each.
 
-    Entries are in order of arrival, so that rounding does not depend on overwritten entries.
-
-    Returns:
-        Keys (... c e), values (... c w), positions (... c), global ranks (... c r), and a mask (... c) of used slots.
+    Keys (... c e), values (... c w), positions (... c), global ranks (... c r), and a mask (... c) of used slots: in
+    order of arrival, so that rounding does not depend on overwritten entries.
     """
     size = table.n_slots
     slots = torch.arange(size, device=bucket_ids.device)

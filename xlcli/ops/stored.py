@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-HALVES = {torch.bfloat16, torch.float16}
+_EXPONENT_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
+HALVES = _EXPONENT_BITS.keys()
 """Types of 16-bit floats."""
+_WITHOUT_SIGN = 0x7FFF
+_LARGEST_INT8 = 127
 _aten = torch.ops.aten
 _SAME_MATRIX = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _WITHOUT_VALUES = {
@@ -85,11 +88,13 @@ class StoredMatrix(Tensor):
 
     def is_finite(self) -> bool:
         """True if its float32 values are neither NaN nor infinite; takes no memory for them."""
-        least, most = torch.aminmax(self.rows, dim=-1)
-        largest = torch.maximum(-least.float(), most.float())  # NaN if a number is
         if self.scale is not None:
-            largest *= self.scale.float()
-        return bool(largest.isfinite().all())
+            largest = _LARGEST_INT8 * self.scale.float()  # each row has such a number, if not zeros alone
+            return bool(largest.isfinite().all())
+        # A number is infinite or NaN if all bits of its exponent are set. Bits are compared faster than floats.
+        exponent = _EXPONENT_BITS[self.rows.dtype]
+        tiles = torch.split(self.rows.view(torch.int16).flatten(), TILE)
+        return all(int((bits & _WITHOUT_SIGN).max()) < exponent for bits in tiles)
 
     @classmethod
     def cat(cls, matrices: list[StoredMatrix]) -> StoredMatrix:
@@ -104,7 +109,10 @@ class StoredMatrix(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of a function of PyTorch that has such a matrix among its arguments."""
+        """The result of a function of PyTorch that has such a matrix among its arguments.
+
+        Look-ups and linear layers widen only what they need. `TypeError` if the function would change the matrix.
+        """
         kwargs = kwargs or {}
         if func is F.embedding:
             ids, matrix = args[:2]
@@ -116,9 +124,10 @@ class StoredMatrix(Tensor):
             return matrix.product(x, *bias)
         name = getattr(func, "__name__", "")
         is_attribute = name in ("__get__", "__set__") and func not in _TRANSPOSED
-        if not is_attribute and func not in _WITHOUT_VALUES:
-            if _IN_PLACE.fullmatch(name) and isinstance(args[0], StoredMatrix):
-                raise TypeError(f"{name} would change a stored matrix")
+        needs_values = not is_attribute and func not in _WITHOUT_VALUES
+        if needs_values and _IN_PLACE.fullmatch(name) and isinstance(args[0], StoredMatrix):
+            raise TypeError(f"{name} would change a stored matrix")
+        if needs_values:
             args, kwargs = pytree.tree_map_only(StoredMatrix, StoredMatrix.widened, (args, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)

@@ -27,23 +27,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from xlcli import files
 from xlcli.errors import CheckpointError, XLError
-from xlcli.files import (
-    cannot_read,
-    cannot_write,
-    make_folder,
-    open_regular,
-    read_json,
-    sync_folder,
-    temporary_path,
-    write_atomic,
-)
 from xlcli.files.tensors import read_header
 from xlcli.store.layout import BEST, CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, WEIGHTS
 from xlcli.store.lock import HOLDER, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
 
 # Checkpoints
-
 
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
@@ -71,12 +61,12 @@ def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int) ->
     `write` writes its files durably into an empty folder. A checkpoint of this step is replaced. Then checkpoints of
     later steps, which a resumed run has undone, and all but the newest `keep` are removed.
     """
-    temporary = temporary_path(folder)
+    temporary = files.temporary_path(folder)
     final = folder / step_name(step)
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link.", "Put a folder there, or link the whole model folder.")
     try:
-        make_folder(folder)
+        files.make_folder(folder)
         with suppress(XLError):
             clean(folder)
         temporary.mkdir()
@@ -89,10 +79,10 @@ def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int) ->
             with suppress(OSError):
                 remove(temporary)
             raise
-        sync_folder(folder)
+        files.sync_folder(folder)
     except OSError as error:
-        raise cannot_write(final, error) from error
-    write_atomic(folder / LATEST, f"{final.name}\n".encode())
+        raise files.cannot_write(final, error) from error
+    files.write_atomic(folder / LATEST, f"{final.name}\n".encode())
     with suppress(OSError):
         _prune(folder, final, keep)
     return final
@@ -104,7 +94,7 @@ def latest(folder: Path) -> Latest:
     try:
         candidates = checkpoints(folder)
     except OSError as error:
-        raise cannot_read(folder, error) from None
+        raise files.cannot_read(folder, error) from None
     for path in candidates:
         try:
             verify(path)
@@ -128,7 +118,7 @@ def verify(path: Path) -> None:
     for name, (size, digest) in manifest(path).items():
         if name == BEST:
             continue
-        with open_regular(path / name) as (file, status):
+        with files.open_regular(path / name) as (file, status):
             if status.st_size != size:
                 raise CheckpointError(f"{path / name} has {status.st_size:,} bytes of {size:,}.")
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
@@ -137,24 +127,24 @@ def verify(path: Path) -> None:
 
 def _seal(folder: Path) -> None:
     """Writes the manifest, which marks the checkpoint as complete."""
-    files: dict[str, dict[str, int | str]] = {}
+    entries: dict[str, dict[str, int | str]] = {}
     for path in sorted(folder.iterdir()):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            files[path.name] = {"bytes": file.tell(), "sha256": digest}
-    write_atomic(folder / MANIFEST, (json.dumps({"schema": SCHEMA, "files": files}, indent=2) + "\n").encode())
+            entries[path.name] = {"bytes": file.tell(), "sha256": digest}
+    files.write_atomic(folder / MANIFEST, (json.dumps({"schema": SCHEMA, "files": entries}, indent=2) + "\n").encode())
 
 
 def manifest(path: Path) -> dict[str, tuple[int, str]]:
     """Size and SHA-256 of each file of a checkpoint. No other file belongs to it or may be read."""
-    tree = read_json(path / MANIFEST)
+    tree = files.read_json(path / MANIFEST)
     if tree.get("schema") != SCHEMA:
         raise CheckpointError(f"{path / MANIFEST} has format {tree.get('schema')!r}, not {SCHEMA}.")
-    files = tree.get("files")
-    if not isinstance(files, dict) or not files:
+    entries = tree.get("files")
+    if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{path / MANIFEST} lists no files.")
     result: dict[str, tuple[int, str]] = {}
-    for name, entry in files.items():
+    for name, entry in entries.items():
         match entry if _FILE.fullmatch(name) else None:
             case {"bytes": int(size), "sha256": str(digest), **others} if not others and type(size) is int:
                 result[name] = (size, digest)
@@ -202,7 +192,7 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
 
 def _discard(path: Path) -> None:
     """Renames a checkpoint before removing it, so that a crash leaves no half-removed one under its name."""
-    aside = temporary_path(path.parent)
+    aside = files.temporary_path(path.parent)
     path.rename(aside)
     remove(aside)
 
@@ -211,10 +201,7 @@ def _discard(path: Path) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """True if xlcli wrote a model or a run in this folder; it may be damaged.
-
-    A staged run without weights does not count, because without a model to replace it has taken no step.
-    """
+    """True if a folder has a model or run, maybe damaged; a staged one without weights has taken no step."""
     staged = folder / STAGED
     return _is_run(folder) or (_is_folder(staged) and (staged / WEIGHTS).is_file())
 
@@ -230,7 +217,7 @@ def foreign_entry(folder: Path) -> str | None:
             if not (is_lock or is_staged_run or is_unfinished(path)):
                 return path.name
     except OSError as error:
-        raise cannot_read(folder, error) from None
+        raise files.cannot_read(folder, error) from None
     return None
 
 
@@ -256,9 +243,9 @@ def stage_run(folder: Path, written: Path) -> None:
     try:
         remove(staged)
         written.rename(staged)
-        sync_folder(folder)
+        files.sync_folder(folder)
     except OSError as error:
-        raise cannot_write(staged, error) from error
+        raise files.cannot_write(staged, error) from error
 
 
 def finish_replacement(folder: Path) -> None:
@@ -275,17 +262,17 @@ def finish_replacement(folder: Path) -> None:
             # No reader finds a model without weights, which go first and come last.
             for name in reversed(RUN_FILES):
                 if os.path.lexists(folder / name):
-                    (folder / name).rename(temporary_path(folder))  # which `clean` removes
-            sync_folder(folder)
+                    (folder / name).rename(files.temporary_path(folder))  # which `clean` removes
+            files.sync_folder(folder)
         if not (folder / WEIGHTS).is_file():
             for name in RUN_FILES:
                 if os.path.lexists(staged / name):
                     (staged / name).replace(folder / name)
-                    sync_folder(folder)  # so that a power loss keeps the order, too
+                    files.sync_folder(folder)  # so that a power loss keeps the order, too
         remove(staged)
         clean(folder)
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise files.cannot_write(folder, error) from error
 
 
 def _is_run(folder: Path) -> bool:
@@ -293,7 +280,7 @@ def _is_run(folder: Path) -> bool:
     if not _is_folder(folder):
         return False
     with suppress(CheckpointError):
-        if {"schema", "model", "sha256"} <= read_json(folder / CONFIG).keys():
+        if {"schema", "model", "sha256"} <= files.read_json(folder / CONFIG).keys():
             return True
     with suppress(CheckpointError):
         if "metadata_sha256" in read_header(folder / WEIGHTS)[1]:

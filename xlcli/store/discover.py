@@ -32,32 +32,22 @@ VARIABLE = "XLCLI_MODEL"  # environment variable that names the model
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One row of `xlcli models`. Values that could not be read are None, and `problem` is the reason.
-
-    Attributes:
-        bytes: Size of the weights file.
-        modified: Time of its last change in seconds since 1970.
-        encoding: Encoding of the weights, a key of `layout.ENCODINGS`.
-        parameters: Number of stored weights.
-        position, attention: Kinds of the position encoding and of the attention.
-        corpus: Name of the training text.
-        bits_per_byte: Score of the model on the text `scored`.
-        finished: False if its training was stopped or still runs.
-    """
+    """One row of `xlcli models`. Values that could not be read are None, and `problem` is the reason."""
 
     name: str
     folder: Path
     bundled: bool
-    bytes: int = 0
-    modified: float = 0.0
-    encoding: str | None = None
-    parameters: int | None = None
+    bytes: int = 0  # size of the weights file
+    modified: float = 0.0  # time of its last change in seconds since 1970
+    encoding: str | None = None  # encoding of the weights, a key of `layout.ENCODINGS`
+    parameters: int | None = None  # number of stored weights
+    # Kinds of the position encoding and of the attention.
     position: str | None = None
     attention: str | None = None
-    corpus: str | None = None
-    bits_per_byte: float | None = None
+    corpus: str | None = None  # name of the training text
+    bits_per_byte: float | None = None  # score of the model on the text `scored`
     scored: ScoredText | None = None
-    finished: bool = True
+    finished: bool = True  # false if its training was stopped or still runs
     problem: str | None = None
 
 
@@ -135,10 +125,7 @@ def bundled_models() -> tuple[ModelSummary, ...]:
 
 
 def is_bundled(folder: Path) -> bool:
-    """True if a model is bundled with xlcli: it lies beside the presets.
-
-    In a checkout models of the user lie there, too; then a bundled model is one with a card.
-    """
+    """True if a model lies beside the presets; a checkout has models of the user there, which have no card."""
     presets = models_folder().resolve()
     if folder.parent.resolve() != presets:
         return False
@@ -174,10 +161,7 @@ def summarize(folder: Path) -> ModelSummary:
 
 
 def _named(wanted: str, source: str, known: Sequence[Path]) -> Path:
-    """The model that the user names; `source` says where, if not in the command. `known` are models to propose.
-
-    `CheckpointError` if there is none, with the remedy for what is there instead.
-    """
+    """The model that the user names; `CheckpointError` whose remedy fits what is there instead."""
     cwd = Path.cwd()
     places = [cwd / wanted]
     is_plain = Path(wanted).name == wanted and wanted not in (".", "..")

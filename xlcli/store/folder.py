@@ -19,19 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from xlcli import files as disk
 from xlcli.config import Config, InferenceConfig, WeightEncoding
+from xlcli.config.inference import LearningConfig
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import (
-    RESTORE,
-    cannot_write,
-    make_folder,
-    read_blocks,
-    read_bounded,
-    remove_empty,
-    sync_folder,
-    temporary_path,
-    write_atomic,
-)
 from xlcli.files.tensors import digest, read_header, write_in_order
 from xlcli.machine import return_memory
 from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
@@ -41,45 +32,30 @@ from xlcli.store import layout
 from xlcli.store.layout import CONFIG, DOCUMENTS, HELD_OUT, SCHEMA, TOKENIZER, WEIGHTS, SavedConfig
 from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.origin import imported
-from xlcli.store.weights import (
-    KEEP_TOGETHER,
-    empty_weights,
-    encode,
-    read_network,
-    round_weights,
-    stored_infos,
-    weights,
-)
+from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready for inference.
-
-    Attributes:
-        config: Sections model, text and train of the configuration, with the inference settings given to `load`.
-        network: In evaluation mode, with weights that are float32 or act so (`ops/stored.py`).
-        record: Content of `record.json`.
-        fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
-        warnings: Messages to show.
-        files: SHA-256 of tokenizer files and held-out texts by file name.
-        weight_dtype: Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
-        encoding: Encoding that represents the weights of the network exactly.
-    """
+    """A model ready for inference."""
 
     folder: Path
     name: str
+    # Sections model, text and train of the configuration, with the inference settings given to `load`.
     config: Config | SavedConfig
     tokenizer: Tokenizer
-    network: LanguageModel
-    record: dict[str, Any]
+    network: LanguageModel  # in evaluation mode, with weights that are float32 or act so (`ops/stored.py`)
+    record: dict[str, Any]  # content of `record.json`
+    # SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
     fingerprints: dict[str, str]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # messages to show
+    # SHA-256 of tokenizer files and held-out texts by file name.
     files: Mapping[str, str] = field(default_factory=dict)
+    # Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
     weight_dtype: WeightEncoding = "float32"
-    encoding: str = "float32"
+    encoding: str = "float32"  # encoding that represents the weights of the network exactly
 
     @cached_property
     def decoder(self) -> Decoder | LanguageModel:
@@ -122,24 +98,29 @@ class LoadedModel:
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
-        """Offsets at which the documents of a held-out text begin, ascending from 0; `CheckpointError` for damage.
-
-        None if there is no such text, or its documents were not separated.
-        """
+        """Offsets at which the documents of a held-out text begin, if separated; `CheckpointError` for damage."""
         text, path = self.held_out(split), self.folder / DOCUMENTS[split]
         if text is None or path.name not in self.files:
             return None
         layout.verify_file(self.folder, path.name, self.files)
         size = text.stat().st_size
         try:
-            starts = [int(line) for line in read_bounded(path, 16 * size + 16).splitlines()]
+            starts = [int(line) for line in disk.read_bounded(path, 16 * size + 16).splitlines()]
         except ValueError:
             starts = []
         begins_with_text = starts[:1] == [0]
         is_ascending = all(earlier < later for earlier, later in pairwise(starts))
         if not begins_with_text or not is_ascending or starts[-1] >= max(size, 1):
-            raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", RESTORE)
+            raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", disk.RESTORE)
         return starts
+
+    def learning(self, options: InferenceConfig) -> LearningConfig:
+        """What the model learns while it reads with these options; a rate that they leave open is the default."""
+        learning = options.learning
+        if learning.adapt_lr is not None:
+            return learning
+        rate = IMPORTED_ADAPTATION_RATE if imported(self.record) else ADAPTATION_RATE
+        return learning.model_copy(update={"adapt_lr": rate})
 
     def unrounded(self) -> LoadedModel:
         """This model with its weights as stored, or this object if they are not rounded; errors as of `load`."""
@@ -164,6 +145,9 @@ class LoadedModel:
             raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")
 
 
+ADAPTATION_RATE = 6e-4
+"""Default of `adapt_lr`, for models that xlcli trained."""
+IMPORTED_ADAPTATION_RATE = 1e-4  # for imported models, and those trained from one (benchmarks/log)
 ATTEMPTS = 5  # maximum number of times that a model is read whose files are replaced meanwhile
 RETRY_SECONDS = 0.05  # time between two attempts
 
@@ -188,14 +172,11 @@ def save_model(
     """
     needed = empty_weights(config.model)
     for name, tensor in needed.items():
-        if name not in network_state:
-            problem = "is missing"
-        elif network_state[name].shape != tensor.shape:
-            problem = f"has shape {list(network_state[name].shape)}"
-        else:
-            continue
-        message = f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}."
-        raise CheckpointError(message, KEEP_TOGETHER)
+        given = network_state.get(name)
+        if given is None or given.shape != tensor.shape:
+            problem = "is missing" if given is None else f"has shape {list(given.shape)}"
+            message = f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}."
+            raise CheckpointError(message, KEEP_TOGETHER)
     tensors = encode({name: network_state[name] for name in needed}, stored_infos(needed, encoding))
     save_in_order(folder, config, sorted(tensors.items()), tokenizer, metadata, encoding=encoding)
 
@@ -222,7 +203,7 @@ def save_in_order(
         "tokenizer": tokenizer.fingerprint,
     }
     try:
-        make_folder(folder)
+        disk.make_folder(folder)
         present: dict[str, str] = {}
         with suppress(CheckpointError):
             present = read_header(folder / WEIGHTS)[1]
@@ -232,7 +213,7 @@ def save_in_order(
             tokenizer.save(folder)
         layout.write_config(folder, config, encoding=encoding)
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise disk.cannot_write(folder, error) from error
     write_in_order(folder / WEIGHTS, infos, stored, {**metadata, **required})
 
 
@@ -240,12 +221,9 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
     """The model in `folder`, verified, with float32 weights.
 
     Of `options`, the settings of the stack, the layers and the position encoding apply, and the number type that the
-    weights are rounded to, as if they were stored in it; None is as trained.
-
-    Raises:
-        ConfigError: The model has no such setting.
-        CheckpointError: A file is missing, damaged, or of another model or format, or a weight cannot be rounded.
-        ResourceError: The weights do not fit the machine.
+    weights are rounded to, as if they were stored in it; None is as trained. `ConfigError` if the model has no such
+    setting; `CheckpointError` if a file is missing, damaged, or of another model or format, or a weight cannot be
+    rounded; `ResourceError` if the weights do not fit the machine.
     """
     options = options or InferenceConfig()
     for _ in range(ATTEMPTS - 1):
@@ -267,9 +245,10 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     trained = header.config.model
     shape = options.shape(trained)
     weight_dtype = options.weights
+    # The tokenizer first: the weights then take the memory that it was made from.
+    tokenizer = load_tokenizer(folder)
     network, metadata = read_network(folder, shape, header.encoding, device)
     network.limit_distances(*header.config.train.limits(trained, options.clamp_len))
-    tokenizer = load_tokenizer(folder)
     # The three files belong together: each could be of another model, and would load.
     path = folder / WEIGHTS
     if metadata.get("config", "") != header.fingerprint:
@@ -344,7 +323,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
     with new_folder(target) as temporary:
         # The stored model section must stay as it is, since its fingerprint ties state files to the model.
         for path in copied:
-            write_atomic(temporary / path.name, read_blocks(path))
+            disk.write_atomic(temporary / path.name, disk.read_blocks(path))
         save_model(
             temporary,
             model.config,
@@ -370,15 +349,14 @@ def require_free(target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
 
-    The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
-    is locked, so that no other process removes it meanwhile. `ConfigError` if `target` exists, `ResourceError` if the
-    disk is full or fails.
+    The caller makes the files inside durable. It is locked, so that no other process removes it; what killed processes
+    left beside it is removed. `ConfigError` if `target` exists, `ResourceError` if the disk is full or fails.
     """
     require_free(target)
-    temporary = temporary_path(target.parent, MODEL)
+    temporary = disk.temporary_path(target.parent, MODEL)
     made = [path for path in target.parents if not os.path.lexists(path)]
     try:
-        make_folder(target.parent)
+        disk.make_folder(target.parent)
         clean_models(target.parent)
         temporary.mkdir()
         try:
@@ -396,8 +374,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)
-                remove_empty(made)
+                disk.remove_empty(made)
             raise
-        sync_folder(target.parent)
+        disk.sync_folder(target.parent)
     except OSError as error:
-        raise cannot_write(target, error) from error
+        raise disk.cannot_write(target, error) from error

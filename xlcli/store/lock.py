@@ -57,20 +57,21 @@ def lock(folder: Path) -> Iterator[str]:
     """
     from filelock import FileLock, Timeout
 
-    path, guard = folder / LOCK, FileLock(folder / LOCK)
-    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    path = folder / LOCK
+    guard = FileLock(path)
+    missing_folders = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
-        # The library warns, and goes on, if the file system has no locks.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             _acquire(guard, path)
     except Timeout:
         raise _busy(folder) from None
     except OSError as error:
-        remove_empty(made)
+        remove_empty(missing_folders)
         raise cannot_write(path, error) from error
+    has_locks = not caught  # the library warns, and goes on, if the file system has none
     warning = ""
-    if caught:
+    if not has_locks:
         problem = f"the file system of {folder} has no locks, so a second writer may not be noticed"
         warning = f"{problem}; after a crash remove {path}."
     try:
@@ -80,9 +81,9 @@ def lock(folder: Path) -> Iterator[str]:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
             nothing_written = list(folder.iterdir()) == [path]
-            if made and nothing_written and not caught:
-                path.unlink()  # by its holder: a lock of a removed file is not valid
-                remove_empty(made)
+            if missing_folders and nothing_written and has_locks:
+                path.unlink()  # while it is locked: a lock of a removed file is not valid
+                remove_empty(missing_folders)
         guard.release()
 
 
@@ -151,7 +152,6 @@ def _busy(folder: Path) -> BusyError:
 
 # Unfinished files and folders
 
-
 STAGED = ".replacement"  # folder of a run that is to replace the one in its model folder
 
 RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, KEPT, CHECKPOINTS, WEIGHTS)
@@ -206,10 +206,12 @@ def clean_models(folder: Path) -> None:
     """Removes models that were being copied into a folder by processes that have ended, as far as it can."""
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
-            is_copy = _MODEL_NAME.fullmatch(path.name) and is_own(path)
-            if not is_copy or (holder(path) is None and not _is_abandoned(path)):
+            if not _MODEL_NAME.fullmatch(path.name) or not is_own(path):
                 continue
-            with lock(path):  # which a process that still copies holds
+            has_note = holder(path) is not None
+            if not has_note and not _is_abandoned(path):
+                continue
+            with lock(path):  # `BusyError` if a process still copies
                 for entry in list(path.iterdir()):
                     if entry.name not in (LOCK, HOLDER):
                         remove(entry)

@@ -16,10 +16,8 @@ from xlcli.files import read_json
 from xlcli.store.discover import bundled_models
 from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
 
-INIT = "init"
-"""Key of `record.json`: the model that a run started from."""
-NEW = "none"
-"""Value of `--init` in place of a model: new weights."""
+INIT = "init"  # key of `record.json`: the model that a run started from
+NEW = "none"  # value of `--init` in place of a model: new weights
 
 _OF_THE_RUN = frozenset(
     {"lr", "adam_lr", "lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps"}
@@ -42,11 +40,8 @@ def configurations(
     Shape and vocabulary come from the model. Learning rates and budgets stay open, because they depend on the text.
 
     Without `folder` there is one for each preset. If preset, shape and vocabulary are open, `or_bundled` adds the one
-    of a run from the bundled model, by that model's name.
-
-    Raises:
-        CheckpointError: The model's configuration is missing or damaged.
-        ConfigError: A setting is illegal, or contradicts shape or vocabulary of the model.
+    of a run from the bundled model, by that model's name. `CheckpointError` if the model's configuration is missing or
+    damaged; `ConfigError` if a setting is illegal, or contradicts shape or vocabulary of the model.
     """
     if folder is None:
         configs = presets.configurations(changes, preset)

@@ -36,21 +36,12 @@ Finite = Annotated[float, Field(gt=-1e300, lt=1e300)]
 
 @dataclass(frozen=True)
 class PendingText:
-    """Text that the model has not read yet.
-
-    Its beginning may be tokenized already. Those tokens are saved, because text cut between tokens could be tokenized
-    differently.
-
-    Attributes:
-        ids: Tokens (n) of its beginning.
-        sizes: Bytes of text of each (n).
-        documents: Ascending offsets in `data` before which the memory is to be cleared.
-    """
+    """Text that the model has not read yet. Tokens of its beginning are saved: cut text could have other ones."""
 
     data: bytes
-    ids: NDArray[np.int32]
-    sizes: NDArray[np.int32]
-    documents: tuple[int, ...] = ()
+    ids: NDArray[np.int32]  # tokens (n) of its beginning
+    sizes: NDArray[np.int32]  # bytes of text of each (n)
+    documents: tuple[int, ...] = ()  # ascending offsets in `data` before which the memory is to be cleared
 
     @property
     def n_tokenized(self) -> int:
@@ -68,33 +59,21 @@ class SamplerState:
 
 @dataclass
 class WordPosition:
-    """Place between the words of a text.
+    """Place between the words of a text."""
 
-    Attributes:
-        document: Number of documents that have begun.
-        fields: Other columns of the row that the present document is.
-        starts: Ascending offsets at which further ones begin, with their fields.
-        line: Line of the unfinished word.
-        number: Number of words of this line so far.
-        text: Text of the unfinished word, with the white space before it.
-        bits: Surprisal of its tokens in bits.
-        tokens: Number of its tokens.
-        before: log2 of the probability that the word before it ended.
-        entropy: Entropy in bits of the prediction of its first token.
-        last: Text of the token before; a line end after a word that has ended.
-    """
-
-    document: Count = 0
+    document: Count = 0  # number of documents that have begun
+    # Other columns of the row that the present document is.
     fields: dict[str, Any] = field(default_factory=dict)
+    # Ascending offsets at which further ones begin, with their fields.
     starts: deque[tuple[Count, dict[str, Any]]] = field(default_factory=lambda: deque([(0, {})]))
-    line: Count = 0
-    number: Count = 0
-    text: Base64Bytes = b""
-    bits: Finite = 0.0
-    tokens: Count = 0
-    before: Finite = 0.0
-    entropy: Finite = 0.0
-    last: Base64Bytes = b"\n"
+    line: Count = 0  # line of the unfinished word
+    number: Count = 0  # number of words of this line so far
+    text: Base64Bytes = b""  # text of the unfinished word, with the white space before it
+    bits: Finite = 0.0  # surprisal of its tokens in bits
+    tokens: Count = 0  # number of its tokens
+    before: Finite = 0.0  # log2 of the probability that the word before it ended
+    entropy: Finite = 0.0  # entropy in bits of the prediction of its first token
+    last: Base64Bytes = b"\n"  # text of the token before; a line end after a word that has ended
 
     @property
     def n_begun(self) -> int:
@@ -111,77 +90,52 @@ class WordPosition:
 
 @dataclass(frozen=True)
 class RecordPosition:
-    """A record that was not output yet.
+    """A record that was not output yet."""
 
-    Attributes:
-        start: Offset in bytes at which its text begins.
-        line: Line of the input at which it begins.
-        row: All fields of its row, with the text, as JSON.
-        key: The key of the text in `row`.
-        is_joined: Text of later rows was added to it.
-        ends_line: The text of the last of these rows ends with a line end, as Docker writes it.
-    """
-
-    start: Count
-    line: Count
-    row: str
-    key: str
-    is_joined: bool = False
-    ends_line: bool = False
+    start: Count  # offset in bytes at which its text begins
+    line: Count  # line of the input at which it begins
+    row: str  # all fields of its row, with the text, as JSON
+    key: str  # the key of the text in `row`
+    is_joined: bool = False  # text of later rows was added to it
+    ends_line: bool = False  # the text of the last of these rows ends with a line end, as Docker writes it
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Complete lines, bytes and tokens scored of a stream, with the sum of their surprisals, and its unfinished line.
-
-    Attributes:
-        line_start: Offset in bytes of the unfinished line.
-        scored: Text and surprisal in bits of each token scored but not yet output; one that began in the line before
-            has 0 bits.
-        recent: Latest scores of what is output (`lines`, `words` or `tokens`), with which the next one is compared.
-        words: Place between the words, if they are output.
-        line_tokens: Number of tokens of `scored` that began in this line.
-        story: Value of the column `reset_on_change` in the last row that arrived.
-        records: Records of the text that waits, in order; the first one may have been scored in part.
-        input_line: Line of the input at which the last row that arrived begins.
-        stream: Stream of the container that wrote the last row, or None.
-        unfinished: This stream if its line goes on in a later row, else None.
-        reads: Options that say what of the input is the text; None if no stream of text in lines or rows saved it.
-    """
+    """Lines, bytes and tokens scored of a stream, with the sum of their surprisals, and its unfinished line."""
 
     n_lines: Count = 0
     n_bytes: Count = 0
     n_tokens: Count = 0
     bits: Finite = 0.0
-    line_start: Count = 0
+    line_start: Count = 0  # offset in bytes of the unfinished line
+    # Text and surprisal in bits of each token scored but not yet output; one that began in the line before has
+    # 0 bits.
     scored: tuple[tuple[Annotated[Base64Bytes, Field(min_length=1)], Finite], ...] = ()
+    # Latest scores of what is output (`lines`, `words` or `tokens`), with which the next one is compared.
     recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
-    words: WordPosition | None = None
-    line_tokens: Count = 0
-    story: str | None = None
+    words: WordPosition | None = None  # place between the words, if they are output
+    line_tokens: Count = 0  # number of tokens of `scored` that began in this line
+    story: str | None = None  # value of the column `reset_on_change` in the last row that arrived
+    # Records of the text that waits, in order; the first one may have been scored in part.
     records: tuple[RecordPosition, ...] = ()
-    input_line: Count = 0
-    stream: str | None = None
-    unfinished: str | None = None
+    input_line: Count = 0  # line of the input at which the last row that arrived begins
+    stream: str | None = None  # stream of the container that wrote the last row, or None
+    unfinished: str | None = None  # this stream if its line goes on in a later row, else None
+    # Options that say what of the input is the text; None if no stream of text in lines or rows saved it.
     reads: str | None = None
 
 
 @dataclass(frozen=True)
 class SessionState:
-    """State of an inference session as a value. A session that continues it equals one that never stopped.
-
-    Attributes:
-        last_token: Token that has been scored or sampled, but not read by the model.
-        pending: Unread text, which comes before any new text.
-        source: Place in the log that the text was taken from, if it is followed.
-    """
+    """State of an inference session as a value. A session that continues it equals one that never stopped."""
 
     model_state: State
-    last_token: int
-    pending: PendingText
+    last_token: int  # token that has been scored or sampled, but not read by the model
+    pending: PendingText  # unread text, which comes before any new text
     sampler: SamplerState | None = None
     stream: StreamPosition = field(default_factory=StreamPosition)
-    source: LogPosition | None = None
+    source: LogPosition | None = None  # place in the log that the text was taken from, if it is followed
 
     def fork(self) -> SessionState:
         """Copy that shares no tensor of the memory, so that both can be continued."""

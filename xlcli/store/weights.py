@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import RESTORE
-from xlcli.files.tensors import TYPES, TensorInfo, n_bytes, read_header, read_tensors, type_name
+from xlcli.files.tensors import TensorInfo, n_bytes, read_header, read_tensors, torch_type, type_name
 from xlcli.machine import require_memory
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
 from xlcli.ops.layers import quantize
 from xlcli.ops.stored import HALVES, StoredMatrix, widened
-from xlcli.store.layout import CONFIG, ENCODINGS, SCALE, WEIGHTS
+from xlcli.store.layout import CONFIG, ENCODINGS, SCALE, SMALLEST_STORED, WEIGHTS
 
 
 def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, TensorInfo]:
@@ -41,24 +41,23 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
 
 
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
-    """Tensors to store, with the types that `stored_infos` gives.
-
-    `CheckpointError` if a weight is NaN, infinite or too large, and its stored type differs from its present one.
-    """
+    """Tensors to store in the types of `stored_infos`; `CheckpointError` if one is not a finite number there."""
     stored = {}
     for name, weight in tensors.items():
-        dtype = TYPES[infos[name].dtype]
-        if isinstance(weight, StoredMatrix) and weight.rows.dtype == getattr(torch, dtype):
+        dtype = torch_type(infos[name])
+        if isinstance(weight, StoredMatrix) and weight.rows.dtype == dtype:  # it is in this encoding already
             stored[name] = weight.rows
             if weight.scale is not None:
                 stored[name + SCALE] = weight.scale
         elif name + SCALE in infos:
             _check_finite(name, weight, "int8")
-            stored[name], stored[name + SCALE] = quantize(weight.detach())
+            rows, scale = quantize(weight.detach())
+            stored[name] = rows
+            stored[name + SCALE] = scale
         else:
-            stored[name] = weight.detach().to(getattr(torch, dtype))
-            if stored[name].dtype != weight.dtype:  # a number may have become infinite
-                _check_finite(name, stored[name], dtype)
+            stored[name] = weight.detach().to(dtype)
+            if weight.dtype != dtype:  # a number may have become infinite
+                _check_finite(name, stored[name], str(dtype).removeprefix("torch."))
     return stored
 
 
@@ -77,10 +76,7 @@ def encode_in_order(
 
 
 def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by name, floats in float32, rounded matrices as they are stored.
-
-    `ValueError` if an int8 tensor holds -128, or a scale is not positive.
-    """
+    """Weights by name, floats in float32, rounded matrices as stored; `ValueError` for -128 or an illegal scale."""
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         if name.endswith(SCALE):
@@ -107,11 +103,6 @@ def _check_finite(name: str, tensor: Tensor, encoding: str) -> None:
         raise CheckpointError(problem, "Keep the weights in float32.")
 
 
-SMALLEST_STORED = 2**25
-"""Number of weights from which on rounded matrices stay as they are stored: 128 MiB in float32.
-
-Below it RAM matters less than the 0.03 ms by which looking up their rows delays a token.
-"""
 KEEP_TOGETHER = "The files belong to different models: keep each model's files together."
 
 
@@ -142,10 +133,7 @@ def round_weights(network: nn.Module, encoding: str) -> None:
 
 
 def read_weights(path: Path, network: nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and metadata of the weights file of a network, which may be on the meta device; verified. As of `decode`.
-
-    `CheckpointError` if the file is missing, damaged, or of another network or encoding.
-    """
+    """Weights and metadata of the file of a network; `CheckpointError` if it is damaged, or of another one."""
     stored, metadata = read_tensors(path, expected=stored_infos(weights(network), encoding))
     try:
         return decode(stored), metadata
@@ -159,17 +147,15 @@ def read_network(
     """The network in a model folder, in evaluation mode, and the metadata of its weights file.
 
     Rounded matrices of a model of at least `SMALLEST_STORED` weights stay as they are stored on a CPU; all others are
-    float32.
-
-
-    Errors as of `read_weights`; `ResourceError` if the weights do not fit the machine.
+    float32. Errors as of `read_weights`; `ResourceError` if the weights do not fit the machine.
     """
     network = _empty_network(model, folder)
-    floats = sum(tensor.numel() for tensor in weights(network).values())
+    n_weights = sum(tensor.numel() for tensor in weights(network).values())
     file_bytes = (folder / WEIGHTS).stat().st_size
-    if file_bytes >= floats:  # read_weights refuses a smaller file, which is damaged
+    float32_bytes = 4 * n_weights
+    if file_bytes >= n_weights:  # read_weights refuses a smaller file, which is damaged
         for place in {"cpu", str(device)}:
-            needed = min(file_bytes, 4 * floats) if place == "cpu" else 4 * floats
+            needed = min(file_bytes, float32_bytes) if place == "cpu" else float32_bytes
             require_memory(f"model {folder.resolve().name}", needed, "Use a smaller model.", place)
     tensors, metadata = read_weights(folder / WEIGHTS, network, encoding)
     _fill(network, tensors, device)

@@ -17,8 +17,9 @@ connected by a saved session thus give the scores of one stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError, DataError, StateError
@@ -36,8 +37,7 @@ from xlcli.text.oddities import Oddities
 from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions
 
-STATS_SECONDS = 1.0
-"""Time between two `StreamStats`."""
+STATS_SECONDS = 1.0  # time between two `StreamStats`
 
 StreamEvent = ScoredEvent | StreamStats | Notice
 
@@ -55,29 +55,21 @@ def stream(
     on_word: Callable[[WordScore], None] | None = None,
     saves_start: bool = False,
 ) -> Iterator[StreamEvent]:
-    """Scores text as it arrives.
+    """Scores text as it arrives. Yields scores as `options` say, and totals of this run about once a second and last.
 
     Args:
-        model: The model.
+        model: The model that scores.
         portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
             arrived for a while; only then is an unfinished line scored early (`flush_ms`). The next portion is taken
-            when the last one has been scored. A stopped stream saves the unscored bytes of the last one, whatever its
-            size.
-        options: Output, flushing, saving and resets.
-        runtime: Device and number type.
-        resume: Saved session. Line numbers and byte offsets continue from it.
+            when the last one has been scored. A stopped stream saves the unscored bytes of the last one.
+        options: What is scored, yielded, cleared and saved.
+        runtime: Of `make_runtime`.
+        resume: Saved session, whose line numbers and byte offsets go on. `StateError` if it does not fit `options`.
         save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         on_token: Called with each token when it is scored, whatever is yielded.
         on_word: Called with each word after the token that ends it, whatever is yielded.
         saves_start: Save a new session before its text is read, too, for text that cannot be read again from its start.
-
-    Yields:
-        Scores as `options.emit`, `min_bits` and `top` say, totals about once a second, and the final totals last.
-        Totals are those of this run.
-
-    Raises:
-        StateError: `resume` does not fit `options`.
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     # Advice on how texts are written is noise for whoever keeps a log, and would come at each restart.
@@ -98,8 +90,9 @@ def stream(
     yield from running.run(portions)
     yield from oddities.notices()
     yield from map(Notice, model.tokenizer.take_notices())
-    yield from unknown_notice(running.meter.n_unknown, running.meter.n_tokens)
-    yield running.stats(final=True)
+    totals = running.stats(final=True)
+    yield from unknown_notice(running.n_unknown, totals.tokens)
+    yield totals
 
 
 def _reading_notice(resume: SessionState | None, options: StreamConfig) -> Iterator[Notice]:
@@ -142,7 +135,9 @@ class _Stream:
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
         self.output.records.arrive(self.intake.end_offset)
-        self.meter = Meter()
+        self.n_unknown = 0  # tokens of words that are not in the vocabulary
+        self._started = self._told = time.monotonic()
+        self._scoring_seconds = 0.0
         self._start = self.output.position  # from which totals are counted
         self._n_together = 1  # lines that are scored in one call; a word ends only with the state behind its line
         if options.frozen and self.output.words is None:
@@ -172,37 +167,47 @@ class _Stream:
         yield from self.end()
 
     def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
-        """Begins a document if the portion does. The memory is kept for one with the story of the document before."""
+        """Begins the document that a portion is, unless it continues the one before it; other text needs nothing."""
         records = self.output.records
-        is_document = isinstance(portion, Document)
+        words = self.output.words
+        fields: dict[str, Any] = {}
+        begins_document = False
         if isinstance(portion, Document):
+            fields = plain(portion.fields)
             records.count(portion)
             was_output = self._options.emit == "lines" and not records.waiting  # after a pause
-            is_document = was_output or not portion.continues
+            begins_document = was_output or not portion.continues
             if portion.continues and records.waiting:
                 records.join(portion)
+        is_reset = self._options.reset_on_change is None
+        if portion and (begins_document or self.story is None):
+            is_reset = self._begin_story(fields)
+        if not begins_document:
+            if portion and words is not None and not words.at.n_begun:  # the text before the first row
+                words.at.begin(0, {})
+            return
+
+        assert isinstance(portion, Document)
+        # A saved state may end within a line whose other parts are lost: each record has lines of its own.
+        if records.waiting and self.intake.is_within_line:
+            self.intake.receive(b"\n")
+        start = self.intake.begin_document(is_reset=is_reset)
+        if portion:
+            records.n_begun += 1
+        yield from self.output.begin_record(start, portion)
+        if words is not None:
+            words.at.begin(start, fields)
+
+    def _begin_story(self, fields: Mapping[str, Any]) -> bool:
+        """Sets the story by `reset_on_change`. True if it is another one than before, or there is no such option."""
         key = self._options.reset_on_change
-        words = self.output.words
-        fields = plain(portion.fields) if isinstance(portion, Document) else {}
-        story = self.story
-        if portion and key is not None and (is_document or story is None):
-            if key not in fields:
-                raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
-            story = str(fields[key])
-        is_reset = key is None or story != self.story
-        self.story = story
-        if isinstance(portion, Document) and is_document:
-            # A saved state may end within a line whose other parts are lost: each record has lines of its own.
-            if records.waiting and self.intake.is_within_line:
-                self.intake.receive(b"\n")
-            start = self.intake.begin_document(is_reset=is_reset)
-            if portion:
-                records.n_begun += 1
-            yield from self.output.begin_record(start, portion)
-            if words is not None:
-                words.at.begin(start, fields)
-        elif portion and words is not None and not words.at.n_begun:  # the text before the first row
-            words.at.begin(0, {})
+        if key is None:
+            return True
+        if key not in fields:
+            raise DataError(f"the text has no rows, or a row has no '{key}'.", "Name a key that all rows have.")
+        story_before = self.story
+        self.story = str(fields[key])
+        return self.story != story_before
 
     def score(self) -> Iterator[StreamEvent]:
         """Scores and outputs the text that can be output by now, one call of the model after the other, until `stop`.
@@ -228,16 +233,15 @@ class _Stream:
                 self.save()
 
     def _call_model(self, texts: Sequence[Tokens]) -> Sequence[Scored]:
-        """Scores one text, which continues the session, or several, each as after a reset; the meter counts them."""
+        """Scores one text, which continues the session, or several, each as after a reset."""
         started = time.perf_counter()
         if len(texts) == 1:
             scores = [self.session.score(texts[0].ids, self.output.predictions)]
         else:
             scores = self.session.score_each([text.ids for text in texts], self.output.predictions)
-        seconds = time.perf_counter() - started
+        self._scoring_seconds += time.perf_counter() - started
         for text in texts:
-            unknown = n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
-            self.meter.add(seconds / len(texts), len(text.ids), unknown)
+            self.n_unknown += n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
         return scores
 
     def _remarks_and_totals(self) -> Iterator[Notice | StreamStats]:
@@ -249,7 +253,8 @@ class _Stream:
             if remark.text not in self._said:
                 self._said.add(remark.text)
                 yield remark
-        if self.meter.is_due():
+        if time.monotonic() - self._told >= STATS_SECONDS:
+            self._told = time.monotonic()
             yield self.stats(final=False)
 
     def end(self) -> Iterator[StreamEvent]:
@@ -297,14 +302,18 @@ class _Stream:
         output, start = self.output, self._start
         n_lines = output.n_lines - start.n_lines
         n_bytes = output.n_bytes - start.n_bytes
+        n_tokens = output.n_tokens - start.n_tokens
         bits = output.bits - start.bits
+        seconds = max(time.monotonic() - self._started, 1e-9)
         return StreamStats(
             lines=n_lines,
             bytes=n_bytes,
-            tokens=output.n_tokens - start.n_tokens,
+            tokens=n_tokens,
             bits=bits,
             bits_per_byte=bits / max(1, n_bytes),
-            **self.meter.speed(n_lines),
+            seconds=seconds,
+            lines_per_second=n_lines / seconds,
+            tokens_per_second=n_tokens / max(self._scoring_seconds, 1e-9),
             mem_len=self.session.state.span.mem_len,
             state_bytes=self.session.state.bytes,
             final=final,
@@ -313,30 +322,3 @@ class _Stream:
             records=output.records.n_output,
             skipped=output.records.n_skipped,
         )
-
-
-class Meter:
-    """Speed of a stream."""
-
-    def __init__(self) -> None:
-        self._started = self._told = time.monotonic()
-        self._scoring_seconds = 0.0
-        self.n_tokens = self.n_unknown = 0
-
-    def add(self, seconds: float, n_tokens: int, n_unknown: int) -> None:
-        self._scoring_seconds += seconds
-        self.n_tokens += n_tokens
-        self.n_unknown += n_unknown
-
-    def is_due(self) -> bool:
-        """True if `STATS_SECONDS` have passed since it was."""
-        if time.monotonic() - self._told < STATS_SECONDS:
-            return False
-        self._told = time.monotonic()
-        return True
-
-    def speed(self, n_lines: int) -> dict[str, float]:
-        """Fields of `StreamStats` after `n_lines` lines."""
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        token_pace = self.n_tokens / max(self._scoring_seconds, 1e-9)
-        return {"seconds": seconds, "lines_per_second": n_lines / seconds, "tokens_per_second": token_pace}

@@ -19,12 +19,10 @@ from xlcli.store.state_files import PendingText, SessionState, StreamPosition
 from xlcli.text.formats import LineEnds
 from xlcli.text.pretokenize import PreTokenizer
 
-BLOCK_BYTES = 2**14
-"""Number of bytes tokenized at a time."""
+BLOCK_BYTES = 2**14  # number of bytes tokenized at a time
 LINE_LIMIT = 2**14
 """Number of bytes after which a line is output in parts, and up to which `reset_on` is searched for in a line."""
-LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-"""A line with its end, or the rest of a text."""
+LINE = re.compile(rb"[^\n]*\n|[^\n]+")  # a line with its end, or the rest of a text
 
 
 class Tokens(NamedTuple):
@@ -52,15 +50,7 @@ class Tokens(NamedTuple):
 
 
 class Intake:
-    """Text on its way to the model.
-
-    It passes from `_arrived` (bytes) through `_pretokenizer` (the unfinished word at its end) to the queue of tokens,
-    whose first `_n_ready` may be scored.
-
-    Attributes:
-        line_ends: Reads CR LF as LF.
-        n_received: Number of bytes and documents that have arrived.
-    """
+    """Text on its way to the model: from `_arrived` (bytes) through `_pretokenizer` to the queue of tokens."""
 
     def __init__(
         self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
@@ -79,14 +69,14 @@ class Intake:
         rest = pending.data[pending.n_tokenized :]
         # A CR at the end waits for what follows it; those before it have been decided.
         self._arrived = rest if options.binary else rest.removesuffix(b"\r")
-        self.line_ends = LineEnds(rest[len(self._arrived) :])
+        self.line_ends = LineEnds(rest[len(self._arrived) :])  # reads CR LF as LF
         self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
         self._queue = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized])
         self._documents = deque(pending.documents)  # offsets in the text that waits
         self._offset = position.n_bytes  # of the queue in the whole text
         self._at_line_start = position.n_bytes == position.line_start
         self._last_arrival = time.monotonic()
-        self.n_received = 0
+        self.n_received = 0  # number of bytes and documents that have arrived
         self._is_ended = False
         self._n_ready = self._n_complete()
 
@@ -152,10 +142,7 @@ class Intake:
         self._arrived += self.line_ends.feed(b"", final=True)
 
     def take(self, *, to_line_end: bool) -> Tokens | None:
-        """Tokens to score in one call, which leave the queue; None if none can be output now.
-
-        `to_line_end`: the last of them ends a line, if one of them does.
-        """
+        """Tokens to score in one call, up to the last line end if `to_line_end`; None if none can be output now."""
         while not self._n_ready:
             if self._arrived:
                 self._feed()
@@ -187,15 +174,16 @@ class Intake:
         if first is None:
             return []
         texts = [first]
+        if self._reset_pattern is None:  # rows, which may have several lines, are scored one by one
+            return texts
         n_longest = len(first.ids)
-        resets_at_lines = self._reset_pattern is not None  # not at rows, which may have several lines
-        while resets_at_lines and len(texts) < most:
-            last_is_line = texts[-1].is_reset and self._at_line_start  # from a reset to a line end
-            n_next = self._queue.n_within(_line_end(self._queue.text, 0))
-            next_is_ready = self._n_ready > 0 and n_next <= self._n_ready
+        while len(texts) < most:
+            last_is_whole_line = texts[-1].is_reset and self._at_line_start  # from a reset to a line end
+            n_next = self._queue.n_within(_line_end(self._queue.text, 0))  # tokens of the next line
+            is_ready = self._n_ready > 0 and n_next <= self._n_ready
             n_longest = max(n_longest, n_next)
-            next_fits = n_longest * (len(texts) + 1) <= TOKENS_PER_CALL
-            if not (last_is_line and next_is_ready and next_fits):
+            fits = n_longest * (len(texts) + 1) <= TOKENS_PER_CALL
+            if not (last_is_whole_line and is_ready and fits):
                 break
             line = self.take(to_line_end=False)
             assert line is not None  # since it is ready

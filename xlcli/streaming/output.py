@@ -20,25 +20,15 @@ from xlcli.streaming.records import Records, fields_of
 from xlcli.text.documents import Document
 from xlcli.words import Predictions, Words
 
-RECENT = 1000
-"""Number of latest scores that `top` compares the next one with."""
-FAR_SPAN = 256
-"""Number of bytes up to which tokens are joined, far behind the beginning of a record."""
+RECENT = 1000  # number of latest scores that `top` compares the next one with
+FAR_SPAN = 256  # number of bytes up to which tokens are joined, far behind the beginning of a record
 
 
 ScoredEvent = LineScore | WordScore | Row | TokenScore
 
 
 class StreamOutput:
-    """Scored tokens on their way out: as they are, joined to words, or assembled to lines.
-
-    Attributes:
-        predictions: What is kept of the prediction of each token, if any of it is output.
-        words: The words, if they are output.
-        records: Records of the text, which are output in place of its lines.
-        selection: Selects what is output.
-        n_lines, n_bytes, n_tokens, bits: Complete lines, bytes and tokens so far, and the sum of their surprisals.
-    """
+    """Scored tokens on their way out: as they are, joined to words, or assembled to lines."""
 
     def __init__(
         self,
@@ -50,20 +40,22 @@ class StreamOutput:
         on_word: Callable[[WordScore], None] | None,
     ) -> None:
         self.options = options
-        self.predictions = predictions
+        self.predictions = predictions  # what is kept of the prediction of each token, if any of it is output
         self._on_token = on_token
         self._on_word = on_word
+        # Complete lines, bytes and tokens so far, and the sum of their surprisals:
         self.n_lines = position.n_lines
         self.n_bytes = position.n_bytes
         self.n_tokens = position.n_tokens
         self.bits = position.bits
-        self.words = None
+        self.words = None  # the words, if they are output
         if predictions and (options.emit == "words" or on_word):
             word = WordPosition(last=before, starts=deque())
             if options.emit == "words" and position.words is not None:
                 word = position.words.copy()
             self.words = Words(predictions.boundaries, word, by_line=options.each_line)
-        self.selection = Selection(options, position.recent.get(options.emit, ()))
+        self.selection = Selection(options, position.recent.get(options.emit, ()))  # selects what is output
+        # Records of the text, which are output in place of its lines.
         self.records = Records(position, has_events=options.event_start is not None)
         # The unfinished line, whose beginning may have been output as a part, or the unfinished record:
         self._line_start = position.line_start
@@ -116,7 +108,7 @@ class StreamOutput:
                 self._on_token(score)
             if self.words:
                 yield from self._listed(self.words.feed(score))
-            if emit == "tokens" and self.selection.shows(token_bits):
+            if emit == "tokens" and self.selection.take(token_bits):
                 yield score
             yield from self._add_to_line(token, token_bits)
 
@@ -131,7 +123,7 @@ class StreamOutput:
             return
         record = self.records.take() if self.records.covers(self.n_bytes) else None
         bits = sum(span_bits for _, span_bits in spans)
-        if not self.selection.shows(bits / n_bytes):
+        if not self.selection.take(bits / n_bytes):
             return
         text = b"".join(text for text, _ in spans)
         values: dict[str, Any] = {"byte": self.n_bytes - n_bytes, "bytes": n_bytes, "text": text, "tokens": n_tokens}
@@ -207,7 +199,7 @@ class StreamOutput:
         for event in events:
             if self._on_word and isinstance(event, WordScore):
                 self._on_word(event)
-            if self.options.emit == "words" and (isinstance(event, Row) or self.selection.shows(event.bits)):
+            if self.options.emit == "words" and (isinstance(event, Row) or self.selection.take(event.bits)):
                 yield event
 
 
@@ -227,17 +219,18 @@ class Selection:
         self.recent = deque(recent, RECENT)
         self._sorted = sorted(self.recent)
 
-    def shows(self, score: float) -> bool:
-        """True if the next score is selected; counts it, and remembers it for `top`."""
-        is_shown = self.min_bits is None or score >= self.min_bits
+    def take(self, score: float) -> bool:
+        """Takes the next score, and remembers it for `top`. True if it is selected, which is counted."""
+        is_selected = self.min_bits is None or score >= self.min_bits
         if self.top is not None:
             score = round(score, 3)  # equal lines may differ by rounding errors
-            n_top = self.top * len(self._sorted)
             n_as_high = len(self._sorted) - bisect_left(self._sorted, score)
-            is_shown = is_shown and n_top >= 1 and n_as_high < n_top
-            if len(self._sorted) == RECENT:
-                del self._sorted[bisect_left(self._sorted, self.recent[0])]
-            self.recent.append(score)  # drops the oldest one
+            n_top = self.top * len(self._sorted)
+            is_selected = is_selected and n_top >= 1 and n_as_high < n_top
+            if len(self.recent) == RECENT:  # the oldest one is forgotten
+                del self._sorted[bisect_left(self._sorted, self.recent.popleft())]
+            self.recent.append(score)
             insort(self._sorted, score)
-        self.n_shown += is_shown
-        return is_shown
+        if is_selected:
+            self.n_shown += 1
+        return is_selected

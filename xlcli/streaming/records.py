@@ -12,24 +12,16 @@ from xlcli.text.documents import Document, plain
 
 
 class Records:
-    """Records of the text that has arrived, from the first one that was not output yet. Others have none.
-
-    Attributes:
-        waiting: These records, in order.
-        input_line: Line of the input at which the last row that arrived begins.
-        n_begun: Number of these and of all others that have arrived in this run, with text.
-        n_skipped: Number of lines of the input that were skipped in this run: they have no text.
-        stream: Stream of the container that wrote the last row, or None.
-        unfinished: This stream if its line goes on in a later row, else None.
-    """
+    """Records of the text that has arrived, from the first one that was not output yet. Others have none."""
 
     def __init__(self, position: StreamPosition, *, has_events: bool) -> None:
-        self.waiting = deque(position.records)
-        self.input_line = position.input_line
+        self.waiting = deque(position.records)  # these records, in order
+        self.input_line = position.input_line  # line of the input at which the last row that arrived begins
+        # Number of these and of all others that have arrived in this run, with text.
         self.n_begun = len(self.waiting)
-        self.n_skipped = 0
-        self.stream = position.stream
-        self.unfinished = position.unfinished
+        self.n_skipped = 0  # number of lines of the input that were skipped in this run: they have no text
+        self.stream = position.stream  # stream of the container that wrote the last row, or None
+        self.unfinished = position.unfinished  # this stream if its line goes on in a later row, else None
         self._last_skipped = 0  # line of the input
         self._has_events = has_events
         self._end = 0  # offset of the end of the text that has arrived

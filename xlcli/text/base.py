@@ -25,38 +25,20 @@ _CACHED_BYTES = 48
 
 
 class Tokenizer(ABC):
-    """A tokenizer.
+    """Text to token ids and back, by a vocabulary. `CheckpointError` if the vocabulary file is damaged."""
 
-    Args:
-        data: Content of its vocabulary file.
-        name: Path of this file, for errors.
-
-    Attributes:
-        kind: Key of `TOKENIZERS`.
-        file: Name of the vocabulary file; None if there is none.
-        described: Arguments of the class besides the vocabulary, which `tokenizer.json` has.
-        vocab_size: Number of ids, which start at 0.
-        start_id: The input before the first token of a text: the id of a line end, or of the mark of a beginning.
-        fingerprint: SHA-256 of kind and vocabulary.
-        id_sizes: Bytes of text of each id (v); None if they depend on the text.
-        splitter: Where a text may be cut.
-        unknown_id: Id of what is not in the vocabulary, if there is one.
-        separate_ids: Ids before which a word ends, whatever their text.
-
-    Raises:
-        CheckpointError: `data` is no such vocabulary.
-    """
-
-    kind: str
-    file: str | None = None
+    kind: str  # key of `TOKENIZERS`
+    file: str | None = None  # name of the vocabulary file; None if there is none
+    # Arguments of the class besides the vocabulary, which `tokenizer.json` has.
     described: ClassVar[tuple[str, ...]] = ()
-    vocab_size: int
+    vocab_size: int  # number of ids, which start at 0
+    # The input before the first token of a text: the id of a line end, or of the mark of a beginning.
     start_id: int
-    fingerprint: str
-    id_sizes: NDArray[np.int32] | None
-    splitter: Splitter = WORDS
-    unknown_id: int | None = None
-    separate_ids: Collection[int] = ()
+    fingerprint: str  # SHA-256 of kind and vocabulary
+    id_sizes: NDArray[np.int32] | None  # bytes of text of each id (v); None if they depend on the text
+    splitter: Splitter = WORDS  # where a text may be cut
+    unknown_id: int | None = None  # id of what is not in the vocabulary, if there is one
+    separate_ids: Collection[int] = ()  # ids before which a word ends, whatever their text
 
     def __init__(self, data: bytes = b"", name: str = "") -> None:
         self.data, self._name = data, name
@@ -69,10 +51,7 @@ class Tokenizer(ABC):
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, and the bytes of text of each, whose sum is `len(data)`; both (t).
 
-        `at` is the offset of `data` in the text, for errors.
-
-        Raises:
-            DataError: The text has no tokens of this kind.
+        `at` is the offset of `data` in the text, for errors. `DataError` if the text has no tokens of this kind.
         """
 
     @abstractmethod
@@ -112,12 +91,7 @@ class Tokenizer(ABC):
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
-
-        Raises:
-            ConfigError: The vocabulary size is impossible, or the vocabulary comes with a model.
-            DataError: The text is empty.
-        """
+        """A tokenizer with about `vocab_size` ids; `ConfigError` if that is impossible, `DataError` without a text."""
         raise ConfigError(f"a tokenizer of kind {cls.kind} comes with a model.", "Give --tokenizer sentencepiece.")
 
 
@@ -172,10 +146,7 @@ class PieceTokenizer(Tokenizer):
         return b"".join([self._texts[i] for i in ids])
 
     def _encode_part(self, part: bytes) -> bytes:
-        """Ids as bytes of int32: pieces where they decode to the bytes of `part`, tokens of bytes elsewhere.
-
-        Special characters are spelled in bytes, too.
-        """
+        """Ids as bytes of int32: pieces where they decode to `part`; elsewhere, and for special characters, bytes."""
         ids: list[int] = []
         for i, text in enumerate(self._special.split(part.decode(errors="surrogateescape"))):
             data = text.encode(errors="surrogateescape")

@@ -9,6 +9,7 @@ has grown is read up to its length in the scan, and a file that has changed is r
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -36,43 +37,28 @@ MOST_REMARKS = 3  # number of remarks on files of rows that are shown
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Result of scanning a corpus.
-
-    Attributes:
-        n_chars: Number of characters; None if the text is not UTF-8.
-        has_nul: True if it contains NUL bytes, a sign of binary data.
-        sha256: Hash of the text.
-        sizes: Bytes of each file.
-        bad_byte: File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
-        documents: Offsets at which documents begin, ascending; the first is 0.
-        crlf: Number of CR LF of each file that are read as LF.
-    """
+    """Result of scanning a corpus."""
 
     n_bytes: int
-    n_chars: int | None
-    has_nul: bool
-    sha256: str
-    sizes: tuple[int, ...]
+    n_chars: int | None  # number of characters; None if the text is not UTF-8
+    has_nul: bool  # true if it contains NUL bytes, a sign of binary data
+    sha256: str  # hash of the text
+    sizes: tuple[int, ...]  # bytes of each file
+    # File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
     bad_byte: tuple[str, int] | None
-    documents: Sequence[int] = (0,)
-    crlf: tuple[int, ...] = ()
+    documents: Sequence[int] = (0,)  # offsets at which documents begin, ascending; the first is 0
+    crlf: tuple[int, ...] = ()  # number of CR LF of each file that are read as LF
 
 
 class Corpus:
-    """One text made of files in order. Made by `gather`.
-
-    Args:
-        skipped: Files of folders that are not text, each with the reason.
-        documents: Offsets at which documents begin, ascending from 0; None: as the files say.
-        left_out: Names of files that are not read, because they are held-out text.
-    """
+    """One text made of files in order. Made by `gather`."""
 
     def __init__(
         self,
         sources: Sequence[Source],
-        skipped: Mapping[Path, str] | None = None,
-        documents: Sequence[int] | None = None,
-        left_out: Sequence[str] = (),
+        skipped: Mapping[Path, str] | None = None,  # files of folders that are not text, each with the reason
+        documents: Sequence[int] | None = None,  # offsets at which they begin, ascending from 0; None: as files say
+        left_out: Sequence[str] = (),  # names of files that are not read, because they are held-out text
     ) -> None:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
@@ -145,59 +131,62 @@ class Corpus:
         crlf: list[int] = []
         checksums: list[list[int]] = []
         n_stored = 0  # bytes of the files that were read
-        place = 0  # offset of the next block in the whole text
         for source in self.sources:
             sizes.append(0)
             crlf.append(0)
             checksums.append([])
-            for block, block_end, starts, crlf_so_far in source.blocks(notice=self._remarks.append):
+            for block in source.blocks(notice=self._remarks.append):
+                block_start = utf8.n_bytes  # in the whole text
+                starts = block.documents
                 if source.input_format.each_line:
-                    starts = [match.end() for match in re.finditer(b"\n", block)]
-                is_first = sizes[-1] == 0  # a document begins with each file
-                for start in [0, *starts] if is_first else starts:
-                    if place + start > documents[-1]:
-                        documents.append(place + start)
-                digest.update(block)
-                utf8.feed(block)
-                place += len(block)
-                sizes[-1] += len(block)
-                crlf[-1] = crlf_so_far
+                    starts = [line_end.end() for line_end in re.finditer(b"\n", block.text)]
+                begins_file = sizes[-1] == 0
+                if begins_file:
+                    starts = [0, *starts]
+                for start in starts:
+                    if block_start + start > documents[-1]:  # otherwise the document before it is empty
+                        documents.append(block_start + start)
+                digest.update(block.text)
+                utf8.feed(block.text)
+                sizes[-1] += len(block.text)
+                crlf[-1] = block.crlf
+                checksums[-1].append(zlib.crc32(block.text))
                 self._require_text(utf8, sizes)
-                checksums[-1].append(zlib.crc32(block))
-                yield from meter.report(n_stored + block_end)
+                yield from meter.report(n_stored + block.stored)
             n_stored += source.stored_bytes
         utf8.feed(b"", final=True)
         self._require_text(utf8, sizes)
-        if sum(sizes) == 0:
+        if utf8.n_bytes == 0:
             raise DataError(f"{self.name} is empty.", "Give a file that contains text.")
-        bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
         self.checksums = checksums
-        starts = documents if self._documents is None else self._documents
         self._facts = Facts(
-            sum(sizes), utf8.n_chars, utf8.has_nul, digest.hexdigest(), tuple(sizes), bad, starts, tuple(crlf)
+            n_bytes=utf8.n_bytes,
+            n_chars=utf8.n_chars,
+            has_nul=utf8.has_nul,
+            sha256=digest.hexdigest(),
+            sizes=tuple(sizes),
+            bad_byte=None if utf8.bad is None else self._locate(utf8.bad, sizes),
+            documents=documents if self._documents is None else self._documents,
+            crlf=tuple(crlf),
         )
 
     def read(self, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
-        """Bytes from `start` to `stop`, or to the end, in portions of at most `BLOCK` bytes.
-
-        Raises:
-            DataError: A file has changed since the scan.
-        """
+        """Bytes from `start` to `stop`, at most `BLOCK` at a time; `DataError` if a file has changed since."""
         file_start = 0
         facts = self.facts
         for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self.checksums, strict=True):
-            # Offsets in the file.
-            first = max(start - file_start, 0)
+            first = max(start - file_start, 0)  # offsets in the file
             end = min(stop - file_start, size)
             file_start += size
             if first >= end:
                 continue
-            # Whole blocks are read, because the checksums are theirs.
-            number = first // BLOCK
-            blocks = source.blocks(number, seek=not crlf)
-            for block_start in range(number * BLOCK, end, BLOCK):
-                block = next(blocks, Block(b"", 0)).text[: size - block_start]
-                if zlib.crc32(block) != checksums[block_start // BLOCK]:
+            # Whole blocks are read and compared, because each checksum is that of a block.
+            first_block = first // BLOCK
+            blocks = source.blocks(first_block, seek=not crlf)
+            for number in range(first_block, math.ceil(end / BLOCK)):
+                block_start = number * BLOCK
+                block = next(blocks, Block(b"", 0)).text[: size - block_start]  # without what was appended since
+                if zlib.crc32(block) != checksums[number]:
                     raise source.changed()
                 yield block[max(first - block_start, 0) : end - block_start]
 
@@ -205,28 +194,26 @@ class Corpus:
         """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
 
         A row of two texts comes twice, with two numbers. Files of rows are read again. If there are several files, the
-        field `file` is the name of the row's, unless it has such a field.
-
-        Raises:
-            DataError: A file has changed since the scan.
+        field `file` is the name of the row's, unless it has one. `DataError` if a file has changed since the scan.
         """
-        place, number = 0, 0
-        documents = self.facts.documents
+        file_start = 0
+        number = 0
+        starts = self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
             file = source.name if len(self.sources) > 1 else None
-            names = {} if file is None else {"file": file}
-            rows: Iterable[tuple[int, Document]] = source.rows(place, size)
+            file_field = {} if file is None else {"file": file}
+            rows: Iterable[tuple[int, Document]] = source.rows(file_start, size)
             if self._documents is not None:
-                rows = [(at, Document(b" ")) for at in self._documents]  # in place of their texts
-            for at, document in rows:
+                rows = [(start, Document(b" ")) for start in self._documents]  # in place of their texts
+            for start, document in rows:
                 number += 1
                 if not document:
                     continue
-                is_document = bisect_left(documents, at) < bisect_right(documents, at)
-                if not is_document:
+                is_known = bisect_left(starts, start) < bisect_right(starts, start)
+                if not is_known:
                     raise source.changed()
-                yield at, Row(number, names | plain(document.fields), document.regions, file)
-            place += size
+                yield start, Row(number, file_field | plain(document.fields), document.regions, file)
+            file_start += size
 
     def range_sha256(self, start: int, stop: int) -> str:
         """Hash of the bytes from `start` to `stop`, computed once."""
@@ -261,11 +248,8 @@ class Corpus:
 def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of pipes.
 
-    Of a folder all files that look like text are read, sorted by path, except hidden files.
-
-    Raises:
-        DataError: `paths` is empty, or a path is not text.
-        ResourceError: The disk is too full for a copy of standard input.
+    Of a folder all files that look like text are read, sorted by path, except hidden files. `DataError` if `paths` is
+    empty, or a path is not text; `ResourceError` if the disk is too full for a copy of standard input.
     """
     sources: list[Source] = []
     skipped: dict[Path, str] = {}
@@ -276,19 +260,18 @@ def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> 
         if str(given) == "-" and sys.stdin is None:
             raise DataError("standard input is closed.", "Give a file.")
         if is_pipe(given):
-            sources.append((yield from copy_pipe(path, input_format)))
+            copied = yield from copy_pipe(path, input_format)
+            sources.append(copied)
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
-            inside = [open_source(file, input_format) for file in files_below(path)]
-            texts = []
-            for source in inside:
+            n_before = len(sources)
+            for source in [open_source(file, input_format) for file in files_below(path)]:
                 fault = source.fault()
                 if fault is None:
-                    texts.append(source)
+                    sources.append(source)
                 else:
                     skipped[source.path] = fault
-            if not texts:
+            if len(sources) == n_before:
                 raise DataError(f"the folder {path} contains no text files.", "Give files, or a folder of text files.")
-            sources += texts
         else:
             sources.append(open_source(path, input_format))
     if not sources:
@@ -297,7 +280,6 @@ def gather(paths: Sequence[str | Path], *, input_format: InputFormat = TEXT) -> 
 
 
 # Training, validation and test part
-
 
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20  # maximum bytes of a held-out part of default size
@@ -383,26 +365,18 @@ class Split:
 
 def split(
     corpus: Corpus,
-    valid: str | float | None = None,
-    test: str | float | None = None,
+    valid: str | float | None = None,  # fraction of the text, or a file; None is 5 %, at most 1 MiB
+    test: str | float | None = None,  # as `valid`; None is an empty part if `valid` is a file
     *,
-    by_document: bool = False,
-    seed: int | None = None,
+    by_document: bool = False,  # split between documents where one begins at most 64 KiB before the place of the split
+    seed: int | None = None,  # draws whole files to hold out, if there are `DRAWN_FROM`; None: hold out the end
 ) -> Generator[Progress, None, Split]:
     """Splits a corpus into training, validation and test part, at line ends if possible. Yields progress.
 
     The parts are in this order. If whole files are held out, they are moved to the end of the corpus.
     No file is read in two parts: test text comes first, then validation text.
 
-    Args:
-        corpus: The text.
-        valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
-        test: As `valid`; None is an empty part if `valid` is a file.
-        by_document: Split between documents where one begins at most 64 KiB before the place of the split.
-        seed: Draws the files that are held out, if there are `DRAWN_FROM` or more; None: hold out the end.
-
-    Raises:
-        DataError: A file cannot be read or is empty, or nothing but held-out text is given.
+    `DataError` if a file cannot be read or is empty, or nothing but held-out text is given.
     """
     if test is None and isinstance(valid, str):
         test = 0.0
@@ -420,16 +394,18 @@ def split(
     n_files = len(corpus.sources)
     end = corpus.n_bytes
     held_out: list[Part] = []
-    for given, n_files_of_part in zip((test, valid), n_drawn, strict=True):
+    for given, n_drawn_files in zip((test, valid), n_drawn, strict=True):
         if isinstance(given, str):
             held_out.append(Part(texts[given], 0, texts[given].n_bytes))
             continue
-        n_files -= n_files_of_part
-        cut = file_starts[n_files]
-        if not n_files_of_part:
-            cut = _boundary(corpus, end - _held_out_size(given, corpus.n_bytes), end, by_document=by_document)
-        held_out.append(Part(corpus, cut, end))
-        end = cut
+        if n_drawn_files:
+            n_files -= n_drawn_files
+            start = file_starts[n_files]
+        else:
+            wanted_start = end - _held_out_size(given, corpus.n_bytes)
+            start = _boundary(corpus, wanted_start, end, by_document=by_document)
+        held_out.append(Part(corpus, start, end))
+        end = start
     test_part, valid_part = held_out
     drawn = corpus.sources[n_files : n_files + sum(n_drawn)]
     return Split(Part(corpus, 0, end), valid_part, test_part, tuple(source.name for source in drawn))
@@ -451,26 +427,24 @@ def _drawn_last(corpus: Corpus, parts: Sequence[str | float | None], seed: int) 
     size, it and those after it have none.
     """
     sizes = [source.stored_bytes for source in corpus.sources]
-    left = random.Random(seed).sample(range(len(sizes)), len(sizes))  # noqa: S311
-    drawn: list[list[int]] = []
-    for given in parts:
+    undrawn = random.Random(seed).sample(range(len(sizes)), len(sizes))  # noqa: S311
+    end_of_order: list[int] = []
+    n_drawn = [0] * len(parts)
+    for i, given in enumerate(parts):
         wanted = _held_out_size(given, sum(sizes))
-        part: list[int] = []
+        drawn: list[int] = []
         n_bytes = 0
-        for number in left:
+        for number in undrawn:
             if n_bytes < wanted and n_bytes + sizes[number] <= MOST_DRAWN * wanted:
-                part.append(number)
+                drawn.append(number)
                 n_bytes += sizes[number]
         if n_bytes < LEAST_DRAWN * wanted:
             break
-        drawn.append(sorted(part))
-        left = [number for number in left if number not in part]
-    order = sorted(left)
-    for part in reversed(drawn):
-        order += part
-    n_drawn = [len(part) for part in drawn]
-    n_drawn += [0] * (len(parts) - len(drawn))
-    return Corpus([corpus.sources[number] for number in order], corpus.skipped, left_out=corpus.left_out), n_drawn
+        undrawn = [number for number in undrawn if number not in drawn]
+        end_of_order = sorted(drawn) + end_of_order
+        n_drawn[i] = len(drawn)
+    sources = [corpus.sources[number] for number in sorted(undrawn) + end_of_order]
+    return Corpus(sources, corpus.skipped, left_out=corpus.left_out), n_drawn
 
 
 def warn_of_copies(held_out: Corpus, text: Corpus) -> Generator[Progress | Notice, None, None]:

@@ -15,24 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from xlcli.errors import DataError, named, shortened
+from xlcli.errors import ConfigError, DataError, named, shortened
 from xlcli.files import as_utf8
 
-DEFAULT_FIELD = "text"
-"""Key of the text in JSON lines and Parquet files."""
+DEFAULT_FIELD = "text"  # key of the text in JSON lines and Parquet files
 _USUAL = "text message msg log short_message body content sentence question prompt input response answer output"
 USUAL_FIELDS = {key: rank for rank, key in enumerate(_USUAL.split())}
 """Ranks of keys that usually have the text of a log or a data set, the likeliest first."""
 LONGEST_LINE = 2**24
 """Maximum size of a JSON object or a row of a table in bytes. Parsing can take 64 bytes of RAM per byte."""
-SKIP_SECONDS = 60.0
-"""Least time between two remarks on rows of a stream that are skipped."""
+SKIP_SECONDS = 60.0  # least time between two remarks on rows of a stream that are skipped
 _WORD = re.compile(r"(?<!\S)[^\W\d_]++[.,;:!?]*+(?!\S)")
 
-LONGEST_EVENT = 2**16
-"""Number of bytes after which a line begins a new event, whatever it is."""
-LINE_TEXT = "text"
-"""Key of the text in rows of plain lines."""
+LONGEST_EVENT = 2**16  # number of bytes after which a line begins a new event, whatever it is
+LINE_TEXT = "text"  # key of the text in rows of plain lines
 
 Portions = Iterator[bytes | None]
 Notice = Callable[[str], None]
@@ -49,26 +45,18 @@ class Document(bytes):
     """A portion that begins a document. Portions of other types continue the document before them.
 
     A row without text is an empty one, which is left out but counts in the numbers of documents.
-
-    Attributes:
-        fields: The fields of its row that are not texts: strings of a table, values of a JSON object or of Parquet.
-        regions: Offsets at which its marked regions begin and end (`text/marks.py`).
-        row: All fields, with the text, of a row of a stream.
-        key: The key of its text in `row`.
-        line: Line of the input at which it begins.
-        stream: Stream of the container that wrote its row, or None.
-        unfinished: This stream if its line goes on in its next row, else None.
-        continues: It is a part of the last line of the document before it, or the next line of an event. It begins a
-            document if the one before has ended by now, after a pause.
     """
 
+    # The fields of its row that are not texts: strings of a table, values of a JSON object or of Parquet.
     fields: Mapping[str, Any]
-    regions: Sequence[tuple[int, int]]
-    row: Mapping[str, Any]
-    key: str
-    line: int
-    stream: str | None = None
-    unfinished: str | None = None
+    regions: Sequence[tuple[int, int]]  # offsets at which its marked regions begin and end (`text/marks.py`)
+    row: Mapping[str, Any]  # all fields, with the text, of a row of a stream
+    key: str  # the key of its text in `row`
+    line: int  # line of the input at which it begins
+    stream: str | None = None  # stream of the container that wrote its row, or None
+    unfinished: str | None = None  # this stream if its line goes on in its next row, else None
+    # It is a part of the last line of the document before it, or the next line of an event. It begins a
+    # document if the one before has ended by now, after a pause.
     continues = False
 
     def __new__(
@@ -81,6 +69,8 @@ class Document(bytes):
         key: str = LINE_TEXT,
         line: int = 0,
     ) -> Self:
+        if not isinstance(text, bytes):
+            raise ConfigError(f"a document is made from bytes, not {type(text).__name__}.", "Pass text.encode().")
         self = super().__new__(cls, text)
         self.fields = {} if fields is None else fields
         self.regions = regions
@@ -88,9 +78,6 @@ class Document(bytes):
         self.key = key
         self.line = line
         return self
-
-    def without_line_end(self) -> Document:
-        return Document(self.removesuffix(b"\n"), self.fields, row=self.row, key=self.key, line=self.line)
 
 
 class Place(str):
@@ -105,20 +92,15 @@ class Place(str):
 
 
 class LineRow(dict[str, Any]):
-    """A plain line as a row: the named groups of a pattern, or the line alone as its text.
+    """A plain line as a row: the named groups of a pattern, or the line alone as its text."""
 
-    Attributes:
-        continues: The line does not begin an event.
-        stream: Stream of a container that writes long lines in parts (CRI, the format of Kubernetes), or None.
-        is_part: The line goes on in the next row of this stream.
-    """
-
+    # Stream of a container that writes long lines in parts (CRI, the format of Kubernetes), or None.
     stream: str | None = None
-    is_part = False
+    is_part = False  # the line goes on in the next row of this stream
 
     def __init__(self, groups: Mapping[str, Any], *, continues: bool) -> None:
         super().__init__(groups)
-        self.continues = continues
+        self.continues = continues  # the line does not begin an event
 
 
 class Joined(tuple[str, ...]):
@@ -142,8 +124,7 @@ class Joined(tuple[str, ...]):
 def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:
     """Texts of rows, each a `Document`, empty for a row without text. Calls `notice` with the number of these.
 
-    Raises:
-        DataError: A row has another value in the place of a text, lacks one of several, or no row has the key.
+    `DataError` if a row has another value in the place of a text, lacks one of several, or no row has the key.
     """
     n_empty = 0
     has_key = False
@@ -200,34 +181,32 @@ def live_texts(
                 continue
             place, row = item
             number = n_before + place.number if isinstance(place, Place) else 0
-            place = f"line {number}"
-            row_stream, is_part = _stream_of(row, text_fields[0])
+            document = Document(b"", line=number)
+            continues_event = False
             try:
                 document = _live_text(row, text_fields, key, number, has_begun=has_begun)
+                if document.stream == stream and event_bytes < LONGEST_EVENT:
+                    continues_event = _continues_event(row, document, event_start)
+                if not continues_event:
+                    lost = None
             except ValueError as error:
-                lost = refusal(f"{place} of {name}", text_fields, error)
-                skips.add(place, lost)
+                lost = refusal(f"line {number} of {name}", text_fields, error)
+            if lost is not None:
+                skips.add(number, lost)
                 yield Document(b"", line=number)
                 continue
 
-            is_same_event = row_stream == stream and event_bytes < LONGEST_EVENT
-            continues_event = is_same_event and _continues_event(row, document, event_start)
-            if continues_event and lost is not None:
-                skips.add(place, lost)
-                yield Document(b"", line=number)
-                continue
-            if is_part:
-                document = document.without_line_end()
-            continues_line = unfinished is not None and row_stream == unfinished
+            continues_line = unfinished is not None and document.stream == unfinished
             if unfinished is not None and not continues_line:
-                yield b"\n"
-            stream = document.stream = row_stream
-            unfinished = document.unfinished = row_stream if is_part else None
+                yield b"\n"  # ends the line whose other parts have not come
             document.continues = continues_line or continues_event
+            stream = document.stream
+            unfinished = document.unfinished
             yield document
             has_begun = True
-            event_bytes = len(document) + (event_bytes if document.continues else 0)
-            lost = None
+            if not document.continues:
+                event_bytes = 0
+            event_bytes += len(document)
     finally:
         skips.report()
 
@@ -244,13 +223,14 @@ class _Skips:
     def __init__(self, notice: Notice) -> None:
         self._notice = notice
         self._n_skipped = self._n_reported = 0
-        self._last_place = self._remark = ""
+        self._last_line: int | None = None
+        self._remark = ""
         self._due = time.monotonic()
 
-    def add(self, place: str, error: DataError) -> None:
-        if place != self._last_place:  # a broken line may have several values
+    def add(self, line: int, error: DataError) -> None:
+        if line != self._last_line:  # a broken line may have several values
             self._n_skipped += 1
-        self._last_place = place
+        self._last_line = line
         self._remark = error.message.removesuffix(".")
 
     def report_if_due(self) -> None:
@@ -267,6 +247,7 @@ class _Skips:
 def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int, *, has_begun: bool) -> Document:
     """The first text of a row; `ValueError` as of `texts_of_row`, or if there is none or the row lacks `key`."""
     field = text_fields[0]
+    stream, is_part = _stream_of(row, field)
     whole = dict(row) if isinstance(row, dict) else {}
     is_missing = isinstance(row, dict) and field not in row
     if isinstance(whole.get(field), list):
@@ -278,12 +259,16 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
         raise ValueError(f"it is missing{key_hint(row)}")
     if not texts:
         raise ValueError(_why_no_text(whole, field))
-    text = texts[0]
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
+    text: bytes = texts[0]
+    line_text = text.removesuffix(b"\n")
     if isinstance(whole[field], list):
-        whole[field] = text.removesuffix(b"\n").decode()
-    return Document(text, text.fields, row=whole, key=field, line=line)
+        whole[field] = line_text.decode()
+    document = Document(line_text if is_part else text, texts[0].fields, row=whole, key=field, line=line)
+    document.stream = stream
+    document.unfinished = stream if is_part else None
+    return document
 
 
 def _why_no_text(row: Mapping[str, Any], field: str) -> str:
@@ -310,9 +295,7 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     """Texts of a row, each ended by a line end unless they are joined; none if an only text is null, empty or missing.
 
     Takes an only text out of the row. Decodes an array of bytes, as journald writes text that is not printable.
-
-    Raises:
-        ValueError: The row is broken or no object, a text is another value, or one of several is missing.
+    `ValueError` if the row is broken or no object, a text is another value, or one of several is missing.
     """
     if isinstance(row, ValueError):
         raise row
@@ -324,9 +307,7 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     if len(text_fields) > 1:  # which stay beside the other fields
         texts = [row.get(field) or None for field in text_fields]
     else:
-        text = row.pop(text_fields[0], None)
-        if isinstance(text, list):
-            text = _decoded(text)
+        text = _decoded(row.pop(text_fields[0], None))
         texts = [] if text in (None, "") else [text]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("it is missing, or is no text")
@@ -339,16 +320,18 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
 
 def _decoded(value: Any) -> Any:
     """The text of an array of bytes, as journald writes what is not printable; other values as they are."""
-    with suppress(TypeError, ValueError):
-        return bytes(value).decode(errors="replace") if isinstance(value, list) else value
+    if isinstance(value, list):
+        with suppress(TypeError, ValueError):
+            return bytes(value).decode(errors="replace")
     return value
 
 
 def _joined_values(values: list[Any]) -> Any:
     """The texts of a field that occurs several times, which journald writes as an array, one below the other."""
     texts = [_decoded(value) for value in values]
-    are_texts = all(isinstance(text, str) for text in texts)
-    return "\n".join(texts) if are_texts else values
+    if not all(isinstance(text, str) for text in texts):
+        return values
+    return "\n".join(texts)
 
 
 def refusal(where: str, text_fields: Sequence[str], error: ValueError) -> DataError:

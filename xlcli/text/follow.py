@@ -72,10 +72,7 @@ class _OpenFile:
         return os.pread(self.descriptor, len(self.tail), self.offset - len(self.tail)) == self.tail
 
     def lines(self, find: Find) -> bytes:
-        """The next complete lines, to the line end that `find` finds; b"" if the next line is unfinished.
-
-        A line above `LONGEST_LINE` comes in parts.
-        """
+        """Lines up to the end that `find` finds; b"" if the next is unfinished. A long line comes in parts."""
         for size in (PORTION, LONGEST_LINE):
             data = os.pread(self.descriptor, size, self.offset)
             n_whole = find(data, b"\n") + 1

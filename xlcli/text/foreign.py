@@ -9,11 +9,8 @@ whole text, however it is cut.
 from __future__ import annotations
 
 import json
-import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -56,10 +53,9 @@ LLAMA3 = (
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
-"""Patterns of published tokenizers, at which the package never gives up."""
+"""Patterns of published tokenizers."""
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _READ_SPACE = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-_STDERR_LOCK, _PIPE_SIZE = threading.Lock(), 2**16
 
 
 class PartSplitter(Splitter):
@@ -149,10 +145,6 @@ class TokenizersTokenizer(PieceTokenizer):
             if changes:
                 raise _lossy(name, f"{changes[0]['type']!a:.80} changes it or removes a part of it")
             self._model = _load(content)
-            self._encode: Callable[..., Any] = self._model.encode
-            patterns = {step["pattern"].get("Regex") for step in steps if "pattern" in step}
-            if not patterns <= {None, LLAMA3, QWEN2, *DEFAULT}:
-                self._encode = partial(_quiet, self._model.encode)
             if not texts.keys() >= {*self._model.get_vocab().values()}:
                 raise ValueError("its added tokens have other ids")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -175,7 +167,7 @@ class TokenizersTokenizer(PieceTokenizer):
 
     def _find(self, text: str) -> list[int]:
         try:
-            return self._encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+            return self._model.encode(text, add_special_tokens=False).ids
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # as in `_load`
@@ -259,37 +251,13 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     if "dropout" in content["model"]:
         changed["model"] = content["model"] | {"dropout": None}
     try:
-        package: tokenizers.Tokenizer = _quiet(Package.from_str, json.dumps(changed))
+        package: tokenizers.Tokenizer = Package.from_str(json.dumps(changed))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the package has no class of its own, and its panics are no `Exception`
         raise ValueError(str(error)) from None
     package.encode_special_tokens = True
     return package
-
-
-def _quiet(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`call(*args, **kwargs)` without the text that a panic of the package prints on standard error.
-
-    Meanwhile standard error of the process is a pipe. What another thread has written into it is printed afterwards,
-    unless the call fails.
-    """
-    with _STDERR_LOCK:
-        stderr = os.dup(2)
-        reader, writer = os.pipe()
-        # Neither an empty nor a full pipe stops a thread.
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
-        try:
-            os.dup2(writer, 2)
-            result = call(*args, **kwargs)
-            with suppress(OSError):
-                os.write(stderr, os.read(reader, _PIPE_SIZE))
-            return result
-        finally:
-            os.dup2(stderr, 2)
-            for descriptor in (stderr, reader, writer):
-                os.close(descriptor)
 
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # types of pieces of sentencepiece

@@ -29,25 +29,22 @@ from xlcli.text.parquet_rows import PARQUET, parquet_rows
 from xlcli.text.recognition import read_while, recognized, texts_in
 
 NUMPY = b"\x93NUMPY"
-HEAD = 2**13
-"""Number of first bytes of a stream that must be text."""
-COMPRESSIONS = {
+HEAD = 2**13  # number of first bytes of a stream that must be text
+COMPRESSIONS = {  # first bytes of compressed data
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
     **{b"%c\x2a\x4d\x18" % first: "zstd" for first in range(0x50, 0x60)},  # skippable frames, as pzstd writes them
 }
-"""First bytes of compressed data."""
-ENCODINGS = {
+ENCODINGS = {  # byte-order marks; UTF-32 comes first, because its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-"""Byte-order marks; UTF-32 comes first, because its mark begins with the mark of UTF-16."""
-BINARIES = {
+BINARIES = {  # first bytes of well-known files that are not text
     b"PK\x03\x04": "a zip archive or an office document",
     b"\x7fELF": "a program",
     b"MZ\x90": "a program",
@@ -61,35 +58,20 @@ BINARIES = {
     PARQUET: "a Parquet file",
     NUMPY: "a NumPy array",
 }
-"""First bytes of well-known files that are not text."""
 
 
 def text_of(
     portions: Portions,
     name: str,
-    text_fields: Sequence[str] = (),
-    descriptor: int | None = None,
+    text_fields: Sequence[str] = (),  # keys in JSON, or columns of a table; none is the key `text` of JSON, if any
+    descriptor: int | None = None,  # open file of the data, for Parquet and NumPy
     *,
-    any_bytes: bool = False,
-    token_ids: bool = False,
-    notice: Notice = lambda text: None,
-    read: Read = texts_of,
+    any_bytes: bool = False,  # accept well-known formats that are not text, except Parquet, which is one of texts
+    token_ids: bool = False,  # the text is ids of tokens: integers in a NumPy file become decimal numbers
+    notice: Notice = lambda text: None,  # called with remarks on rows that are plain text or left out, and on CR
+    read: Read = texts_of,  # what is made of rows
 ) -> Portions:
-    """Text of data in any of the formats.
-
-    Args:
-        portions: The data.
-        name: Name of the source, by which rows are recognized, too.
-        text_fields: Keys of the texts in JSON, or columns of a table; none is the key `text` of JSON, if there is one.
-        descriptor: Open file of the data, for Parquet and NumPy.
-        any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
-        token_ids: The text is ids of tokens: an array of integers in a NumPy file becomes decimal numbers.
-        notice: Called with remarks on rows that are read as plain text, or as one row, or are left out, and on CR.
-        read: What is made of rows.
-
-    Raises:
-        DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
-    """
+    """Text of data in any of the formats; `DataError` if it is damaged, known as no text, or lacks `text_fields`."""
     if descriptor is not None and _begins_with(descriptor, PARQUET):
         fields = text_fields or [DEFAULT_FIELD]
         return read(parquet_rows(descriptor, name, fields), name, fields, notice)
@@ -124,16 +106,11 @@ CRLF_NOTICE = "Windows line endings (CR LF) are read as LF"
 
 
 class LineEnds:
-    """Reads CR LF as LF in a text divided anywhere; a CR before anything else stays.
-
-    Attributes:
-        held: A CR at the end of the text so far, which the next byte decides about.
-        replaced: Number of CR LF so far.
-    """
+    """Reads CR LF as LF in a text divided anywhere; a CR before anything else stays."""
 
     def __init__(self, held: bytes = b"") -> None:
-        self.held = held
-        self.replaced = 0
+        self.held = held  # a CR at the end of the text so far, which the next byte decides about
+        self.replaced = 0  # number of CR LF so far
 
     def feed(self, portion: bytes, *, final: bool = False) -> bytes:
         """The next bytes as text, `final` if they are the last ones."""
@@ -146,51 +123,28 @@ class LineEnds:
 
 
 def unpacked(portions: Portions, name: str) -> Portions:
-    """Decompressed data, or the data itself if it is not compressed.
-
-    There may be several frames; zero bytes between them are padding.
-
-    Raises:
-        DataError: The data is damaged or incomplete.
-    """
+    """Decompressed data, or data as it is if it is not compressed; `DataError` if it is damaged or incomplete."""
     mark, head = yield from _begin(portions, COMPRESSIONS)
     data = itertools.chain([head], portions)
     if not mark:
         yield from data
         return
     kind = COMPRESSIONS[mark]
-    size = ZSTD_INPUT if kind == "zstd" else BLOCK
-    frame: _Decoder = None  # between two frames
+    unpacker = _Unpacker(kind)
     try:
         for portion in data:
             if portion is None:
                 yield None
-                continue
-            for start in range(0, len(portion), size):
-                rest = portion[start : start + size]
-                while True:
-                    if frame is None:
-                        rest = rest.lstrip(b"\0")
-                    if not rest:
-                        break
-                    if frame is None:
-                        frame = FRAMES[kind]()
-                    yield from filter(None, _pieces(frame, rest, kind))
-                    rest = frame.unused_data
-                    if frame.eof:
-                        frame = None
+            else:
+                yield from filter(None, unpacker.feed(portion))
     except FAULTS as error:
         raise DataError(f"{name} is damaged {kind} data: {error}.", f"Check it with: {kind} -t") from None
-    if frame is not None:
+    if unpacker.frame is not None:
         raise DataError(f"{name} ends in the middle of its {kind} data.", f"Check it with: {kind} -t")
 
 
 def in_utf8(portions: Portions, name: str) -> Portions:
-    """Text in UTF-8 without byte-order mark; data without a mark is passed on unchanged.
-
-    Raises:
-        DataError: The data does not agree with its byte-order mark.
-    """
+    """Text in UTF-8, converted if a byte-order mark says so; `DataError` if the text does not agree with the mark."""
     mark, head = yield from _begin(portions, ENCODINGS)
     encoding, data = ENCODINGS.get(mark, "utf-8"), itertools.chain([head.removeprefix(mark)], portions)
     if encoding == "utf-8":
@@ -213,21 +167,23 @@ def in_utf8(portions: Portions, name: str) -> Portions:
 
 def in_lines(portions: Portions, name: str, notice: Notice) -> Portions:
     """Text with LF for each CR if its first `HEAD` bytes have no other line end; other text is passed on unchanged."""
-    n_left = HEAD
-    for portion in portions:
-        if portion and (b"\r" in portion or b"\n" in portion):
+    n_left = HEAD  # bytes that are still to be looked at
+    for first in portions:
+        if first and (b"\r" in first or b"\n" in first):
             break
-        n_left -= len(portion or b"")
-        yield portion
+        n_left -= len(first or b"")
+        yield first
     else:
-        return
-    rest = itertools.chain([portion], portions)
-    head = yield from read_while(rest, lambda head: b"\n" not in head and len(head) < n_left)
-    data: Portions = itertools.chain([head], portions)
-    if _ends_lines_in_cr(head[: max(n_left, 0)]):
+        return  # a text of one line
+    from_first_end = itertools.chain([first], portions)
+    head = yield from read_while(from_first_end, lambda head: b"\n" not in head and len(head) < n_left)
+    ends_lines_in_cr = _ends_lines_in_cr(head[: max(n_left, 0)])
+    if ends_lines_in_cr:
         notice(f"{name} ends its lines in CR alone, which is read as a line end")
-        data = (part and part.replace(b"\r", b"\n") for part in data)  # of None, which is a pause, None
-    yield from data
+    for portion in itertools.chain([head], portions):
+        if portion and ends_lines_in_cr:
+            portion = portion.replace(b"\r", b"\n")
+        yield portion
 
 
 def _ends_lines_in_cr(head: bytes) -> bool:
@@ -235,32 +191,34 @@ def _ends_lines_in_cr(head: bytes) -> bool:
 
 
 def decimal(descriptor: int, name: str) -> Iterator[bytes]:
-    """The integers of a NumPy file as decimal numbers, a line for each row.
-
-    Raises:
-        DataError: The file is damaged, or has no rows of integers.
-    """
+    """The integers of a NumPy file as decimal numbers, a line for each row; `DataError` if it has no such rows."""
     with open(descriptor, "rb", closefd=False) as file:
         if file.seekable():
             file.seek(0)
         try:
             if np.lib.format.read_magic(file) != (1, 0):
                 raise ValueError("its version is not 1.0")
-            shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
-            if kind.kind not in "iu" or len(shape) not in (1, 2) or (by_column and len(shape) > 1):
+            shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+            is_matrix_by_column = by_column and len(shape) > 1
+            if dtype.kind not in "iu" or len(shape) not in (1, 2) or is_matrix_by_column:
                 raise ValueError("it has no rows of integers")
-            if file.tell() + math.prod(shape) * kind.itemsize != os.fstat(descriptor).st_size:
+            if file.tell() + math.prod(shape) * dtype.itemsize != os.fstat(descriptor).st_size:
                 raise ValueError("it has another size than it says")
         except Exception as error:  # numpy has many for a damaged header
             remedy = "Write one or two axes of integers with np.save."
             raise DataError(f"{name} cannot be read: {error!s:.200}.", remedy) from None
-        n_read, row_len = 0, shape[-1]
+        row_len = shape[-1]
+        n_read = 0
         while True:
-            numbers = np.fromfile(file, kind, BLOCK // 4).tolist()
+            numbers = np.fromfile(file, dtype, BLOCK // 4).tolist()
             if not numbers:
                 return
-            yield b"".join([b"%d " % n if i % row_len else b"%d\n" % n for i, n in enumerate(numbers, n_read + 1)])
-            n_read += len(numbers)
+            words = []
+            for number in numbers:
+                n_read += 1
+                ends_row = n_read % row_len == 0
+                words.append(b"%d\n" % number if ends_row else b"%d " % number)
+            yield b"".join(words)
 
 
 def not_text(name: str, reason: str) -> DataError:
@@ -271,7 +229,7 @@ def not_text(name: str, reason: str) -> DataError:
 def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
     """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
     reason = f"is not UTF-8: the byte at offset {offset} is invalid"
-    remedy = "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW"
+    remedy = "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW (cp1256 if it is Arabic, cp874 if it is Thai)"
     if is_cut:
         reason = f"ends inside a UTF-8 character, at offset {offset}"
         remedy = "Cut it at a line end, as head -n does"
@@ -279,21 +237,14 @@ def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
 
 
 class Utf8:
-    """Counts the characters of a text and finds bytes that are not text.
-
-    Attributes:
-        n_chars: Number of characters so far; None if the text is not UTF-8.
-        bad: Offset of the first byte that is not UTF-8.
-        is_cut: True if `bad` begins a character that the end of the text cuts off.
-        has_nul: True if there is a NUL byte, a sign of binary data.
-    """
+    """Counts the characters of a text and finds bytes that are not text."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
-        self.n_chars: int | None = 0
-        self.bad: int | None = None
-        self.is_cut = False
-        self.has_nul = False
+        self.n_chars: int | None = 0  # number of characters so far; None if the text is not UTF-8
+        self.bad: int | None = None  # offset of the first byte that is not UTF-8
+        self.is_cut = False  # true if `bad` begins a character that the end of the text cuts off
+        self.has_nul = False  # true if there is a NUL byte, a sign of binary data
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, block: bytes, *, final: bool = False) -> str:
@@ -312,11 +263,7 @@ class Utf8:
 
 
 def checked(portions: Portions, name: str) -> Portions:
-    """The text, of which the first `HEAD` bytes must be UTF-8 without NUL bytes, unless they are of rows.
-
-    Raises:
-        DataError: They are not.
-    """
+    """The text; `DataError` if its first `HEAD` bytes, unless of rows, are not UTF-8 or have NUL bytes."""
     utf8 = Utf8()
     for portion in portions:
         is_of_row = isinstance(portion, Document)  # which was decoded, and in which \u0000 is legal
@@ -348,37 +295,55 @@ def _begin(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, 
 
 # Gzip, bzip2, xz and zstd data
 
-
-BLOCK = 2**20
-"""Maximum number of bytes that one call of a decompressor returns."""
-ZSTD_INPUT = 2**8
-"""Bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text."""
+BLOCK = 2**20  # maximum number of bytes that one call of a decompressor returns
+ZSTD_INPUT = 2**8  # bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text
 LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
 """Maximum bytes of RAM of a decompressor: those that the formats' own tools need at their highest levels."""
-FAULTS = (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError)
-"""Errors of damaged data."""
+FAULTS = (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError)  # errors of damaged data
 
 
-_Decoder = Any
-"""One frame: an object with `decompress`, `eof` and `unused_data`."""
-FRAMES: dict[str, Callable[[], _Decoder]] = {
+FRAMES: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
     "bzip2": bz2.BZ2Decompressor,
     "xz": lambda: lzma.LZMADecompressor(memlimit=LZMA_MEMORY),
     "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj(),
 }
-"""Decompressor of each format."""
+"""What decompresses one frame of each format: an object with `decompress`, `eof` and `unused_data`."""
 
 
-def _pieces(frame: _Decoder, data: bytes, kind: str) -> Iterator[bytes]:
-    """Text of more data of a frame, at most `BLOCK` bytes at a time."""
-    if kind == "zstd":
-        yield frame.decompress(data)
-        return
-    yield frame.decompress(data, BLOCK)
-    if kind == "gzip":
-        while frame.unconsumed_tail:
-            yield frame.decompress(frame.unconsumed_tail, BLOCK)
-    else:
-        while not (frame.eof or frame.needs_input):
-            yield frame.decompress(b"", BLOCK)
+class _Unpacker:
+    """Decompresses data of one format, frame after frame. `frame` is the unfinished one; None between two frames."""
+
+    def __init__(self, kind: str) -> None:
+        self.frame: Any = None
+        self._kind = kind
+        self._input_size = ZSTD_INPUT if kind == "zstd" else BLOCK
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Text of the next data, in pieces of bounded size."""
+        for start in range(0, len(data), self._input_size):
+            rest = data[start : start + self._input_size]
+            while rest:
+                if self.frame is None:
+                    rest = rest.lstrip(b"\0")  # padding
+                    if not rest:
+                        break
+                    self.frame = FRAMES[self._kind]()
+                yield from self._pieces(rest)
+                rest = self.frame.unused_data
+                if self.frame.eof:
+                    self.frame = None
+
+    def _pieces(self, data: bytes) -> Iterator[bytes]:
+        """Text of more data of this frame, at most `BLOCK` bytes at a time, or as much as `ZSTD_INPUT` bytes hold."""
+        frame = self.frame
+        if self._kind == "zstd":
+            yield frame.decompress(data)
+            return
+        yield frame.decompress(data, BLOCK)
+        if self._kind == "gzip":
+            while frame.unconsumed_tail:
+                yield frame.decompress(frame.unconsumed_tail, BLOCK)
+        else:
+            while not (frame.eof or frame.needs_input):
+                yield frame.decompress(b"", BLOCK)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Generator
 from typing import Any
 
+from xlcli.files import unique_keys
 from xlcli.text import documents
 from xlcli.text.documents import Place, Portions, Rows
 
@@ -20,8 +21,7 @@ _COMMENTS = ("#", "//")
 def json_rows(portions: Portions) -> Rows:
     """JSON values, one after the other or in arrays, with or without commas.
 
-    What is broken is a `JSONDecodeError`, and the next value begins in the line after it. Between values, lines from #
-    or // on are comments.
+    What is broken is a `JSONDecodeError`; the next value begins a line later. Lines from # or // on are comments.
     """
     utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     reader = _Reader()
@@ -33,28 +33,22 @@ def json_rows(portions: Portions) -> Rows:
             continue
         held = yield from reader.values(held, is_last=is_last)
         if portion is None:
-            yield None
+            yield None  # a pause, which is passed on
         elif not held:
-            yield b""
+            yield b""  # nothing is held, so a reader may stop here
     if reader.n_open and not reader.is_broken:
         yield Place("line", reader.line), json.JSONDecodeError("the brackets of arrays do not match", "", 0)
 
 
 class _Reader:
-    """Reads values from a text that is held in part.
-
-    Attributes:
-        line: Number of the line that was read up to.
-        wanted: Characters with which an unfinished value is parsed again: doing so at each portion would take long.
-        n_open: Number of brackets of arrays that are open; below 0 if too many are closed.
-        is_broken: True if a value was broken, so that brackets may be lost.
-    """
+    """Reads values from a text that is held in part."""
 
     def __init__(self) -> None:
-        self.line = 1
+        self.line = 1  # number of the line that was read up to
+        # Characters with which an unfinished value is parsed again: doing so at each portion would take long.
         self.wanted = 0
-        self.n_open = 0
-        self.is_broken = False
+        self.n_open = 0  # number of brackets of arrays that are open; below 0 if too many are closed
+        self.is_broken = False  # true if a value was broken, so that brackets may be lost
         self._skips_line = False
 
     def values(self, held: str, *, is_last: bool) -> Generator[tuple[str, Any], None, str]:
@@ -117,11 +111,4 @@ def _parsed(text: str, at: int) -> tuple[Any, int]:
             gc.enable()
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return row
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)

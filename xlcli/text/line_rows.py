@@ -16,11 +16,9 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
     r"""Lines as rows: the named groups of `text_regex`, null without a match, else the whole line as `text`.
 
     Both patterns are of RE2. A line that does not match `event_start` continues an event, as a whole if it does not
-    match `text_regex` either; any other line without that match is a `ValueError`.
+    match `text_regex` either; any other line without that match is a `ValueError`. `DataError` if a line has more than
+    `LONGEST_LINE` bytes.
     Example: with (?P<level>\w+) (?P<text>.*), `WARN disk full` is {"level": "WARN", "text": "disk full"}.
-
-    Raises:
-        DataError: A line has more than `LONGEST_LINE` bytes.
     """
     names: list[bytes] = []
     if text_regex is not None:
@@ -31,18 +29,18 @@ def line_rows(portions: Portions, name: str, text_regex: Any = None, event_start
             continue
         text = data.removesuffix(b"\r").decode(errors="replace")
         line = text.encode()
+        place = Place("line", number)
         continues = event_start is not None and event_start.search(line) is None
         match = text_regex.search(line) if text_regex is not None else None
-        place = Place("line", number)
-        if match is None and text_regex is not None and not continues:
-            yield place, ValueError("it does not match --text-regex")
-            continue
         groups: dict[str, str | None] = {LINE_TEXT: text}
         if match is not None:
             groups = {}
             for group in names:
                 value = match[group]
                 groups[group.decode()] = None if value is None else value.decode()
+        elif text_regex is not None and not continues:
+            yield place, ValueError("it does not match --text-regex")
+            continue
         row = LineRow(groups, continues=continues)
         container = _CONTAINER.match(line)
         if container is not None:

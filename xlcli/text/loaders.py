@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from xlcli.errors import DataError
 
-Ids = NDArray[Any]
-"""Token ids of any integer type, one axis; may be memory-mapped."""
+Ids = NDArray[Any]  # token ids of any integer type, one axis; may be memory-mapped
 
 
 def inputs_and_targets(
@@ -29,88 +28,58 @@ def inputs_and_targets(
 
 
 class TrainBatch(NamedTuple):
-    """One segment of each sequence.
-
-    inputs     (b t)
-    targets    (b t)
-    documents  (b t)  position of each input in its document or piece; None: a sequence is one document
-    """
+    """One segment of each sequence (b t)."""
 
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
-    documents: NDArray[np.int64] | None
+    documents: NDArray[np.int64] | None  # position of each input in its document or piece; None: there is one
 
 
 class _Pass(NamedTuple):
-    """Pieces of a pass, in the order in which each sequence reads them.
-
-    begins   (b piece)  position in the text of their first tokens
-    by_line  (b piece)  True for those whose lines are read apart
-    """
+    """Pieces of a pass, in the order in which each sequence reads them (b piece)."""
 
     number: int
-    begins: NDArray[np.int64]
-    by_line: NDArray[np.bool_]
+    begins: NDArray[np.int64]  # position in the text of their first tokens
+    by_line: NDArray[np.bool_]  # true for those whose lines are read apart
 
 
 PIECE_LEN = 4096
 """Approximate number of tokens of the pieces of a shuffled text, of which each sequence has at least one in a pass."""
 
 
+@dataclass(eq=False)
 class TrainLoader:
     """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
 
     Each segment of a sequence continues the previous one, so memory carries over. With `seed` the text is cut into
     pieces, at other places in each pass, and the sequences read all pieces of a pass in random order.
 
-    Args:
-        ids: Tokens of the text, at least one.
-        start_id: Input at the beginning of the text, and of each document.
-        documents: First token of each document, ascending from 0; None if the text is one document.
-        rows: Numbers of the sequences that this loader reads; None: all.
-        seed: Of the order of the pieces; None: the text is read in order.
-        pieces_apart: The pieces of a text without documents count as documents, so that each is read from empty
-            memory; its first input is the token before it. Those of a text with documents always do.
-        line_share: Share of the pieces whose lines count as documents; empty lines belong to the line before.
-        line_ends: True for the ids that end a line (v); None: no piece is read by line.
-
-    Attributes:
-        starts: Position in the text at which each sequence starts (b), if it is read in order.
-
-    Raises:
-        DataError: The text is empty.
+    With `pieces_apart` the pieces of a text without documents count as documents, so that each is read from empty
+    memory; its first input is the token before it. Those of a text with documents always do. `DataError` if the text is
+    empty.
     """
 
-    def __init__(
-        self,
-        ids: Ids,
-        batch_size: int,
-        start_id: int,
-        documents: NDArray[np.int64] | None = None,
-        rows: NDArray[np.int64] | None = None,
-        seed: int | None = None,
-        pieces_apart: bool = False,
-        line_share: float = 0.0,
-        line_ends: NDArray[np.bool_] | None = None,
-    ) -> None:
-        if len(ids) == 0:
+    ids: Ids
+    batch_size: int
+    start_id: int  # input at the beginning of the text, and of each document
+    documents: NDArray[np.int64] | None = None  # first token of each, ascending from 0; None: the text is one
+    # Numbers of the sequences that this loader reads; all unless they are given.
+    rows: NDArray[np.int64] | slice = field(default_factory=lambda: slice(None))
+    seed: int | None = None  # of the order of the pieces; None: the text is read in order
+    pieces_apart: bool = False
+    line_share: float = 0.0  # share of the pieces whose lines count as documents; empty ones end the line before
+    line_ends: NDArray[np.bool_] | None = None  # true for the ids that end a line (v); None: no piece is read by line
+
+    def __post_init__(self) -> None:
+        n_tokens = len(self.ids)
+        if n_tokens == 0:
             raise DataError("the training text is empty.", "Give a file that contains text.")
-        self.ids = ids
-        self.start_id = start_id
-        self.documents = documents
-        self.seed = seed
-        self.pieces_apart = pieces_apart
-        self.line_share = line_share
-        self.line_ends = line_ends
-        self.rows = np.arange(batch_size) if rows is None else rows
-        starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
-        self.starts = starts[self.rows]
-        n_pieces = max(1, round(len(ids) / (batch_size * PIECE_LEN)))
-        self.pieces = batch_size, n_pieces
-        """Number of sequences, and of the pieces of each in a pass."""
-        self.piece_len = math.ceil(len(ids) / (batch_size * n_pieces))
-        self.drawn = _Pass(-1, np.empty((0, 0), np.int64), np.empty((0, 0), bool))
-        """The latest pass."""
+        starts = np.arange(self.batch_size, dtype=np.int64) * n_tokens // self.batch_size
+        self.starts = starts[self.rows]  # position at which each sequence starts (b), if the text is read in order
+        n_pieces = max(1, round(n_tokens / (self.batch_size * PIECE_LEN)))
+        self.pieces = self.batch_size, n_pieces  # number of sequences, and of the pieces of each in a pass
+        self.piece_len = math.ceil(n_tokens / (self.batch_size * n_pieces))
+        self.drawn = _Pass(-1, np.empty((0, 0), np.int64), np.empty((0, 0), bool))  # the latest pass
 
     def batch(self, n_read: int, segment_len: int) -> TrainBatch:
         """The next `segment_len` tokens after `n_read` tokens of each sequence."""
@@ -135,10 +104,7 @@ class TrainLoader:
         return TrainBatch(inputs, targets, within)
 
     def _within_lines(self, read: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions (b t) of the tokens `read` (t) of each sequence in their lines, which may begin in earlier pieces.
-
-        They are at least `piece_len` where a piece is not read by line.
-        """
+        """Positions (b t) of the tokens `read` (t) in their lines; at least `piece_len` in pieces not read by line."""
         assert self.line_ends is not None
         first_of_piece = read[0] - read[0] % self.piece_len  # the line of the first token may have begun there
         since = np.arange(first_of_piece, read[-1] + 1)
@@ -149,19 +115,16 @@ class TrainLoader:
         is_after_line_end = self.line_ends[self.ids[positions - 1]] | (positions == 0)
         begins_line = by_line[rows] & is_after_line_end & ~is_line_end
         latest_begin = np.maximum.accumulate(np.where(begins_line, since, -self.piece_len), axis=1)
-        within = np.full((len(self.rows), len(read)), self.piece_len)
+        within = np.full((len(self.starts), len(read)), self.piece_len)
         within[rows] = (since - latest_begin)[:, -len(read) :]
         return within
 
     def _shuffled(self, read: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Positions (b t) in the text of the tokens `read` (t) of each sequence; True for those that are read by line.
-
-        Draws the passes in which they are, and keeps the last one in `drawn`.
-        """
+        """Positions (b t) of the tokens `read` (t) in the text, and which are read by line; draws their passes."""
         _, n_pieces = self.pieces
         piece_read, within_piece = np.divmod(read, self.piece_len)
         number_of_pass, piece_of_pass = np.divmod(piece_read, n_pieces)
-        positions = np.empty((len(self.rows), len(read)), np.int64)
+        positions = np.empty((len(self.starts), len(read)), np.int64)
         by_line = np.empty(positions.shape, bool)
         for number in range(number_of_pass[0], number_of_pass[-1] + 1):
             if number != self.drawn.number:
@@ -183,41 +146,28 @@ class TrainLoader:
 
 
 class EvalBatch(NamedTuple):
-    """One segment of each sequence.
+    """One segment of each sequence."""
 
-    inputs     (b t)
-    targets    (b n)  of the last n inputs
-    scored     (b n)  True where a target counts: it is neither warmup nor beyond the end of the text
-    positions  (b)    position in the text of the first target of each sequence
-    """
-
-    inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    scored: NDArray[np.bool_]
-    positions: NDArray[np.int64]
+    inputs: NDArray[np.int64]  # (b t)
+    targets: NDArray[np.int64]  # (b n) of the last n inputs
+    scored: NDArray[np.bool_]  # (b n) true where a target counts: it is neither warmup nor beyond the text's end
+    positions: NDArray[np.int64]  # (b) position in the text of the first target of each sequence
 
 
 @dataclass(frozen=True, eq=False)
 class EvalLoader:
-    """Evaluation batches of sequences that are read one segment at a time, each from empty memory.
+    """Evaluation batches of sequences that are read one segment at a time, each from empty memory."""
 
-    Attributes:
-        ids: Tokens of the text; may be empty.
-        starts: Position in the text at which each sequence starts (b), and `ends`, at which it ends.
-        start_id: Input at the beginning of a text.
-        offsets: Position of each start in its text (b), from which absolute positions count; 0: it begins there.
-        warmup_len: Number of tokens that are not scored of each sequence that does not begin its text.
-        reads_end: Also read the last token, whose target is none; `positions` then reach `ends`.
-    """
-
-    ids: Ids
+    ids: Ids  # tokens of the text; may be empty
+    # Position in the text at which each sequence starts (b), and `ends`, at which it ends.
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     segment_len: int
-    start_id: int
+    start_id: int  # input at the beginning of a text
+    # Position of each start in its text (b), from which absolute positions count; 0: it begins there.
     offsets: NDArray[np.int64]
-    warmup_len: int = 0
-    reads_end: bool = False
+    warmup_len: int = 0  # number of tokens that are not scored of each sequence that does not begin its text
+    reads_end: bool = False  # also read the last token, whose target is none; `positions` then reach `ends`
 
     @property
     def batch_size(self) -> int:
@@ -288,16 +238,19 @@ def document_loaders(
     (None: any number). `documents` are the first tokens of the documents, ascending from 0.
     """
     lengths = np.diff(documents, append=len(ids))
-    by_length = np.argsort(lengths, kind="stable")
-    batch_start = 0
-    for batch_stop in range(1, len(documents) + 1):
-        if batch_stop < len(documents):
-            # The next document would be the longest one of the batch, as they come in order of length.
-            n_documents = batch_stop + 1 - batch_start
-            n_in_segment = n_documents * min(int(lengths[by_length[batch_stop]]), segment_len)
-            if n_documents <= batch_size and (n_tokens is None or n_in_segment <= n_tokens):
-                continue
-        batch = by_length[batch_start:batch_stop]
+
+    def loader(batch: list[int]) -> EvalLoader:
         starts = documents[batch]
-        yield EvalLoader(ids, starts, starts + lengths[batch], segment_len, start_id, offsets=np.zeros_like(starts))
-        batch_start = batch_stop
+        return EvalLoader(ids, starts, starts + lengths[batch], segment_len, start_id, offsets=np.zeros_like(starts))
+
+    batch: list[int] = []
+    for document in np.argsort(lengths, kind="stable").tolist():
+        n_documents = len(batch) + 1
+        n_in_segment = n_documents * min(int(lengths[document]), segment_len)  # as it would be the longest one
+        has_room = n_documents <= batch_size and (n_tokens is None or n_in_segment <= n_tokens)
+        if batch and not has_room:
+            yield loader(batch)
+            batch = []
+        batch.append(document)
+    if batch:
+        yield loader(batch)

@@ -14,9 +14,7 @@ def without_marks(portions: Portions, name: str, marks: str) -> Portions:
     """The portions of a text. Its documents lack the marks around their regions, which are kept as places.
 
     `marks` are one character, or two: before and behind a region. Equal ones in a row count as one: `**was**`.
-
-    Raises:
-        DataError: Regions of a row overlap or do not end, or the text has no rows.
+    `DataError` if regions of a row overlap or do not end, or the text has no rows.
     """
     n_rows = 0
     for portion in portions:

@@ -1,7 +1,8 @@
 """What nobody sees or means in a text, but a model scores: found in its lines, counted and shown. The text stays as is.
 
-What some scripts need is not odd there: joiners in Persian, Hindi and emoji, zero-width spaces in Thai, direction marks
-beside Hebrew or Arabic, no-break blanks of French and of numbers, full-width letters beside Chinese or Japanese.
+What some scripts need is not odd there: joiners in Persian, Hindi and emoji, zero-width spaces between words of Thai,
+direction marks where Hebrew or Arabic stands beside Latin letters or numbers, no-break blanks of French and of numbers,
+full-width letters beside Chinese or Japanese.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any, Literal
 import re2
 
 from xlcli.events import Notice
+from xlcli.text import misreadings
 from xlcli.text.documents import LONGEST_LINE, Document
+from xlcli.text.misreadings import Found
 
 PATTERN_BYTES = 2**26
 """Maximum size of the automaton of all patterns."""
@@ -36,12 +39,6 @@ def is_decomposed(letters: str) -> bool:
 
 def has_latin(letters: str) -> bool:
     return _LATIN.search(letters) is not None
-
-
-def is_misread(letters: str) -> bool:
-    """True if these look like a text: several letters, of which some come again, unlike in a list of letters."""
-    found = [letter for letter in letters if letter.isalpha()]
-    return len(found) > len(set(found)) > _LETTERS_OF_A_LIST
 
 
 def has_no_digit(line: str) -> bool:
@@ -72,13 +69,19 @@ class Kind:
     def compiled(self) -> Any:
         return re2.compile(self.pattern)
 
-    def find(self, line: str) -> tuple[int, int] | None:
-        """Where the first one begins and ends."""
+    def find(self, line: str) -> Found | None:
+        """The first one that is odd."""
         for match in self.compiled.finditer(line):
             if self.accepts(match[0]):
-                start, end = match.span(match.lastindex or 0)
-                return start, end
+                return Found(*match.span(match.lastindex or 0))
         return None
+
+
+class WrongEncoding(Kind):
+    """Characters that were read in a wrong encoding, in lines with the pattern. They are shown as one sees them."""
+
+    def find(self, line: str) -> Found | None:
+        return misreadings.find(line)
 
 
 _BESIDE = "(?:^|[^{0}])({1})(?:[^{0}]|$)"  # with neither neighbor among these
@@ -88,16 +91,43 @@ _TAGS = r"\x{e0020}-\x{e007f}"  # behind a flag, those of England, Scotland and 
 _EMOJI = r"\p{So}\p{Sk}\p{Sm}\x{203c}\x{2049}\x{2139}\x{3030}\x{303d}"
 _JOINED = rf"\p{{Lo}}\p{{M}}{_EMOJI}{_TAGS}"  # letters without case, their signs, and emoji
 _RIGHT_TO_LEFT = r"\p{Arabic}\p{Hebrew}\p{Syriac}\p{Thaana}\p{Nko}"
+_LEFT_TO_RIGHT = r"\p{Lu}\p{Ll}\p{N}"  # and numbers
 _EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\x{3001}-\x{303f}"
 _UNBLANKED = r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Tai_Tham}\p{Javanese}\p{Balinese}"  # scripts
 _DIRECTION = r"[\x{61c}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+_NEEDLESS_DIRECTION = (  # in a line of one direction, or within a word
+    rf"{_WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)}|{_WITHOUT.format(_LEFT_TO_RIGHT, _DIRECTION)}"
+    rf"|[{_RIGHT_TO_LEFT}]({_DIRECTION}+)[{_RIGHT_TO_LEFT}]"
+)
 _JOINER = r"[\x{34f}\x{180e}\x{200c}\x{200d}\x{fe00}-\x{fe0f}\x{e0000}-\x{e0fff}]+"
 _BREAK = r"\x{200b}+"
+_BROKEN = rf"\x{{200b}}{_UNBLANKED}"
+_VOWELS_BEFORE = r"\x{e40}-\x{e44}\x{ec0}-\x{ec4}"  # of Thai and Lao, written before their consonant
+_VOWELS_BEHIND = r"\x{e30}\x{e32}\x{e33}\x{e45}\x{eb0}\x{eb2}\x{eb3}"
+_IN_SYLLABLE = rf"[{_VOWELS_BEFORE}]({_BREAK})|({_BREAK})[\p{{M}}{_VOWELS_BEHIND}]"  # no word begins or ends so
 _ZERO_WIDTH = (
-    rf"{_BESIDE.format(_JOINED, _JOINER)}|{_BESIDE.format(_UNBLANKED, _BREAK)}"
+    rf"{_BESIDE.format(_JOINED, _JOINER)}|{_BESIDE.format(_BROKEN, _BREAK)}|{_IN_SYLLABLE}"
+    r"|[\p{Thai}\p{Lao}]([\x{200c}\x{200d}]+)|([\x{200c}\x{200d}]+)[\p{Thai}\p{Lao}]"
     r"|([\x{2060}-\x{2065}\x{206a}-\x{206f}\x{fff9}-\x{fffb}]+)"
 )
 _ARABIC_FORMS = r"[\x{fb50}-\x{fbb1}\x{fbd3}-\x{fd3d}\x{fd50}-\x{fdf9}\x{fe70}-\x{fefc}]"  # but ﷺ, for a phrase
+# Letters of the two alphabets; a text with other letters is Urdu, Pashto, Uyghur or of another language.
+_ARABIC_ALPHABET, _PERSIAN_ADDED = "ءآأؤإئابةتثجحخدذرزسشصضطظعغفقكلمنهوىي", "پچژگکیۀ"
+_OF_OTHERS = "".join(
+    char
+    for char in map(chr, range(0x620, 0x780))
+    if unicodedata.category(char) == "Lo" and char not in _ARABIC_ALPHABET + _PERSIAN_ADDED
+)
+# Between two signs of a language: no brackets and quotes, in which another one may stand, and no joiner of Persian.
+_RUN = rf"[{_ARABIC_ALPHABET}{_PERSIAN_ADDED}\p{{M}}\s\x{{640}}،؛.؟]*?"
+_ARABIC = r"(?:[ةإ]|(?:^|\s)(?:هذا|هذه|الت[يی]|الذ[يی]|ف[يی]|أن)\s)"
+_PERSIAN = r"(?:(?:^|\s)(?:از|ا[يی]ن|است|برا[يی])(?:\s|$))"  # no words of Pashto, which has ک and both yehs
+_MIXED = "|".join((
+    *(rf"ك{_RUN}([یک])", rf"[یک]{_RUN}(ك)"),
+    *(rf"{_ARABIC}{_RUN}([یک])", rf"([یک]){_RUN}{_ARABIC}"),
+    *(rf"{_PERSIAN}{_RUN}([يك])", rf"([يك]){_RUN}{_PERSIAN}"),
+))  # fmt: skip
+_MIXED_ALPHABETS = rf"^[^{_OF_OTHERS}]*?(?:{_MIXED})[^{_OF_OTHERS}]*$"
 # Two เ for แ; Thai and Lao vowels in two parts, as NFKC writes them; marks twice, or a tone before the vowel.
 _THAI = (
     r"เเ|\x{e4d}[\x{e48}-\x{e4b}]?\x{e32}|\x{ecd}[\x{ec8}-\x{ecb}]?\x{eb2}"
@@ -105,6 +135,8 @@ _THAI = (
 )
 _LINES = r"[\x{305}\x{332}\x{333}\x{335}-\x{338}\x{20d0}-\x{20dc}\x{20e5}-\x{20ea}]"
 _FULL_WIDTH = r"[\x{ff01}-\x{ff06}\x{ff08}-\x{ff5e}]"
+_HALF_WIDTH = r"[\x{ff61}-\x{ff9f}\x{ffa1}-\x{ffdc}\x{ffe8}-\x{ffee}]"
+_OTHER_WIDTH = rf"{_WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)}|({_HALF_WIDTH})"
 _FILLERS = r"\x{115f}\x{2800}\x{3164}\x{ffa0}"
 _RARE_BLANK = rf"[\x{{a0}}\x{{1680}}\x{{2000}}-\x{{200a}}\x{{2028}}\x{{2029}}\x{{202f}}\x{{205f}}\x{{3000}}{_FILLERS}]"
 _OTHER_SCRIPTS = r"\p{Cyrillic}\p{Armenian}\p{Cherokee}ΑΒΕΖΗΙΚΜΝΟΡΤΥΧοϲϳ"  # of Greek only what looks so
@@ -126,17 +158,6 @@ _CODE = (
 )
 _ESCAPE = r"(?:^|\PL)\\u[\da-fA-F]{4}|\\['\"nrt]|(?:=[0-7][\dA-F]){2}|%[\dA-F]{2}|\p{L}('')\p{L}|^(b['\"]).*['\"]$"
 _INLINE_TAG = r"(?i)</?(?:b|i|u|em|strong|br|p|div|span|sub|sup|font)(?:\s[^<>]*)?/?>"
-_INSIDE = r"[\x{80}-\x{bf}ŒœŠšŸŽžƒˆ˜‚„†‡•‰‹›€™]"  # a byte inside a character, as Latin-1 or Windows-1252 read it
-_MISREAD_MAC = r"‚Ä|√[©®±≤≥§¶∂∫º]|\p{Ll}Õ\p{Ll}"  # as Mac Roman reads UTF-8, or as others read Mac Roman
-_INSIDE_HEBREW = r"[\x{90}-\x{aa}“”•–—˜™š›œžŸ]"  # × stands before fractions, too
-_MISREAD_1252 = (  # of letters with two bytes, Greek to Arabic, and with three, as in Thai, two that follow each other
-    rf"(?:^|\P{{Lu}})[ÂÃ]{_INSIDE}|(?:[Î-ÖØ-Û]{_INSIDE}|×{_INSIDE_HEBREW}){{2}}|(?:[à-ï]{_INSIDE}{{2}}){{2}}|â[€„\x{{80}}]|ï[»¿¬]|ð[Ÿ\x{{9f}}]"
-)
-_MISREAD_1256 = r"(?:[طظعغ][€‚ƒ„…†‡ˆ‰‹Œ‘’“”•–—™›œ\x{200c}\x{200d}\x{a0}،¢-©«-¹؛»-¾پٹچژڈگکڑںھ؟]){3}"  # as Arabic
-_MISREAD_874 = r"(?:เ[ธน]\S){5}"  # as Thai
-_MISREAD = rf"{_MISREAD_MAC}|n\?t\b|{_MISREAD_1252}|{_MISREAD_1256}|{_MISREAD_874}|[\x{{80}}-\x{{9f}}]"
-_LETTERS_OF_A_LIST = 3  # different ones
-_ALL_LATIN_1 = r"[¡-ÿ]{2,}(?:[\s\d!-/:;]*[¡-ÿ]){4,}"  # hardly any language has letters of this half alone
 _ENTITY = rf"&(?:#\d+|#[xX][\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
 _DECOMPOSED = r"\p{L}\p{M}+|[\x{340}-\x{387}\x{1f71}-\x{1ffd}\x{2126}-\x{212b}\x{f900}-\x{faff}]|[\x{1100}-\x{11ff}]+"
 _TAG = r"(?i)^\s*()<(?:\?xml|!doctype\s|(?:html|head|body|div|p|tei)[\s>]|[a-z][\w:.-]*\s+[\w:.-]+=[\"'])"
@@ -153,24 +174,26 @@ _JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
 _WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
 _DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)(?:[^*]+\*\*[^\s*][^*]*\*\*)*[^*]*$"
 _REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
+_YEH_AND_KAF = "write ي and ك in Arabic, ی and ک in Persian"
 _REGION_MARK = "eval --region-mark reads them"
 _ENCODING = "read the source in its own encoding"
 KINDS = (
     Kind("decomposed letters", "normalize the text to NFC", _DECOMPOSED, accepts=is_decomposed),
     Kind("zero-width characters", _REMOVE, _ZERO_WIDTH),
     Kind("soft hyphens", _REMOVE, r"\x{ad}"),
-    Kind("direction marks", _REMOVE, _WITHOUT.format(_RIGHT_TO_LEFT, _DIRECTION)),
+    Kind("direction marks", _REMOVE, _NEEDLESS_DIRECTION),
     Kind("byte-order marks", _REMOVE, r"\x{feff}", "any"),
     Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}", "any"),
     Kind("look-alike letters of another script", "write it in one script", _LOOK_ALIKE, accepts=has_latin),
     Kind("lines under or through letters", _REMOVE, _LINES),
     Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
-    Kind("characters of a wrong encoding", _ENCODING, f"(?:{_MISREAD})()", "any"),  # shown as they are: one sees them
-    Kind("words of a wrong encoding", _ENCODING, f"(?:{_ALL_LATIN_1})()", "any", accepts=is_misread),
+    WrongEncoding("characters of a wrong encoding", _ENCODING, misreadings.WORTH_A_LOOK, "any"),
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
     Kind("Arabic presentation forms", _PLAIN, _ARABIC_FORMS),
+    Kind("Persian letters in Arabic or Arabic ones in Persian", _YEH_AND_KAF, _MIXED_ALPHABETS),
+    Kind("letters drawn out (tatweel)", _REMOVE, r"\p{Arabic}\p{M}*(\x{640}+)\p{Arabic}"),
     Kind("Thai or Lao signs in parts, twice or in another order", "write แ, ำ, each mark once, tones last", _THAI),
-    Kind("full-width letters or marks", _PLAIN, _WITHOUT.format(_EAST_ASIAN, _FULL_WIDTH)),
+    Kind("full-width or half-width letters or marks", _PLAIN, _OTHER_WIDTH),
     Kind("HTML entities", "decode them", rf"(?:^ ?|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
     Kind("HTML tags", _REMOVE, _INLINE_TAG),
     Kind("characters written as codes", "decode them", _CODE),
@@ -216,9 +239,11 @@ class Oddities:
     """Counts what is odd in the units of a text: `line`, `row` or `prompt`, after `n_before` others.
 
     `of` are the kinds to look for: those of `any` line, for a log; also of a `line`; or also of a `row` or `prompt`.
+    Kinds in a smaller share of the units than `least_share` are not named.
     """
 
-    def __init__(self, unit: str, of: str, n_before: int = 0) -> None:
+    def __init__(self, unit: str, of: str, n_before: int = 0, *, least_share: float = 0.0) -> None:
+        self._least_share = least_share
         self._n_begun = n_before
         self._is_first = n_before == 0
         self._has_crlf = False  # the text comes before CR LF is read as LF
@@ -302,7 +327,9 @@ class Oddities:
             self._counts[kind] += 1
             if kind not in self._first:
                 where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
-                self._first[kind] = f"{where}: '{_excerpt(line, *place)}'"
+                self._first[kind] = f"{where}: '{_excerpt(line, place.start, place.end)}'"
+                if place.diagnosis:
+                    self._first[kind] += f", probably {place.diagnosis}"
 
     def _search_held(self) -> None:
         if self._held:
@@ -314,7 +341,7 @@ class Oddities:
         self._search_held()
         parts = []
         for kind, count in self._counts.items():
-            if kind.least_share <= count / self._n_begun <= kind.most_share:
+            if max(kind.least_share, self._least_share) <= count / self._n_begun <= kind.most_share:
                 parts.append(f"{count:,} with {kind.name} ({self._first[kind]}; {kind.remedy})")
         if parts:
             yield Notice(f"{self._unit}s that need a look: {'; '.join(parts)}", "warning")

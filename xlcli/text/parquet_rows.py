@@ -10,20 +10,13 @@ from xlcli.errors import DataError
 from xlcli.text.documents import Place, Rows
 from xlcli.text.table_rows import require_columns
 
-PARQUET = b"PAR1"
-"""First bytes of Parquet files."""
-PARQUET_ROWS = 256
-"""Rows per batch."""
-_TEXT_KIND = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
-"""Types of Arrow that are texts."""
+PARQUET = b"PAR1"  # first bytes of Parquet files
+PARQUET_ROWS = 256  # rows per batch
+_TEXT_KIND = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")  # types of Arrow that are texts
 
 
 def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows:
-    """Rows of an open file, without columns of bytes.
-
-    Raises:
-        DataError: pyarrow is missing, the file is damaged, or a column is missing.
-    """
+    """Rows of an open file, without columns of bytes; `DataError` if it cannot be read, or a text column is missing."""
     try:
         import pyarrow
         from pyarrow import parquet

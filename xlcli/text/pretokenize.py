@@ -17,13 +17,9 @@ _WORD = re.compile(rb" *[^ \n]*\n?")
 
 
 class Splitter:
-    """Divides a text into parts whose tokens together are those of the text. The parts of this one are words.
+    """Divides a text into parts whose tokens together are those of the text. The parts of this one are words."""
 
-    Attributes:
-        ends_at_lines: A part ends with every line end, whatever follows.
-    """
-
-    ends_at_lines = True
+    ends_at_lines = True  # a part ends with every line end, whatever follows
 
     def split(self, data: bytes) -> list[bytes]:
         """The parts of a text that starts where a part does; joined they are the text."""
@@ -73,21 +69,14 @@ def whole_characters(data: bytes) -> int:
 
 
 class PreTokenizer:
-    """Turns a text in portions of any size into portions of whole words, or parts of another splitter.
-
-    Args:
-        by_line: Lines are texts of their own: a part ends with every line end.
-
-    Attributes:
-        by_line: As above; it may change before the first text.
-        pending: Unfinished part at the end of the input so far, which is not returned yet; a word has at most `LONGEST`
-            bytes.
-    """
+    """Turns a text in portions of any size into portions of whole words, or parts of another splitter."""
 
     def __init__(self, splitter: Splitter = WORDS, *, by_line: bool = False) -> None:
+        # Unfinished part at the end of the input so far, which is not returned yet; a word has at most
+        # `LONGEST` bytes.
         self.pending = b""
         self._splitter = splitter
-        self.by_line = by_line
+        self.by_line = by_line  # lines are texts of their own: a part ends with every line end
 
     def feed(self, portion: bytes) -> bytes:
         """The parts that are complete with this portion; may be empty."""

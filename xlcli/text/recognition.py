@@ -15,26 +15,19 @@ from xlcli.text.table_rows import table_rows
 
 KINDS = {"jsonl": "json", "ndjson": "json", "json": "json", "csv": "table", "tsv": "table", "parquet": "parquet"}
 """What a file has whose name ends so, also below the suffix of a compression."""
-BLANKS = 2**9
-"""Number of bytes of blanks and comments after which a text is no longer looked at for rows."""
-LOOK = 2**20
-"""Number of first bytes in which the key `DEFAULT_FIELD` is looked for."""
+BLANKS = 2**9  # number of bytes of blanks and comments after which a text is no longer looked at for rows
+LOOK = 2**20  # number of first bytes in which the key `DEFAULT_FIELD` is looked for
 _NAME = re.compile(rf"\.({'|'.join(KINDS)})(\.(gz|bz2|xz|zst|zstd))?$", re.IGNORECASE)
 _BEFORE_JSON = re.compile(rb"(?:[\s\x1e]|(?:#|//)[^\n]*+)*+")
-_JSON = re.compile(rb'\{|\[\s*+[{"\[]')
-"""Beginning of an object, or of an array of objects, texts or arrays."""
+_JSON = re.compile(rb'\{|\[\s*+[{"\[]')  # beginning of an object, or of an array of objects, texts or arrays
 _KEY = re.compile(rf'"{DEFAULT_FIELD}"\s*+:')
 _COLUMN = re.compile(r'"?[^\W\d](?:[\w. /()-]*[\w.)])?"?')
 """Usual name of a column: words without a blank before or behind them."""
-_SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')
-"""Any line, and the beginning of an object in the next one."""
+_SECOND_LINE = re.compile(rb'[^\n]*+\n\x1e?\{"')  # any line, and the beginning of an object in the next one
 
 
 class Recognized(NamedTuple):
-    """What data is: `json`, `table`, `parquet` or `plain` text, None if more bytes will tell; a remark on plain text.
-
-    The remark is on a name or a beginning as of rows.
-    """
+    """What data is: `json`, `table`, `parquet` or `plain` text, None if more bytes will tell; and a remark, if any."""
 
     kind: str | None
     remark: str | None = None
@@ -43,10 +36,7 @@ class Recognized(NamedTuple):
 def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
     """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
 
-    Calls `notice` with remarks on rows that are read as plain text, or as one row, and those of `read`.
-
-    Raises:
-        DataError: The data is named as Parquet but is not, or as `table_rows` and `read`.
+    Calls `notice` with remarks on rows that are read as plain text. `DataError` as of `table_rows` and `read`.
     """
 
     def is_unknown(head: bytes | bytearray) -> bool:
@@ -75,29 +65,33 @@ def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *
     in all the bytes of a file that is named as JSON.
     """
     suffix = _NAME.search(name)
-    if suffix:
-        kind: str | None = KINDS[suffix[1].lower()]
+    is_named = suffix is not None  # as rows
+    kind: str | None = None
+    if suffix is not None:
+        kind = KINDS[suffix[1].lower()]
     else:
         kind = _kind_of_beginning(head, LOOK if text_fields else BLANKS)
     if is_all and kind is None:
         kind = "table"
 
     # Programs print a line of another kind before their rows when they start, unless it names the columns of a table.
-    has_rows_below = not suffix and _SECOND_LINE.match(head) is not None
+    has_json_in_second_line = not is_named and _SECOND_LINE.match(head) is not None
     if text_fields:
         first_line = head.partition(b"\n")[0]
-        if has_rows_below and text_fields[0].encode(errors="replace") not in first_line:
+        names_columns = text_fields[0].encode(errors="replace") in first_line
+        if has_json_in_second_line and not names_columns:
             kind = "json"
         return Recognized(kind)
 
+    # Without `text_fields`, only JSON with the default key is rows.
     if kind is None or kind == "parquet":
         return Recognized(kind)
     remark = None
-    if has_rows_below:
+    if has_json_in_second_line:
         remark = f"{name} is read as plain text, because line 1 is not JSON, as line 2 seems to be"
     if kind == "json":
-        return _json_or_plain(head, name, remark, is_named=suffix is not None, is_all=is_all)
-    if suffix or _names_columns(head):
+        return _json_or_plain(head, name, remark, is_named=is_named, is_all=is_all)
+    if is_named or _names_columns(head):
         remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
     return Recognized("plain", remark)
 
@@ -127,23 +121,25 @@ def _json_or_plain(
 ) -> Recognized:
     """`json` if an object has the key `DEFAULT_FIELD`; `remark` is on text whose beginning is not JSON after all."""
     without_key = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
-    first: Any = None  # that is not empty
+    first: Any = None  # value that is not empty
     for item in json_rows(iter([bytes(head), None])):
         if item is None and not is_all:
             return Recognized(None)
         if not isinstance(item, tuple):
             continue
-        value = item[1]
+        _, value = item
         if isinstance(value, dict) and DEFAULT_FIELD in value:
             return Recognized("json")
         if isinstance(value, json.JSONDecodeError):
             # An object that is broken or cut may have the key before that place, in a file that is named so anywhere.
-            if _KEY.search(value.doc if is_named else value.doc[: value.pos]):
+            looked_at = value.doc if is_named else value.doc[: value.pos]
+            if _KEY.search(looked_at):
                 return Recognized("json")
-            return Recognized("plain", without_key if is_named or len(head) >= LOOK else remark)
+            seems_to_be_json = is_named or len(head) >= LOOK
+            return Recognized("plain", without_key if seems_to_be_json else remark)
         first = first or value or None
-        # Without a name, the first object or array tells.
-        if value and not is_named and not isinstance(value, str):
+        is_object_or_array = bool(value) and not isinstance(value, str)
+        if is_object_or_array and not is_named:  # without a name, the first one tells
             break
     if is_named or isinstance(first, dict | str):
         return Recognized("plain", without_key + key_hint(first))

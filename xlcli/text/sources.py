@@ -29,64 +29,48 @@ QUIET_MS = 100  # milliseconds without text from a pipe after which progress is 
 
 @dataclass(frozen=True, slots=True)
 class InputFormat:
-    """Interpretation of the bytes of files.
+    """Interpretation of the bytes of files."""
 
-    Attributes:
-        binary: Take the bytes as they are: nothing is unpacked or converted, and any byte is accepted.
-        text_fields: Keys of the texts in JSON lines, or columns of tables and Parquet files, of which each row has one
-            each; none is the key `text`, if there is such a key.
-        any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
-        each_line: A document begins with each line.
-        token_ids: The text is ids of tokens, which NumPy files have, too.
-        region_marks: Marks around regions in the texts of rows, which are removed (`text/marks.py`).
-    """
-
+    # Take the bytes as they are: nothing is unpacked or converted, and any byte is accepted.
     binary: bool = False
+    # Keys of the texts in JSON lines, or columns of tables and Parquet files, of which each row has one each;
+    # none is the key `text`, if there is such a key.
     text_fields: tuple[str, ...] = ()
-    any_bytes: bool = False
-    each_line: bool = False
-    token_ids: bool = False
+    any_bytes: bool = False  # accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do
+    each_line: bool = False  # a document begins with each line
+    token_ids: bool = False  # the text is ids of tokens, which NumPy files have, too
+    # Marks around regions in the texts of rows, which are removed (`text/marks.py`).
     region_marks: str | None = None
 
 
 class Block(NamedTuple):
-    """A block of text, and the offsets in it at which documents begin.
-
-    `stored` is the number of stored bytes read so far, `crlf` the number of CR LF among them that were read as LF.
-    """
+    """A block of text."""
 
     text: bytes
-    stored: int
-    documents: Sequence[int] = ()
-    crlf: int = 0
+    stored: int  # number of stored bytes read so far
+    documents: Sequence[int] = ()  # offsets in the text at which documents begin
+    crlf: int = 0  # number of CR LF so far that were read as LF
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Source:
-    """A file, its size when it was opened, and the descriptor of the unnamed copy if it is a pipe.
-
-    `identity` is that of the file or pipe itself (`files.identity`).
-    `seekable`: reading can start anywhere if there is no CR LF, because the file holds nothing but its text.
-    """
+    """A file of a corpus."""
 
     name: str
     path: Path
-    identity: tuple[int, int]
-    stored_bytes: int
+    identity: tuple[int, int]  # of the file or pipe itself (`files.identity`)
+    stored_bytes: int  # its size when it was opened
     input_format: InputFormat
-    seekable: bool
-    spool: int | None = None
+    seekable: bool  # reading can start anywhere if there is no CR LF, because the file holds nothing but its text
+    spool: int | None = None  # descriptor of the unnamed copy of a pipe
 
     def blocks(
         self, first: int = 0, notice: Callable[[str], None] = lambda text: None, *, seek: bool = False
     ) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
-        Calls `notice` with remarks on rows that are read as plain text or as one row, or left out. `seek`: start there
-        if the file is seekable; it is known to have no CR LF.
-
-        Raises:
-            DataError: The file cannot be read, has become shorter, is damaged, or is not text.
+        Calls `notice` with remarks on rows. `seek`: start there if the file, which has no CR LF, is seekable.
+        `DataError` if the file cannot be read, has become shorter, is damaged, or is not text.
         """
         with self._opened() as file:
             if self.input_format.binary or (seek and self.seekable):
@@ -95,23 +79,19 @@ class Source:
                 yield from self._converted(file, first, notice)
 
     def rows(self, start: int, size: int) -> Iterator[tuple[int, Document]]:
-        """The rows of this file, whose text of `size` bytes begins at `start`, each with the place where it begins.
-
-        A row without text is empty; a file without rows is one. Errors as of `blocks`.
-        """
+        """The rows of this file, whose text begins at `start`, and their places; one without text is empty."""
         if self.seekable:
             yield start, Document(b" ")  # in place of its text, which is not empty
             return
         place = start
-        has_begun = False
+        has_begun = False  # a row, or text before the first one
         with self._opened() as file:
             for text, document, _, _ in self._portions(file):
-                is_first_text = text != b"" and not has_begun
+                if document is None and text and not has_begun:
+                    document = Document(text)
                 if document is not None:
                     yield place, document
-                elif is_first_text:  # before the first row, or of a file without rows
-                    yield place, Document(text)
-                has_begun = has_begun or document is not None or is_first_text
+                    has_begun = True
                 place += len(text)
         if place != start + size:
             raise self.changed()
@@ -224,13 +204,9 @@ def open_source(path: Path, input_format: InputFormat) -> Source:
 
 
 def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None, Source]:
-    """Standard input (`-`) or a named pipe, copied to an unnamed file because a corpus is read more than once.
+    """Standard input (`-`) or a named pipe, copied to an unnamed file, which is deleted when the source is garbage.
 
-    Yields progress, also while nothing arrives. The copy is deleted when the source is garbage.
-
-    Raises:
-        DataError: It cannot be read.
-        ResourceError: The cache folder is full.
+    Yields progress, also while nothing arrives. `DataError` if it cannot be read; `ResourceError` if the cache is full.
     """
     folder = cache_folder()
     if str(path) == "-":
@@ -262,10 +238,7 @@ def copy_pipe(path: Path, input_format: InputFormat) -> Generator[Progress, None
 def files_below(folder: Path) -> list[Path]:
     """Files in a folder and its subfolders, sorted by path, without hidden files and model folders.
 
-    Symbolic links are followed. A file or folder with several names has the first of them.
-
-    Raises:
-        DataError: A folder cannot be read.
+    Links are followed; a file or folder with several names has the first one. `DataError` if a folder cannot be read.
     """
 
     def refuse(error: OSError) -> None:

@@ -15,34 +15,33 @@ from xlcli.text.documents import Notice, Place, Portions, Rows
 
 _ANY_QUOTE = re.compile(rb'(?:^|[\t,;])"')
 """Beginning of a quoted cell as long as it is not known what divides the cells."""
-_QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
-"""Rest of a quoted cell."""
+_QUOTE_END = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # rest of a quoted cell
 _QUALTRICS = '{"ImportId":'
 """Beginning of the cells of the third row, which names the columns once more, as the second one does."""
 _DATA = re.compile(r"[-+.]?\d[-+.,:/\dTZ ]*|NULL|NA|NaN|None|true|false|TRUE|FALSE|True|False")
 """Cells that hardly ever name a column: numbers, times and values of programs."""
 _PCIBEX = " docs/words.md has a script for results of PCIbex."
-_SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')
-"""First line with which spreadsheets say what divides the cells."""
+_SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')  # first line with which spreadsheets say what divides the cells
 
 
 def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice) -> Rows:
     """Rows of a table. Calls `notice` at the first quotation that joins rows, and the first comma that divides a text.
 
-    Raises:
-        DataError: A column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
+    `DataError` if a column of `text_fields` is missing, a name is there twice, or a row is broken or too long.
     """
     csv.field_size_limit(documents.LONGEST_LINE)
     table = _Table(name, text_fields)
-    row, begin = bytearray(), 1
-    is_open = has_joined = has_divided = False
+    row = bytearray()
+    first_line = 1  # of the row
+    is_open = False  # a cell in quotes goes on in the next line
+    has_told_of_quote = has_told_of_comma = False
     for number, line in numbered_lines(portions, name):
         if line is None:
             yield None
             continue
-        # A row has several lines if a cell in quotes has.
         if not is_open:
-            row, begin = bytearray(), number
+            row = bytearray()
+            first_line = number
         row += line + b"\n"
         is_open = table.is_open_after(line, is_open=is_open)
         if is_open and len(row) <= documents.LONGEST_LINE:
@@ -51,21 +50,21 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         if not row.strip(b" \r\n"):
             yield b""
             continue
-        place = Place("line", begin)
+        place = Place("line", first_line)
         values = table.take(row, place)
         if values is None:
             continue
-        if not has_divided and table.divides_text(values):
-            has_divided = True
+        if not has_told_of_comma and table.divides_text(values):
+            has_told_of_comma = True
             remark = f"the cell behind the text in {place} of {name} begins with a blank, as if a comma divided it"
             notice(f"{remark}; write texts with commas in quotes")
         yield place, values
-        if number > begin and not has_joined and table.joins_rows(row):
-            has_joined = True
+        if number > first_line and not has_told_of_quote and table.joins_rows(row):
+            has_told_of_quote = True
             remark = f"the quote in {place} of {name} joins it with line {number}"
             notice(f'{remark}; write each quote in a text as ""')
     if is_open:
-        raise _broken(f"line {begin} of {name}", "a quote is not closed")
+        raise _broken(f"line {first_line} of {name}", "a quote is not closed")
 
 
 class _Table:
@@ -142,11 +141,7 @@ class _Table:
 
 
 def numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
-    """Lines without line ends, and their numbers from 1; None for a portion that is None.
-
-    Raises:
-        DataError: A line is too long.
-    """
+    """Lines without line ends, and their numbers from 1; None for a pause. `DataError` if a line is too long."""
     held, number = bytearray(), 1
     for portion in portions:
         if portion is None:
@@ -174,19 +169,23 @@ def _delimiter(row: bytearray, text_fields: Sequence[str]) -> str:
 
 def require_columns(text_fields: Sequence[str], texts: Sequence[str], columns: Sequence[str], place: str) -> None:
     """`DataError` if one of `text_fields` is not among `texts`, the columns of text, or `columns` has a name twice."""
-    missing = [field for field in text_fields if field not in texts]
-    if missing:
-        if columns and columns[0].startswith("#"):
-            remedy = f"Remove the comments; if no line has the names of the columns, write one.{_PCIBEX}"
-            raise DataError(f"{place} is a comment, not the names of the columns.", remedy)
-        if any(map(_DATA.fullmatch, columns)):
-            remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
-            raise DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
-        remedy = f"Name one of its columns: {named(texts) or 'none'}."
-        raise DataError(f"{place} has no text column '{missing[0]}'.", remedy)
-    for column, times in Counter(filter(None, columns)).most_common(1):  # none if no column has a name
-        if times > 1:
-            raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a different name.")
+    for field in text_fields:
+        if field not in texts:
+            raise _missing_column(field, texts, columns, place)
+    for name, times in Counter(columns).most_common():
+        if times > 1 and name:  # columns without a name get different ones
+            raise DataError(f"{place} names {times:,} columns '{name[:99]}'.", "Give each a different name.")
+
+
+def _missing_column(field: str, texts: Sequence[str], columns: Sequence[str], place: str) -> DataError:
+    """The error for a table without this column of text: its first line may be a comment, or data."""
+    if columns and columns[0].startswith("#"):
+        remedy = f"Remove the comments; if no line has the names of the columns, write one.{_PCIBEX}"
+        return DataError(f"{place} is a comment, not the names of the columns.", remedy)
+    if any(map(_DATA.fullmatch, columns)):
+        remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
+        return DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
+    return DataError(f"{place} has no text column '{field}'.", f"Name one of its columns: {named(texts) or 'none'}.")
 
 
 def _broken(place: str, reason: str) -> DataError:

@@ -191,10 +191,7 @@ class SentencePieceTokenizer(PieceTokenizer):
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """Trains a tokenizer of about `vocab_size` pieces (None: 2048), fewer for a short text.
-
-        Deterministic, given the text in `chunks` and the size. Time and memory grow with the text, so give a sample.
-        """
+        """Trains a tokenizer of about `vocab_size` pieces (None: 2048) on a sample; equal text gives equal pieces."""
         vocab_size = vocab_size or DEFAULT_VOCABULARY
         if vocab_size < SMALLEST_VOCABULARY:
             problem = f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces."
@@ -296,13 +293,7 @@ SAMPLE_BYTES = 8 * 2**20  # maximum bytes of text that a sentencepiece tokenizer
 
 
 def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_bytes: int) -> tuple[str, int | None]:
-    """Kind and vocabulary size for a text, where they are not given.
-
-    `kind` is `auto`, or a key of `TOKENIZERS`; `train_bytes` the length of the training part of the text.
-
-    Raises:
-        ConfigError: A vocabulary size other than 256 is given for bytes.
-    """
+    """Kind and vocabulary size, chosen by the text if open (`auto`, None); `ConfigError` if bytes are not to be 256."""
     if kind == "auto":
         is_text = facts.n_chars is not None and not facts.has_nul
         is_long = train_bytes >= SENTENCEPIECE_FROM

@@ -35,6 +35,7 @@ from xlcli.text.pretokenize import whole_words
 MAX_BYTES = 10 * 10**9  # maximum total size of the token files; less if a tenth of the disk that they could use is less
 
 _FORMAT = "xltoken6"  # part of the hash that names a token file; to be changed with its content
+_START = np.dtype("<u8")  # the first token of a document in the file
 _FILE = re.compile(rf"[0-9a-f]{{40}}\.tokens|{TEMPORARY_NAME.pattern}(\.tokens)?")
 """Names of token files, of unfinished ones, and of folders by `process_folder`."""
 _ABANDONED_SECONDS = 86400
@@ -70,20 +71,14 @@ def prune(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """Tokens of a text.
+    """Tokens of a text."""
 
-    Attributes:
-        ids: Token ids, uint16 or uint32, one axis, read only; may be a memory map.
-        n_bytes: Length of the text.
-        id_sizes: Bytes of text of each id in the vocabulary, unless `text_sizes` is given.
-        text_sizes: Bytes of text of each token.
-        documents: First token of each document, ascending from 0; None if the text is one document.
-    """
-
-    ids: NDArray[Any]
-    n_bytes: int
+    ids: NDArray[Any]  # token ids, uint16 or uint32, one axis, read only; may be a memory map
+    n_bytes: int  # length of the text
+    # Bytes of text of each id in the vocabulary, unless `text_sizes` is given.
     id_sizes: NDArray[np.int32] | None = None
-    text_sizes: NDArray[np.integer] | None = None
+    text_sizes: NDArray[np.integer] | None = None  # bytes of text of each token
+    # First token of each document, ascending from 0; None if the text is one document.
     documents: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -107,13 +102,9 @@ class TokenFile:
 
 
 def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -> Generator[Progress, None, TokenFile]:
-    """Tokens of `part`, from the cache or tokenized now. Yields progress, returns the tokens.
+    """Tokens of `part`, from the cache or tokenized now, of separate documents if wanted. Yields progress.
 
-    `by_document`: the documents are separated, so that no token is in two of them.
-
-    Raises:
-        DataError: The text cannot be read, or has changed since it was opened.
-        ResourceError: The cache folder is full or cannot be written.
+    `DataError` if the text cannot be read, or has changed; `ResourceError` if the cache folder is full or read-only.
     """
     folder = cache_folder()
     documents = part.documents if by_document else ()
@@ -159,10 +150,7 @@ def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
 def _build(
     part: Part, tokenizer: Tokenizer, file: BinaryIO, documents: Sequence[int], name: str
 ) -> Generator[Progress, None, None]:
-    """Writes the token file of this name. Yields progress.
-
-    `documents` are the offsets in the text at which documents begin, ascending from 0; none if they are not separated.
-    """
+    """Writes the token file of this name; `documents` are the offsets at which separated documents begin."""
     record = _record(tokenizer)
     first_tokens = array("Q")  # of each document
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
@@ -195,7 +183,7 @@ def _build(
     has_empty_document = len({*first_tokens, n_tokens}) < len(first_tokens) + 1
     if has_no_token or has_empty_document:
         raise DataError(f"{part.corpus.name} has an empty line or document.", "Leave it out.")
-    write(np.array(first_tokens, "<u8").tobytes())
+    write(np.array(first_tokens, _START).tobytes())
     file.seek(0)
     file.write(digest.digest())
     file.flush()
@@ -203,24 +191,24 @@ def _build(
 
 
 def _open(path: Path, name: str, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> TokenFile | None:
-    """The token file of this name; None if it is missing or does not match its checksum.
-
-    Reads all of it, 100 MB in 0.1 s: a text of that size takes longer, since it has been read to find the name.
-    """
+    """The token file of this name; None if it is missing or its checksum, for which it is read, does not match."""
     record = _record(tokenizer)
     try:
         with open_regular(path) as (file, status):
-            if file.read(CHECKSUM) != hashlib.file_digest(file, lambda: checksum(name)).digest():
+            written_checksum = file.read(CHECKSUM)
+            present_checksum = hashlib.file_digest(file, lambda: checksum(name)).digest()  # of all that follows
+            if written_checksum != present_checksum:
                 return None
-            os.utime(file.fileno())
-            n_tokens = (status.st_size - CHECKSUM - 8 * n_documents) // record.itemsize
+            os.utime(file.fileno())  # it is used now, so `prune` removes others first
+            documents_bytes = _START.itemsize * n_documents
+            n_tokens = (status.st_size - CHECKSUM - documents_bytes) // record.itemsize
             tokens: NDArray[Any] = np.empty(0, record)
             if n_tokens:
                 tokens = np.memmap(file, record, mode="r", offset=CHECKSUM, shape=(n_tokens,))
             documents = None
             if n_documents:
-                file.seek(-8 * n_documents, os.SEEK_END)
-                documents = np.fromfile(file, "<u8").astype(np.int64)
+                file.seek(-documents_bytes, os.SEEK_END)
+                documents = np.fromfile(file, _START).astype(np.int64)
     except (OSError, CheckpointError):
         return None
     text_sizes = None if tokenizer.id_sizes is not None else tokens["size"]

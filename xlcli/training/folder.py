@@ -66,29 +66,28 @@ def _write_model(
 
 
 def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> Iterator[Saved]:
-    """Keeps the model of each point of `train.keep_at` that the last step reached, with the held-out texts.
+    """Keeps the model of each point of `train.keep_at` that the last step has reached, with the held-out texts.
 
-    All ranks must call it. A point is kept before the checkpoint of its step, so none is lost, and is only written
-    again if its step was undone. `before`: tokens trained on before the step. The run does not change. `DivergedError`
-    if it cannot continue from the present weights.
+    All ranks must take all events. A point is kept before the checkpoint of its step, so none is lost; it is written
+    again only if its step was undone. `before`: tokens trained on before the step. The run does not change.
+    `DivergedError` if it cannot continue from the present weights.
     """
-    step, tokens = run.counters.step, run.counters.tokens
-    points = [point for point in run.config.train.keep_at if before < point <= tokens]
+    counters, is_first = run.counters, run.runtime.ranks.is_first
+    points = [point for point in run.config.train.keep_at if before < point <= counters.tokens]
     if not points:
         return
     check_finite(run)
-    saved: list[Saved] = []
+    targets = [layout.kept_model(place_of_run(folder), point) for point in points]
     with run.optimizers.averaged():
         weights = gathered(weights_of(run.model), run.runtime.ranks)
-        for point in points:
-            target = layout.kept_model(place_of_run(folder), point)
-            if run.runtime.ranks.is_first:
-                _write_model(run, data, target, weights)
-                write_held_out(target, data)
-                layout.write_config(target, run.config, encoding=run.config.train.weights)
-                layout.write_record(target, describe_run(run, data) | {"steps": step, "tokens": tokens})
-            saved.append(Saved(step, target))
-    yield from saved
+        for target in targets if is_first else []:
+            _write_model(run, data, target, weights)
+            write_held_out(target, data)
+            layout.write_config(target, run.config, encoding=run.config.train.weights)
+            record = describe_run(run, data) | {"steps": counters.step, "tokens": counters.tokens}
+            layout.write_record(target, record)
+    for target in targets:
+        yield Saved(counters.step, target)
 
 
 def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
@@ -144,14 +143,12 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
     of the checkpoint are written, `run` counts no best step, and a warning is returned.
     """
     folder = saved.path.parents[1]
-    best_step = run.counters.best_step
-    encoding = run.config.train.weights
+    best_step, encoding = run.counters.best_step, run.config.train.weights
     model_file = folder / WEIGHTS
-    # Nothing is written if the model has these weights already.
     with suppress(CheckpointError):
-        is_best = best_step is None or sha256(model_file) == manifest(saved.path).get(BEST, (0, ""))[1]
-        if is_best and read_header(model_file)[1].get("encoding") == encoding:
-            return []
+        has_best = best_step is None or sha256(model_file) == manifest(saved.path).get(BEST, (0, ""))[1]
+        if has_best and read_header(model_file)[1].get("encoding") == encoding:
+            return []  # there is nothing to write
     copies = [model_file]
     if best_step is not None:
         others = [path / BEST for path in checkpoints(folder / CHECKPOINTS) if path != saved.path]

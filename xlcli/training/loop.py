@@ -81,22 +81,28 @@ class Loop:
         if has_interval_ended and not is_spent and not self._exceeds_share():
             run.count(validation_due=True)
         # At the end of the run its weights are validated in any case.
-        validates = run.counters.validation_due or (is_spent and not run.counters.is_validated)
+        needs_last_validation = is_spent and not run.counters.is_validated
+        validates = run.counters.validation_due or needs_last_validation
         if validates:
             check_finite(run)
             yield from self._validate()
             self._is_due(self.validations)  # the time and the end of the run have changed
-        # The run is also saved when it ends or is stopped. Validation may have used up its time.
+        # Validation may have used up the time. A run is also saved when it ends or is stopped.
         is_over = run.fraction(clock.seconds) == 1.0 or clock.stops
         is_save_due = self._is_due(self.checkpoints) and not is_spent
         has_changed = self.saved != run.counters.progress
-        if (is_save_due or is_over) and has_changed:
+        if has_changed and (is_save_due or is_over):
             if not validates:
                 check_finite(run)
-            run.count(seconds=clock.seconds)
-            yield Saved(run.counters.step, save(run, self.data, place_of_run(self.folder)))
-            self.saved = run.counters.progress
+            yield self._save()
         return is_over
+
+    def _save(self) -> Saved:
+        """Writes a checkpoint of the present state, which is finite."""
+        self.run.count(seconds=self.clock.seconds)
+        path = save(self.run, self.data, place_of_run(self.folder))
+        self.saved = self.run.counters.progress
+        return Saved(self.run.counters.step, path)
 
     def _is_due(self, trigger: IntervalTrigger) -> bool:
         """True if an interval of the trigger has ended since the last call, which the trigger counts."""
@@ -120,13 +126,13 @@ class Loop:
 
         With `average_share` these are their averages. If the run is to be stopped, validation stays due.
         """
-        run, clock = self.run, self.clock
+        run, clock, valid = self.run, self.clock, self.data.valid_ids
         before = run.counters
         began = clock.now()
         bits = None
         with run.optimizers.averaged():
-            if len(self.data.valid_ids):
-                bits = validation_bits(run, self.data.valid_ids, clock.stop)
+            if len(valid):
+                bits = validation_bits(run, valid, clock.stop)
                 is_stopped = bits is None
                 if is_stopped:
                     clock.synchronize()
@@ -137,17 +143,21 @@ class Loop:
                 run.count(best_bits=bits, best_step=before.step)
         seconds_before = clock.validation
         clock.synchronize(clock.now() - began)
-        reserve = seconds_at_end(run, self.data.valid_ids, clock.validation - seconds_before)
+        reserve = seconds_at_end(run, valid, clock.validation - seconds_before)
         run.count(validated_step=before.step, validation_due=False, reserve=reserve)
-        if bits is None:  # without validation text there is nothing to compare
-            return
-        spent = run.spent(clock.seconds)
+        if bits is not None:  # without validation text there is nothing to compare
+            yield from self._judge(bits, best=best)
+
+    def _judge(self, bits: float, *, best: bool) -> Iterator[Event]:
+        """Logs a validation of the present step, and says if it shows that the run should end or overfits."""
+        run, counters = self.run, self.run.counters
+        spent = run.spent(self.clock.seconds)
         if spent < 1.0:
             run.count(**run.patience.observe(spent, best=best))
-        row = {"step": before.step, "tokens": before.tokens, "validation_bits_per_byte": bits, "best": best}
-        self._log(row)
-        yield Validation(before.step, before.tokens, clock.seconds, bits, best)
-        if run.counters.plateau != before.plateau:
+        step, tokens = counters.step, counters.tokens
+        self._log({"step": step, "tokens": tokens, "validation_bits_per_byte": bits, "best": best})
+        yield Validation(step, tokens, self.clock.seconds, bits, best)
+        if run.counters.plateau != counters.plateau:
             yield Notice(run.patience.describe())
         is_first = run.runtime.ranks.is_first  # which alone writes metrics
         if is_first and not best and overfits(layout.read_metrics(place_of_run(self.folder))):

@@ -86,7 +86,7 @@ def _memory_bytes(config: Config, mem_len: int) -> int:
             input_bytes = FLOAT_BYTES * model.dim * (layer.effective_mem_len(mem_len) or 0)
             layer_bytes = min(layer_bytes, input_bytes)
         n_bytes += layer_bytes
-    return model.n_repeats * n_bytes
+    return model.stack.n_steps * n_bytes
 
 
 def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int) -> int:
@@ -94,7 +94,7 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
     model, train = config.model, config.train
     n_tokens = rows * train.segment_len
     block_bytes = [_block_bytes(layer, config, runtime, rows, mem_len) for layer in model.attentions]
-    stack_bytes = model.n_repeats * sum(block_bytes)
+    stack_bytes = model.stack.n_steps * sum(block_bytes)
     if train.recompute_activations or isinstance(model.stack, ReversibleStackConfig):
         input_bytes = 8 * n_tokens * model.dim * model.depth
         stack_bytes = max(block_bytes) + input_bytes  # one block at a time, and the inputs of all
@@ -108,16 +108,15 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
 
 def _block_bytes(layer: AttentionConfig, config: Config, runtime: Runtime, rows: int, mem_len: int) -> int:
     """Activations of a microbatch of `rows` sequences in the block of an attention layer."""
-    model = config.model
+    model, segment_len = config.model, config.train.segment_len
     # Numbers for each new token, beside queries, keys and values.
     token_numbers = 6 * model.dim
     if model.feedforward.chunk_len is None:  # else the activations of this branch are computed again
         token_numbers += 4 * model.ffn_dim
     if model.dropout.is_used:
         token_numbers += 6 * model.dim
-    query_width = layer.n_heads * model.head_dim
-    key_width = query_width
-    score_bytes = rows * _score_bytes(layer, model.head_dim, config.train.segment_len, mem_len)
+    query_width = key_width = layer.n_heads * model.head_dim
+    score_bytes = rows * _score_bytes(layer, model.head_dim, segment_len, mem_len)
     if isinstance(layer, SoftmaxAttentionConfig):
         key_width = layer.key_heads * model.head_dim
         keeps_scores = model.dropout.attention > 0 or "bias" in model.position.needs
@@ -125,10 +124,9 @@ def _block_bytes(layer: AttentionConfig, config: Config, runtime: Runtime, rows:
             score_bytes *= 2
         elif score_bytes > LARGEST_SCORES:  # they are computed again in the backward pass
             score_bytes = 0
-    n_new = rows * config.train.segment_len
-    n_earlier = rows * (layer.effective_mem_len(mem_len) or 0)
-    n_numbers = n_new * (token_numbers + 2 * query_width + 2 * key_width) + n_earlier * 2 * (model.dim + key_width)
-    return runtime.dtype.itemsize * n_numbers + score_bytes
+    numbers_of_new = rows * segment_len * (token_numbers + 2 * query_width + 2 * key_width)
+    numbers_of_memory = rows * (layer.effective_mem_len(mem_len) or 0) * 2 * (model.dim + key_width)
+    return runtime.dtype.itemsize * (numbers_of_new + numbers_of_memory) + score_bytes
 
 
 def _score_bytes(layer: AttentionConfig, head_dim: int, n_new: int, mem_len: int) -> int:

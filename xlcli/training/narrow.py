@@ -39,23 +39,21 @@ def narrow_weights(
 
 @contextmanager
 def copied(modules: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Context in which these modules have copies of their parameters in another number type, made by one operator.
+    """Context in which modules have copies of their parameters in another number type, made by one operator.
 
     A backward pass in it gives gradients to the parameters.
     """
     # Only in `_parameters` a tensor that is no parameter can take the place of one.
     tables = [module._parameters for module in modules]
-    originals = [dict(table) for table in tables]
-    parameters = [p for table in originals for p in table.values() if p is not None]
-    copies = iter(_Copies.apply(dtype, *parameters))  # type: ignore[no-untyped-call]
-    for table in tables:
-        for name, parameter in table.items():
-            table[name] = None if parameter is None else next(copies)
+    places = [(table, name, p) for table in tables for name, p in table.items() if p is not None]
+    copies = _Copies.apply(dtype, *(parameter for _, _, parameter in places))  # type: ignore[no-untyped-call]
+    for (table, name, _), copy in zip(places, copies, strict=True):
+        table[name] = copy
     try:
         yield
     finally:
-        for table, before in zip(tables, originals, strict=True):
-            table.update(before)
+        for table, name, parameter in places:
+            table[name] = parameter
 
 
 def modules_of_products(model: LanguageModel) -> list[nn.Module]:
@@ -74,11 +72,8 @@ def modules_of_products(model: LanguageModel) -> list[nn.Module]:
             excluded.update(block.attention.modules())
         if block.feedforward.chunk_len is not None:
             excluded.update(block.feedforward.modules())
-    found: list[nn.Module] = []
-    for module, n_users in users.items():
-        if isinstance(module, nn.Linear | XLBiases) and n_users == 1 and module not in excluded:
-            found.append(module)
-    return found
+    once = [module for module, n_users in users.items() if n_users == 1 and module not in excluded]
+    return [module for module in once if isinstance(module, nn.Linear | XLBiases)]
 
 
 class _Copies(torch.autograd.Function):
@@ -86,7 +81,6 @@ class _Copies(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)  # a parameter that no token needs has no gradient
         ctx.dtype = parameters[0].dtype
         copies = tuple(torch.empty_like(parameter, dtype=dtype) for parameter in parameters)
         torch._foreach_copy_(copies, parameters)
@@ -94,9 +88,7 @@ class _Copies(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        narrow = [gradient for gradient in gradients if gradient is not None]
-        wide = [torch.empty_like(gradient, dtype=ctx.dtype) for gradient in narrow]
-        torch._foreach_copy_(wide, narrow)
-        widened = iter(wide)
-        return None, *(None if gradient is None else next(widened) for gradient in gradients)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wide = [torch.empty_like(gradient, dtype=ctx.dtype) for gradient in gradients]
+        torch._foreach_copy_(wide, gradients)
+        return None, *wide

@@ -45,10 +45,13 @@ class _Score(nn.Module):
 def parallel(
     model: LanguageModel, config: Config, runtime: Runtime
 ) -> tuple[Callable[..., ScoreOutput], Callable[[], AbstractContextManager[Any]]]:
-    """Prepares a model, which is equal on all ranks, for training on them. Optimizers are made afterwards.
+    """Prepares a model, which is equal on all ranks, for training on them. Optimizers must be made afterwards.
 
-    Returns `LanguageModel.score` in training, and the context of the forward and backward passes of a microbatch that
-    is not the last of its step: gradients are added up, and averaged over the ranks after the last one.
+    Changes the model: its dropout draws the part of this rank of a mask for all rows, and with `runtime.shard` this
+    rank keeps a part of each parameter.
+
+    Returns two functions. The first is `LanguageModel.score` in training. The second makes a context for the passes of
+    a microbatch that is not the last of its step: gradients are averaged over the ranks after the last one only.
     """
     ranks = runtime.ranks
     if ranks.size == 1:
@@ -57,14 +60,14 @@ def parallel(
     for module in model.modules():
         if isinstance(module, Dropout | FullAttention):
             module.share = share
-    if not config.runtime.shard:
-        from torch.nn.parallel import DistributedDataParallel
+    if config.runtime.shard:
+        delayed = shard(model, runtime)
+        return model.score, delayed  # `shard` has replaced the method
+    from torch.nn.parallel import DistributedDataParallel
 
-        replica = DistributedDataParallel(_Score(model), gradient_as_bucket_view=True)
-        replica.broadcast_buffers = False  # as an argument it has another name in torch 2.11 than in 2.13
-        return replica, replica.no_sync
-    delayed = shard(model, runtime)  # replaces model.score
-    return model.score, delayed
+    replica = DistributedDataParallel(_Score(model), gradient_as_bucket_view=True)
+    replica.broadcast_buffers = False  # as an argument it has another name in torch 2.11 than in 2.13
+    return replica, replica.no_sync
 
 
 def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64]:
@@ -75,6 +78,8 @@ def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64]:
 
 def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContextManager[None]]:
     """Divides the parameters of each block, and the other ones; or the parameters of the whole model at once.
+
+    Replaces `model.score` by a method that gathers them.
 
     Some blocks are gathered with the rest of the model, for its whole forward or backward pass: blocks that share a
     parameter, blocks of a reversible stack, whose branches are called apart, and blocks of an adaptive stack, which run
@@ -136,15 +141,20 @@ def _share_parameters(model: LanguageModel) -> bool:
 
 @contextmanager
 def announce_start(ranks: Ranks) -> Iterator[None]:
-    """Context of the first rank. The others end with its error if it publishes no checkpoint."""
-    ranks.withdraw("run")  # of an earlier run
+    """Context in which the first rank prepares a run, while the others are in `wait_for_start`.
+
+    It publishes the checkpoint as soon as there is one. If the context ends first, the others get its error from here,
+    or an empty entry, which says that there is no run.
+    """
+    ranks.withdraw("run")  # what an earlier run has published
     ranks.barrier()
     end: dict[str, str] = {}
     try:
         yield
     except XLError as error:
+        # The other ranks make the error again from its sentence. That of an `InvalidSettingError` is finished here.
         kind = type(error)
-        if isinstance(error, InvalidSettingError):  # whose arguments make the sentence, which is finished
+        if isinstance(error, InvalidSettingError):
             kind = ConfigError
         end = {"error": kind.__name__, "message": error.message, "remedy": error.remedy}
         raise

@@ -25,8 +25,10 @@ from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import INIT, NEW, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
-from xlcli.text.corpus import Split, gather, split, warn_of_copies
+from xlcli.text.corpus import Part, Split, gather, split, warn_of_copies
 from xlcli.text.formats import not_utf8
+from xlcli.text.oddities import Oddities
+from xlcli.text.pretokenize import whole_characters
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
@@ -35,6 +37,8 @@ from xlcli.training import checkpoint, defaults, memory
 ANCESTORS = 10  # number of models before the one that a run started from which its record names, at most
 SHORT_TEXT = 10_000  # bytes of training text below which a run with new weights warns
 
+ODD_BYTES, ODD_SHARE = 2**20, 0.01
+"""Maximum bytes of training text in which odd lines are looked for, and their least share to be named."""
 DRY_RUN_BYTES = 2**19
 """Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
 
@@ -90,9 +94,14 @@ def prepare_new(
     Without `model` it may start from the bundled one, which `load` loads. `ConfigError` if `configs` lacks the preset
     that fits text and device, `ResourceError` if no configuration fits the machine.
     """
-    text = next(iter(configs.values())).text
+    text = next(iter(configs.values())).text  # equal in all
     if text.binary and text.text_field is not None:
         raise InvalidSettingError("text.text_field", "reads rows, and --binary does not", "Leave one of them out.")
+    if model is not None and model.encoding == "int8":
+        remark = f"training starts from rounded weights: those of {model.name} are stored in int8"
+        if "imported" in model.record:
+            remark += "; import it with --weights float32 to start from the exact ones"
+        yield Notice(remark)
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
     n_bytes = parts.train.n_bytes
     similar = _similar_model(configs, runtime, parts)
@@ -108,10 +117,8 @@ def prepare_new(
         )
     preset, config = _choose_config(configs, n_bytes, runtime)
     config.check_division(ranks.size)
-    # The vocabulary is part of the model; a run with new weights learns one.
-    if model is not None:
-        tokenizer = model.tokenizer
-        origin = _origin(model)
+    if model is not None:  # whose vocabulary is part of it
+        tokenizer, origin = model.tokenizer, _origin(model)
     else:
         tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
         origin = {}
@@ -257,7 +264,7 @@ def _read(
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
     """Runtime and texts of a run; its configurations differ in model and training settings only.
 
-    `draws_files`: held-out text may be whole files.
+    `draws_files`: held-out text may be whole files. `ResourceError` if no configuration fits the machine.
     """
     config = configs[0]  # text and runtime settings are equal in all
     by_clock = config.train.max_time is not None or defaults.is_open(config.train)
@@ -265,8 +272,7 @@ def _read(
     if runtime.dtype_name == "float16":
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
     memory.require(configs, runtime, on_any_machine=dry_run)  # before a long text is read
-    text = config.text
-    by_document = config.train.reset_on_document
+    text, by_document = config.text, config.train.reset_on_document
     held_out_files = [path for path in (text.valid, text.test) if isinstance(path, str)]  # others are shares
     ranks.require_files([*paths, *held_out_files])
     fields = () if text.text_field is None else (text.text_field,)
@@ -274,15 +280,7 @@ def _read(
     corpus = yield from gather(paths, input_format=input_format)
     seed = (config.runtime.seed or 0) if draws_files else None
     parts = yield from split(corpus, text.valid, text.test, by_document=by_document, seed=seed)
-    # Notices on each corpus, of which there is one unless held-out texts are files of their own.
-    corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
-    notices: list[Notice] = []
-    for text_source in corpora:
-        notices += text_source.notices()
-    yield from dict.fromkeys(notices)  # once, if it is true of several
-    for earlier, held_out in combinations(corpora, 2):
-        yield from warn_of_copies(held_out, earlier)
-    # Settings that these texts do not allow.
+    yield from _text_notices(parts, binary=text.binary)
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:
@@ -294,6 +292,28 @@ def _read(
             "warning",
         )
     return runtime, parts
+
+
+def _text_notices(parts: Split, *, binary: bool) -> Iterator[Progress | Notice]:
+    """Notices on each corpus, of which there is one unless held-out texts are files of their own; each notice once."""
+    corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
+    notices: list[Notice] = []
+    for corpus in corpora:
+        notices += corpus.notices()
+    yield from dict.fromkeys(notices)
+    is_utf8 = parts.train.corpus.facts.n_chars is not None
+    if is_utf8 and not binary:
+        yield from _odd_lines(parts.train)
+    for earlier, held_out in combinations(corpora, 2):
+        yield from warn_of_copies(held_out, earlier)
+
+
+def _odd_lines(part: Part) -> Iterator[Notice]:
+    """A notice on what nobody sees or means in many lines of a training text, of which the beginning is looked at."""
+    beginning = b"".join(part.corpus.read(part.start, min(part.stop, part.start + ODD_BYTES)))
+    oddities = Oddities("line", "line", least_share=ODD_SHARE)
+    oddities.feed(beginning[: whole_characters(beginning)])
+    yield from oddities.notices()
 
 
 def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Generator[Progress | Notice, None, Tokenizer]:

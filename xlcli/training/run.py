@@ -17,7 +17,7 @@ from xlcli.errors import CheckpointError, DivergedError, StateError
 from xlcli.files.tensors import TensorInfo, prefixed, type_name, with_prefix
 from xlcli.model.build import build_model
 from xlcli.ops.layers import has_bfloat16_units
-from xlcli.optim import Optimizers, lr_factor, schedule_of
+from xlcli.optim import Optimizers, ends_with_budget, lr_factor
 from xlcli.ranks import divided, local
 from xlcli.runtime import Runtime, compile_stack
 from xlcli.state import State
@@ -140,18 +140,17 @@ class TrainingRun:
             nats, steps, norm = self._over_ranks(nats, steps, norm)
         if self.runtime.device.type == "cuda":  # which is still busy with this batch
             self._ahead = {self.counters.n_read: self._load_batch(self.counters.n_read)}
-        # Waits for the device: weights must not change before the loss is known to be finite.
-        loss_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
-        is_finite = math.isfinite(loss_now) and math.isfinite(norm_now)
-        if not is_finite:
+        # This waits for the device: weights must not change before the loss is known to be finite.
+        nats_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
+        if not (math.isfinite(nats_now) and math.isfinite(norm_now)):
             raise DivergedError(f"the loss or its gradient is not finite at step {counters.step + 1}.")
         if train.grad_clip and norm_now > train.grad_clip:
             scale = train.grad_clip / (norm + 1e-6)
             torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
-        factor = lr_factor(train, fraction, counters.step) / LR_DIVISOR**counters.rollbacks
-        self.optimizers.step(factor, counters.step)
+        lr_share = lr_factor(train, fraction, counters.step) / LR_DIVISOR**counters.rollbacks
+        self.optimizers.step(lr_share, counters.step)
         self.count(step=counters.step + 1, tokens=counters.tokens + train.batch_size * train.segment_len)
-        return Update(loss_now, lr=(train.lr or 0.0) * factor, grad_norm=norm_now, mean_steps=steps_now or None)
+        return Update(nats_now, lr=(train.lr or 0.0) * lr_share, grad_norm=norm_now, mean_steps=steps_now or None)
 
     def _over_ranks(self, nats: Tensor, steps: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean loss and steps of all ranks, and norm of the whole gradient, in float64. All ranks must call it."""
@@ -249,8 +248,7 @@ class TrainingRun:
     @property
     def patience(self) -> Patience:
         train = self.config.train
-        schedule = schedule_of(train)
-        decay = schedule.decay_fraction if schedule.ends_with_budget else 0.0
+        decay = train.decay_fraction if ends_with_budget(train) else 0.0
         return Patience(train.patience, decay, self.counters)
 
     def fraction(self, seconds: float) -> float:

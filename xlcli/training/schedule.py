@@ -63,11 +63,8 @@ class Counters(BaseConfig):
 class Clock:
     """Seconds of a run, and whether to stop it. All ranks use the seconds of the first one, and stop if one is to stop.
 
-    Args:
-        ranks: Ranks of the run.
-        before: Seconds before this process.
-        running: Seconds since a start in this process.
-        stop: Whether this process is to stop.
+    It is made with the seconds `before` this process, and functions for those since a start in this process
+    (`running`) and for whether this process is to `stop`.
 
     Attributes:
         seconds: Seconds spent on this run at the latest `synchronize`, in this process and before it was resumed.
@@ -173,11 +170,14 @@ class Patience:
         return f"{reason}: the learning rate decays from here, and the run ends at about step {last:,}"
 
     def fraction(self, spent: float) -> float:
-        """Share of the run that is done after a share `spent` of the budget, both 0 to 1."""
+        """Share of the run that is done after a share `spent` of the budget, both 0 to 1.
+
+        In a run that is shortened at 0.4 of its budget to 0.5 of it, with a decay of 0.2, spent shares of 0.4, 0.45 and
+        0.5 are 0.8, 0.9 and 1 of the run: its schedule goes on with its last part.
+        """
         plateau = self.counters.plateau
         if plateau is None or self.end == 1.0:
             return spent
-        # From the plateau to the end of the run, the schedule passes its last part, from 1 - `decay` to 1.
         last_part = self.end - plateau
         if last_part == 0.0:  # a schedule without decay
             return 1.0
@@ -198,15 +198,14 @@ def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
     That is: validations rose `RISES` times in a row, to `RISE` times the best or more, while the training loss fell. An
     average of the steps before the last validation is compared with that of the steps after the best one.
     """
-    best = len(rows)
+    since_best: Sequence[Mapping[str, Any]] = []
     for i, row in enumerate(rows):
         if row.get("best") is True:
-            best = i
-    # Of each validation from the best one on: its score, and the mean training loss of the steps before it.
-    scores: list[float] = []
-    losses: list[float] = []
-    nats: list[float] = []
-    for row in rows[best:]:
+            since_best = rows[i:]
+    scores: list[float] = []  # of each validation, first the best one
+    losses: list[float] = []  # mean training loss of the steps before each; there are none before the first
+    nats: list[float] = []  # of the steps since the last validation
+    for row in since_best:
         figures = numbers(row)
         if "validation_bits_per_byte" not in figures:
             nats.append(figures.get("nats", math.inf))
@@ -218,7 +217,7 @@ def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
             continue
         is_rising = all(earlier < later for earlier, later in pairwise(scores[-RISES - 1 :]))
         is_much_worse = scores[-1] >= RISE * scores[0]
-        fits_better = losses[-1] < losses[1]  # there are no steps before the best validation here
+        fits_better = losses[-1] < losses[1]
         if is_rising and is_much_worse and fits_better:
             return row is rows[-1]
     return False

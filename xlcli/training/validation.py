@@ -13,6 +13,7 @@ import torch
 
 from xlcli import __version__
 from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig
+from xlcli.config.inference import ContextSettings
 from xlcli.errors import DivergedError
 from xlcli.evaluation import evaluate
 from xlcli.events import VALIDATION_TOKENS, Generated, Notice, Progress, Score, ScoredText, Trained
@@ -53,28 +54,16 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     """
     reading = EvalConfig().reading(run.config.model, run.config.train.reading)
     ranks, device = run.runtime.ranks, run.runtime.device
-    ids = valid.ids[:VALIDATION_TOKENS]
-    # The text as one batch of long sequences, or documents as batches of several.
-    settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
-    n_sequences = MAX_SEQUENCES
-    if reading.has_memory:
-        least_tokens = MIN_CONTEXTS * (reading.longest + reading.segment_len)
-        n_sequences = min(n_sequences, max(1, len(ids) // least_tokens))
-    loaders: Iterable[EvalLoader] = [text_loader(ids, n_sequences, warmup_len=0, **settings)]
-    if valid.documents is not None:
-        documents = valid.documents[valid.documents < len(ids)]
-        loaders = document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)
     total_nats = 0.0  # of the sequences of this rank, then of all
     run.model.eval()
     with torch.inference_mode(), run.runtime.autocast():
-        for loader in loaders:
+        for loader in _validation_loaders(run, valid, reading):
             rows = ranks.rows(loader.batch_size)
             is_idle = rows.start == rows.stop
             if is_idle:  # it scores a sequence that does not count, because all ranks must make the same calls
                 rows = slice(0, 1)
-            state = run.model.init_state(
-                rows.stop - rows.start, offsets=loader.offsets[rows].tolist(), **reading.init_arguments
-            )
+            offsets = loader.offsets[rows].tolist()
+            state = run.model.init_state(len(offsets), offsets=offsets, **reading.init_arguments)
             for batch in loader:
                 if ranks.size == 1 and stop():
                     return None
@@ -87,8 +76,23 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     total_nats = ranks.sum(torch.tensor(total_nats, dtype=torch.float64)).item()
     if not math.isfinite(total_nats):
         raise DivergedError(f"the validation loss is not finite after step {run.counters.step}.")
-    bits_per_token = total_nats / len(ids) / math.log(2)
+    n_scored = min(VALIDATION_TOKENS, len(valid))
+    bits_per_token = total_nats / n_scored / math.log(2)
     return bits_per_token * len(valid) / valid.n_bytes  # tokens per byte of all of the text
+
+
+def _validation_loaders(run: TrainingRun, valid: TokenFile, reading: ContextSettings) -> Iterable[EvalLoader]:
+    """The text that is validated: one batch of long sequences, or batches of documents if these are apart."""
+    ids = valid.ids[:VALIDATION_TOKENS]
+    settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
+    if valid.documents is not None:
+        documents = valid.documents[valid.documents < len(ids)]
+        return document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)
+    n_sequences = MAX_SEQUENCES
+    if reading.has_memory:
+        least_tokens = MIN_CONTEXTS * (reading.longest + reading.segment_len)
+        n_sequences = min(n_sequences, max(1, len(ids) // least_tokens))
+    return [text_loader(ids, n_sequences, warmup_len=0, **settings)]
 
 
 def seconds_at_end(run: TrainingRun, valid: TokenFile, validation: float) -> float:
@@ -151,7 +155,9 @@ def finish(
     run: TrainingRun, data: Prepared, folder: Path, score: Score | None = None, *, stopped: bool = False
 ) -> Trained:
     """Completes the record of a run in `folder` that is saved, was `stopped` or not, and may have a score."""
-    counters, bits, scored = run.counters, None, None
+    counters = run.counters
+    bits = None
+    scored = None
     if score is not None:
         bits = score.bits_per_byte
         scored = ScoredText(score.bytes, data.parts.valid.n_bytes, score.mem_len)

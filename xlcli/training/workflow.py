@@ -192,13 +192,18 @@ def _run(
         if ranks.size > 1 and clock.stops:
             yield Stopping()
         if ranks.is_first:
-            is_spent = run.fraction(clock.seconds) == 1.0
-            if is_spent and run.counters.is_validated:
-                commit.finish_replacement(folder)
-                finish(run, data, folder)  # a kill during the evaluation leaves a finished run
-                yield (yield from final_evaluation(run, data, folder, clock))
-            else:
-                yield finish(run, data, folder, stopped=True)
+            yield from _end(run, data, folder, clock)
+
+
+def _end(run: TrainingRun, data: Prepared, folder: Path, clock: Clock) -> Iterator[Event]:
+    """Completes the record of a run that has ended on all ranks; scores its model if its budget is spent."""
+    is_spent = run.fraction(clock.seconds) == 1.0
+    if not (is_spent and run.counters.is_validated):
+        yield finish(run, data, folder, stopped=True)
+        return
+    commit.finish_replacement(folder)
+    finish(run, data, folder)  # a kill during the evaluation leaves a finished run
+    yield (yield from final_evaluation(run, data, folder, clock))
 
 
 def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Setup:

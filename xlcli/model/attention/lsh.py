@@ -20,7 +20,7 @@ from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import Linear
 from xlcli.ops.lsh_attention import attend_hashed, attend_hashed_one
-from xlcli.ops.lsh_gather import KeyWindow
+from xlcli.ops.lsh_gather import KeyWindow, Lookup
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, rank_in_buckets
 from xlcli.ops.span import Span
 
@@ -102,9 +102,8 @@ class LSHAttention(Attention):
                 y = v  # read by nobody unless it is replaced
                 if context.needs_output:
                     has_earlier = context.n_memory > 0 and memory.stored.n_slots > 0
-                    table = memory.stored if has_earlier else None
-                    size, dropout = self.bucket_size, self.dropout if self.training else 0.0
-                    y = attend_hashed(q, k, v, ranks, table, key_window, bucket_size=size, dropout=dropout)
+                    lookup = Lookup(ranks, memory.stored if has_earlier else None, key_window, self.bucket_size)
+                    y = attend_hashed(q, k, v, lookup, self.dropout if self.training else 0.0)
                 if context.keep:
                     # The backward pass reads the table as it is now, so the next call writes the new tokens.
                     new = Unwritten(ranks, k.detach(), v.detach(), start, self.bucket_size)

@@ -132,7 +132,7 @@ def rotation_tables(sin: Tensor, cos: Tensor, n_memory: int) -> RotationTables:
     return RotationTables(
         sin=torch.cat((query_sin, query_sin), dim=-1),
         cos=torch.cat((query_cos, -query_cos), dim=-1),
-        keys=position_keys(sin, cos),
+        keys=torch.cat((cos, sin), dim=-1),
     )
 
 
@@ -140,7 +140,3 @@ def rotate_query(c: Tensor, tables: RotationTables) -> Tensor:
     """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) = [a ; b] (b h t f), sine half first."""
     halves_swapped = c.roll(c.shape[-1] // 2, dims=-1)  # [b ; a]
     return c * tables.sin + halves_swapped * tables.cos
-
-
-def position_keys(sin: Tensor, cos: Tensor) -> Tensor:
-    return torch.cat((cos, sin), dim=-1)

@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.kernels.records import BLOCK_LEN, HALF_LEN, RANK
-from xlcli.model.position.xl import XLPosition, position_keys
+from xlcli.model.position.xl import XLPosition
 from xlcli.ops.positions import frequencies
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def low_frequencies(n_features: int) -> Tensor:
 def shared_keys(position: XLPosition, n: int) -> Tensor:
     """Shared position keys (f n) of distances n - 1 to 0."""
     angle = torch.arange(1 - n, 1)[:, None] * frequencies(position.n_features, CPU)[: n_shared_features(position) // 2]
-    return position_keys(angle.sin().float(), angle.cos().float()).T
+    return torch.cat((angle.cos().float(), angle.sin().float()), dim=-1).T
 
 
 @functools.cache
@@ -78,23 +78,23 @@ def position_blocks(position: XLPosition, n: int) -> Tensor:
     """Products (h n_blocks e 2r) of projected position keys and `block_basis`, for n distances or more.
 
     A block has the products of its two halves side by side. The last one has distances `BLOCK_LEN` - 1 to 0.
-
-    Place p of a half whose middle is at distance m has distance m - p, and of each frequency f the features
-    sin(f m) cos(f p) - cos(f m) sin(f p) = sin(f (m - p)) and cos(f m) cos(f p) + sin(f m) sin(f p) = cos(f (m - p)).
-    Factors of p are the same in all halves, so `block_basis` is multiplied by them once.
     """
     frequency = low_frequencies(position.n_features)
     basis = block_basis(position.n_features).double()
     n_halves = 2 * -(-n // BLOCK_LEN)  # of whole blocks
-    middle = HALF_LEN * torch.arange(n_halves - 1, -1, -1) + (HALF_LEN - 1) / 2
-    angle_of_middle = middle[:, None, None] * frequency  # (halves 1 f)
+    middle = HALF_LEN * torch.arange(n_halves - 1, -1, -1) + (HALF_LEN - 1) / 2  # distance of the middle of each half
+    # Place p of a half with the middle m is at distance m - p, and of each frequency f it has the features
+    #     sin(f (m - p)) = sin(f m) cos(f p) - cos(f m) sin(f p)
+    #     cos(f (m - p)) = cos(f m) cos(f p) + sin(f m) sin(f p)
+    # The factors with p are the same in all halves, so the basis is multiplied by them once.
     angle_of_place = PLACES[:, None] * frequency  # (p f)
-    sin_middle, cos_middle = angle_of_middle.sin(), angle_of_middle.cos()
     basis_sin, basis_cos = basis @ angle_of_place.sin(), basis @ angle_of_place.cos()  # (r f)
+    angle_of_middle = middle[:, None, None] * frequency  # (halves 1 f)
+    sin_middle, cos_middle = angle_of_middle.sin(), angle_of_middle.cos()
     sines = sin_middle * basis_cos - cos_middle * basis_sin
     cosines = cos_middle * basis_cos + sin_middle * basis_sin
     sinusoids = torch.cat([sines, cosines], dim=-1).float()  # (halves r f)
-    # The sine half of the features comes first.
+    # W_R of the low frequencies, which are the last ones of its sine half, which comes first, and of its cosine half.
     weight = rearrange(position.relative.weight, "o (half f) -> o half f", half=2)[..., -len(frequency) :]
     products = weight.flatten(1) @ sinusoids.flatten(0, 1).T
     return rearrange(products, "(h e) (k half r) -> h k e (half r)", h=position.n_heads, half=2, r=RANK)

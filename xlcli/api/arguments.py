@@ -1,0 +1,163 @@
+"""Arguments of the Python interface: checked in one place, by the types in the signatures of its functions."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+from xlcli.config import BaseConfig, EvalConfig, GenerateConfig, OnlineConfig, StreamConfig
+from xlcli.errors import ConfigError
+
+Text = str | bytes
+Place = str | os.PathLike[str]
+"""Path of a file or folder, or the name of a model."""
+Source = Place | Sequence[Place]
+"""Path of a file or folder, or several paths, read as one text."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "n_sinks", "clamp_len", "weight_dtype"})
+"""Settings of `InferenceConfig` that are fixed when a model is loaded."""
+OF_EVENTS = frozenset({"num_samples", "logprobs"})
+"""Settings of `GenerateConfig` whose results are events rather than a text."""
+CALLS: Mapping[str, Collection[str]] = {
+    "xlcli.load(name, {}=...)": LOAD_SETTINGS,
+    "model.score(text, {}=...)": OnlineConfig.model_fields,
+    "model.generate(prompt, {}=...)": GenerateConfig.model_fields.keys() - OF_EVENTS,
+    "xlcli.generate(model, prompt, {}=...)": OF_EVENTS,
+    "xlcli.evaluate(model, path, {}=...)": EvalConfig.model_fields,
+    "xlcli.stream(model, text, {}=...)": StreamConfig.model_fields,
+}
+"""The settings that each call has. A setting that several have is suggested with the first of them."""
+REMEDIES = {
+    "Model": "Load it: xlcli.load(name).",
+    "TextState": "Pass what model.read(text) or model.load_state(path) gives.",
+    "Callable": "Pass the name of a function, without parentheses.",
+    "bool": "Pass {0}=True or {0}=False.",
+    "int": "Pass a whole number: int({0}).",
+}
+"""The right call, by the type of a parameter. Texts, paths and settings are checked where they are read."""
+_NO_PATH = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # the other halves stand for bytes of a name
+
+
+def public(section: type[BaseConfig] | None = None, hidden: Collection[str] = LOAD_SETTINGS) -> Callable[[F], F]:
+    """Decorator of a function of the interface, whose `**settings` are those of `section`, if it has any.
+
+    It raises `ConfigError` with the right call for an argument of another type than its parameter, and for a setting
+    that only other functions have. `help` lists the settings as keywords, but for those `hidden`.
+    """
+    settings = {} if section is None else section.model_fields
+
+    def decorate(function: Any) -> Any:
+        signature = inspect.signature(function, eval_str=True)
+        named = signature.parameters
+        parameters = [parameter for parameter in named.values() if parameter.kind != parameter.VAR_KEYWORD]
+        for name, field in settings.items():
+            if name not in hidden:
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default))
+        shown = signature.replace(parameters=parameters)
+
+        @wraps(function)
+        def checked(*arguments: Any, **keywords: Any) -> Any:
+            given = dict(zip(named, arguments, strict=False)) | keywords
+            for name, value in given.items():
+                if name in named:
+                    _check(value, name, named[name].annotation)
+                elif settings and name not in shown.parameters and name not in LOAD_SETTINGS:
+                    _refuse_setting(name, function.__name__)
+            return function(*arguments, **keywords)
+
+        checked.__signature__ = shown  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
+
+
+def _check(value: object, name: str, annotation: Any) -> None:
+    """`ConfigError` if a value is not what the annotation of its parameter says, such as `TextState | None`."""
+    parts = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = tuple(get_origin(part) or part for part in parts)  # `Callable` of `Callable[[], bool]`
+    kind = getattr(kinds[0], "__name__", "")
+    is_switch = isinstance(value, bool) and bool not in kinds  # a `bool` is an `int`
+    if kind in REMEDIES and (is_switch or not isinstance(value, kinds)):
+        raise ConfigError(f"{name} is not a {kind}, but {_kind(value)}.", REMEDIES[kind].format(name))
+
+
+def _refuse_setting(name: str, function: str) -> None:
+    """`ConfigError` for a setting that this function lacks and another one has."""
+    for call, settings in CALLS.items():
+        if name in settings:
+            remedy = f"Use {call.format(name)}."
+            if name == "context":
+                remedy = f"For a memory of so many tokens use mem_len; for a strict limit {call.format(name)}."
+            raise ConfigError(f"{function} has no setting {name}.", remedy)
+
+
+def paths(value: object) -> list[str]:
+    """The path, or the several paths, that were given as the argument `text`."""
+    is_one = isinstance(value, str | bytes | os.PathLike) or hasattr(value, "readline")
+    if is_one or not isinstance(value, Iterable):
+        return [path_of(value, "text")]
+    return [path_of(path, "text") for path in value]
+
+
+def path_of(value: object, name: str) -> str:
+    """The path, or name of a model, that was given as this argument; `ConfigError` if it is of another type."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is a str or pathlib.Path, not {_kind(value)}.", "Pass a path or a name.")
+    if _NO_PATH.search(value):
+        raise ConfigError(f"{name} is {value!a}, which no path can be.", "Pass a path or a name.")
+    return value
+
+
+def is_several(text: object) -> bool:
+    """True for a list of texts or another iterable; `ConfigError` for what has texts, but in no order or not alone."""
+    if isinstance(text, Mapping) or hasattr(text, "columns"):
+        raise ConfigError("a table or dictionary is no list of texts.", "Pass one column: table['text'].")
+    if isinstance(text, set | frozenset):
+        raise ConfigError("a set has no order.", "Pass a list: sorted(texts).")
+    has_items = isinstance(text, Iterable) and getattr(text, "ndim", 1) > 0  # unlike a single value of NumPy
+    return has_items and not isinstance(text, str | bytes | bytearray | memoryview) and not hasattr(text, "readline")
+
+
+def encoded_texts(texts: Iterable[object]) -> Iterator[bytes]:
+    """The bytes of each text; `ConfigError` says which one is none."""
+    for number, text in enumerate(texts, 1):
+        try:
+            yield encoded(text)
+        except ConfigError as error:
+            raise ConfigError(f"text {number}: {error.message}", error.remedy) from None
+
+
+def encoded(text: object) -> bytes:
+    """The bytes of a text; `ConfigError` for what is none, as an open file."""
+    if isinstance(text, bytes):
+        return text
+    if isinstance(text, str):
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(text[error.start])
+            reason = f"character {error.start + 1} of the text, {half}, is half a character."
+            raise ConfigError(reason, "Pass text.encode('utf-8', 'replace').") from None
+    if hasattr(text, "readline"):
+        remedy = "Pass file.read(); for scores of its lines file.readlines() to score, or the file to xlcli.stream."
+        raise ConfigError("an open file is no text.", remedy)
+    if isinstance(text, os.PathLike):
+        raise ConfigError("a path is no text.", "Pass path.read_text(), or score the file with xlcli.evaluate.")
+    if isinstance(text, list | tuple):
+        raise ConfigError("a list of words is no text.", "Join them: ' '.join(words).")
+    remedy = "Convert numbers with str(); leave out rows without text, such as NaN or None."
+    if isinstance(text, bytearray | memoryview):
+        remedy = "Pass bytes(text)."
+    raise ConfigError(f"a text is str or bytes, not {_kind(text)}.", remedy)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

@@ -110,7 +110,8 @@ class XLPosition(Position):
         With gradients it does so where distances are clamped. In inference it does so on a CPU, where it takes fewer
         multiplications; the fast kernels of a GPU take a second inner product, but no scores.
         """
-        if not torch.is_inference_mode_enabled():
+        # Only training is compiled; the compiler cannot trace the question for inference mode, and would make two graphs.
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return context.clamp_len is not None
         # Multiplications for each key and head, with those that project R.
         by_rotation = context.n_new * self.n_features

@@ -59,21 +59,16 @@ def copied(modules: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[None]:
 def modules_of_products(model: LanguageModel) -> list[nn.Module]:
     """Modules of the blocks that use their parameters once, and in 16 bits under autocast.
 
-    Gradients of a copy are summed in 16 bits, so there is none for what a segment uses several times: in shared blocks,
-    biases of several blocks, and branches that compute a segment in parts. Hashed attention computes in float32.
+    Gradients of a copy are summed in 16 bits, so there is none for what a segment uses several times: shared blocks,
+    biases of several blocks, and branches that compute it in parts. Hashed attention computes in float32.
     """
-    if model.stack.n_steps > 1:
-        return []
     users: Counter[nn.Module] = Counter()
-    excluded: set[nn.Module] = set()
     for block in model.stack.blocks:
-        users.update(block.modules())
-        if isinstance(block.attention, LSHAttention):
-            excluded.update(block.attention.modules())
-        if block.feedforward.chunk_len is not None:
-            excluded.update(block.feedforward.modules())
-    once = [module for module, n_users in users.items() if n_users == 1 and module not in excluded]
-    return [module for module in once if isinstance(module, nn.Linear | XLBiases)]
+        users.update(module for module in block.modules() if isinstance(module, nn.Linear | XLBiases))
+        in_parts = block.feedforward.chunk_len is not None
+        if in_parts or model.stack.n_steps > 1 or isinstance(block.attention, LSHAttention):
+            return []
+    return [module for module, n_users in users.items() if n_users == 1]
 
 
 class _Copies(torch.autograd.Function):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.positions import frequencies
+from xlcli.ops.positions import Positions, frequencies
 from xlcli.ops.scoring import Clamp, ScoreTerm, ShiftedTerm
 
 
@@ -42,6 +42,14 @@ class RotationTables(NamedTuple):
     sin: Tensor
     cos: Tensor
     keys: Tensor
+
+    @classmethod
+    def make(cls, positions: Positions, n_features: int, dtype: torch.dtype) -> RotationTables:
+        """Tables of `n_features`, computed in float64, then rounded."""
+        sin, cos = positions.angles(n_features, dtype)
+        query_sin, query_cos = sin[positions.n_memory :], cos[positions.n_memory :]
+        signed_cos = torch.cat((query_cos, -query_cos), dim=-1)
+        return cls(torch.cat((query_sin, query_sin), dim=-1), signed_cos, torch.cat((cos, sin), dim=-1))
 
 
 class XLPosition(Position):
@@ -63,11 +71,7 @@ class XLPosition(Position):
         if self._is_shifted(context):
             return content, None
         form = self.n_features, q.dtype
-
-        def make_tables() -> RotationTables:
-            return rotation_tables(*context.positions.angles(*form), context.n_memory)
-
-        tables = context.constant(("tables", *form), make_tables)
+        tables = context.constant(("tables", *form), lambda: RotationTables.make(context.positions, *form))
         c = self._by_feature(self._biased(q))
         query = rotate_query(c, tables)
         clamp_len = context.clamp_len
@@ -110,7 +114,7 @@ class XLPosition(Position):
         With gradients it does so where distances are clamped. In inference it does so on a CPU, where it takes fewer
         multiplications; the fast kernels of a GPU take a second inner product, but no scores.
         """
-        # Only training is compiled; the compiler cannot trace the question for inference mode, and would make two graphs.
+        # Only training is compiled; the compiler would divide a graph at the question for inference mode.
         if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return context.clamp_len is not None
         # Multiplications for each key and head, with those that project R.
@@ -125,16 +129,6 @@ class XLPosition(Position):
 
     def _biased(self, q: Tensor) -> Tensor:
         return q + rearrange(self.biases.position, "h e -> h 1 e").to(q.dtype)
-
-
-def rotation_tables(sin: Tensor, cos: Tensor, n_memory: int) -> RotationTables:
-    """The tables for the angles (s f/2) of all keys, of which the first `n_memory` are no queries."""
-    query_sin, query_cos = sin[n_memory:], cos[n_memory:]
-    return RotationTables(
-        sin=torch.cat((query_sin, query_sin), dim=-1),
-        cos=torch.cat((query_cos, -query_cos), dim=-1),
-        keys=torch.cat((cos, sin), dim=-1),
-    )
 
 
 def rotate_query(c: Tensor, tables: RotationTables) -> Tensor:

@@ -84,7 +84,7 @@ def test_attention_names_its_kernel(dtype):
 
 # Training
 
-STEPS = {"small": 474, "medium": 801, "peer-12x512": 923}
+STEPS = {"small": 466, "medium": 785, "peer-12x512": 923}
 """Largest number of operators of a training step in bfloat16, with full memory."""
 WAITS_OF_STEP = [("training/run.py", "train_step")]
 """Where a step waits for the device: for its loss and the norm of its gradient."""

@@ -84,8 +84,8 @@ def generate(
             loaded, runtime, resume, _ = open_for(n_sequences=len(given) * settings.num_samples)
             from xlcli.generation import generate_prompts
 
-            texts_of_prompts = [text for text, _ in given]
-            results = generate_prompts(loaded, texts_of_prompts, settings, runtime, resume=resume, **run)
+            prompt_texts = [text for text, _ in given]
+            results = generate_prompts(loaded, prompt_texts, settings, runtime, resume=resume, **run)
             screen.drive(results, Results(given, screen, n_samples=settings.num_samples, without_prompt=no_prompt))
             return stop.exit_code
         prompt = read_prompt(words, stop, screen)

@@ -41,7 +41,7 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
 
     `outputs` has, by parameter, the name of a file, if one was given, and its kind. An existing file is replaced unless
     a stream or another option uses it, or it is a saved state, which only a state replaces, or a training curve:
-    `ConfigError` for these, a folder, a read-only file, another suffix or a missing package; else `ResourceError`.
+    `ConfigError` for these, folders, read-only files, other suffixes, missing packages; `ResourceError` on a full disk.
     """
     uses = dict.fromkeys(_identities((), 1, 2), "the output of this command")
     uses |= dict.fromkeys(_identities(inputs, 0), "an input of this command")

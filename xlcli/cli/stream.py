@@ -170,7 +170,7 @@ def read_text(
     screen: Screen,
     name: str,
 ) -> Iterator[bytes | None]:
-    """Text of data as it arrives from the descriptor `source`; None: of a followed file, of known format."""
+    """Text of `data` as it arrives. `source` is its descriptor; None for a followed file, of JSON or plain text."""
     from xlcli.config.base import compile_pattern
     from xlcli.text.documents import LINE_TEXT, live_texts
     from xlcli.text.formats import checked, plain_text, text_of

@@ -186,7 +186,7 @@ class Intake:
                 break  # the next line is not complete yet
             longest = max(longest, n_next)
             if longest * (len(texts) + 1) > TOKENS_PER_CALL:
-                break
+                break  # with the next line, the padded texts are more than a call may have
             line = self.take(to_line_end=False)
             assert line is not None  # since it is ready
             texts.append(line)

@@ -443,7 +443,7 @@ def _drawn_last(corpus: Corpus, parts: Sequence[str | float | None], seed: int) 
 
 
 def _draw(files: Sequence[int], sizes: Sequence[int], wanted_bytes: int) -> list[int]:
-    """The first of these files that together have `wanted_bytes`, `LEAST_DRAWN` to `MOST_DRAWN` times; else none."""
+    """Takes files in this order, by number, until they have enough bytes, without too large ones; none if too few."""
     drawn: list[int] = []
     n_bytes = 0
     for file in files:

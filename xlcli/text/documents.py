@@ -249,10 +249,10 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
     `ValueError` says why the row is skipped: it has no text, or lacks `key`. `has_begun`: an earlier row had a text.
     """
     field = text_fields[0]
-    stream, is_part = _stream_of(row, field)
+    stream, is_part = _stream_of(row, field)  # of a container, which writes long lines in parts
     whole_row = dict(row) if isinstance(row, dict) else {}
     is_array = isinstance(whole_row.get(field), list)
-    if is_array:
+    if is_array:  # a field of journald that occurs several times, or has unprintable bytes
         row[field] = _joined_values(whole_row[field])
     texts = texts_of_row(row, text_fields)
     if isinstance(row, LineRow) and row.continues and not texts:  # an empty line within an event
@@ -276,8 +276,7 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
 def _why_no_text(row: Mapping[str, Any], field: str, *, has_begun: bool) -> str:
     """Why a row has no text. Before a row had one (`has_begun`), perhaps none has this key, so others are named."""
     if field not in row:
-        hint = "" if has_begun else key_hint(row)
-        return f"it is missing{hint}"
+        return "it is missing" if has_begun else f"it is missing{key_hint(row)}"
     if row[field] is not None:
         return "it is empty"
     if field == "MESSAGE":

@@ -93,11 +93,11 @@ def _default_rows_or_plain(head: bytes | bytearray, name: str, *, is_all: bool) 
 
 
 def _apparent_kind(head: bytes | bytearray, name: str, limit: int, *, is_all: bool) -> str | None:
-    """The kind that the name says, else `json` if it begins in `limit` bytes, else `table`; None: it may begin yet."""
+    """The kind that the name says, else `json` if the data begins so, else `table`; None if more bytes will tell."""
     suffix = _NAME.search(name)
     if suffix is not None:
         return KINDS[suffix[1].lower()]
-    rest = _BEFORE_JSON.sub(b"", head[:limit], count=1)
+    rest = _BEFORE_JSON.sub(b"", head[:limit], count=1)  # behind blanks and comments, of less than `limit` bytes
     if _JSON.match(rest):
         return "json"
     may_begin = rest == b"/" or not rest.strip(b" \t\r\n[")

@@ -65,7 +65,7 @@ class _Table:
         self._quote = _ANY_QUOTE
 
     def joined(self, lines: Iterator[tuple[int, bytes | None]]) -> Iterator[tuple[int, int, bytearray | None]]:
-        """Rows, of several lines if a quoted cell has line ends: first and last line, and the text (None: a pause)."""
+        """Joins lines to rows, as quoted cells may have line ends: first and last number, and text (None: a pause)."""
         row = bytearray()
         first_line = 1
         is_open = False  # a quoted cell goes on in the next line

@@ -136,7 +136,8 @@ def show_config(call: Call, configs: Mapping[str, Config], *, is_decided: bool) 
 def check_paths(call: Call, paths: Sequence[str], text: TextConfig, plot: str | None) -> list[str]:
     """The texts of a run, held-out ones last, if they exist and the plot can be written."""
     if not paths:
-        raise ConfigError("train needs a text: a file, a folder, or - for standard input.", "Type xlcli train corpus.txt.")
+        reason = "train needs a text: a file, a folder, or - for standard input."
+        raise ConfigError(reason, "Type xlcli train corpus.txt.")
     held_out = [part for part in (text.valid, text.test) if isinstance(part, str)]
     texts = [*paths, *held_out]
     check_texts(texts, "xlcli train FILE --init {}")

@@ -147,33 +147,43 @@ def attend_fused(
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`attend` by PyTorch's fused kernels, without a second term; the bias is (b h t s) or (h t s).
+    """Softmax attention by PyTorch's fused kernels: queries (b h t e), keys (b g s e), values (b g s w) to (b h t w).
 
-    These kernels need a head of keys for each head of queries, and equal widths of queries, keys and values. So keys
-    and values are repeated, and the narrower side gets zeros, which change no product.
+    `scale` multiplies the products of queries and keys; `bias`, (b h t s) or (h t s), is added to them after that.
     """
-    width = v.shape[-1]
-    n_shared = q.shape[1] // k.shape[1]
-    if n_shared > 1:
-        k, v = k.repeat_interleave(n_shared, dim=1), v.repeat_interleave(n_shared, dim=1)
-    n_missing_in_v = q.shape[-1] - width
-    if n_missing_in_v > 0:
-        v = F.pad(v, (0, n_missing_in_v))
-    elif n_missing_in_v < 0:
-        q, k = F.pad(q, (0, -n_missing_in_v)), F.pad(k, (0, -n_missing_in_v))
-    # On a GPU the fastest kernel takes no tensor, but knows queries that see all keys up to themselves.
+    value_width = v.shape[-1]
+    q, k, v = _shaped_for_fused(q, k, v)
+    # On a GPU the fastest kernel takes no tensor as mask, but knows queries that see all keys up to themselves.
     is_on_gpu = q.device.type == "cuda"
     if is_on_gpu and bias is None and isinstance(visible, Mask) and visible.sees_all_earlier:
         # Autocast passes over a mask that is no plain tensor, so the types of the products are chosen here.
         q, k, v = cast_for_products(q), cast_for_products(k), cast_for_products(v)
-        mask: Tensor | None = visible.causal_bias
+        addition: Tensor | None = visible.causal_bias
     else:
-        mask = visible.addition(q.dtype)
+        addition = visible.addition(q.dtype)  # 0, or -inf where hidden; None: every query sees every key
         if bias is not None:
-            mask = bias if mask is None else bias + mask
-            mask = mask.expand(*q.shape[:-1], k.shape[-2])
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
-    return out[..., :width]
+            addition = bias if addition is None else bias + addition
+            addition = addition.expand(*q.shape[:-1], k.shape[-2])
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=addition, scale=scale, dropout_p=dropout)
+    return out[..., :value_width]
+
+
+def _shaped_for_fused(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values with equally many heads and equal widths, as PyTorch's fused kernels need them.
+
+    A head of keys and values that several heads of queries share is repeated for each of them. The narrower side gets
+    zeros at its end: they change no product of queries and keys, and add columns to the output, which must be cut off.
+    """
+    n_shared = q.shape[1] // k.shape[1]
+    if n_shared > 1:
+        k, v = k.repeat_interleave(n_shared, dim=1), v.repeat_interleave(n_shared, dim=1)
+    key_width, value_width = q.shape[-1], v.shape[-1]
+    if value_width < key_width:
+        v = F.pad(v, (0, key_width - value_width))
+    elif value_width > key_width:
+        n_zeros = value_width - key_width
+        q, k = F.pad(q, (0, n_zeros)), F.pad(k, (0, n_zeros))
+    return q, k, v
 
 
 def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:

@@ -171,7 +171,7 @@ class InferenceSession:
         return None if self.is_first else find_decoder(self.model, self.runtime)
 
     def compile(self, n: int, stop: Callable[[], bool]) -> Iterator[Notice]:
-        """Compiles the kernels of the next `n` predictions, which takes seconds the first time, until `stop`."""
+        """Compiles the kernels that the next `n` predictions lack, which takes seconds each, until `stop`."""
         n_by_kernels = n - int(self.is_first)  # the first one is made without them
         if stop() or n_by_kernels <= 0:
             return
@@ -181,7 +181,7 @@ class InferenceSession:
         weights, weight_type = self.model.encoding, decoder.weight_type
         if self.state.adaptation is not None:  # weights that change are not rounded
             weights, weight_type = "float32", torch.float32
-        for types in decoder.missing(self.state, weight_type):
+        for types in decoder.uncompiled(self.state, weight_type):
             yield Notice(COMPILING.format(f"generation for {weights} weights and {self.state.memory_dtype} memory"))
             problem = decoder.kernels.compile_kernel(*types, stop)
             if problem is not None:
@@ -248,8 +248,9 @@ class InferenceSession:
     def max_rows(self, n_tokens: int | None) -> int:
         """Number of texts of `n_tokens` tokens (None: any number) per call of the model."""
         longest = longest_memory(self.model, self.state.span, n_tokens)
-        size = self.model.config.model.memory_bytes(longest, self.state.memory_dtype)
-        return max(1, min(MAX_ROWS, MAX_ROWS_BYTES // max(1, size)))
+        bytes_per_text = self.model.config.model.memory_bytes(longest, self.state.memory_dtype)
+        n_that_fit = MAX_ROWS_BYTES // max(1, bytes_per_text)
+        return max(1, min(MAX_ROWS, n_that_fit))
 
 
 def find_decoder(model: LoadedModel, runtime: Runtime) -> Decoder | None:
@@ -311,7 +312,8 @@ def check_memory(
 
 def window_notice(span: Span | ContextSettings, options: InferenceConfig, n_tokens: int) -> list[Notice]:
     """Notice that a text of `n_tokens` is read in overlapping windows, if it is, and no option asks for them."""
-    if span.stride is None or options.asks_for_windows or n_tokens <= span.segment_len:
+    has_overlapping_windows = span.stride is not None and n_tokens > span.segment_len
+    if not has_overlapping_windows or options.asks_for_windows:
         return []
     windows = f"overlapping windows of {span.segment_len:,} tokens, which begin every {span.stride:,} tokens"
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]

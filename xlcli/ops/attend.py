@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange, repeat
@@ -59,20 +60,10 @@ def attend(
     needs_no_copy_of_keys = has_one_query and k.shape[1] < q.shape[1]
     is_share_dropped = dropout > 0 and share.parts > 1
     needs_plain = scoring.sinks is not None or scoring.value_bias is not None or is_share_dropped
+    common: dict[str, Any] = {"visible": visible, "scale": scoring.scale, "bias": bias, "dropout": dropout}
     if needs_plain or needs_no_copy_of_keys or (on_cpu and is_faster_on_cpu):
-        return attend_plain(
-            q,
-            k,
-            v,
-            scoring.sinks,
-            visible=visible,
-            scale=scoring.scale,
-            bias=bias,
-            value_bias=scoring.value_bias,
-            dropout=dropout,
-            share=share,
-        )
-    return attend_fused(q, k, v, visible=visible, scale=scoring.scale, bias=bias, dropout=dropout)
+        return attend_plain(q, k, v, scoring.sinks, value_bias=scoring.value_bias, share=share, **common)
+    return attend_fused(q, k, v, **common)
 
 
 def _attend_in_blocks(
@@ -169,20 +160,19 @@ def attend_fused(
 
 
 def _shaped_for_fused(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values with equally many heads and equal widths, as PyTorch's fused kernels need them.
+    """The same with equally many heads and equal widths, as PyTorch's fused kernels need them.
 
-    A head of keys and values that several heads of queries share is repeated for each of them. The narrower side gets
-    zeros at its end: they change no product of queries and keys, and add columns to the output, which must be cut off.
+    Heads that several heads of queries share are repeated. The narrower side gets zeros, which change no product; if it
+    is that of the values, the output gets as many columns that must be cut off.
     """
     n_shared = q.shape[1] // k.shape[1]
     if n_shared > 1:
         k, v = k.repeat_interleave(n_shared, dim=1), v.repeat_interleave(n_shared, dim=1)
-    key_width, value_width = q.shape[-1], v.shape[-1]
-    if value_width < key_width:
-        v = F.pad(v, (0, key_width - value_width))
-    elif value_width > key_width:
-        n_zeros = value_width - key_width
-        q, k = F.pad(q, (0, n_zeros)), F.pad(k, (0, n_zeros))
+    width = max(q.shape[-1], v.shape[-1])
+    if q.shape[-1] < width:
+        q, k = F.pad(q, (0, width - q.shape[-1])), F.pad(k, (0, width - k.shape[-1]))
+    if v.shape[-1] < width:
+        v = F.pad(v, (0, width - v.shape[-1]))
     return q, k, v
 
 

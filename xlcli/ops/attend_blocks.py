@@ -263,18 +263,9 @@ SAVED_SCORES = 2**23
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, scale: float) -> Tensor:
-    """Softmax attention over the band, with gradients, for some of the queries only: the others cost nothing.
+    """`attend_blocks` with gradients, for some of the queries q (b h t e) only: the others cost nothing.
 
-    Args:
-        q: Queries (b h t e).
-        k: Keys (b g s e), in any floating-point type; so are the values.
-        v: Values (b g s w).
-        needed: Boolean mask (b t) of the queries whose output is needed; at least one is.
-        band: The keys that each query sees.
-        scale: Factor on the products of queries and keys.
-
-    Returns:
-        Outputs (b h t w); those of queries that are not needed have no meaning.
+    The boolean mask `needed` (b t) is true for these, one at least. The output (b h t w) of the others has no meaning.
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
     n_sequences, n_new = needed.shape
@@ -303,12 +294,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
 
 
 class QueryGroup(NamedTuple):
-    """Some queries of a block, equally many of each sequence.
-
-    queries  their places (b n) among the new tokens of the call
-    new      all queries of the block
-    seen     keys that the block sees
-    """
+    """Some queries (b n) of a block, by their place in the call; the slices of the block and of the keys it sees."""
 
     queries: Tensor
     new: slice
@@ -318,10 +304,8 @@ class QueryGroup(NamedTuple):
         """`Band.edges` of the block (t t), of which each query of the group gets its row: (b 1 n t)."""
         last, first = band.edges(self.new.start, q[:, :, self.new])
         place_in_block = self.queries - self.new.start
-        last = last[place_in_block][:, None]
-        if first is not None:
-            first = first[place_in_block][:, None]
-        return last, first
+        first_rows = None if first is None else first[place_in_block][:, None]
+        return last[place_in_block][:, None], first_rows
 
 
 def _query_groups(needed: Tensor, band: Band) -> Iterator[QueryGroup]:
@@ -429,7 +413,8 @@ class BandAttention(torch.autograd.Function):
                 weights = _write_weights(part.scores(q.new_empty(part.size)), part, q, k, ctx.band, term)
             keys, values = part.keys(k), part.keys(v)
             # `share` makes the heads of queries that have a head of keys in common rows of one matrix.
-            queries, weights, d_out = share(part.queries(q), keys), share(weights, keys), share(part.queries(grad), keys)
+            queries, d_out = share(part.queries(q), keys), share(part.queries(grad), keys)
+            weights = share(weights, keys)
             give_to_keys(part, d_v, torch.bmm(weights.mT, d_out))
             d_weights = torch.bmm(d_out, values.mT)
             # The gradient by the scores takes the place of that by the weights, which saves a tensor of this size.
@@ -446,16 +431,11 @@ class BandAttention(torch.autograd.Function):
 
 
 def _has_each_key_once(parts: Sequence[Part], q: Tensor, k: Tensor) -> bool:
-    """True if these parts, all of a call, together have every key of every head in one part and no more.
-
-    So it is with one block of queries that sees all keys, if the heads of queries that share a head of keys are never
-    divided between parts.
-    """
-    first, last = parts[0], parts[-1]
-    is_one_block = last.new.start == 0
-    sees_all_keys = first.seen.start == 0
-    n_shared = q.shape[1] // k.shape[1]
-    return is_one_block and sees_all_keys and first.heads.stop % n_shared == 0
+    """True if no key of a head is in two of these parts of a call, so that its gradient is not a sum over parts."""
+    is_one_block = parts[-1].new.start == 0
+    sees_all_keys = parts[0].seen.start == 0
+    n_shared = q.shape[1] // k.shape[1]  # heads of queries for each head of keys
+    return is_one_block and sees_all_keys and parts[0].heads.stop % n_shared == 0
 
 
 def _contiguous_product(queries: Tensor, scale: float) -> Tensor:

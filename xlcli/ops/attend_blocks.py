@@ -283,7 +283,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     if torch.is_grad_enabled() and n_scores > SAVED_SCORES:  # the backward pass computes the weights again
         attend_group = partial(checkpoint, _attend, use_reentrant=False)
     outputs = []
-    for queries, group in zip(gathered.split(group_sizes, dim=2), groups, strict=True):
+    for queries, group in zip(torch.split(gathered, group_sizes, dim=2), groups, strict=True):
         last, first = group.edges(band, q)
         outputs.append(attend_group(queries, k[:, :, group.seen], v[:, :, group.seen], last, first))
 
@@ -435,7 +435,8 @@ def _has_each_key_once(parts: Sequence[Part], q: Tensor, k: Tensor) -> bool:
     is_one_block = parts[-1].new.start == 0
     sees_all_keys = parts[0].seen.start == 0
     n_shared = q.shape[1] // k.shape[1]  # heads of queries for each head of keys
-    return is_one_block and sees_all_keys and parts[0].heads.stop % n_shared == 0
+    has_whole_groups: bool = parts[0].heads.stop % n_shared == 0
+    return is_one_block and sees_all_keys and has_whole_groups
 
 
 def _contiguous_product(queries: Tensor, scale: float) -> Tensor:

@@ -46,9 +46,8 @@ SaveState = Callable[[SessionState], None]
 def check_settings(model: LoadedModel, options: InferenceConfig, runtime: Runtime) -> None:
     """Checks settings that are given anew for each text.
 
-    Raises:
-        ConfigError: One does not apply to the model or the number type of matrix products, or differs from the one
-            that the model was loaded with.
+    `ConfigError` if one does not apply to the model or the number type of matrix products, or differs from the one that
+    the model was loaded with.
     """
     model.check_settings(options)
     if options.learning.adapt and runtime.dtype == torch.float16:
@@ -119,8 +118,7 @@ class InferenceSession:
     def score(self, ids: NDArray[np.integer], readout: Readout | None = None) -> Scored:
         """Surprisal (t) in nats of the next tokens `ids` (t, at least one) of one row, and features (t f) if read out.
 
-        Raises:
-            CheckpointError, DivergedError: A score is not finite.
+        `CheckpointError` or `DivergedError` if a score is not finite.
         """
         tokens, targets = self._next(ids)
         with torch.inference_mode(), self.runtime.autocast():
@@ -188,11 +186,7 @@ class InferenceSession:
                 yield Notice(NOT_KEPT.format("generation", problem))
 
     def predict(self) -> Tensor:
-        """Logits (b v) of the next token of each row; `append` comes after it.
-
-        Raises:
-            DivergedError: Adapted weights give no finite logits.
-        """
+        """Logits (b v) of the next token of each row; `DivergedError` if adapted weights give no finite ones."""
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
         if self.decoding_scorer is None:
             decoder = self.decoder
@@ -281,10 +275,8 @@ def check_memory(
 
     `mem_len` is the maximum number of tokens in the memory of a sequence, `segment_len` per call. By default one
     sequence is read, `TOKENS_PER_CALL` tokens at a time. `changeable` are the settings that the user may lower, if they
-    are given. `predicts`: tokens are predicted one by one, by kernels where there are any.
-
-    Raises:
-        ResourceError: The memory does not fit the machine.
+    are given. `predicts`: tokens are predicted one by one, by kernels where there are any. `ResourceError` if the
+    memory does not fit the machine.
     """
     arguments = {"batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
     given = {name: size for name, size in arguments.items() if size is not None}

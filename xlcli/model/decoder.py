@@ -65,10 +65,8 @@ POSITIONS = Position, RopePosition, AlibiPosition, T5Position, XLPosition
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
     """Decoder of a network in evaluation mode whose weights `encoding` represents exactly.
 
-    None if the network is not in float32 on a CPU, no block has a kernel, or Numba cannot keep kernels.
-
-    Raises:
-        ConfigError: Others can write the folder of compiled kernels.
+    None if the network is not in float32 on a CPU, no block has a kernel, or Numba cannot keep kernels. `ConfigError`
+    if others can write the folder of compiled kernels.
     """
     if not may_decode(network):
         return None

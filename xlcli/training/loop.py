@@ -142,17 +142,10 @@ class Loop:
                 keep_weights(run, self.data, self.folder, bits)
                 run.count(best_bits=bits, best_step=run.counters.step)
         run.count(validated_step=run.counters.step, validation_due=False)
-        self._count_validation_time(began)
+        seconds = self.clock.synchronize(self.clock.now() - began)
+        run.count(reserve=seconds_at_end(run, valid, seconds))  # what the last validation will need of a time budget
         if bits is not None:
             yield from self._judge(bits, is_best=is_best)
-
-    def _count_validation_time(self, began: float) -> None:
-        """Adds the seconds since a validation `began` to the clock; leaves as much of a time budget to the last one."""
-        clock = self.clock
-        before = clock.validation
-        clock.synchronize(clock.now() - began)
-        seconds_of_first_rank = clock.validation - before  # those that all ranks use
-        self.run.count(reserve=seconds_at_end(self.run, self.data.valid_ids, seconds_of_first_rank))
 
     def _judge(self, bits: float, *, is_best: bool) -> Iterator[Event]:
         """Logs the bits per byte of a validation, and says if it shows that the run should end, or that it overfits."""

@@ -81,8 +81,11 @@ class Clock:
         """Seconds spent on this run, by this process."""
         return self._before + self._running()
 
-    def synchronize(self, validation: float = 0.0) -> None:
-        """Updates the attributes, equally on all ranks, after as many seconds of validation. All ranks must call it."""
+    def synchronize(self, validation: float = 0.0) -> float:
+        """Updates the attributes, equally on all ranks, after as many seconds of validation. All ranks must call it.
+
+        Returns the seconds of validation of the first rank, which count for all.
+        """
         seconds = self.now()
         if not self.ranks.is_first:
             # The sum over all ranks is then that of the first one.
@@ -91,6 +94,7 @@ class Clock:
         self.seconds, validation, n_stops = self.ranks.sum(here).tolist()
         self.stops = n_stops > 0.0
         self.validation += validation
+        return float(validation)
 
 
 @dataclass
@@ -126,9 +130,8 @@ class IntervalTrigger:
 class Patience:
     """Counter of validations without improvement; the budget of the run is shortened after `limit` of them.
 
-    The last part of the schedule, in which `wsd` decays, begins at once. It takes the share `decay` of the shortened
-    run: if `decay` is a fifth, a quarter of the steps before it. A schedule without decay (`decay` 0) ends at once, and
-    one that is already in its last part does not change.
+    The last part of the schedule, in which `wsd` decays, begins at once. A schedule without decay (`decay` 0) ends at
+    once, and one that is already in its last part does not change.
 
     Attributes:
         limit: Number of validations without improvement; None never shortens the run.

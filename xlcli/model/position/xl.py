@@ -8,9 +8,8 @@ identities give exactly
     Σ_f a_f sin((i-j)ω_f) + b_f cos((i-j)ω_f) = q̃_i · p_j
     q̃_i = [a sin iω + b cos iω ; b sin iω - a cos iω]        p_j = [cos jω ; sin jω]
 
-The position term is thus one more inner product, with keys that depend on the position only. It multiplies as many
-numbers as there are features. The relative shift of the paper multiplies those of a head, (q + v)·(W_R R_distance). It
-projects R in every call, and moves each row of scores to its place.
+The position term is thus one more inner product, with keys that depend on the position only. The relative shift of the
+paper computes (q + v)·(W_R R_distance), projects R in every call, and moves each row of scores to its place.
 """
 
 from __future__ import annotations

@@ -111,9 +111,11 @@ class TokenBuffers(TokenMemory):
             remembered = whole.keep(keep)
         else:
             whole = self._with_rows(new_rows)
-            # Copies: views would keep the keys and values of the whole call alive.
-            copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
-            remembered = replace(self, buffers=copies, start=0, stop=keep)
+            if keep == new_keys.shape[2]:  # the new rows, which are in tensors of their own
+                kept = tuple(rows.detach() for rows in new_rows)
+            else:  # views would keep the keys and values of the whole call alive
+                kept = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
+            remembered = replace(self, buffers=kept, start=0, stop=keep)
         keys, values = whole.decode(new_keys, new_values)  # of remembered and new tokens, in the type of the new ones
         return keys, values, remembered
 

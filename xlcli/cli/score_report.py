@@ -146,6 +146,16 @@ def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {"model": "standard deviation", **common, **group["sd"]}
 
 
+def difference_rows(
+    scores: Sequence[events.Score], comparisons: Sequence[events.Comparison | None]
+) -> Iterator[dict[str, Any]]:
+    """Rows of a table, named in place of models, for the differences of all evaluations to the first one."""
+    names = _labels(scores)
+    for name, comparison in zip(names[1:], comparisons, strict=True):
+        if comparison is not None and comparison.spread is not None:
+            yield {"model": f"{name} - {names[0]}", **fields(comparison.spread)}
+
+
 def sweep_text(
     scores: Sequence[events.Score], n_scores: int, width: int | None = None, seeds: Sequence[Mapping[str, Any]] = ()
 ) -> str:
@@ -222,13 +232,16 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
         if len(scores) == 1:
             cells.append(decimals_or_blank(document.word_perplexity, 2))
         cells += [f"{score.by_document[i + 1].bits_per_byte:.4f}" for score in scores]
+        trained_models = dict.fromkeys(score.model for score in scores if score.by_document[i + 1].trained_on)
+        cells.append(", ".join(trained_models))
         rows.append((-document.bits_per_byte, cells))
     if not rows:
         return ""
     heading = ["document", "bytes", "words"]
     heading += ["perplexity per word", "bits/byte"] if len(scores) == 1 else _labels(scores)
+    heading.append("training text of")
     columns = zip(heading, *(cells for _, cells in sorted(rows)), strict=True)
-    filled = [column for column in columns if any(column[1:])]  # words may be unknown in all documents
+    filled = [column for column in columns if any(column[1:])]  # words may be unknown, and no document trained on
     return f"\n{table([*zip(*filled, strict=True)], width)}"
 
 

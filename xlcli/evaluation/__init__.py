@@ -184,6 +184,7 @@ class _Evaluation(NamedTuple):
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
         yield from _trained_notice(text, model)
+        yield from _repeated_notice(text)
         if text.counts.has_phrases:
             yield Notice(_PHRASES_NOTICE)
         n_documents = len(text.part.corpus.facts.documents)
@@ -255,7 +256,7 @@ class _Evaluation(NamedTuple):
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
                 if shows_documents and is_whole:
-                    fields["by_document"] = tuple(figures.document_scores(text, scores.nats, by_line=False))
+                    fields["by_document"] = tuple(self._document_scores(scores))
                     yield from figures.foreign_notice(fields["by_document"], self.model.name)
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
@@ -290,13 +291,17 @@ class _Evaluation(NamedTuple):
         elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
         if self.documents and is_whole:
-            parts.append(figures.document_scores(text, scores.nats, by_line=options.each_line))
+            parts.append(self._document_scores(scores))
         for part in chain.from_iterable(parts):
             if self.stop():
                 return
             yield part
         if self.is_listed and is_whole:
             yield Done()
+
+    def _document_scores(self, scores: TokenScores) -> Iterator[Scored]:
+        trained = _trained_names(self.text, self.model)
+        return figures.document_scores(self.text, scores.nats, trained, by_line=self.options.each_line)
 
 
 def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
@@ -309,18 +314,36 @@ def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]
         yield Notice(f"{share}: the vocabulary of {model.name} has no pieces for it", "warning")
 
 
-def _trained_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
-    """A warning if files of the text are training text of the model, by its record."""
+def _trained_names(text: TokenizedText, model: LoadedModel) -> list[str]:
+    """Names of the files of the text that are training text of the model, by its record."""
     known = trained_files(model.record)
-    files = [*text.part.files()]
-    names = [name for digest, name in files if digest in known]
+    return [name for digest, name in text.part.files() if digest in known]
+
+
+def _trained_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
+    """A warning if files of the text are training text of the model."""
+    names = _trained_names(text, model)
     if not names:
         return
+    n_files = len(text.part.corpus.sources)
     what = f"{names[0]} is"
-    if len(files) > 1:
-        what = f"{len(names)} of the {len(files)} files ({named(names, most=3)}) are"
+    if n_files > 1:
+        what = f"{len(names)} of the {n_files} files ({named(names, most=3)}) are"
     remark = "scores of text that a model was trained on say little of new text"
     yield Notice(f"{what} in the training text of {model.name}; {remark}", "warning")
+
+
+def _repeated_notice(text: TokenizedText) -> Iterator[Notice]:
+    """A warning if files of the text have the same content."""
+    first_names: dict[str, str] = {}
+    repeated = []
+    for digest, name in text.part.files():
+        if digest in first_names:
+            repeated.append(f"{name} is the same text as {first_names[digest]}")
+        first_names.setdefault(digest, name)
+    if repeated:
+        remark = "what is there twice counts twice, and makes intervals too narrow"
+        yield Notice(f"{named(repeated, most=3)}; {remark}", "warning")
 
 
 def _exact_beginning(run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:

@@ -7,7 +7,7 @@ probabilities, and of means per token, which do not prefer the shorter text. Equ
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -101,10 +101,13 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
     return sums
 
 
-def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -> Iterator[Row | DocumentScore]:
+def document_scores(
+    text: TokenizedText, nats: NDArray[Any], trained: Collection[str] = (), *, by_line: bool
+) -> Iterator[Row | DocumentScore]:
     """Each row or file, or each line, and its score, given the surprisal of all tokens (n).
 
-    A token belongs to the document that it ends in. Reads the text again.
+    A token belongs to the document that it ends in. `trained` are the names of files that the model was trained on.
+    Reads the text again.
     """
     part = replace(text.part, starts=None)
     edges = [*part.documents, part.n_bytes]
@@ -121,6 +124,7 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
         n_bytes = edges[index + 1] - edges[index]
         inside = nats[n_before[index] : n_before[index + 1]]
         sum_of_nats = float(inside.sum(dtype=np.float64))
+        file = row.file or part.corpus.sources[0].name
         yield Row(number, row.fields, file=row.file)
         yield DocumentScore(
             document=number,
@@ -131,6 +135,7 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
             bits=sum_of_nats / LN2,
             bits_per_byte=bits_per(sum_of_nats, n_bytes),
             word_perplexity=perplexity(sum_of_nats, counts.words) if counts.words else None,
+            trained_on=file in trained,
         )
 
 

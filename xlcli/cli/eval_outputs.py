@@ -13,14 +13,7 @@ from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, writ
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import (
-    describe_context,
-    difference_rows,
-    document_name,
-    over_seeds,
-    score_rows,
-    seed_rows,
-)
+from xlcli.cli.score_report import describe_context, document_name, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import csv_text, form_of, listing
 from xlcli.config import EvalConfig, ModelConfig
@@ -226,9 +219,6 @@ class FigureTable(ResultFile):
         for score in scores:
             rows += score_rows(score)
         if not scores[0].pairs:  # which have a row for each group
-            from xlcli.evaluation.spread import compare
-
-            rows += difference_rows(scores, [compare(score, scores[0]) for score in scores[1:]])
             rows += seed_rows(seed_statistics(scores, run))
         text = csv_text(rows)
         if self.path == "-":

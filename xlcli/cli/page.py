@@ -178,7 +178,7 @@ class Page:
 
 @dataclass(slots=True)
 class _Document:
-    """A document of the text: its number from 1, its name, its first line in the whole text, and what was read of it."""
+    """A document: its number from 1, its name, its first line in the whole text, and what was read of it."""
 
     number: int
     name: str

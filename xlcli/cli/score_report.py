@@ -146,16 +146,6 @@ def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {"model": "standard deviation", **common, **group["sd"]}
 
 
-def difference_rows(
-    scores: Sequence[events.Score], comparisons: Sequence[events.Comparison | None]
-) -> Iterator[dict[str, Any]]:
-    """Rows of a table, named in place of models, for the differences of all evaluations to the first one."""
-    names = _labels(scores)
-    for name, comparison in zip(names[1:], comparisons, strict=True):
-        if comparison is not None and comparison.spread is not None:
-            yield {"model": f"{name} - {names[0]}", **fields(comparison.spread)}
-
-
 def sweep_text(
     scores: Sequence[events.Score], n_scores: int, width: int | None = None, seeds: Sequence[Mapping[str, Any]] = ()
 ) -> str:

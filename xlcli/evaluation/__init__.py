@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -183,8 +184,7 @@ class _Evaluation(NamedTuple):
             unknown_words = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
-        yield from _trained_notice(text, model)
-        yield from _repeated_notice(text)
+        yield from _file_notices(text, model)
         if text.counts.has_phrases:
             yield Notice(_PHRASES_NOTICE)
         n_documents = len(text.part.corpus.facts.documents)
@@ -256,7 +256,8 @@ class _Evaluation(NamedTuple):
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
                 if shows_documents and is_whole:
-                    fields["by_document"] = tuple(self._document_scores(scores))
+                    record = self.model.record
+                    fields["by_document"] = tuple(figures.document_scores(text, scores.nats, record, by_line=False))
                     yield from figures.foreign_notice(fields["by_document"], self.model.name)
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
@@ -291,17 +292,13 @@ class _Evaluation(NamedTuple):
         elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
         if self.documents and is_whole:
-            parts.append(self._document_scores(scores))
+            parts.append(figures.document_scores(text, scores.nats, self.model.record, by_line=options.each_line))
         for part in chain.from_iterable(parts):
             if self.stop():
                 return
             yield part
         if self.is_listed and is_whole:
             yield Done()
-
-    def _document_scores(self, scores: TokenScores) -> Iterator[Scored]:
-        trained = _trained_names(self.text, self.model)
-        return figures.document_scores(self.text, scores.nats, trained, by_line=self.options.each_line)
 
 
 def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
@@ -314,36 +311,25 @@ def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]
         yield Notice(f"{share}: the vocabulary of {model.name} has no pieces for it", "warning")
 
 
-def _trained_names(text: TokenizedText, model: LoadedModel) -> list[str]:
-    """Names of the files of the text that are training text of the model, by its record."""
+def _file_notices(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
+    """Warnings of files with the same text, and of files that are training text of the model, by its record."""
+    files = [*text.part.files()]
+    names_by_digest = defaultdict[str, list[str]](list)
+    for digest, name in files:
+        names_by_digest[digest].append(name)
+    repeated = [" and ".join(same) for same in names_by_digest.values() if len(same) > 1]
+    if repeated:
+        remark = "each counts, and intervals over documents are too narrow"
+        yield Notice(f"the same text in {named(repeated, most=3)}: {remark}", "warning")
     known = trained_files(model.record)
-    return [name for digest, name in text.part.files() if digest in known]
-
-
-def _trained_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
-    """A warning if files of the text are training text of the model."""
-    names = _trained_names(text, model)
+    names = [name for digest, name in files if digest in known]
     if not names:
         return
-    n_files = len(text.part.corpus.sources)
     what = f"{names[0]} is"
-    if n_files > 1:
-        what = f"{len(names)} of the {n_files} files ({named(names, most=3)}) are"
+    if len(files) > 1:
+        what = f"{len(names)} of the {len(files)} files ({named(names, most=3)}) are"
     remark = "scores of text that a model was trained on say little of new text"
     yield Notice(f"{what} in the training text of {model.name}; {remark}", "warning")
-
-
-def _repeated_notice(text: TokenizedText) -> Iterator[Notice]:
-    """A warning if files of the text have the same content."""
-    first_names: dict[str, str] = {}
-    repeated = []
-    for digest, name in text.part.files():
-        if digest in first_names:
-            repeated.append(f"{name} is the same text as {first_names[digest]}")
-        first_names.setdefault(digest, name)
-    if repeated:
-        remark = "what is there twice counts twice, and makes intervals too narrow"
-        yield Notice(f"{named(repeated, most=3)}; {remark}", "warning")
 
 
 def _exact_beginning(run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:

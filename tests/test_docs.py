@@ -302,7 +302,8 @@ def test_contrasts_of_regions(tmp_path):
 
 def test_text_of_tei_is_without_header_and_notes(tmp_path):
     header = "<teiHeader><fileDesc><titleStmt><title>T</title></titleStmt></fileDesc></teiHeader>"
-    body = "<head>I. <hi>Down</hi></head><p>The\n   dog<note><p>A note.</p></note> ran.<pb/></p><lg><l>A rose</l> <l>A lily</l></lg>"
+    body = "<head>I. <hi>Down</hi></head><p>The\n   dog<note><p>A note.</p></note> ran.<pb/></p>"
+    body += "<lg><l>A rose</l> <l>A lily</l></lg>"
     text = f"<text><front><p>Front</p></front><body><div>{body}</div></body></text>"
     (tmp_path / "novel.xml").write_text(f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
     run_script("start.md", "A text in XML or TEI", tmp_path)

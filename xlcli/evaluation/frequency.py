@@ -1,4 +1,4 @@
-"""Frequencies of words: their bits under the unigram distribution of a text, or of counts. Surprisal is compared with it.
+"""Frequencies of words: their bits under the unigram distribution of a text, or of counts, to compare surprisal with.
 
 Case and marks at the ends of a word do not count. One is added to each count, also to that of all new words (Laplace).
 """
@@ -84,6 +84,8 @@ def _listed_counts(path: Path) -> Counter[str] | None:
             # A word can be a lone quote. In a TSV file quotes then mean nothing.
             quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
             rows = [row for row in csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True) if row]
+    except OSError:
+        return None  # the error is that of reading it as a text
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a table in UTF-8: {error}.", _EXPECTED) from None
     if not _has_number(rows[0]):

@@ -5,10 +5,9 @@ Case and marks at the ends of a word do not count. One is added to each count, a
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +21,8 @@ from xlcli.text.corpus import gather
 from xlcli.words import split_words
 
 _ENDS = re2.compile(r"^[^\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}]+$")
-_NUMBER = re2.compile(r"[-+]?\d[\d.,]*")
+_LISTED = re2.compile(r'(\S*[\t;,])*"?\d[\d.]*"?([\t;,]\S*)*')  # cells without blanks, of which one is a number
+_WORD_AND_COUNT = re2.compile(r'"?([^\s;,]+?|[;,])"?[\t;,]"?([0-9]+)"?')
 _EXPECTED = "Give two columns, word and count (a whole number), or a text in which words are counted."
 
 
@@ -75,35 +75,24 @@ def _listed_counts(path: Path) -> Counter[str] | None:
     if path.suffix.lower() not in (".tsv", ".csv") or not path.is_file():
         return None
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first_line = file.readline()
-            delimiter = next((mark for mark in "\t;," if mark in first_line), None)
-            if delimiter is None:
-                return None
-            file.seek(0)
-            # A word can be a lone quote. In a TSV file quotes then mean nothing.
-            quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-            rows = [row for row in csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True) if row]
+        text = path.read_text("utf-8-sig")
     except OSError:
         return None  # the error is that of reading it as a text
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a table in UTF-8: {error}.", _EXPECTED) from None
-    if not _has_number(rows[0]):
-        del rows[0]  # the header
-    has_blanks = any(len(cell.split()) > 1 for cell in chain(*rows[:1]))
-    if not rows or has_blanks or not _has_number(rows[0]):
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8.", _EXPECTED) from None
+    rows = list(filter(str.strip, text.splitlines()))
+    if not any(map(_LISTED.fullmatch, rows[:2])):
         return None  # sentences, or texts beside them
+    if not _LISTED.fullmatch(rows[0]):
+        del rows[0]  # the header
     counts = Counter[str]()
     for row in rows:
-        count = row[-1].strip('"')
-        if len(row) != 2 or not count.isdecimal():
-            raise DataError(f"{path} is a list of words, but has the row '{shortened(' '.join(row), 60)}'.", _EXPECTED)
-        counts[_key(row[0])] += int(count)
+        word_and_count = _WORD_AND_COUNT.fullmatch(row)
+        if word_and_count is None:
+            raise DataError(f"{path} is a list of words, but has the row '{shortened(row, 60)}'.", _EXPECTED)
+        word, count = word_and_count.groups()
+        counts[_key(word)] += int(count)
     return counts
-
-
-def _has_number(row: Sequence[str]) -> bool:
-    return any(_NUMBER.fullmatch(cell.strip('"')) for cell in row)
 
 
 def _key(word: str) -> str:

@@ -10,7 +10,7 @@ from toys import PROSE, RUNTIME, toy
 
 from xlcli import api
 from xlcli.config import EvalConfig, StreamConfig
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import Row, TokenScore, WordScore
 from xlcli.model.head import SoftmaxHead
@@ -272,6 +272,34 @@ def test_frequencies_are_those_of_the_words_of_the_file(tmp_path, prose):
         assert word.columns["frequency"] == pytest.approx(-math.log2((count + 1) / total), abs=1e-9)
     with pytest.raises(ConfigError, match="words"):
         tokens_of(toy(), [prose], columns="frequency=x")
+
+
+@pytest.mark.parametrize("header", ["", "Word{0}FREQcount\n"])
+@pytest.mark.parametrize(("name", "mark"), [("counts.tsv", "\t"), ("counts.csv", ","), ("excel.csv", ";")])
+def test_frequencies_of_a_table_of_counts(tmp_path, prose, name, mark, header):
+    """By hand: 97 + 2 + 1 words of 3 kinds, and all new words as one more; `The` and `the` are one."""
+    path = tmp_path / name
+    path.write_text((header + "the{0}90\n\"The\"{0}\"7\"\ndog{0}2\nzebra{0}1\n").format(mark))
+    found = words_of(toy("sentencepiece"), [prose], columns=f"frequency={path}")
+    wanted = {"The": 98 / 104, "the": 98 / 104, "dog.": 3 / 104, "lazy": 1 / 104}
+    values = {word.word: word.columns["frequency"] for word in found}
+    assert {word: values[word] for word in wanted} == pytest.approx({w: -math.log2(p) for w, p in wanted.items()})
+
+
+@pytest.mark.parametrize("rows", ["Word\tCount\tCD\nthe\t5\t4\n", "the\t5.5\n", "the\t5\ndog\tmany\n", "5\tthe\n"])
+def test_other_lists_of_words_are_refused(tmp_path, prose, rows):
+    (tmp_path / "counts.tsv").write_text(rows)
+    with pytest.raises(DataError, match="list of words"):
+        words_of(toy("sentencepiece"), [prose], columns=f"frequency={tmp_path / 'counts.tsv'}")
+
+
+def test_sentences_in_a_table_are_counted_as_a_text(tmp_path, prose):
+    path = tmp_path / "items.tsv"
+    path.write_text("item\ttext\n1\tThe dog and the fox.\n")
+    found = words_of(toy("sentencepiece"), [prose], columns=f"frequency={path}")
+    assert found[0].word == "The"
+    n_words, n_kinds = 8, 7  # of the file, with its header and numbers
+    assert found[0].columns["frequency"] == pytest.approx(-math.log2(3 / (n_words + n_kinds + 1)))
 
 
 def test_frequencies_of_marks_and_of_scripts_with_combining_marks(tmp_path):

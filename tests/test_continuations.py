@@ -195,6 +195,21 @@ def test_the_cost_of_rounding_is_of_what_is_scored(tmp_path):
     assert rounded.rounding_cost == pytest.approx(rounded.bits_per_byte - exact.bits_per_byte, abs=1e-3)
 
 
+@pytest.mark.parametrize("nothing", ["", None])
+def test_a_continuation_without_context_begins_a_text(tmp_path, nothing):
+    model = toy()
+    rows = [("a", nothing, "The quick fox"), ("b", "The", "quick fox")]
+    events = events_of(model, write(tmp_path / "rows.json", rows))
+    found = [event for event in events if isinstance(event, ContinuationScore)]
+    for score, context, continuation in zip(found, (b"", b"The"), (b"The quick fox", b" quick fox"), strict=True):
+        bits, size, n_tokens = slow(model, context, continuation)
+        assert (score.bytes, score.tokens) == (size, n_tokens)
+        assert score.bits == pytest.approx(bits, abs=1e-4)
+    assert "rows without context, whose continuation begins a text: 1" in "".join(
+        event.text for event in events if isinstance(event, Notice)
+    )
+
+
 def test_mistakes(tmp_path):
     model = toy()
     for options in ({"each_line": True}, {"limit": 9}, {"binary": True}, {"adapt": True}, {"pairs": ("one", "two")}):
@@ -203,7 +218,7 @@ def test_mistakes(tmp_path):
     for options in ({}, {"text_field": "two"}):
         with pytest.raises(ConfigError, match="score_field"):
             validate(EvalConfig, {"score_field": "two"} | options)
-    for rows in ([("a", "", "x")], [("a", "x", "")], [("a", "x", " ")]):
+    for rows in ([("a", 0, "x")], [("a", "x", "")], [("a", "x", " ")], [("a", "x", None)]):
         with pytest.raises(DataError, match="'two'"):
             scores(model, write(tmp_path / "rows.json", rows))
     with pytest.raises(DataError, match="'three'"):

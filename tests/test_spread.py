@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from toys import PROSE, RUNTIME, slow_bits, toy
 
+from xlcli.cli.score_report import spread_text
 from xlcli.config import EvalConfig
 from xlcli.evaluation import evaluate
 from xlcli.evaluation.spread import compare, discordance, mcnemar, remark_on_memory, spread_of
@@ -168,6 +169,19 @@ def test_documents_are_those_that_are_scored_alone(rows, tmp_path):
     assert score_of(tmp_path / "lines.txt", each_line=True).spread == score.spread
     for path, options in ((rows, {}), (tmp_path / "lines.txt", {"reset_on_document": True})):
         assert score_of(path, **options).spread is None
+
+
+def test_blank_lines_are_not_in_the_spread(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("\n\n".join(TEXTS))  # two blank lines after each
+    score, model = score_of(path, each_line=True), toy()
+    wanted = [(sum(slow_bits(model, text.encode())), len(text.encode())) for text in TEXTS]
+    assert np.array(score.sums) == pytest.approx(np.array(wanted), abs=1e-4)
+    assert [score.spread.bits_per_byte, score.spread.document_mean] == pytest.approx(means(wanted), abs=1e-6)
+    assert score.documents == 3 * len(TEXTS) - 2
+    assert f"{len(TEXTS)} lines that are not blank" in spread_text([score], [])
+    path.write_text("one\n\n\n")
+    assert score_of(path, each_line=True).spread is None
 
 
 def test_grouped_rows_and_pairs_have_no_spread(tmp_path):

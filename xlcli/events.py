@@ -181,6 +181,10 @@ class Trained(Event):
     stopped: bool  # the run ended before its budget was spent
     sample: str
     scored: ScoredText | None = None
+    # Validations of the weights that the run started from and of the best ones, if it started from a model. They can be
+    # compared with each other, but not with `bits_per_byte`.
+    start_validation: float | None = None
+    best_validation: float | None = None
 
 
 # Evaluation, streaming and benchmarks

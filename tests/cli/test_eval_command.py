@@ -182,8 +182,6 @@ def test_table_of_regions_of_two_models(run, models):
         "--words", "w.tsv", "--regions", "r.tsv", *models,
     )  # fmt: skip
     assert ended.code == 0, ended.err
-    options = ["--text-field", "sentence", "--region-mark", "*", "--regions", "r2.tsv"]
-    assert run("eval", "items.csv", *options, "--per-token", "t.jsonl", *models).code == 2
     with Path("r.tsv").open() as file:
         found = [*csv.DictReader(file, delimiter="\t")]
     assert [(row["item"], row["condition"], row["region"], row["number"], row["text"]) for row in found] == [
@@ -197,6 +195,28 @@ def test_table_of_regions_of_two_models(run, models):
         for row in found:
             inside = [w for w in words if (w["document"], w["region"]) == (row["document"], "1")]
             assert float(row[f"bits_{name}"]) == pytest.approx(sum(float(w[f"bits_{name}"]) for w in inside), abs=2e-4)
+
+
+def test_regions_and_tokens_are_listed_together_as_alone(run, models):
+    Path("items.csv").write_text("item,sentence\n1,The *quick fox* ran\n2,The *lazy dog* ran\n")
+    options = ["items.csv", "--text-field", "sentence", "--reset-on-document", "--region-mark", "*", *models]
+    assert run("eval", *options, "--regions", "r.tsv", "--per-token", "t.tsv", "--columns", "rank").code == 0
+    assert run("eval", *options, "--regions", "r1.tsv", "--columns", "rank").code == 0
+    assert run("eval", *options, "--words", "w1.tsv", "--per-token", "t1.tsv", "--columns", "rank").code == 0
+    assert Path("r.tsv").read_text() == Path("r1.tsv").read_text()
+    assert Path("t.tsv").read_text() == Path("t1.tsv").read_text()
+
+
+def test_columns_of_the_text_stand_once_beside_those_of_each_model(run, models, items):
+    Path("counts.tsv").write_text("the\t5\ndog\t2\n")
+    columns = ("--columns", "length,frequency=counts.tsv,previous=1")
+    assert run("eval", *items, *models, "--words", "both.tsv", *columns).code == 0
+    of_text = ["length", "frequency", "previous_1_length", "previous_1_frequency"]
+    of_model = ["bits", "naive_bits", "token_entropy", "tokens", "previous_1_bits", "previous_1_tokens"]
+    rows = read_table("both.tsv")
+    assert list(rows[0]) == ["item", "bits", "document", "line", "number", "byte", "word", *of_text, *(
+        f"{key}_{name}" for name in ("tiny", "linear") for key in of_model)]  # fmt: skip
+    assert [rows[1][key] for key in of_text] == ["3", f"{-math.log2(3 / 10):.4f}", "3", f"{-math.log2(6 / 10):.4f}"]
 
 
 def test_documents_of_several_models_stand_beside_each_other(run, models):

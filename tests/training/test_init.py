@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from runs import PROSE, After, corpus, curve, go, of_kind, remains, small
 
 from xlcli import training
+from xlcli.cli.run_report import trained_text
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.evaluation import evaluate
@@ -259,3 +261,20 @@ def test_the_weights_of_the_model_at_the_start_do_not_replace_another_one(base):
     assert (end.best_step, end.stopped) == (0, False)
     assert load(Path("m")).fingerprints["weights"] == load(base).fingerprints["weights"]
     assert not Path("m/.replacement").exists()
+
+
+def test_the_end_tells_the_validations_before_and_after(base):
+    """They are of one text by one reading, unlike the score; a run that is resumed still knows the first one."""
+    stop = After(1)
+    for event in begin(base, verse(), "m", stop=stop):
+        stop.seen += isinstance(event, Step)
+    *events, end = go({}, verse(), "m", resume=True)
+    validations = [row for row in curve("m") if "validation_bits_per_byte" in row]
+    assert len(validations) == 3
+    assert not [event for event in of_kind(events, Validation) if event.step == 0]
+    assert end.start_validation == validations[0]["validation_bits_per_byte"]
+    assert end.best_validation == min(row["validation_bits_per_byte"] for row in validations)
+    assert "comparable only with each other" in trained_text(end)
+    assert "changed little" not in trained_text(end)
+    assert "changed little" in trained_text(replace(end, best_validation=end.start_validation * 0.996))
+    assert go(small(), corpus(), "new")[-1].start_validation is None

@@ -110,7 +110,7 @@ class TokenList(_List):
     """`--per-token`."""
 
     name = "per_token"
-    excludes = ("regions", "score_field")
+    excludes = ("score_field",)
     lists = ("per_token",)
     kinds = (events.TokenScore,)
     is_json = True

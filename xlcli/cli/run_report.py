@@ -9,6 +9,8 @@ from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.errors import named
 from xlcli.store.commit import place_of_run
 
+LITTLE_GAIN = 0.005  # share of the bits; a smaller gain over the model that a run started from is told as little
+
 
 def progress_line(progress: events.Progress) -> str:
     """Fraction done, rate and time left: `reading f.txt  50 %  1 of 2 lines  1 lines/s  1.0 s left`."""
@@ -107,13 +109,25 @@ def trained_text(event: events.Trained) -> str:
         text += "\n"
         if event.scored:
             text += f"          of the {describe_scored_text(event.scored)}\n"
-            text += "          (the values during training are quick estimates)\n"
+            text += _validations_text(event)
     steps, tokens = approximate_count(event.step, "step"), approximate_count(event.tokens, "token")
     text += f"training  {steps}, {tokens}, {format_duration(event.seconds)}\n"
     if event.sample.strip():
         sample = event.sample.strip("\n").replace("\n", "\n  ")
         text += f"sample\n  {sample}\n"
     return text + "\n" + _next_commands(event)
+
+
+def _validations_text(event: events.Trained) -> str:
+    """How the validations of a run relate to its score; what they say of its gain if it started from a model."""
+    before, best = event.start_validation, event.best_validation
+    if before is None or best is None or event.best_step == 0:
+        return "          (not comparable with the values during training, which are estimates)\n"
+    text = f"          (estimates, comparable only with each other: {before:.4f} before training, {best:.4f} after)\n"
+    gain = before - best
+    if gain < LITTLE_GAIN * before:
+        text += f"          Training changed little: {gain / before:.1%} fewer bits by these estimates.\n"
+    return text
 
 
 def _next_commands(event: events.Trained) -> str:

@@ -206,9 +206,12 @@ def spread_text(
         if comparison is not None and comparison.spread is not None:
             rows.append(_spread_row(f"{name} - {names[0]}", comparison.spread, "+.4f"))
     unit = _unit(scores[0])
-    about = f"95 % intervals over {first.documents:,} {unit}"
+    counted = f"{first.documents:,} {unit}"
+    if scores[0].each_line:
+        counted += " that are not blank"
+    about = f"95 % intervals over {counted}"
     if first.bits_per_byte_low is None:
-        about = f"{first.documents} {unit} are too few for 95 % intervals"
+        about = f"{counted} are too few for 95 % intervals"
     return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *rows], width)}"
 
 

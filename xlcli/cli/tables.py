@@ -30,6 +30,7 @@ PLACES = (  # columns that are no scores
     *("document", "row", "line", "number", "byte", "word", "text", "base64", "pair", "region", "words"),
     *("length", "last"),
 )
+_OF_TEXT = re.compile(r"(previous_\d+_)?(length|frequency)")  # further columns that no model decides
 _BREAKS_CELLS = re.compile(r"[\0\t\r\n]")  # for readers that know no quotes, or no NUL
 _ILLEGAL = re.compile(r"[^\w.]")  # in the name of a column of R
 
@@ -186,7 +187,8 @@ class JoinedListing(Listing):
         elif isinstance(event, self._kinds):
             columns = event_columns(event)
             equal = (*PLACES, "bytes", "characters") if isinstance(event, DocumentScore) else PLACES  # for all models
-            places = {key: columns.pop(key) for key in equal if key in columns}
+            of_text = dict.fromkeys([*equal, *filter(_OF_TEXT.fullmatch, columns)])
+            places = {key: columns.pop(key) for key in of_text if key in columns}
             self._waiting[self._n_done].write(to_json([self._row, places, columns]).encode() + b"\n")
 
     def _join(self) -> None:

@@ -468,11 +468,13 @@ def _reading_notices(
 
 
 def _spread_fields(text: TokenizedText, scores: TokenScores, options: EvalConfig) -> dict[str, Any]:
-    """Fields of `Score` that documents make: `spread`, `sums`."""
+    """Fields of `Score` that documents make: `spread`, `sums`. None if all lines but one are blank."""
     bits_and_bytes = figures.document_sums(text, scores.nats)[:, :2]
-    has_text = bits_and_bytes[:, 1] > 1  # more than a line end: blank lines are no documents
-    if options.each_line and has_text.sum() > 1:
+    if options.each_line:
+        has_text = bits_and_bytes[:, 1] > 1  # more than a line end: blank lines are no documents
         bits_and_bytes = bits_and_bytes[has_text]
+    if len(bits_and_bytes) < 2:
+        return {}
     return {"spread": spread_of(bits_and_bytes), "sums": tuple(map(tuple, bits_and_bytes.tolist()))}
 
 

@@ -294,10 +294,12 @@ def _between_characters(corpus: Corpus, limit: int) -> int:
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
     """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
     counter = TextCounter()
+    n_without_context = 0
     borders: list[int] = []  # of each row, offset at which its context ends and its continuation begins
     for row_start, row in part.corpus.rows():
         context, continuation = fields.divide(row.fields)
         borders.append(row_start + len(context))
+        n_without_context += not context
         counter.feed(continuation)
         counter.end_word()
     token_sizes = tokens.sizes(slice(None))
@@ -308,6 +310,8 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
     is_scored = token_ends > token_borders
     is_across = is_scored & (token_starts < token_borders)
     n_across = int(is_across.sum())
+    if n_without_context:
+        yield Notice(f"rows without context, whose continuation begins a text: {n_without_context:,}")
     if n_across:
         yield Notice(f"{n_across:,} tokens begin in a context and end in its continuation, with which they count")
     return TokenizedText(part, tokens, counter.counts(), is_scored)

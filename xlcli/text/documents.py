@@ -113,10 +113,13 @@ class Joined(tuple[str, ...]):
         self.joiner = joiner
 
     def divide(self, row: Mapping[str, str]) -> tuple[bytes, bytes]:
-        """The two parts of the text of a row. Blanks between them belong to the continuation."""
-        context, continuation = (row[key].replace("\r\n", "\n").rstrip("\r") for key in self)
+        """The two parts of the text of a row. Blanks between them belong to the continuation.
+
+        Without a context the continuation begins the text, with no joiner before it.
+        """
+        context, continuation = ((row[key] or "").replace("\r\n", "\n").rstrip("\r") for key in self)
         blanks = context[len(context.rstrip(" ")) :]
-        if not (context[-1:].isspace() or continuation[:1].isspace()):
+        if context and not (context[-1].isspace() or continuation[:1].isspace()):
             blanks = self.joiner
         return context.rstrip(" ").encode(), (blanks + continuation).encode()
 
@@ -298,7 +301,8 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     """Texts of a row, each ended by a line end unless they are joined; none if an only text is null, empty or missing.
 
     Takes an only text out of the row. Decodes an array of bytes, as journald writes text that is not printable.
-    `ValueError` if the row is broken or no object, a text is another value, or one of several is missing.
+    `ValueError` if the row is broken or no object, a text is another value, or one of several is missing. Only the
+    context of a continuation may be empty.
     """
     if isinstance(row, ValueError):
         raise row
@@ -309,6 +313,10 @@ def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
     texts: list[Any]
     if len(text_fields) > 1:  # which stay beside the other fields
         texts = [row.get(field) or None for field in text_fields]
+        context = text_fields[0]
+        has_no_context = context in row and row[context] in (None, "")
+        if isinstance(text_fields, Joined) and has_no_context:
+            texts[0] = ""
     else:
         text = _decoded(row.pop(text_fields[0], None))
         texts = [] if text in (None, "") else [text]

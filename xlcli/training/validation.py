@@ -183,7 +183,13 @@ def finish(
         record["rollbacks"] = counters.rollbacks
     if run.patience.end < 1.0:
         record["stopped_early"] = True
-    layout.write_record(place_of_run(folder), record)
+    place = place_of_run(folder)
+    layout.write_record(place, record)
+    start_validation = None
+    if data.origin:
+        for row in layout.read_metrics(place):
+            if row["step"] == 0:  # before which nothing is trained, so it is the only row of this step
+                start_validation = layout.numbers(row).get("validation_bits_per_byte")
     return Trained(
         folder=folder,
         step=counters.step,
@@ -194,6 +200,8 @@ def finish(
         stopped=stopped,
         sample="",
         scored=scored,
+        start_validation=start_validation,
+        best_validation=counters.best_bits,
     )
 
 

@@ -441,6 +441,21 @@ def test_the_state_is_saved_every_so_often_when_something_is_new(saves_start):
     assert saved == [0] * saves_start + [2, 4, 6, 6]
 
 
+def test_a_state_of_another_text_is_saved_before_the_log_is_read():
+    model, saved = toy(), []
+    run(model, [b"a\n"], save=saved.append)
+    [baseline] = saved
+
+    def log():
+        assert [session.stream.n_bytes for session in saved[1:]] == [2]
+        yield b"b\n"
+
+    for options in ({}, {"frozen": True}):
+        del saved[1:]
+        run(model, log(), resume=baseline, save=saved.append, saves_start=True, **options)
+        assert saved[-1].stream.n_bytes == 4
+
+
 def test_totals_are_given_while_working(monkeypatch):
     monkeypatch.setattr(streaming, "STATS_SECONDS", 0.0)
     events = run(toy(), [b"a\n", b"b\n"], emit="stats")

@@ -69,7 +69,7 @@ def stream(
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         on_token: Called with each token when it is scored, whatever is yielded.
         on_word: Called with each word after the token that ends it, whatever is yielded.
-        saves_start: Save a new session before its text is read, too, for text that cannot be read again from its start.
+        saves_start: Save before text is read, too: with the place in a log, where a stream that is killed goes on.
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     # Advice on how texts are written is noise for whoever keeps a log, and would come at each restart.
@@ -80,7 +80,7 @@ def stream(
     oddities = Oddities("line", kinds, running.output.n_lines)
     if not options.binary and model.tokenizer.kind != "ids":
         portions = oddities.watched(portions, has_rows=not is_log)
-    if resume is None and saves_start:
+    if saves_start:
         running.save()
     yield from _reading_notice(resume, options)
     yield from compile_cache(running.session.options, stop)

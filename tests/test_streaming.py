@@ -461,7 +461,20 @@ def test_totals_are_given_while_working(monkeypatch):
     events = run(toy(), [b"a\n", b"b\n"], emit="stats")
     assert [(e.lines, e.final) for e in events] == [(1, False), (2, False), (2, True)]
     assert events[-1].tokens_per_second > 0
-    assert events[-1].lines_per_second * events[-1].seconds == pytest.approx(2)
+    assert events[-1].lines_per_second * events[-1].busy_seconds == pytest.approx(2)
+
+
+def test_speed_is_of_the_time_without_waits_for_text():
+    def pipe():
+        time.sleep(0.2)
+        yield b"a\n"
+        time.sleep(0.2)
+        yield None
+        time.sleep(0.2)
+
+    totals = run(toy(), pipe(), emit="stats")[-1]
+    assert totals.tokens_per_second * totals.busy_seconds == pytest.approx(totals.tokens)
+    assert 0 < totals.busy_seconds <= totals.seconds - 0.6
 
 
 def test_nothing_at_all():

@@ -486,9 +486,10 @@ class StreamStats(Event):
     tokens: int
     bits: float
     bits_per_byte: float
-    seconds: float  # with waits for input
-    lines_per_second: float
-    tokens_per_second: float  # without waits: the speed of the model
+    seconds: float
+    busy_seconds: float  # without waits for input; a stream that is busy all the time does not keep up
+    lines_per_second: float  # while busy
+    tokens_per_second: float  # while busy
     mem_len: int
     state_bytes: int
     final: bool

@@ -270,7 +270,8 @@ def test_every_figure_of_pairs_stands_in_its_place():
 
 def test_totals():
     stats = StreamStats(
-        lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=3.0, lines_per_second=0.5,
+        lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=9.0, busy_seconds=3.0, lines_per_second=0.5,
         tokens_per_second=3.0, mem_len=4, state_bytes=10, final=True,
     )  # fmt: skip
-    assert stats_line(stats) == "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, 3.0 s"
+    line = "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, busy 3.0 s of 9.0 s"
+    assert stats_line(stats) == line

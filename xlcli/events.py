@@ -101,6 +101,8 @@ class Plan(Event):
     needed_bytes: int  # estimated peak of RAM or GPU memory
     weights: str  # encoding of the stored weights
     weights_bytes: int
+    checkpoint_bytes: int  # estimated size of one, with the state of the optimizer
+    checkpoints: int  # number of them that are kept
     device: str
     dtype: str
     threads: int

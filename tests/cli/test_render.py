@@ -63,12 +63,12 @@ def test_a_plan_and_a_result_as_text():
     plan = Plan(
         folder=Path("models/x"), corpus="x.txt", train_bytes=2**20, valid_bytes=1024, test_bytes=1024,
         train_tokens=300_000, tokenizer="bytes", vocab_size=256, preset="small", parameters=5_000_000,
-        needed_bytes=2**28, weights="int8", weights_bytes=5 * 2**20, device="cpu", dtype="float32", threads=2,
-        budget="10 minutes", resumed_at=40,
+        needed_bytes=2**28, weights="int8", weights_bytes=5 * 2**20, checkpoint_bytes=2**26, checkpoints=2,
+        device="cpu", dtype="float32", threads=2, budget="10 minutes", resumed_at=40,
     )  # fmt: skip
     text = plan_text(plan)
     assert "5M parameters" in text
-    assert "weights  5.0 MiB on disk in int8\n" in text
+    assert "weights  5.0 MiB on disk in int8; up to 2 checkpoints of 64.0 MiB beside them\n" in text
     assert "256.0 MiB of RAM" in text
     assert "10 minutes, resuming at step 40" in text
     assert "ranks" not in text

@@ -6,7 +6,7 @@ import shlex
 
 from xlcli import events
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes, format_duration
-from xlcli.errors import named
+from xlcli.errors import counted, named
 from xlcli.store.commit import place_of_run
 
 
@@ -46,9 +46,10 @@ def plan_text(plan: events.Plan) -> str:
     source = f"preset {plan.preset}"
     if plan.init is not None:
         source = f"from {plan.init}"
+    checkpoints = f"up to {counted(plan.checkpoints, 'checkpoint')} of {format_bytes(plan.checkpoint_bytes)}"
     rows = [
         ("model", f"{plan.folder} ({source}, {compact_number(plan.parameters)} parameters)"),
-        ("weights", f"{format_bytes(plan.weights_bytes)} on disk in {plan.weights}"),
+        ("weights", f"{format_bytes(plan.weights_bytes)} on disk in {plan.weights}; {checkpoints} beside them"),
         ("corpus", plan.corpus),
     ]
     if plan.left_out:

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
 _FLOAT32_BYTES = 4
-_ADAPTATION_BYTES = 2 * _FLOAT32_BYTES
-"""RAM in bytes per weight that `--adapt` adds: the adapted weights and their gradients. Measured: 6."""
-_WIDENING_BYTES = 2 * _FLOAT32_BYTES
-"""RAM in bytes per weight that it adds further if the weights are rounded, since all become float32. Measured: 8 to 9."""
+_ADAPTATION_BYTES = 2 * _FLOAT32_BYTES  # per weight, for adapted weights and gradients; 6 were measured
+_WIDENING_BYTES = 2 * _FLOAT32_BYTES  # per weight, for rounded weights, which all become float32; 8 to 9 were measured
 _FEW_SEQUENCES = 4
 _SMALL_MODEL = 64_000_000
 """Largest number of sequences, and of weights in matrices, that a CPU continues token by token faster than a GPU.

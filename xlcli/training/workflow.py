@@ -234,8 +234,8 @@ def _pace(data: Prepared) -> Iterator[Notice]:
     pace += f": about {n_steps:,.0f} steps fit into the time budget"
     valid = data.valid_ids
     if len(valid):
-        n_validated = min(VALIDATION_TOKENS, len(valid) * data.parts.valid.n_bytes / valid.n_bytes)  # it may be a sample
-        validation = n_validated / n_tokens * seconds / PASSES_OF_STEP
+        n_valid = len(valid) * data.parts.valid.n_bytes / valid.n_bytes  # the tokens may be those of a sample
+        validation = min(VALIDATION_TOKENS, n_valid) / n_tokens * seconds / PASSES_OF_STEP
         pace += f", fewer with validations of about {validation:.2g} s each"
     yield Notice(pace)
 

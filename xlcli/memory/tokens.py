@@ -114,9 +114,11 @@ class TokenBuffers(TokenMemory):
         if self.length:
             buffers = tuple(torch.cat((old.to(x.dtype), x), dim=2) for old, x in zip(self.rows(), new, strict=True))
         whole = replace(self, buffers=buffers, start=0, stop=self.length + n_new)
-        # Copies: views would keep the keys and values of the whole call alive.
-        copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
-        return *whole.decode(k, v), replace(self, buffers=copies, start=0, stop=keep)
+        if keep == n_new:  # the new rows, which are in tensors of their own
+            kept = tuple(rows.detach() for rows in new)
+        else:  # views would keep the keys and values of the whole call alive
+            kept = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
+        return *whole.decode(k, v), replace(self, buffers=kept, start=0, stop=keep)
 
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
         """This memory with `n_new` more rows at its end, which the caller has to write.

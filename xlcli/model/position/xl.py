@@ -15,13 +15,15 @@ projects R in every call, and moves each row of scores to its place.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.positions import frequencies
+from xlcli.ops.positions import Positions, frequencies
 from xlcli.ops.scoring import Clamp, ScoreTerm, ShiftedTerm
 
 
@@ -32,6 +34,22 @@ class XLBiases(nn.Module):
         super().__init__()
         self.content = nn.Parameter(torch.empty(n_heads, head_dim))
         self.position = nn.Parameter(torch.empty(n_heads, head_dim))
+
+
+class RotationTables(NamedTuple):
+    """Constants of a call: sin iω twice and cos iω with both signs (t f) of its queries, and position keys (s f)."""
+
+    sin: Tensor
+    cos: Tensor
+    keys: Tensor
+
+    @classmethod
+    def make(cls, positions: Positions, n_features: int, dtype: torch.dtype) -> RotationTables:
+        """Tables of `n_features`, computed in float64, then rounded."""
+        sin, cos = positions.angles(n_features, dtype)
+        query_sin, query_cos = sin[positions.n_memory :], cos[positions.n_memory :]
+        signed_cos = torch.cat((query_cos, -query_cos), dim=-1)
+        return cls(torch.cat((query_sin, query_sin), dim=-1), signed_cos, torch.cat((cos, sin), dim=-1))
 
 
 class XLPosition(Position):
@@ -53,20 +71,27 @@ class XLPosition(Position):
         if self._is_shifted(context):
             return content, None
         form = self.n_features, q.dtype
-        sin, cos = context.constant(("angles", *form), lambda: context.positions.angles(*form))
-        weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
-        c = self._biased(q) @ weight.to(q.dtype)
-        # Angles are those of all keys, memory first; the queries are the last ones.
-        query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
+        tables = context.constant(("tables", *form), lambda: RotationTables.make(context.positions, *form))
+        c = self._by_feature(self._biased(q))
+        query = rotate_query(c, tables)
         clamp_len = context.clamp_len
         if clamp_len is None:
-            return content, ScoreTerm(query, position_keys(sin, cos), None)
+            return content, ScoreTerm(query, tables.keys, None)
 
         def farthest() -> Tensor:
             return self._sinusoids(torch.tensor([clamp_len], device=q.device), q)
 
         clamp = Clamp(c @ context.constant(("farthest", *form), farthest).mT, clamp_len)
-        return content, ScoreTerm(query, position_keys(sin, cos), clamp)
+        return content, ScoreTerm(query, tables.keys, clamp)
+
+    def _by_feature(self, q: Tensor) -> Tensor:
+        """W_Rᵀ q (b h t f) of queries q (b h t e)."""
+        weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads).to(q.dtype)
+        if q.device.type == "cpu":
+            return q @ weight
+        # The sequences of a head in one product: the matrices would be copied for each sequence.
+        rows = rearrange(q, "b h t e -> h (b t) e") @ weight
+        return rearrange(rows, "h (b t) f -> b h t f", b=len(q))
 
     def shifted(self, q: Tensor, context: AttentionContext) -> ShiftedTerm | None:
         """The position term of queries q + v and keys W_R R by the distance."""
@@ -89,7 +114,8 @@ class XLPosition(Position):
         With gradients it does so where distances are clamped. In inference it does so on a CPU, where it takes fewer
         multiplications; the fast kernels of a GPU take a second inner product, but no scores.
         """
-        if not torch.is_inference_mode_enabled():
+        # Only training is compiled; the compiler would divide a graph at the question for inference mode.
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return context.clamp_len is not None
         # Multiplications for each key and head, with those that project R.
         by_rotation = context.n_new * self.n_features
@@ -105,11 +131,7 @@ class XLPosition(Position):
         return q + rearrange(self.biases.position, "h e -> h 1 e").to(q.dtype)
 
 
-def rotate_query(c: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
-    """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) (b h t f), sine half first, and query angles (t f/2)."""
-    a, b = c.chunk(2, dim=-1)
-    return torch.cat((a * sin + b * cos, b * sin - a * cos), dim=-1)
-
-
-def position_keys(sin: Tensor, cos: Tensor) -> Tensor:
-    return torch.cat((cos, sin), dim=-1)
+def rotate_query(c: Tensor, tables: RotationTables) -> Tensor:
+    """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) = [a ; b] (b h t f), sine half first."""
+    halves_swapped = c.roll(c.shape[-1] // 2, dims=-1)  # [b ; a]
+    return c * tables.sin + halves_swapped * tables.cos

@@ -8,9 +8,8 @@ identities give exactly
     Σ_f a_f sin((i-j)ω_f) + b_f cos((i-j)ω_f) = q̃_i · p_j
     q̃_i = [a sin iω + b cos iω ; b sin iω - a cos iω]        p_j = [cos jω ; sin jω]
 
-The position term is thus one more inner product, with keys that depend on the position only. It multiplies as many
-numbers as there are features. The relative shift of the paper multiplies those of a head, (q + v)·(W_R R_distance). It
-projects R in every call, and moves each row of scores to its place.
+The position term is thus one more inner product, with keys that depend on the position only. The relative shift of the
+paper computes (q + v)·(W_R R_distance), projects R in every call, and moves each row of scores to its place.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class XLPosition(Position):
     def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
         """Queries q + u, and the position term of queries q̃ and keys p, unless `shifted` gives it."""
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
-        if self._is_shifted(context):
+        if self._uses_shift(context):
             return content, None
         form = self.n_features, q.dtype
         tables = context.constant(("tables", *form), lambda: RotationTables.make(context.positions, *form))
@@ -94,33 +93,40 @@ class XLPosition(Position):
         return rearrange(rows, "h (b t) f -> b h t f", b=len(q))
 
     def shifted(self, q: Tensor, context: AttentionContext) -> ShiftedTerm | None:
-        """The position term of queries q + v and keys W_R R by the distance."""
-        if not self._is_shifted(context):
+        """The position term of queries q + v and keys W_R R (h d e) by the distance; None where `term` gives it.
+
+        There is a key for each distance that a query of this call sees, from the largest to 0.
+        """
+        if not self._uses_shift(context):
             return None
 
         def sinusoids() -> Tensor:
-            longest = context.positions.farthest(context.mask.max_distance)
-            distance = torch.arange(longest, -1, -1, device=q.device)
+            farthest = context.positions.farthest(context.mask.max_distance)
+            distances = torch.arange(farthest, -1, -1, device=q.device)
             if context.clamp_len is not None:
-                distance = distance.clamp(max=context.clamp_len)
-            return self._sinusoids(distance, self.relative.weight)
+                distances = distances.clamp(max=context.clamp_len)
+            return self._sinusoids(distances, self.relative.weight)
 
-        r = self.relative(context.constant(("sinusoids", self.n_features), sinusoids))
-        return ShiftedTerm(self._biased(q), rearrange(r, "d (h e) -> h d e", h=self.n_heads).to(q.dtype))
+        sinusoids_of_call = context.constant(("sinusoids", self.n_features), sinusoids)  # the same for all layers
+        keys = rearrange(self.relative(sinusoids_of_call), "d (h e) -> h d e", h=self.n_heads)
+        return ShiftedTerm(self._biased(q), keys.to(q.dtype))
 
-    def _is_shifted(self, context: AttentionContext) -> bool:
-        """True if the relative shift computes the position term.
+    def _uses_shift(self, context: AttentionContext) -> bool:
+        """True if the position term is computed by the relative shift, false if by rotated queries.
 
-        With gradients it does so where distances are clamped. In inference it does so on a CPU, where it takes fewer
-        multiplications; the fast kernels of a GPU take a second inner product, but no scores.
+        Both give the same numbers. With gradients, clamped distances need the shift. In inference the faster form is
+        taken: on a CPU by the number of multiplications; on a GPU always rotation, because its fast kernels take a
+        second inner product of queries and keys, but no scores.
         """
         # Only training is compiled; the compiler would divide a graph at the question for inference mode.
         if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return context.clamp_len is not None
-        # Multiplications for each key and head, with those that project R.
+        if context.device.type != "cpu":
+            return False
+        # Multiplications for each key and head; the shift also projects the sinusoids of each distance.
         by_rotation = context.n_new * self.n_features
         by_shift = context.n_new * self.head_dim + self.n_features * self.head_dim
-        return context.device.type == "cpu" and by_shift < by_rotation
+        return by_shift < by_rotation
 
     def _sinusoids(self, distance: Tensor, like: Tensor) -> Tensor:
         """Sines and cosines (n f) of distances (n), in the type of `like`."""
@@ -128,6 +134,7 @@ class XLPosition(Position):
         return torch.cat((angle.sin(), angle.cos()), dim=-1).to(like.dtype)
 
     def _biased(self, q: Tensor) -> Tensor:
+        """q + v (b h t e)."""
         return q + rearrange(self.biases.position, "h e -> h 1 e").to(q.dtype)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from xlcli.config import EvalConfig, GenerateConfig, StreamConfig
 from xlcli.errors import DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import Generated, LineScore, Notice, Score, StreamStats, TokenScore, WordScore
-from xlcli.generation import generate
+from xlcli.generation import generate, generate_prompts
 from xlcli.store.state_files import load_state, save_state
 from xlcli.streaming import stream
 from xlcli.text.foreign import LONGEST_PART
@@ -243,6 +244,22 @@ def test_a_special_token_ends_a_text(monkeypatch):
     [result] = only(generate(model, b"the dog", GenerateConfig(max_new_tokens=9), RUNTIME, seed=0), Generated)
     assert (result.tokens, result.stop_reason) == (3, "stop")
     assert result.text == model.tokenizer.decode([99, 98]).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("templates", [{}, {"default": "{{ 7 }}"}])
+def test_the_name_of_a_special_token_in_a_prompt_is_said_to_be_text(templates):
+    model = replace(toy("gpt2"), record={"imported": {"chat_templates": templates}})
+    [name, *_] = model.tokenizer.special_names
+    assert not {*model.tokenizer.encode(name.encode())} & {*model.tokenizer.separate_ids}
+
+    def said(*prompts):
+        events = generate_prompts(model, prompts, GenerateConfig(max_new_tokens=1), RUNTIME, seed=0)
+        return [event.text for event in events if isinstance(event, Notice) and "special token" in event.text]
+
+    assert said(b"the dog") == []
+    [remark] = said(f"{name}the dog".encode(), f"the {name} fox".encode())
+    assert name in remark
+    assert ("xlcli export" in remark) == bool(templates)
 
 
 @pytest.mark.parametrize("dtype", ["<i8", ">u2", "i1"])

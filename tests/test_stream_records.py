@@ -17,7 +17,7 @@ from xlcli.store.state_files import StreamPosition, load_state, save_state
 from xlcli.streaming import stream
 from xlcli.text.documents import LONGEST_EVENT, live_texts
 from xlcli.text.json_rows import json_rows
-from xlcli.text.line_rows import line_rows
+from xlcli.text.line_rows import EventStart, line_rows
 
 JSON = (
     '{"message": "one\\ntwo", "level": {"n": [1, null, 2.5]}, "line": 9}\n'
@@ -167,6 +167,27 @@ def test_an_event_is_bounded():
     assert b"".join(event.text for event in found) == b"2026-\n" + line * 200
     assert all(event.bytes <= LONGEST_EVENT + len(line) for event in found)
     assert len(found) == 4
+
+
+def test_colors_before_a_date_do_not_hide_that_an_event_begins():
+    lines = [b"\x1b[32m2026-11-28 one\n", b"  \x1b[1mmore\n", b"\x1b[0m\x1b[38;5;1m2026-11-28\x1b[0m two\n"]
+    start = EventStart(compile_pattern(EVENT, "event_start"), pytest.fail)
+    found = live_texts(line_rows(iter(lines), "x", None, start), "x", ["text"], pytest.fail, event_start=start)
+    assert [(bytes(row), row.continues) for row in found] == list(zip(lines, (False, True, False), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["plain", "json"])
+@pytest.mark.parametrize(("n_before", "n_warnings"), [(49, 0), (50, 1), (200, 1)])
+def test_a_start_that_matches_no_line_is_said_once(kind, n_before, n_warnings):
+    warnings = []
+    start = EventStart(compile_pattern(EVENT, "event_start"), warnings.append)
+    lines = [b"10.0.0.1 - - [28/Nov/2026:10:00:00]\n"] * n_before + [b"2026-11-28 one\n"] + [b"more\n"] * 60
+    if kind == "plain":
+        found = line_rows(iter(lines), "x", None, start)
+    else:
+        found = filter(None, json_rows(json.dumps({"text": line.decode()}).encode() + b"\n" for line in lines))
+    assert len(list(live_texts(found, "x", ["text"], pytest.fail, event_start=start))) == len(lines)
+    assert len(warnings) == n_warnings
 
 
 def test_selection_is_of_records():

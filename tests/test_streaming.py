@@ -441,12 +441,40 @@ def test_the_state_is_saved_every_so_often_when_something_is_new(saves_start):
     assert saved == [0] * saves_start + [2, 4, 6, 6]
 
 
+def test_a_state_of_another_text_is_saved_before_the_log_is_read():
+    model, saved = toy(), []
+    run(model, [b"a\n"], save=saved.append)
+    [baseline] = saved
+
+    def log():
+        assert [session.stream.n_bytes for session in saved[1:]] == [2]
+        yield b"b\n"
+
+    for options in ({}, {"frozen": True}):
+        del saved[1:]
+        run(model, log(), resume=baseline, save=saved.append, saves_start=True, **options)
+        assert saved[-1].stream.n_bytes == 4
+
+
 def test_totals_are_given_while_working(monkeypatch):
     monkeypatch.setattr(streaming, "STATS_SECONDS", 0.0)
     events = run(toy(), [b"a\n", b"b\n"], emit="stats")
     assert [(e.lines, e.final) for e in events] == [(1, False), (2, False), (2, True)]
     assert events[-1].tokens_per_second > 0
-    assert events[-1].lines_per_second * events[-1].seconds == pytest.approx(2)
+    assert events[-1].lines_per_second * events[-1].busy_seconds == pytest.approx(2)
+
+
+def test_speed_is_of_the_time_without_waits_for_text():
+    def pipe():
+        time.sleep(0.2)
+        yield b"a\n"
+        time.sleep(0.2)
+        yield None
+        time.sleep(0.2)
+
+    totals = run(toy(), pipe(), emit="stats")[-1]
+    assert totals.tokens_per_second * totals.busy_seconds == pytest.approx(totals.tokens)
+    assert 0 < totals.busy_seconds <= totals.seconds - 0.6
 
 
 def test_nothing_at_all():

@@ -101,6 +101,8 @@ class Plan(Event):
     needed_bytes: int  # estimated peak of RAM or GPU memory
     weights: str  # encoding of the stored weights
     weights_bytes: int
+    checkpoint_bytes: int  # estimated size of one, with the state of the optimizer
+    checkpoints: int  # number of them that are kept
     device: str
     dtype: str
     threads: int
@@ -491,9 +493,10 @@ class StreamStats(Event):
     tokens: int
     bits: float
     bits_per_byte: float
-    seconds: float  # with waits for input
-    lines_per_second: float
-    tokens_per_second: float  # without waits: the speed of the model
+    seconds: float
+    busy_seconds: float  # without waits for input; a stream that is busy all the time does not keep up
+    lines_per_second: float  # while busy
+    tokens_per_second: float  # while busy
     mem_len: int
     state_bytes: int
     final: bool

@@ -11,9 +11,10 @@ the bit as alone, modules up to rounding. States that cannot be joined (`State.j
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,14 +23,13 @@ import torch
 from torch import Tensor
 
 from xlcli.config import GenerateConfig
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, named
 from xlcli.events import Generated, GeneratedText, Notice, TokenLogprob
 from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.runtime import Runtime
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
-from xlcli.text.base import Tokenizer
 from xlcli.text.oddities import Oddities
 
 StopReason = Literal["length", "stop", "interrupted"]
@@ -68,7 +68,7 @@ def generate(
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
-    yield from _odd_prompts([prompt], model.tokenizer)
+    yield from _odd_prompts([prompt], model)
     yield from compile_cache(options, stop, resume)
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
     session = text.session
@@ -129,11 +129,19 @@ def generate_prompts(
             logits = prompt.session.predict()
         waiting += prompt.samples(range(options.num_samples), options, logits)
     yield from _generated(waiting, options, stop)
-    yield from _odd_prompts(texts, model.tokenizer)
+    yield from _odd_prompts(texts, model)
 
 
-def _odd_prompts(prompts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[Notice]:
-    """A notice on prompts that are not what they look like, or end in a blank where tokens begin with one."""
+def _odd_prompts(prompts: Sequence[bytes], model: LoadedModel) -> Iterator[Notice]:
+    """Notices on prompts that are not what they look like, end in a blank where tokens begin with one, or have tags."""
+    tokenizer = model.tokenizer
+    tags = [name for name in tokenizer.special_names if any(name.encode() in prompt for prompt in prompts)]
+    if tags:
+        remark = f"{named(tags, most=3)} in a prompt: read as text, not as the special token of that name"
+        if model.chat_templates:
+            remark += f"; to chat, export the model (xlcli export {shlex.quote(model.name)} -o FOLDER)"
+            remark += " and use apply_chat_template of transformers there"
+        yield Notice(remark)
     kinds = "line"
     for i in range(tokenizer.vocab_size):
         text = tokenizer.decode([i])

@@ -586,6 +586,22 @@ def test_a_dry_run_computes_the_size_of_the_memory(run, name, untrained, request
     assert plan["state_bytes"] == plan["batch_size"] * 4 * numbers
 
 
+@pytest.mark.parametrize(("encoding", "bytes_per_weight"), [("float32", 8), ("int8", 16)])
+def test_a_dry_run_counts_what_adaptation_needs(run, model, encoding, bytes_per_weight, monkeypatch):
+    from xlcli.cli import loading
+    from xlcli.store.folder import load, save_model
+
+    monkeypatch.setattr(loading, "SMALLEST_STORED", 0)
+    old = load(model)
+    weights = dict(old.network.state_dict())
+    save_model(model.parent / "stored", old.config, weights, old.tokenizer, {}, encoding=encoding)
+    options = ("eval", "text", "-m", "stored", "--dry-run", "--json")
+    Path("text").write_bytes(b"a\n")
+    plain, adapted = (json.loads(run(*options, *more).out) for more in ((), ("--adapt",)))
+    states = 2 * (plain["state_bytes"] - adapted["state_bytes"])  # which reads one text at a time
+    assert adapted["needed_bytes"] - plain["needed_bytes"] + states == bytes_per_weight * plain["parameters"]
+
+
 def test_a_dry_run_without_memory_says_what_a_token_sees(run, model):
     for flags, said in (
         (("--context", "20"), "no memory: each token from the 20 tokens before it\nmemory   102 windows at a time"),

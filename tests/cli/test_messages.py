@@ -49,6 +49,7 @@ VARYING = {
     r"\b[0-9a-f]{12}\b": "HASH",
     r"[\d.]+k? tokens/s": "N tokens/s",
     r"[\d.]+k? lines/s": "N lines/s",
+    r"busy [\d.]+ s": "busy N s",
     r"\d+\.\d{3,4}(?= bits| by the model)": "N",
     r"[\d.]+ s, [\d.]+ \w+/s(?=\n)": "N s, N/s",
     r"(?<=[ ,;])[\d.]+ s(?=\n)": "N s",

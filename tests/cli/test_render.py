@@ -63,12 +63,12 @@ def test_a_plan_and_a_result_as_text():
     plan = Plan(
         folder=Path("models/x"), corpus="x.txt", train_bytes=2**20, valid_bytes=1024, test_bytes=1024,
         train_tokens=300_000, tokenizer="bytes", vocab_size=256, preset="small", parameters=5_000_000,
-        needed_bytes=2**28, weights="int8", weights_bytes=5 * 2**20, device="cpu", dtype="float32", threads=2,
-        budget="10 minutes", resumed_at=40,
+        needed_bytes=2**28, weights="int8", weights_bytes=5 * 2**20, checkpoint_bytes=2**26, checkpoints=2,
+        device="cpu", dtype="float32", threads=2, budget="10 minutes", resumed_at=40,
     )  # fmt: skip
     text = plan_text(plan)
     assert "5M parameters" in text
-    assert "weights  5.0 MiB on disk in int8\n" in text
+    assert "weights  5.0 MiB on disk in int8; up to 2 checkpoints of 64.0 MiB beside them\n" in text
     assert "256.0 MiB of RAM" in text
     assert "10 minutes, resuming at step 40" in text
     assert "ranks" not in text
@@ -270,7 +270,8 @@ def test_every_figure_of_pairs_stands_in_its_place():
 
 def test_totals():
     stats = StreamStats(
-        lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=3.0, lines_per_second=0.5,
+        lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=9.0, busy_seconds=3.0, lines_per_second=0.5,
         tokens_per_second=3.0, mem_len=4, state_bytes=10, final=True,
     )  # fmt: skip
-    assert stats_line(stats) == "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, 3.0 s"
+    line = "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, busy 3.0 s of 9.0 s"
+    assert stats_line(stats) == line

@@ -236,12 +236,18 @@ def test_a_state_belongs_to_one_process_and_one_log(run, model, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_stream_knows_where_it_began_before_it_scores(model, tmp_path):
+@pytest.mark.parametrize("more", [["new"], [], ["--frozen"]])
+def test_a_stream_knows_where_it_began_before_it_scores(more, model, piped, tmp_path):
     log, state = tmp_path / "app.log", tmp_path / "s"
     log.write_bytes(b"old\n")
-    follow = command("stream", log, "--follow", "--from-end", "--state", state, "--json", "-q")
+    options = [option for option in more if option != "new"]
+    before = b""
+    if "new" not in more:
+        assert piped(b"normal\n", "--state-out", state).code == 0
+        before = state.read_bytes()
+    follow = command("stream", log, "--follow", "--from-end", "--state", state, "--json", "-q", *options)
     with subprocess.Popen(follow, env=environment(), stdout=subprocess.PIPE) as child:
-        while not state.exists():
+        while not state.exists() or state.read_bytes() == before:
             assert child.poll() is None
             time.sleep(0.05)
         child.kill()

@@ -223,9 +223,31 @@ def test_a_dry_run_leaves_nothing(base):
 def test_a_dry_run_says_how_many_steps_fit_into_the_time(base):
     tree = {"train": {"max_time": 100.0}, "runtime": {"threads": 1}}
     *_, pace = of_kind(list(begin(base, verse(), "m", tree=tree, dry_run=True)), Notice)
-    n_tokens, seconds, n_steps = re.search(r"([\d,]+) tokens takes (\S+) s: about ([\d,]+) steps", pace.text).groups()
+    said = r"([\d,]+) tokens takes (\S+) s: about ([\d,]+) steps .* validations of about ([\d.e-]+) s"
+    n_tokens, seconds, n_steps, validation = re.search(said, pace.text).groups()
+    assert 0 < float(validation) < 100
     assert int(n_tokens) == 64
     assert float(seconds) * int(n_steps.replace(",", "")) == pytest.approx(100.0, rel=0.1)
+
+
+def test_a_validation_that_takes_much_of_the_time_is_said_once(base):
+    def said(max_time):
+        tree = {"train": FREE | {"max_time": max_time}, "runtime": {"threads": 1}}
+        notices = of_kind(list(begin(base, verse(), f"m{max_time}", tree=tree)), Notice)
+        return [notice.text for notice in notices if "a validation takes" in notice.text]
+
+    assert said(1000.0) == []
+    [slow] = said(0.01)
+    assert "budget of 0.01 s" in slow
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_the_plan_has_the_size_of_a_checkpoint(optimizer):
+    train = {"optimizer": optimizer, "keep_checkpoints": 3}
+    plan = of_kind(go(small(model={"dim": 128}, train=train), corpus(), "m"), Plan)[0]
+    newest = latest(Path("m/checkpoints")).path
+    assert plan.checkpoints == 3
+    assert plan.checkpoint_bytes == pytest.approx(sum(path.stat().st_size for path in newest.iterdir()), rel=0.2)
 
 
 def _runtime():

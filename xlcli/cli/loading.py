@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
 _FLOAT32_BYTES = 4
+_ADAPTATION_BYTES = 2 * _FLOAT32_BYTES  # per weight, for adapted weights and gradients; 6 were measured
+_WIDENING_BYTES = 2 * _FLOAT32_BYTES  # per weight, for rounded weights, which all become float32; 8 to 9 were measured
 _FEW_SEQUENCES = 4
 _SMALL_MODEL = 64_000_000
 """Largest number of sequences, and of weights in matrices, that a CPU continues token by token faster than a GPU.
@@ -147,6 +149,11 @@ def print_plan(
         weights_bytes = min(weights_bytes, summary.bytes)
     state_bytes = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
+    if settings.learning.adapt:
+        needed_bytes += _ADAPTATION_BYTES * parameters
+        is_rounded = weights_bytes < _FLOAT32_BYTES * parameters
+        if is_rounded:
+            needed_bytes += _WIDENING_BYTES * parameters
     available = available_bytes()
     if screen.json:
         plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}

@@ -6,7 +6,7 @@ import shlex
 
 from xlcli import events
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes, format_duration
-from xlcli.errors import named
+from xlcli.errors import counted, named
 from xlcli.store.commit import place_of_run
 
 LITTLE_GAIN = 0.005  # share of the bits; a smaller gain over the model that a run started from is told as little
@@ -48,9 +48,10 @@ def plan_text(plan: events.Plan) -> str:
     source = f"preset {plan.preset}"
     if plan.init is not None:
         source = f"from {plan.init}"
+    checkpoints = f"up to {counted(plan.checkpoints, 'checkpoint')} of {format_bytes(plan.checkpoint_bytes)}"
     rows = [
         ("model", f"{plan.folder} ({source}, {compact_number(plan.parameters)} parameters)"),
-        ("weights", f"{format_bytes(plan.weights_bytes)} on disk in {plan.weights}"),
+        ("weights", f"{format_bytes(plan.weights_bytes)} on disk in {plan.weights}; {checkpoints} beside them"),
         ("corpus", plan.corpus),
     ]
     if plan.left_out:

@@ -333,4 +333,5 @@ def stats_line(stats: events.StreamStats) -> str:
     speed = f"{compact_number(stats.tokens_per_second)} tokens/s"
     if not stats.records:
         speed = f"{compact_number(stats.lines_per_second)} lines/s, {speed}"
-    return f"{size}, {tokens}, {speed}, {format_duration(stats.seconds)}"
+    time = f"busy {format_duration(stats.busy_seconds)} of {format_duration(stats.seconds)}"
+    return f"{size}, {tokens}, {speed}, {time}"

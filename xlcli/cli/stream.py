@@ -175,7 +175,7 @@ def read_text(
     from xlcli.text.documents import LINE_TEXT, live_texts
     from xlcli.text.formats import checked, plain_text, text_of
     from xlcli.text.json_rows import json_rows
-    from xlcli.text.line_rows import line_rows
+    from xlcli.text.line_rows import EventStart, line_rows
 
     if settings.binary:
         return data
@@ -183,11 +183,11 @@ def read_text(
     kind = opened.model.tokenizer.kind
     any_bytes = kind == "bytes"
     must_be_text = not any_bytes and opened.resume is None  # what continues a stream may begin within a character
-    text_regex, event_start = settings.text_regex, settings.event_start
-    if text_regex is not None:
-        text_regex = compile_pattern(text_regex, "stream.text_regex")
-    if event_start is not None:
-        event_start = compile_pattern(event_start, "stream.event_start")
+    text_regex = event_start = None
+    if settings.text_regex is not None:
+        text_regex = compile_pattern(settings.text_regex, "stream.text_regex")
+    if settings.event_start is not None:
+        event_start = EventStart(compile_pattern(settings.event_start, "stream.event_start"), warn)
     read = partial(live_texts, event_start=event_start)
     if opened.resume is not None:
         before = opened.resume.stream

@@ -69,7 +69,7 @@ def stream(
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         on_token: Called with each token when it is scored, whatever is yielded.
         on_word: Called with each word after the token that ends it, whatever is yielded.
-        saves_start: Save a new session before its text is read, too, for text that cannot be read again from its start.
+        saves_start: Save before text is read, too: with the place in a log, where a stream that is killed goes on.
     """
     running = _Stream(model, options, runtime, resume, save, stop, on_token, on_word)
     # Advice on how texts are written is noise for whoever keeps a log, and would come at each restart.
@@ -80,7 +80,7 @@ def stream(
     oddities = Oddities("line", kinds, running.output.n_lines)
     if not options.binary and model.tokenizer.kind != "ids":
         portions = oddities.watched(portions, has_rows=not is_log)
-    if resume is None and saves_start:
+    if saves_start:
         running.save()
     yield from _reading_notice(resume, options)
     yield from compile_cache(running.session.options, stop)
@@ -137,7 +137,7 @@ class _Stream:
         self.output.records.arrive(self.intake.end_offset)
         self.n_unknown = 0  # tokens of words that are not in the vocabulary
         self._started = self._told = time.monotonic()
-        self._scoring_seconds = 0.0
+        self._waiting_seconds = 0.0  # how long text was waited for
         self._start = self.output.position  # from which totals are counted
         self._n_together = 1  # lines that are scored in one call; a word ends only with the state behind its line
         if options.frozen and self.output.words is None:
@@ -152,7 +152,8 @@ class _Stream:
 
     def run(self, portions: Iterable[bytes | None]) -> Iterator[StreamEvent]:
         """Scores all portions, and the end of the text, until `stop`."""
-        for portion in portions:
+        self._started = time.monotonic()
+        for portion in self._awaited(portions):
             yield from self.begin_document(portion)
             is_flushed = self.intake.receive(portion)
             self.output.records.arrive(self.intake.end_offset)
@@ -165,6 +166,15 @@ class _Stream:
             if self.is_due():
                 self.save()
         yield from self.end()
+
+    def _awaited(self, portions: Iterable[bytes | None]) -> Iterator[bytes | None]:
+        """The portions; the time until each arrives, and until they end, is counted as waiting."""
+        waits_since = time.monotonic()
+        for portion in portions:
+            self._waiting_seconds += time.monotonic() - waits_since
+            yield portion
+            waits_since = time.monotonic()
+        self._waiting_seconds += time.monotonic() - waits_since
 
     def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
         """Begins the document that a portion is, unless it continues the one before it; other text needs nothing."""
@@ -234,12 +244,10 @@ class _Stream:
 
     def _call_model(self, texts: Sequence[Tokens]) -> Sequence[Scored]:
         """Scores one text, which continues the session, or several, each as after a reset."""
-        started = time.perf_counter()
         if len(texts) == 1:
             scores = [self.session.score(texts[0].ids, self.output.predictions)]
         else:
             scores = self.session.score_each([text.ids for text in texts], self.output.predictions)
-        self._scoring_seconds += time.perf_counter() - started
         for text in texts:
             self.n_unknown += n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
         return scores
@@ -305,6 +313,7 @@ class _Stream:
         n_tokens = output.n_tokens - start.n_tokens
         bits = output.bits - start.bits
         seconds = max(time.monotonic() - self._started, 1e-9)
+        busy_seconds = max(seconds - self._waiting_seconds, 1e-9)
         return StreamStats(
             lines=n_lines,
             bytes=n_bytes,
@@ -312,8 +321,9 @@ class _Stream:
             bits=bits,
             bits_per_byte=bits / max(1, n_bytes),
             seconds=seconds,
-            lines_per_second=n_lines / seconds,
-            tokens_per_second=n_tokens / max(self._scoring_seconds, 1e-9),
+            busy_seconds=busy_seconds,
+            lines_per_second=n_lines / busy_seconds,
+            tokens_per_second=n_tokens / busy_seconds,
             mem_len=self.session.state.span.mem_len,
             state_bytes=self.session.state.bytes,
             final=final,

@@ -39,6 +39,7 @@ class Tokenizer(ABC):
     splitter: Splitter = WORDS  # where a text may be cut
     unknown_id: int | None = None  # id of what is not in the vocabulary, if there is one
     separate_ids: Collection[int] = ()  # ids before which a word ends, whatever their text
+    special_names: Collection[str] = ()  # names of tokens that are text like any other, such as <|im_start|>
 
     def __init__(self, data: bytes = b"", name: str = "") -> None:
         self.data, self._name = data, name

@@ -154,6 +154,7 @@ class TokenizersTokenizer(PieceTokenizer):
         # Names of special tokens are text like any other, so that these tokens are never found.
         texts |= dict.fromkeys(special, b"")
         self.separate_ids = [i for i in special if i < vocab_size]
+        self.special_names = [contents[i] for i in special]
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
         is_complete = self._set_texts([texts.get(i, b"") for i in range(vocab_size)])
         if not is_complete and (not of_bytes or self._byte_ids[ord("\n")] < 0):

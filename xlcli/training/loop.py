@@ -17,13 +17,18 @@ from xlcli.training.folder import keep_points, keep_weights, restore, save
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun, Update
 from xlcli.training.schedule import Clock, Counters, IntervalTrigger, overfits
-from xlcli.training.validation import check_finite, seconds_at_end, validation_bits
+from xlcli.training.validation import MOST_RESERVED, check_finite, seconds_at_end, validation_bits
 
 VALIDATION_SHARE = 0.1  # maximum share of a time budget for validation at the default interval
 
 OVERFITS = (
     "the model overfits: since step {} (weights kept), validation has risen while the training loss fell; "
     "try more text, --set model.dropout=0.2 or --patience 3"
+)
+
+SLOW_VALIDATION = (
+    "a validation takes {:.2g} s, much of the time budget of {:.15g} s: few steps remain, and the score at the end may "
+    "be missing; use a longer --max-time or a shorter text in --valid"
 )
 
 
@@ -141,9 +146,14 @@ class Loop:
             if is_best:
                 keep_weights(run, self.data, self.folder, bits)
                 run.count(best_bits=bits, best_step=run.counters.step)
+        is_first = run.counters.validated_step is None
         run.count(validated_step=run.counters.step, validation_due=False)
         seconds = self.clock.synchronize(self.clock.now() - began)
-        run.count(reserve=seconds_at_end(run, valid, seconds))  # what the last validation will need of a time budget
+        reserve = seconds_at_end(run, valid, seconds)  # what the last validation will need of a time budget
+        run.count(reserve=reserve)
+        max_time = run.config.train.max_time
+        if is_first and max_time is not None and reserve == MOST_RESERVED * max_time:
+            yield Notice(SLOW_VALIDATION.format(seconds, max_time), "warning")
         if bits is not None:
             yield from self._judge(bits, is_best=is_best)
 

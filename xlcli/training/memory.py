@@ -58,13 +58,7 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
     n_sequences = max(train.grad_accum, train.batch_size // runtime.ranks.size)  # of a rank
     mem_len = _longest_memory(config)
     n_weights = n_parameters or model.n_matrix_weights
-    # AdamW has two moments of each weight, Muon one of each in a matrix. An average counts as another moment.
-    n_moments = 2 * n_weights
-    if train.optimizer == "muon":
-        n_moments -= model.n_matrix_weights
-    if train.average_share:
-        n_moments += n_weights
-    optimized_bytes = FLOAT_BYTES * (2 * n_weights + n_moments)  # weights and gradients
+    optimized_bytes = FLOAT_BYTES * (2 * n_weights + _n_moments(config, n_weights))  # weights and gradients
     memory_bytes = n_sequences * _memory_bytes(config, mem_len)
     rows = math.ceil(n_sequences / train.grad_accum)  # of a microbatch
     activation_bytes = int(FRAGMENTATION * _activation_bytes(config, runtime, rows, mem_len))
@@ -72,6 +66,23 @@ def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
     if runtime.device.type == "cpu":  # its ranks share the RAM
         return rank_bytes * runtime.ranks.local_size
     return rank_bytes
+
+
+def checkpoint_bytes(config: Config, n_parameters: int, weights_bytes: int) -> int:
+    """Size of a checkpoint on disk: weights in training, moments, memory, and the best weights as they are stored."""
+    memory_bytes = config.train.batch_size * _memory_bytes(config, _longest_memory(config))
+    optimized_bytes = FLOAT_BYTES * (n_parameters + _n_moments(config, n_parameters))
+    return optimized_bytes + memory_bytes + weights_bytes
+
+
+def _n_moments(config: Config, n_weights: int) -> int:
+    """AdamW has two moments of each weight, Muon one of each in a matrix. An average counts as another moment."""
+    n_moments = 2 * n_weights
+    if config.train.optimizer == "muon":
+        n_moments -= config.model.n_matrix_weights
+    if config.train.average_share:
+        n_moments += n_weights
+    return n_moments
 
 
 def _memory_bytes(config: Config, mem_len: int) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from xlcli.config import Config, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError, InvalidSettingError
-from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping, until
+from xlcli.events import VALIDATION_TOKENS, Event, Notice, Plan, StoppedEarlyError, Stopping, until
 from xlcli.files import temporary_path
 from xlcli.machine import available_bytes
 from xlcli.model.build import build_on_meta
@@ -40,6 +40,7 @@ from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.schedule import Clock
 from xlcli.training.validation import describe_run, final_evaluation, finish
 
+PASSES_OF_STEP = 3.0  # time of a step in passes through the network without gradients
 PREPARATION_SHARE = 0.1  # maximum share of a time budget that preparation counts for
 Run = tuple[TrainingRun, Prepared]
 Setup = Generator[Event, None, Run | None]
@@ -230,7 +231,13 @@ def _pace(data: Prepared) -> Iterator[Notice]:
     n_steps = train.max_time / seconds
     n_tokens = train.batch_size * train.segment_len
     pace = f"a step of {n_tokens:,} tokens takes {seconds:.2g} s"
-    yield Notice(f"{pace}: about {n_steps:,.0f} steps fit into the time budget, fewer with validations")
+    pace += f": about {n_steps:,.0f} steps fit into the time budget"
+    valid = data.valid_ids
+    if len(valid):
+        n_valid = len(valid) * data.parts.valid.n_bytes / valid.n_bytes  # the tokens may be those of a sample
+        validation = min(VALIDATION_TOKENS, n_valid) / n_tokens * seconds / PASSES_OF_STEP
+        pace += f", fewer with validations of about {validation:.2g} s each"
+    yield Notice(pace)
 
 
 def _new_run(data: Prepared, folder: Path) -> Generator[Event, None, Run]:
@@ -371,6 +378,7 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
     """The plan; raises `ResourceError` after it if the run cannot fit the machine."""
     config, parts, runtime = data.config, data.parts, data.runtime
     n_parameters = build_on_meta(config.model).n_parameters
+    stored_bytes = weights_bytes(config.model, config.train.weights)
     left_out = dict.fromkeys((*parts.train.corpus.left_out, *parts.valid.corpus.left_out))
     yield Plan(
         folder=folder,
@@ -387,7 +395,9 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
         needed_bytes=memory.needed_bytes(config, runtime, n_parameters),
         available_bytes=available_bytes(str(runtime.device)),
         weights=config.train.weights,
-        weights_bytes=weights_bytes(config.model, config.train.weights),
+        weights_bytes=stored_bytes,
+        checkpoint_bytes=memory.checkpoint_bytes(config, n_parameters, stored_bytes),
+        checkpoints=config.train.keep_checkpoints,
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,

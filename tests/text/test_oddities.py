@@ -223,6 +223,10 @@ def test_a_text_in_a_wrong_encoding_is_named_with_its_language(language, text, w
         ("Price: Â£5", "UTF-8 read as cp1252"),
         ("siÄ… w³a", "UTF-8 read as cp1252"),
         ("donâ€™t and Ø§Ù„Ù„ÙŠÙ„", "UTF-8 read as cp1252"),
+        *(
+            (text.encode("utf-16-le").decode(), "UTF-16 read as UTF-8")
+            for text in ("هذا كتاب جديد", "หนังสือ", "the old man")
+        ),
     ],
 )
 def test_the_probable_encoding_is_named(text, diagnosis):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from xlcli.text.follow import FollowedFile
 
 SAVE_SECONDS = 60.0  # interval between two saves with `--state`, unless `--save-every` says otherwise
+ALL_BYTES = frozenset(bytes([byte]) for byte in range(256))
 app = App()
 
 Follow = Annotated[
@@ -63,6 +64,8 @@ def stream(
     html: options.Html = None,
     dry_run: options.DryRun = False,
 ) -> int:
+    from xlcli.text.formats import with_replaced_bytes
+
     config = call.config()
     settings = config.stream
     call.require("columns", "--emit tokens --json", is_given=settings.emit == "tokens" and call.screen.json)
@@ -104,6 +107,10 @@ def stream(
                 opened = opened._replace(save=lambda session: save(replace(session, source=file.position)))
         # A generator: nothing is read before `screen.drive` asks for events.
         text = read_text(data, source, settings, opened, call.screen, label(name))
+        vocabulary = opened.model.tokenizer
+        lacks_bytes = vocabulary.kind == "tokenizers" and not ALL_BYTES.issubset(vocabulary.texts)
+        if lacks_bytes and not settings.binary:
+            text = with_replaced_bytes(text)
         saves_start = follow and settings.save_every is not None
         title = label(Path(name).name)
         print_scores(text, opened, settings, call.screen, stop, html=html, title=title, saves_start=saves_start)
@@ -172,7 +179,7 @@ def read_text(
     """Text of data in any of the formats, as it arrives from a descriptor; None: from a file that is followed."""
     from xlcli.config.base import compile_pattern
     from xlcli.text.documents import LINE_TEXT, live_texts
-    from xlcli.text.formats import checked, plain_text, text_of
+    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes, without_nul
     from xlcli.text.json_rows import json_rows
     from xlcli.text.line_rows import line_rows
 
@@ -195,15 +202,16 @@ def read_text(
     if settings.reads_lines:
         if source is not None:
             data = plain_text(data, name, any_bytes=kind == "bytes", notice=warn)
-            data = checked(data, name) if is_utf8 else data
+            data = without_nul(data, name) if is_utf8 else data
+        data = with_notice_of_bytes(data, name, warn) if is_utf8 else data
         return read(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
     if source is None and text_fields:
         return read(json_rows(data), name, text_fields, warn, settings.reset_on_change)
     if source is None:
-        return data
+        return with_notice_of_bytes(data, name, warn) if is_utf8 else data
     formats = {"any_bytes": kind == "bytes", "token_ids": kind == "ids"}
     text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
-    return checked(text, name) if is_utf8 else text
+    return with_notice_of_bytes(without_nul(text, name), name, warn) if is_utf8 else text
 
 
 @dataclass

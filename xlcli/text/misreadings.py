@@ -53,8 +53,10 @@ _OTHER_SIGNS = {
     r"\?{2,}[\s,]+\?{2,}|n\?t\b": "letters that were replaced by ?",
     "[a-zà-ÿ]Õ[a-zà-ÿ]": "mac_roman read as cp1252",
     "[\x80-\x9f]": "cp1252 read as latin-1",
+    # Every second byte is that of an alphabet: Latin, Greek, Cyrillic, Hebrew, Arabic or Thai.
+    r"(?:[\x00\x03-\x06\x0e][^\x00\x03-\x06\x0e]){3}": "UTF-16 read as UTF-8",
 }
-WORTH_A_LOOK = r"[^\x{0}-\x{7f}]{2}|\?t\b|\?[\s,]+\?|Õ|[\x{80}-\x{9f}]"
+WORTH_A_LOOK = r"[^\x{0}-\x{7f}]{2}|\?t\b|\?[\s,]+\?|Õ|[\x{80}-\x{9f}]|[\x{0}\x{3}-\x{6}\x{e}]"
 """Pattern of re2 that a line has in which `find` may find something."""
 # Of characters that stand for bytes: a word in UTF-8; a stretch without ASCII letters.
 _UTF8_WORD = re.compile(

@@ -191,7 +191,7 @@ def test_text_in_utf8_that_was_read_otherwise_is_named(text, read):
 @pytest.mark.parametrize(
     ("language", "text", "written"),
     [
-        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720")),
+        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720", "iso8859_6")),
         *(("Hebrew", HEBREW, written) for written in ("cp1255", "cp862")),
         *(("Cyrillic", RUSSIAN, written) for written in ("cp1251", "koi8_r", "cp866", "iso8859_5")),
         *(("Greek", GREEK, written) for written in ("cp1253", "cp737")),
@@ -215,6 +215,9 @@ def test_a_text_in_a_wrong_encoding_is_named_with_its_language(language, text, w
     ("text", "diagnosis"),
     [
         ("caf├⌐", "UTF-8 read as cp437"),
+        ("cafÃƒÂ©", "UTF-8 read as cp1252, twice"),
+        ("Ã˜Â§Ã™â€žÃ˜Â¬Ã™Ë†", "UTF-8 read as cp1252, twice"),  # الجو
+        ("เด็กไปโรงเรียน".encode().decode("iso8859_11"), "UTF-8 read as iso8859_11"),
         ("sch├ñtzen", "UTF-8 read as cp437"),
         ("sch√§tzen", "UTF-8 read as mac_roman"),
         ("cafأ©", "UTF-8 read as cp1256"),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _WESTERN = ("cp1252", "latin-1", "mac_roman", "cp437", "cp850")
 """Encodings whose languages need ASCII letters, so a text without any of them was written in another one."""
-_READ_AS = (*_WESTERN, *(f"cp{n}" for n in (1250, 1251, 1256, 874, 1253, 1255, 866, 720, 862)))
+_READ_AS = (*_WESTERN, *(f"cp{n}" for n in (1250, 1251, 1256, 874, 1253, 1255, 866, 720, 862)), "iso8859_11")
 """Encodings in which programs read UTF-8 by mistake, the likeliest first."""
 
 
@@ -38,7 +38,7 @@ class _Language(NamedTuple):
 _LEVEL_1 = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
 """The 3,755 most common Chinese characters in GB 2312."""
 _LANGUAGES = (
-    _Language("Arabic", ("cp1256", "cp720"), frozenset("اليمونرتبه")),
+    _Language("Arabic", ("cp1256", "cp720", "iso8859_6"), frozenset("اليمونرتبه")),
     _Language("Hebrew", ("cp1255", "cp862"), frozenset("יוהלארמתבש")),
     _Language("Cyrillic", ("cp1251", "koi8_r", "cp866", "iso8859_5"), frozenset("оеаинтсрвлі")),
     _Language("Greek", ("cp1253", "cp737"), frozenset("αοιετσνηυςρκάόίέή")),
@@ -96,13 +96,17 @@ def _utf8(line: str) -> Found | None:
     best, most = None, 0
     for encoding in _READ_AS:
         end, n_characters = 0, 0
+        again = ""
         for match in _UTF8_WORD.finditer(line.translate(_byte_of(encoding))):
             word = match[0].encode("latin-1").decode("utf-8", "replace")
-            if _is_word(word, line[match.start() : match.end()]):
+            is_word = _is_word(word, line[match.start() : match.end()])
+            if not is_word and _utf8(word) is not None:
+                is_word, again = True, ", twice"
+            if is_word:
                 end = end or match.end()
                 n_characters += len(match[0])
         if n_characters > most:
-            best, most = Found(end, end, f"UTF-8 read as {encoding}"), n_characters
+            best, most = Found(end, end, f"UTF-8 read as {encoding}{again}"), n_characters
     return best
 
 
@@ -150,7 +154,8 @@ def _is_list(stretch: str) -> bool:
 def _excess(text: str, language: _Language) -> float:
     """By how much the share of usual letters among the characters beyond ASCII exceeds the least one of the language.
 
-    It is negative, too, if capital letters are where a text hardly has them.
+    It is negative, too, if capital letters are where a text hardly has them. A Latin letter takes the place of a usual
+    one: Arabic in iso8859_6 is é and ê among Arabic letters in cp1256.
     """
     characters = [char for char in text if not char.isascii()]
     n_capital = sum(map(str.isupper, characters))
@@ -158,4 +163,6 @@ def _excess(text: str, language: _Language) -> float:
     if has_capitals_inside or 2 * n_capital > len(characters) > 1:
         return -1.0
     n_usual = sum(char.lower() in language.usual for char in characters)
+    if language is not _LATIN:
+        n_usual -= sum(char in _LATIN.usual and char.isalpha() for char in characters)
     return n_usual / max(1, len(characters)) - language.least_share

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _WESTERN = ("cp1252", "latin-1", "mac_roman", "cp437", "cp850")
 """Encodings whose languages need ASCII letters, so a text without any of them was written in another one."""
-_READ_AS = (*_WESTERN, *(f"cp{n}" for n in (1250, 1251, 1256, 874, 1253, 1255, 866, 720, 862)), "iso8859_11")
+_READ_AS = (*_WESTERN, *(f"cp{n}" for n in (1250, 1251, 1256, 874, 1253, 1255, 866, 862)), "iso8859_11")
 """Encodings in which programs read UTF-8 by mistake, the likeliest first."""
 
 

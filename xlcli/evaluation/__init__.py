@@ -186,6 +186,9 @@ class _Evaluation(NamedTuple):
         yield from _trained_notice(text, model)
         if text.counts.has_phrases:
             yield Notice(_PHRASES_NOTICE)
+            if options.region_mark is not None:
+                remark = "a region without blanks around it is the whole phrase that it stands in: put blanks around it"
+                yield Notice(remark, "warning")
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")

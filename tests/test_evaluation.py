@@ -444,7 +444,7 @@ def test_a_score_above_eight_bits_is_explained(tmp_path):
         for name in ("chinese", "english")
     }
     assert texts["english"] == []
-    assert sorted("kind" in text for text in texts["chinese"]) == [False, True]
+    assert sum("kind of text" in text for text in texts["chinese"]) == 1
     assert any("tokens of their own" in text for text in texts["chinese"])
 
 

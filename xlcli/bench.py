@@ -136,35 +136,36 @@ def bench(
 
 
 def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
-    """Speed of a session that samples with full memory, as `generate` does."""
+    """Speed of sampling, as by `generate`: of a first token, after a prompt that fills the memory, and of the next."""
     config = model.config
-    n_rows = options.batch_size or 1
+    n_sequences = options.batch_size or 1
     reading = options.reading(config.model, config.train.reading)
     mem_len = reading.mem_len
     stage = f"memory {mem_len:,}"
-    n_prompt = mem_len or 1  # tokens
     session = InferenceSession.open(model, watch.runtime, options, None)
-    sizes: dict[str, Any] = {"batch_size": n_rows, "segment_len": 1, "memory_dtype": reading.memory_dtype}
+    sizes: dict[str, Any] = {"batch_size": n_sequences, "segment_len": 1, "memory_dtype": reading.memory_dtype}
     check_memory(model, watch.runtime, reading.longest, **sizes)
-    yield Progress(stage, 0, None, "calls")
-    prompt = _random_tokens(config.model.vocab_size, max(mem_len, config.train.segment_len))
-    yield from session.compile(2, watch.stop)
+    yield Progress(stage, 0, None, "calls")  # it fits, and may be measured
+    n_first = 2  # predictions after which the session has chosen its decoder
+    yield from session.compile(n_first, watch.stop)
     if watch.stop():
         raise StoppedEarlyError
-    for _ in range(2):  # so many calls as were announced, after which the decoder is chosen
+    for _ in range(n_first):
         session.predict()
     if session.decoder is None:
         yield replace(describe_decoding(model, watch.runtime), level="info")
+    n_prompt = mem_len or 1  # tokens
+    prompt = _random_tokens(config.model.vocab_size, n_prompt)
 
     def first_token() -> None:
         session.reset()
-        if session.read(prompt[:n_prompt], watch.stop) < n_prompt:
+        if session.read(prompt, watch.stop) < n_prompt:
             raise StoppedEarlyError
         session.predict()
 
     first_times = yield from watch.repeat(first_token, f"{stage}: first token", warmup=1)
-    branch = session.select([0] * n_rows)  # all rows go on from the memory of the prompt
-    rngs = [SampleRNG(row) for row in range(n_rows)]
+    branch = session.select([0] * n_sequences)  # all sequences go on from the memory of the prompt
+    rngs = [SampleRNG(number) for number in range(n_sequences)]
 
     def next_token() -> None:
         branch.append(sample_tokens(branch.predict(), rngs, Sampling()))
@@ -172,7 +173,7 @@ def _decode(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measu
     times = yield from watch.repeat(next_token, f"{stage}: decoding")
     peak = peak_rss_bytes()
     recomputed = None
-    if n_rows == 1:  # otherwise the times would not be comparable
+    if n_sequences == 1:  # otherwise the times would not be comparable
         recomputed = yield from _recompute(model, mem_len, watch)
     figures = {"task": "decode", "first_token_seconds": float(np.median(first_times)), "prompt_tokens": n_prompt}
     figures |= _of_model(model, mem_len) | sizes | {"peak_rss_bytes": peak, "kernels": branch.decoder is not None}

@@ -46,9 +46,8 @@ SaveState = Callable[[SessionState], None]
 def check_settings(model: LoadedModel, options: InferenceConfig, runtime: Runtime) -> None:
     """Checks settings that are given anew for each text.
 
-    Raises:
-        ConfigError: One does not apply to the model or the number type of matrix products, or differs from the one
-            that the model was loaded with.
+    `ConfigError` if one does not apply to the model or the number type of matrix products, or differs from the one that
+    the model was loaded with.
     """
     model.check_settings(options)
     if options.learning.adapt and runtime.dtype == torch.float16:
@@ -119,8 +118,7 @@ class InferenceSession:
     def score(self, ids: NDArray[np.integer], readout: Readout | None = None) -> Scored:
         """Surprisal (t) in nats of the next tokens `ids` (t, at least one) of one row, and features (t f) if read out.
 
-        Raises:
-            CheckpointError, DivergedError: A score is not finite.
+        `CheckpointError` or `DivergedError` if a score is not finite.
         """
         tokens, targets = self._next(ids)
         with torch.inference_mode(), self.runtime.autocast():
@@ -171,7 +169,7 @@ class InferenceSession:
         return None if self.is_first else find_decoder(self.model, self.runtime)
 
     def compile(self, n: int, stop: Callable[[], bool]) -> Iterator[Notice]:
-        """Compiles the kernels of the next `n` predictions, which takes seconds the first time, until `stop`."""
+        """Compiles the kernels that the next `n` predictions lack, which takes seconds each, until `stop`."""
         n_by_kernels = n - int(self.is_first)  # the first one is made without them
         if stop() or n_by_kernels <= 0:
             return
@@ -181,18 +179,14 @@ class InferenceSession:
         weights, weight_type = self.model.encoding, decoder.weight_type
         if self.state.adaptation is not None:  # weights that change are not rounded
             weights, weight_type = "float32", torch.float32
-        for types in decoder.missing(self.state, weight_type):
+        for types in decoder.uncompiled(self.state, weight_type):
             yield Notice(COMPILING.format(f"generation for {weights} weights and {self.state.memory_dtype} memory"))
             problem = decoder.kernels.compile_kernel(*types, stop)
             if problem is not None:
                 yield Notice(NOT_KEPT.format("generation", problem))
 
     def predict(self) -> Tensor:
-        """Logits (b v) of the next token of each row; `append` comes after it.
-
-        Raises:
-            DivergedError: Adapted weights give no finite logits.
-        """
+        """Logits (b v) of the next token of each row; `DivergedError` if adapted weights give no finite ones."""
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
         if self.decoding_scorer is None:
             decoder = self.decoder
@@ -248,8 +242,9 @@ class InferenceSession:
     def max_rows(self, n_tokens: int | None) -> int:
         """Number of texts of `n_tokens` tokens (None: any number) per call of the model."""
         longest = longest_memory(self.model, self.state.span, n_tokens)
-        size = self.model.config.model.memory_bytes(longest, self.state.memory_dtype)
-        return max(1, min(MAX_ROWS, MAX_ROWS_BYTES // max(1, size)))
+        bytes_per_text = self.model.config.model.memory_bytes(longest, self.state.memory_dtype)
+        n_that_fit = MAX_ROWS_BYTES // max(1, bytes_per_text)
+        return max(1, min(MAX_ROWS, n_that_fit))
 
 
 def find_decoder(model: LoadedModel, runtime: Runtime) -> Decoder | None:
@@ -280,10 +275,8 @@ def check_memory(
 
     `mem_len` is the maximum number of tokens in the memory of a sequence, `segment_len` per call. By default one
     sequence is read, `TOKENS_PER_CALL` tokens at a time. `changeable` are the settings that the user may lower, if they
-    are given. `predicts`: tokens are predicted one by one, by kernels where there are any.
-
-    Raises:
-        ResourceError: The memory does not fit the machine.
+    are given. `predicts`: tokens are predicted one by one, by kernels where there are any. `ResourceError` if the
+    memory does not fit the machine.
     """
     arguments = {"batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
     given = {name: size for name, size in arguments.items() if size is not None}
@@ -311,7 +304,8 @@ def check_memory(
 
 def window_notice(span: Span | ContextSettings, options: InferenceConfig, n_tokens: int) -> list[Notice]:
     """Notice that a text of `n_tokens` is read in overlapping windows, if it is, and no option asks for them."""
-    if span.stride is None or options.asks_for_windows or n_tokens <= span.segment_len:
+    has_overlapping_windows = span.stride is not None and n_tokens > span.segment_len
+    if not has_overlapping_windows or options.asks_for_windows:
         return []
     windows = f"overlapping windows of {span.segment_len:,} tokens, which begin every {span.stride:,} tokens"
     return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]

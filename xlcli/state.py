@@ -112,23 +112,24 @@ class State:
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
-        """Copies of all sequences, which have equal `join_keys`, as the sequences of one state.
+        """Copies of the sequences of all states as the sequences of one state; their `join_keys` must be equal.
 
-        A sequence that is behind others has a negative offset. Its memory is padded at the front; no token attends to
-        the padding, which lies before position 0 of its text.
+        They get one number of tokens read, `seen`, that of the longest. One that has read n fewer counts as if it had
+        begun n tokens before its text: its offset falls by n, so that `offset + seen`, the position of its next token,
+        stays, and its memory gets padding in front, which no token attends to. `lag` is the largest n.
         """
-        most_seen = max(state.seen for state in states)
-        least_seen = min(state.seen - state.lag for state in states)
+        seen_by_longest = max(state.seen for state in states)
+        seen_by_shortest = min(state.seen - state.lag for state in states)
         layers: list[Memory] = []
-        for memories in zip(*(state.layers for state in states), strict=True):
-            layers.append(type(memories[0]).join(memories))
+        for memories_of_layer in zip(*(state.layers for state in states), strict=True):
+            layers.append(type(memories_of_layer[0]).join(memories_of_layer))
         return replace(
             states[0],
             layers=tuple(layers),
-            seen=most_seen,
-            offsets=torch.cat([state.offsets + (state.seen - most_seen) for state in states]),
+            seen=seen_by_longest,
+            offsets=torch.cat([state.offsets - (seen_by_longest - state.seen) for state in states]),
             last=torch.cat([state.last for state in states]),
-            lag=most_seen - least_seen,
+            lag=seen_by_longest - seen_by_shortest,
         )
 
     def overwrite_earlier(self) -> State:

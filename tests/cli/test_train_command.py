@@ -420,7 +420,8 @@ def test_a_run_starts_from_a_model(run, text, model):
     ],
 )
 def test_settings_that_contradict_a_model_are_refused_at_once(run, text, options, code, message):
-    done = run("train", text, "--init", "books", *options)
+    init = () if "--init" in options else ("--init", "books")
+    done = run("train", text, *init, *options)
     assert (done.code, message in " ".join(done.err.split())) == (code, True), done.err
     if code == 0:
         assert all(

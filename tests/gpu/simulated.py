@@ -402,10 +402,15 @@ def rms_norm(x, normalized_shape, weight=None, eps=None):
     return OneOperator.apply("rms_norm", lambda x, w=None: PLAIN_NORM(x, normalized_shape, w, eps), *tensors)
 
 
-PLAIN_ATTENTION, PLAIN_NORM = F.scaled_dot_product_attention, F.rms_norm
+def silu(x, inplace=False):
+    return OneOperator.apply("silu", PLAIN_SILU, x)
+
+
+PLAIN_ATTENTION, PLAIN_NORM, PLAIN_SILU = F.scaled_dot_product_attention, F.rms_norm, F.silu
 STAND_INS = {
     PLAIN_ATTENTION: scaled_dot_product_attention,
     PLAIN_NORM: rms_norm,
+    PLAIN_SILU: silu,
 }
 """In place of functions of PyTorch that a CUDA build computes with one operator. Within others nothing is replaced."""
 

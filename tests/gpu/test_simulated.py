@@ -84,7 +84,7 @@ def test_attention_names_its_kernel(dtype):
 
 # Training
 
-STEPS = {"small": 616, "medium": 1091, "peer-12x512": 1265}
+STEPS = {"small": 466, "medium": 785, "peer-12x512": 923}
 """Largest number of operators of a training step in bfloat16, with full memory."""
 WAITS_OF_STEP = [("training/run.py", "train_step")]
 """Where a step waits for the device: for its loss and the norm of its gradient."""
@@ -101,7 +101,8 @@ def a_run(preset, **changes):
 
 def work_of_step(run):
     """The work of the first step with full memory that is like those after it."""
-    for _ in range(2):
+    lengths = run.config.train
+    for _ in range(1 + lengths.mem_len // lengths.segment_len):
         run.train_step(0.5)
     with counted() as work:
         run.train_step(0.5)
@@ -115,7 +116,8 @@ def places(found):
 
 @pytest.mark.parametrize("preset", thinned(STEPS, ["medium"]))
 def test_a_training_step_starts_few_operators(preset):
-    work = work_of_step(a_run(preset))
+    train = read_preset(preset)["train"]
+    work = work_of_step(a_run(preset, train={"mem_len": 8 * train["mem_len"] // train["segment_len"]}))
     assert len(work.operators) <= STEPS[preset]
     assert places(at for _, at in work.waits) == WAITS_OF_STEP
     assert not work.copies

@@ -338,10 +338,10 @@ def test_it_says_which_kernels_are_missing():
     decoder = Decoder(network, "bfloat16", SimpleNamespace(**vars(decode) | {"is_compiled": is_compiled}))
     state = network.init_state(1, mem_len=9, segment_len=8, memory_dtype="int8")
     known = False
-    missing = decoder.missing(state, decoder.weight_type)
+    missing = decoder.uncompiled(state, decoder.weight_type)
     assert [[each.dtype.name for each in types] for types in missing] == [["uint16", "int8"]]
     known = True
-    assert decoder.missing(state, decoder.weight_type) == []
+    assert decoder.uncompiled(state, decoder.weight_type) == []
     decode.compile_kernel(*missing[0], lambda: False)
     assert decode.is_compiled(*missing[0])
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from oracles.transformer_xl import sinusoid
 
-from xlcli.model.position.xl import position_keys, rotate_query
+from xlcli.model.position.xl import RotationTables, rotate_query
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.scoring import distance_scores, shifted
 from xlcli.ops.span import Span
@@ -26,8 +26,8 @@ def test_rotation_equals_the_double_loop(t, m):
     n_features = 6
     q, weight = torch.randn(2, 3, t, 4, dtype=torch.float64), torch.randn(3, 4, n_features, dtype=torch.float64)
     context = AttentionContext(Span("uniform", mem_len=99, segment_len=8), n_memory=m, n_new=t, keep=0, device=q.device)
-    sin, cos = context.positions.angles(n_features, q.dtype)
-    scores = rotate_query(q @ weight, sin[m:], cos[m:]) @ position_keys(sin, cos).mT
+    tables = RotationTables.make(context.positions, n_features, q.dtype)
+    scores = rotate_query(q @ weight, tables) @ tables.keys.mT
     causal = context.positions.distance >= 0
     expected = by_the_double_loop(q, weight, t, m, n_features)
     assert torch.allclose(scores * causal, expected, rtol=0, atol=1e-12)
@@ -50,7 +50,7 @@ def test_the_identity_holds_in_float32_at_long_range():
     context = AttentionContext(Span("uniform", mem_len=m, segment_len=8), n_memory=m, n_new=t, keep=0, device=c.device)
 
     def scores(dtype):
-        sin, cos = context.positions.angles(n_features, dtype)
-        return rotate_query(c.to(dtype), sin[m:], cos[m:]) @ position_keys(sin, cos).mT
+        tables = RotationTables.make(context.positions, n_features, dtype)
+        return rotate_query(c.to(dtype), tables) @ tables.keys.mT
 
     assert (scores(torch.float32) - scores(torch.float64)).abs().max() < 2e-5

@@ -273,7 +273,11 @@ def test_a_plain_file_is_a_row_whose_field_is_its_name() -> None:
     Path("lines").write_bytes(b'{"text": "x", "n": 1}\n')
     found = list(open_corpus(["plain", "lines", "plain"]).rows())
     plain = {"file": "plain"}
-    assert found == [(0, Row(1, plain)), (8, Row(2, {"file": "lines", "n": 1})), (10, Row(3, plain))]
+    assert found == [
+        (0, Row(1, plain, file="plain")),
+        (8, Row(2, {"file": "lines", "n": 1}, file="lines")),
+        (10, Row(3, plain, file="plain")),
+    ]
     assert list(open_corpus(["plain"]).rows()) == [(0, Row(1, {}))]
     Path("lines").write_bytes(b'{"text": "x", "file": "of the user"}\n')
     assert [row.fields["file"] for _, row in open_corpus(["plain", "lines"]).rows()] == ["plain", "of the user"]

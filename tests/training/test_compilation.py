@@ -36,7 +36,7 @@ MODELS |= {
     "mixed": {"attention": {"kind": "mixed", "n_heads": 2, "layers": [LOCAL, FULL]}, "position": {"kind": "rope"}},
     "universal": {"attention": FULL, "position": POSITIONS["xl"], "stack": {"kind": "universal", "n_steps": 2}},
 }
-IN_TURN = ["rope", "local", "linear"]
+IN_TURN = ["xl", "rope", "local", "linear"]
 
 
 @pytest.mark.parametrize(

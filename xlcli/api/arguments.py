@@ -78,13 +78,18 @@ def public(section: type[BaseConfig] | None = None, hidden: Collection[str] = LO
 
 
 def _check(value: object, name: str, annotation: Any) -> None:
-    """`ConfigError` if a value is not what the annotation of its parameter says, such as `TextState | None`."""
-    parts = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    kinds = tuple(get_origin(part) or part for part in parts)  # `Callable` of `Callable[[], bool]`
-    kind = getattr(kinds[0], "__name__", "")
-    is_switch = isinstance(value, bool) and bool not in kinds  # a `bool` is an `int`
-    if kind in REMEDIES and (is_switch or not isinstance(value, kinds)):
-        raise ConfigError(f"{name} is not a {kind}, but {_kind(value)}.", REMEDIES[kind].format(name))
+    """`ConfigError` if a value is not what the annotation of its parameter says, such as `TextState | None`.
+
+    Only annotations whose first type is in `REMEDIES` are checked.
+    """
+    allowed = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    types = tuple(get_origin(one) or one for one in allowed)  # `Callable` of `Callable[[], bool]`
+    expected = getattr(types[0], "__name__", "")
+    if expected not in REMEDIES:
+        return
+    is_bool_for_int = isinstance(value, bool) and bool not in types  # for Python a `bool` is an `int`
+    if is_bool_for_int or not isinstance(value, types):
+        raise ConfigError(f"{name} is not a {expected}, but {_kind(value)}.", REMEDIES[expected].format(name))
 
 
 def _refuse_setting(name: str, function: str) -> None:
@@ -98,7 +103,7 @@ def _refuse_setting(name: str, function: str) -> None:
 
 
 def paths(value: object) -> list[str]:
-    """The path, or the several paths, that were given as the argument `text`."""
+    """The path, or the several paths, that were given as the argument `text`; `ConfigError` if one is no path."""
     is_one = isinstance(value, str | bytes | os.PathLike) or hasattr(value, "readline")
     if is_one or not isinstance(value, Iterable):
         return [path_of(value, "text")]
@@ -118,12 +123,16 @@ def path_of(value: object, name: str) -> str:
 
 def is_several(text: object) -> bool:
     """True for a list of texts or another iterable; `ConfigError` for what has texts, but in no order or not alone."""
-    if isinstance(text, Mapping) or hasattr(text, "columns"):
+    if isinstance(text, Mapping) or hasattr(text, "columns"):  # of pandas, for example
         raise ConfigError("a table or dictionary is no list of texts.", "Pass one column: table['text'].")
     if isinstance(text, set | frozenset):
         raise ConfigError("a set has no order.", "Pass a list: sorted(texts).")
-    has_items = isinstance(text, Iterable) and getattr(text, "ndim", 1) > 0  # unlike a single value of NumPy
-    return has_items and not isinstance(text, str | bytes | bytearray | memoryview) and not hasattr(text, "readline")
+    is_one_text = isinstance(text, str | bytes | bytearray | memoryview)
+    is_file = hasattr(text, "readline")
+    is_number_of_numpy = getattr(text, "ndim", 1) == 0  # an array without axes calls itself iterable
+    if is_one_text or is_file or is_number_of_numpy:
+        return False
+    return isinstance(text, Iterable)
 
 
 def encoded_texts(texts: Iterable[object]) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -65,34 +66,33 @@ def generate(
             action += f" for each prompt of {prompts}"
         print_plan(folder, settings, screen, batch_size=settings.num_samples, action=action)
         return 0
+    open_for = partial(open_model, call, folder, settings, config.runtime, saved)
     if interactive:
-        loaded, runtime, resume, save = open_model(call, folder, settings, config.runtime, saved)
+        loaded, runtime, resume, save = open_for()
         first = os.fsencode(words[0]) if words else None
         return Conversation(loaded, settings, runtime, screen, config.runtime.seed, resume).run(first, save)
     if not words and prompts is None:
         note_unread_pipe(screen, "PROMPT")
     with screen.stop() as stop:
         screen.expect_pipes([*(words or ()), prompts or ""])
+        run: dict[str, Any] = {"seed": config.runtime.seed, "stop": stop}
         if prompts:
             given = read_prompts(prompts, stop, screen)
-        else:
-            given = [(read_prompt(words, stop, screen), {})]
-        if not given:
-            screen.say(f"{label(str(prompts))} has no prompts", "warning")
-            return 0
-        n_sequences = len(given) * settings.num_samples
-        opened = open_model(call, folder, settings, config.runtime, saved, n_sequences=n_sequences)
-        loaded, runtime, resume, save = opened
-        from xlcli import generation, inference
+            if not given:
+                screen.say(f"{label(prompts)} has no prompts", "warning")
+                return 0
+            loaded, runtime, resume, _ = open_for(n_sequences=len(given) * settings.num_samples)
+            from xlcli.generation import generate_prompts
 
-        arguments: dict[str, Any] = {"seed": config.runtime.seed, "resume": resume, "stop": stop}
-        texts_of_prompts = [text for text, _ in given]
-        if prompts:
-            results = generation.generate_prompts(loaded, texts_of_prompts, settings, runtime, **arguments)
+            prompt_texts = [text for text, _ in given]
+            results = generate_prompts(loaded, prompt_texts, settings, runtime, resume=resume, **run)
             screen.drive(results, Results(given, screen, n_samples=settings.num_samples, without_prompt=no_prompt))
             return stop.exit_code
-        [prompt] = texts_of_prompts
-        events = generation.generate(loaded, prompt, settings, runtime, save=save, **arguments)
+        prompt = read_prompt(words, stop, screen)
+        loaded, runtime, resume, save = open_for(n_sequences=settings.num_samples)
+        from xlcli import generation, inference
+
+        events = generation.generate(loaded, prompt, settings, runtime, resume=resume, save=save, **run)
         screen.drive(events, Samples(screen, None if no_prompt else prompt, several=settings.num_samples > 1))
         if screen.verbose:
             screen.shows(inference.describe_decoding(loaded, runtime))

@@ -37,41 +37,45 @@ STATE = Kind()
 
 
 def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterable[Path]) -> None:
-    """Checks the outputs of a command before its work: by parameter the file, if it was given, and its kind.
+    """Checks, before the work of a command, that each of its outputs can be written and destroys nothing of value.
 
-    A file is replaced if its name has a right suffix and it is nothing that is read: no input, no state, no curve of a
-    model. A state replaces a state only. The standard streams are added to the inputs. A pipe or device takes any kind
-    but a state. `ConfigError` if an output has another suffix, is a folder, read-only, an input, another output, or no
-    file that may be replaced; or it needs a package that is missing; `ResourceError` if an output cannot be written.
+    `outputs` has, by parameter, the name of a file, if one was given, and its kind. An existing file is replaced unless
+    a stream or another option uses it, or it is a saved state, which only a state replaces, or a training curve:
+    `ConfigError` for these, folders, read-only files, other suffixes, missing packages; `ResourceError` on a full disk.
     """
     uses = dict.fromkeys(_identities((), 1, 2), "the output of this command")
     uses |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
-    options: dict[Path, str] = {}  # of the outputs so far, also of those that do not exist yet
+    options: dict[Path, str] = {}  # of the outputs so far, by place, since not all exist yet
     for parameter, (name, kind) in outputs.items():
         if name is None:
             continue
         option = f"--{parameter.replace('_', '-')}"
         path = Path(name)
         _check_kind(option, path, kind)
-        is_stream = name == "-"
-        status = None if is_stream else _status(option, name)
+        if name == "-":  # standard output, which has no suffix and replaces nothing
+            _check_place(option, name, path, options)
+            continue
+        status = _status(option, name)
         is_file_or_folder = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        if not is_file_or_folder and kind is not STATE:  # a pipe or device
+        if not is_file_or_folder and kind is not STATE:  # a pipe or device takes all else, also of several options
             continue
-        if not is_stream and kind.suffixes and path.suffix.lower() not in kind.suffixes:
-            raise _wrong_suffix(option, path, kind)
-        earlier = options.setdefault(path if is_stream else path.resolve(), option)
-        if earlier != option:
-            raise ConfigError(f"{option} {name} is also the output of {earlier}.", _OTHER)
-        if is_stream:
-            continue
+        _check_suffix(option, path, kind)
+        _check_place(option, name, path.resolve(), options)
         check_writable(linked(path))  # refuses a folder, too
-        if status is not None:
-            file = identity(status)
-            if file in uses:
-                raise ConfigError(f"{option} {path} is also {uses[file]}.", _OTHER)
-            _check_replaced(option, path, kind, status)
-            uses[file] = f"the output of {option}"
+        if status is None:
+            continue
+        file = identity(status)  # is the same for all names that links give to a file
+        if file in uses:
+            raise ConfigError(f"{option} {path} is also {uses[file]}.", _OTHER)
+        _check_replaced(option, path, kind, status)
+        uses[file] = f"the output of {option}"
+
+
+def _check_place(option: str, name: str, place: Path, options: dict[Path, str]) -> None:
+    """`ConfigError` if one of the earlier `options` writes to this place, too; else adds this one to them."""
+    earlier = options.setdefault(place, option)
+    if earlier != option:
+        raise ConfigError(f"{option} {name} is also the output of {earlier}.", _OTHER)
 
 
 def _check_kind(option: str, path: Path, kind: Kind) -> None:
@@ -95,12 +99,14 @@ def _status(option: str, name: str) -> os.stat_result | None:
         raise ConfigError(f"cannot write {option} {name}: {reason}.", _OTHER) from None
 
 
-def _wrong_suffix(option: str, path: Path, kind: Kind) -> ConfigError:
-    """The error for a name whose suffix is none of this kind, of which there are some."""
+def _check_suffix(option: str, path: Path, kind: Kind) -> None:
+    """`ConfigError` if files of this kind have suffixes, and this name has none of them."""
+    if not kind.suffixes or path.suffix.lower() in kind.suffixes:
+        return
     *others, legal = kind.suffixes
     if others:
         legal = f"{', '.join(others)} or {legal}"
-    return ConfigError(f"{option} {path} does not end in {legal}.", f"Name it {path.stem}{kind.suffixes[0]}.")
+    raise ConfigError(f"{option} {path} does not end in {legal}.", f"Name it {path.stem}{kind.suffixes[0]}.")
 
 
 def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result) -> None:

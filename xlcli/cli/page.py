@@ -62,6 +62,24 @@ class Page:
         """The next token, if one comes, begins a document of this name."""
         self._next_name = name
 
+    def add(self, token: TokenScore) -> None:
+        """Adds the next token. Offsets count from the first one, which may continue another text."""
+        if self._next_name is not None:
+            self._begin_document(self._next_name)
+            self._next_name = None
+            self._begin_row(token.byte)
+        elif not self._rows or (self._rows[-1].is_full and not continues(token.text)):  # a word is not divided
+            self._begin_row(token.byte)
+        row = self._rows[-1]
+        row.tokens.append((len(row.text), token.bits))
+        row.text += token.text
+        row.bits += token.bits
+        self._curve.add(token, self._document, self.n_lines + 1)
+        self.n_bytes += len(token.text)
+        self.n_tokens += 1
+        self.n_lines += token.text.count(b"\n")
+        self.bits += token.bits
+
     def _begin_document(self, name: str) -> None:
         """Begins a document, in a line of its own, even if the line before has no end."""
         if self._rows and not self._rows[-1].text.endswith(b"\n"):
@@ -72,27 +90,11 @@ class Page:
         if number <= LONGEST_LIST:
             self._documents.append(self._document)
 
-    def add(self, token: TokenScore) -> None:
-        """Adds the next token. Offsets count from the first one, which may continue another text."""
-        name, self._next_name = self._next_name, None
-        if name is not None:
-            self._begin_document(name)
-        line = self.n_lines + 1
-        is_row_full = not self._rows or self._rows[-1].is_full
-        may_begin_row = not self._rows or not continues(token.text)
-        if name is not None or (is_row_full and may_begin_row):
-            self._rows.append(_Row(self._document, line, token.byte))
-            if len(self._rows) > 2:
-                self._show(self._rows.pop(0))
-        row = self._rows[-1]
-        row.tokens.append((len(row.text), token.bits))
-        row.text += token.text
-        row.bits += token.bits
-        self._curve.add(token, self._document, line)
-        self.n_bytes += len(token.text)
-        self.n_tokens += 1
-        self.n_lines += token.text.count(b"\n")
-        self.bits += token.bits
+    def _begin_row(self, byte: int) -> None:
+        """Begins a row at a byte of the text; shows the row before the last one, which gets no more words."""
+        self._rows.append(_Row(self._document, self.n_lines + 1, byte))
+        if len(self._rows) > 2:
+            self._show(self._rows.pop(0))
 
     def add_word(self, word: WordScore) -> None:
         """Adds the next word, after its tokens and at most one more; not one that began in the text before."""
@@ -244,32 +246,36 @@ class _Blocks:
         self._block_bytes = self._n_colored = 0
 
     def add(self, row: _Row) -> None:
-        document = row.document
-        if document.number > max(1, self.last_document):  # the heading of the first one is written at the end
-            self._rows.append(document.heading)
-        self.last_document = document.number
-        is_colored = self._n_colored < COLORED_WORDS
-        content = row.html() if is_colored else escaped(row.text)
-        anchor = name = ""
-        if row.line > self.last_line:  # else it continues a line
-            anchor, name = f"id=L{row.line} ", f"line {row.line - document.first_line + 1}, "
-        score = f"{row.bits_per_byte:.2f}"
-        reach = ""
-        if is_colored and row.text.strip():  # else there are no bits of words that the keyboard could go to
-            reach = f' tabindex=0 role=group aria-label="{name}{score} bits per byte"'
-        if direction(row.text) == "rtl":
-            anchor += "dir=rtl "
-        self._rows.append(f"<b {anchor}data-b={score}{reach}>{content}</b>")
-        self.n_bytes += len(row.text)
+        """Adds a row, after a heading if it begins a document, and without colors after `COLORED_WORDS` words."""
+        if row.document.number > max(1, self.last_document):  # the heading of the first one is written at the end
+            self._rows.append(row.document.heading)
+        has_colors = self._n_colored < COLORED_WORDS
+        self._rows.append(self._html(row, has_colors=has_colors))
+        self.last_document = row.document.number
         self.last_line = row.line
+        self.n_bytes += len(row.text)
         self._block_bytes += len(row.text)
         if self._block_bytes >= BLOCK_BYTES:
             self.end()
-        if is_colored:
+        if has_colors:
             self._n_colored += len(row.parts)
             if self._n_colored >= COLORED_WORDS:
                 self.end()
                 self.note("The words after this line have no colors, so that a browser can open the page.")
+
+    def _html(self, row: _Row, *, has_colors: bool) -> str:
+        """A row with its score. Links lead to the first row of a line, the keyboard to rows with colors."""
+        score = f"{row.bits_per_byte:.2f}"
+        attributes = name = ""
+        if row.line > self.last_line:  # else it continues a line
+            attributes = f"id=L{row.line} "
+            name = f"line {row.line - row.document.first_line + 1}, "
+        if direction(row.text) == "rtl":
+            attributes += "dir=rtl "
+        attributes += f"data-b={score}"
+        if has_colors and row.text.strip():
+            attributes += f' tabindex=0 role=group aria-label="{name}{score} bits per byte"'
+        return f"<b {attributes}>{row.html() if has_colors else escaped(row.text)}</b>"
 
     def end(self) -> None:
         if self._rows:

@@ -41,7 +41,7 @@ def read_settings(
     for layer, spell in (
         _of_file(params["config_file"]),
         _of_environment(command),
-        (_of_overrides(command, params["overrides"] or ()), str),
+        _of_overrides(command, params["overrides"] or ()),
         _of_options(command, params, typed, spelled),
     ):
         for section in SECTIONS[command]:
@@ -71,30 +71,27 @@ def _of_environment(command: str) -> _Layer:
     with_option_last = sorted(settings, key=lambda name: settings[name].option is not None)
     # If two settings have one variable, it is of the last one.
     owners = {variable(name, settings[name].option): name for name in with_option_last}
-    values, variables = {}, {}
-    for name_of_variable, name in owners.items():
-        variables[name] = name_of_variable
-        value = os.environ.get(name_of_variable)
-        if value:
-            values[name] = value
-    return _in_sections(command, values, variables)
+    variables = {name: name_of_variable for name_of_variable, name in owners.items()}
+    texts = {name: os.environ.get(name_of_variable) for name, name_of_variable in variables.items()}
+    return _in_sections(command, {name: text for name, text in texts.items() if text}, variables)
 
 
-def _of_overrides(command: str, overrides: Sequence[str]) -> Tree:
-    """Tables of all `--set a.b=c`; refuses a section that the command does not use, and two values of one key."""
-    tree, sections = Tree(), SECTIONS[command]
-    given: dict[str, Tree] = {}
+def _of_overrides(command: str, overrides: Sequence[str]) -> _Layer:
+    """Settings of all `--set a.b=c`; refuses a section that the command does not use, and two values of one key."""
+    tree = Tree()
+    by_key: dict[str, Tree] = {}
     for text in overrides:
-        override = config.parse_override(text)
+        override = config.parse_override(text)  # a tree of one value
         key = text.partition("=")[0].strip()
-        if given.setdefault(key, override) != override:
+        if key in by_key and by_key[key] != override:
             raise ConfigError(f"--set gives {key} twice, with different values.", "Give it once.")
-        section = next(iter(override))
-        if section in Config.model_fields and section not in sections:
-            used = ", ".join(f"{name}.*" for name in sections)
+        by_key[key] = override
+        section = key.partition(".")[0]
+        if section in Config.model_fields and section not in SECTIONS[command]:
+            used = ", ".join(f"{name}.*" for name in SECTIONS[command])
             raise ConfigError(f"'xlcli {command}' does not use {section}.*.", f"It uses {used}.")
         tree = config.merge(tree, override)
-    return tree
+    return tree, str
 
 
 def _of_options(command: str, params: Mapping[str, Any], typed: Collection[str], spelled: Mapping[str, str]) -> _Layer:

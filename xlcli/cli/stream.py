@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from xlcli.errors import ConfigError
 from xlcli.events import Event, LineScore, RecordScore, Row, StreamStats, TokenScore, WordScore
 
 if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
     from xlcli.text.follow import FollowedFile
 
@@ -64,21 +63,11 @@ def stream(
     html: options.Html = None,
     dry_run: options.DryRun = False,
 ) -> int:
-    from xlcli.text.formats import with_replaced_bytes
-
     config = call.config()
     settings = config.stream
-    call.require("columns", "--emit tokens --json", is_given=settings.emit == "tokens" and call.screen.json)
-    if settings.split_punctuation:
-        call.require("split_punctuation", "--emit words", is_given=settings.emit == "words")
-    call.require("save_every", "--state FILE", is_given=state is not None or state_out is not None)
-    call.require("from_end", "--follow", is_given=follow)
-    if files and len(files) > 1:
-        raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
-    name = files[0] if files else "-"
-    is_other_than_file = os.path.exists(name) and not os.path.isfile(name)  # noqa: PTH110, PTH113
-    if follow and (name == "-" or is_other_than_file):
-        raise ConfigError("--follow needs a regular file.", "Name a file. A pipe is read until it ends.")
+    files = files or ["-"]
+    name = files[0]
+    check_combination(call, settings, files, follow=follow, saves=state is not None or state_out is not None)
     if settings.save_every is None and state:
         settings = settings.model_copy(update={"save_every": SAVE_SECONDS})
     texts = [name] if follow else check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
@@ -93,12 +82,12 @@ def stream(
         return 0
     check_standard_output(name)
     log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100
-    source = None if follow else open_source(name)
+    descriptor = None if follow else open_source(name)
     with call.screen.stop() as stop:
         call.screen.expect_pipes([name])
         opened = open_model(call, folder, settings, config.runtime, saved, log)
         if log is None:
-            data = portions(source or 0, stop, settings.pause_ms, settings.save_every)
+            data = portions(descriptor or 0, stop, settings.pause_ms, settings.save_every)
         else:
             file = open_log(log, opened.resume, call.screen, from_end=from_end)
             data = followed(followed_lines(file, settings), stop)
@@ -106,15 +95,25 @@ def stream(
             if save is not None:
                 opened = opened._replace(save=lambda session: save(replace(session, source=file.position)))
         # A generator: nothing is read before `screen.drive` asks for events.
-        text = read_text(data, source, settings, opened, call.screen, label(name))
-        vocabulary = opened.model.tokenizer
-        lacks_bytes = vocabulary.kind == "tokenizers" and not ALL_BYTES.issubset(vocabulary.texts)
-        if lacks_bytes and not settings.binary:
-            text = with_replaced_bytes(text)
+        text = read_text(data, descriptor, settings, opened, call.screen, label(name))
         saves_start = follow and settings.save_every is not None
         title = label(Path(name).name)
         print_scores(text, opened, settings, call.screen, stop, html=html, title=title, saves_start=saves_start)
         return stop.exit_code
+
+
+def check_combination(call: Call, settings: StreamConfig, files: Sequence[str], *, follow: bool, saves: bool) -> None:
+    """`ConfigError` for options that need others, or a file that cannot be read so; `saves`: a state is saved."""
+    call.require("columns", "--emit tokens --json", is_given=settings.emit == "tokens" and call.screen.json)
+    if settings.split_punctuation:
+        call.require("split_punctuation", "--emit words", is_given=settings.emit == "words")
+    call.require("save_every", "--state FILE", is_given=saves)
+    call.require("from_end", "--follow", is_given=follow)
+    if len(files) > 1:
+        raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
+    is_other_than_file = os.path.exists(files[0]) and not os.path.isfile(files[0])  # noqa: PTH110, PTH113
+    if follow and (files[0] == "-" or is_other_than_file):
+        raise ConfigError("--follow needs a regular file.", "Name a file. A pipe is read until it ends.")
 
 
 def print_scores(
@@ -136,7 +135,11 @@ def print_scores(
     sinks: list[Sink] = [_ScorePrinter(screen, settings, model.name, resume)]
     if html is not None:
         page = Page(Path(html))
-        sinks.append(_PageOfStream(page, title, context_of(model, settings, resume), model.name, screen))
+        mem_len = settings.reading(model.config.model, model.config.train.reading).mem_len
+        if resume is not None:
+            mem_len = resume.model_state.span.mem_len
+        context = describe_context(model.config.model, mem_len, model.config.train.segment_len)
+        sinks.append(_PageOfStream(page, title, context, model.name, screen))
         arguments |= {"on_token": page.add, "on_word": page.add_word}  # whatever is printed
     screen.drive(streaming.stream(model, text, settings, runtime, **arguments), *sinks)
 
@@ -160,14 +163,6 @@ def followed_lines(file: FollowedFile, settings: StreamConfig) -> Iterator[bytes
     return file.portions(bytes.rfind, line_seconds=0)  # the stream waits before it scores an unfinished line
 
 
-def context_of(model: LoadedModel, settings: StreamConfig, resume: SessionState | None) -> str:
-    """The context of a token in words."""
-    mem_len = settings.reading(model.config.model, model.config.train.reading).mem_len
-    if resume is not None:
-        mem_len = resume.model_state.span.mem_len
-    return describe_context(model.config.model, mem_len, model.config.train.segment_len)
-
-
 def read_text(
     data: Iterator[bytes | None],
     source: int | None,
@@ -176,19 +171,19 @@ def read_text(
     screen: Screen,
     name: str,
 ) -> Iterator[bytes | None]:
-    """Text of data in any of the formats, as it arrives from a descriptor; None: from a file that is followed."""
+    """Text of `data` as it arrives. `source` is its descriptor; None for a followed file, of JSON or plain text."""
     from xlcli.config.base import compile_pattern
     from xlcli.text.documents import LINE_TEXT, live_texts
-    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes, without_nul
+    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes, with_replaced_bytes, without_nul
     from xlcli.text.json_rows import json_rows
     from xlcli.text.line_rows import line_rows
 
     if settings.binary:
         return data
     warn = partial(screen.say, level="warning")
-    text_fields = tuple(filter(None, [settings.text_field]))
     kind = opened.model.tokenizer.kind
-    is_utf8 = kind != "bytes" and opened.resume is None  # text that continues a stream may begin within a character
+    any_bytes = kind == "bytes"
+    must_be_text = not any_bytes and opened.resume is None  # what continues a stream may begin within a character
     text_regex, event_start = settings.text_regex, settings.event_start
     if text_regex is not None:
         text_regex = compile_pattern(text_regex, "stream.text_regex")
@@ -201,17 +196,22 @@ def read_text(
 
     if settings.reads_lines:
         if source is not None:
-            data = plain_text(data, name, any_bytes=kind == "bytes", notice=warn)
-            data = without_nul(data, name) if is_utf8 else data
-        data = with_notice_of_bytes(data, name, warn) if is_utf8 else data
+            data = plain_text(data, name, any_bytes=any_bytes, notice=warn)
+            data = without_nul(data, name) if must_be_text else data
+        data = with_notice_of_bytes(data, name, warn) if must_be_text else data
         return read(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
+    text_fields = [settings.text_field] if settings.text_field else []
     if source is None and text_fields:
         return read(json_rows(data), name, text_fields, warn, settings.reset_on_change)
-    if source is None:
-        return with_notice_of_bytes(data, name, warn) if is_utf8 else data
-    formats = {"any_bytes": kind == "bytes", "token_ids": kind == "ids"}
-    text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
-    return with_notice_of_bytes(without_nul(text, name), name, warn) if is_utf8 else text
+    text = data
+    if source is not None:
+        formats = {"any_bytes": any_bytes, "token_ids": kind == "ids"}
+        text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
+        text = without_nul(text, name) if must_be_text else text
+    text = with_notice_of_bytes(text, name, warn) if must_be_text else text
+    vocabulary = opened.model.tokenizer
+    lacks_bytes = vocabulary.kind == "tokenizers" and not ALL_BYTES.issubset(vocabulary.texts)
+    return with_replaced_bytes(text) if lacks_bytes else text
 
 
 @dataclass

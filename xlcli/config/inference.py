@@ -104,10 +104,10 @@ def context_settings(
     span: SpanKind = "uniform",
     reset_on_document: bool | None = None,
 ) -> ContextSettings:
-    """How a text is read from its beginning: as `trained` where a setting is None or `auto`.
+    """How a text is read from its beginning: as the user has set it, and as the model was `trained` where that is open.
 
-    A state that is continued keeps its own values. `InvalidSettingError` if a stride is given with memory or a shorter
-    window, or if a table of positions allows no memory or no such window.
+    Open are settings and keywords that are None or `auto`. Not for a saved state, which keeps its own values.
+    `InvalidSettingError` if values exclude each other, or do not apply to the model.
     """
     asked: dict[str, Any] = {
         "mem_len": settings.mem_len,
@@ -121,15 +121,19 @@ def context_settings(
     reading = replace(trained, **given)
     position = model.position
     if isinstance(position, LearnedPositionConfig) and position.overflow == "slide":
+        # It has a trained vector for each position of a window, and none for what memory would let it see behind.
         if settings.mem_len:
             raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
-        reading = _within_table(reading, position.max_len)
+        reading = _in_windows(reading, position.max_len)
     _check_stride(reading)
     return reading
 
 
-def _within_table(reading: ContextSettings, n_positions: int) -> ContextSettings:
-    """The same with a table of positions that ends with its window: a longer text is read in overlapping windows."""
+def _in_windows(reading: ContextSettings, n_positions: int) -> ContextSettings:
+    """The same for a model with a table of `n_positions`: in windows that overlap by half, unless a stride is given.
+
+    `InvalidSettingError` if a window is longer than the table.
+    """
     if reading.segment_len > n_positions:
         reason = f"is more than its {n_positions} positions"
         raise InvalidSettingError("segment_len", reason, f"Use {n_positions} or less.")

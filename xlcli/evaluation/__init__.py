@@ -1,13 +1,8 @@
 """Evaluation: the surprisal of a text under a model. Every token is scored once, in order.
 
 Batch size and segment length change the speed, not the result: each sequence but the first starts with unscored warmup
-tokens, as many as the receptive field; an unbounded receptive field allows one sequence only. Exceptions: without
-memory, and with the span "growing" of published setups, the result depends on the segment length.
-
-A stride reads overlapping windows of the segment length, each from empty memory. With `adapt` the weights follow the
-text (`xlcli.online.adaptation`), which is one sequence. Neither has a loss by context.
-
-Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
+tokens, as many as the receptive field. Exceptions: without memory, and with the span "growing" of published setups, the
+result depends on the segment length. Documents that are scored as if each were alone are the sequences of a batch.
 
 Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
 documents all start with empty memory. Otherwise nearly every token of that pass has full memory, so the first sequence
@@ -33,7 +28,7 @@ from xlcli.evaluation import figures
 from xlcli.evaluation.alternatives import NextWords
 from xlcli.evaluation.frequency import Frequencies
 from xlcli.evaluation.neighbors import with_neighbors
-from xlcli.evaluation.passes import Batches, ContextSums, Pass, Totals, score_text, text_batches
+from xlcli.evaluation.passes import ContextSums, Pass, Totals, score_text, text_batches
 from xlcli.evaluation.regions import check_regions, with_regions
 from xlcli.evaluation.spread import remark_on_memory, spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
@@ -152,6 +147,7 @@ _PHRASES_NOTICE = (
     "no perplexity per word, because the text has a script without blanks between words: "
     "its words are phrases between blanks, or single Chinese characters and Hiragana"
 )
+_REGION_NOTICE = "a region without blanks around it is the whole phrase that it stands in: put blanks around it"
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 
@@ -175,39 +171,26 @@ class _Evaluation(NamedTuple):
         return self.per_token or self.words or self.documents
 
     def run(self) -> Iterator[Event]:
-        """Scores the text once for each memory length of `options.sweep`, until stopped."""
-        model, text, options = self.model, self.text, self.options
-        yield from map(Notice, model.tokenizer.take_notices())
-        unknown_words = None
-        if model.tokenizer.unknown_id is not None:
-            unknown_words = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
-            yield from unknown_notice(unknown_words, len(text.tokens))
-        yield from _spelled_notice(text, model)
-        yield from _trained_notice(text, model)
-        if text.counts.has_phrases:
-            yield Notice(_PHRASES_NOTICE)
-            if options.region_mark is not None:
-                remark = "a region without blanks around it is the whole phrase that it stands in: put blanks around it"
-                yield Notice(remark, "warning")
-        n_documents = len(text.part.corpus.facts.documents)
-        if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
-            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
+        """Says what is remarkable in the text, then scores it once for each memory length of `options.sweep`.
+
+        The events of a memory length end with its `Score`. Scoring ends early when `stop` becomes true.
+        """
+        model, options = self.model, self.options
+        yield from self._notices_on_text()
         learning = model.learning(options)
         scorer = make_scorer(model.network, model.tokenizer, learning)
-        unrounded = model.unrounded()  # the model itself, if its weights are not rounded
+        unrounded = model.unrounded()  # with the weights before rounding; the model itself, if they are not rounded
         exact_scorer = make_scorer(unrounded.network, model.tokenizer, learning)
-        sweep = [choose_lengths(model, self.runtime, options_of_length, text) for options_of_length in options.sweep]
-        yield from window_notice(sweep[0], options, text.longest_document)
+        sweep = [choose_lengths(model, self.runtime, one, self.text) for one in options.sweep]
+        yield from window_notice(sweep[0], options, self.text.longest_document)
         yield from compile_cache(options, self.stop)
         scores: list[Score] = []
-        ends_words = self.words and not options.by_row  # the prediction after the last token says how its word ends
         for number, lengths in enumerate(sweep, 1):
-            run = Pass(model, scorer, self.runtime, text, lengths, self.stop)
-            is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
-            exact_run = _exact_beginning(run, unrounded, exact_scorer) if is_rounded else None
-            batches = text_batches(run, reads_end=ends_words)
-            stage = f"evaluation {number} of {len(sweep)}"
-            for event in self._score(run, batches, exact_run, stage, unknown_words):
+            run = Pass(model, scorer, self.runtime, self.text, lengths, self.stop)
+            exact_run = None  # over the beginning of the text, if there is rounding whose cost it can show
+            if unrounded is not model or lengths.memory_dtype != "float32":
+                exact_run = _exact_beginning(run, unrounded, exact_scorer)
+            for event in self._score(run, exact_run, f"evaluation {number} of {len(sweep)}"):
                 if isinstance(event, Score):
                     scores.append(event)
                 yield event
@@ -217,15 +200,39 @@ class _Evaluation(NamedTuple):
         if remark is not None:
             yield Notice(remark)
 
-    def _score(
-        self, run: Pass, batches: Batches, exact: Pass | None, stage: str, unknown_words: int | None
-    ) -> Iterator[Event]:
+    def _notices_on_text(self) -> Iterator[Notice]:
+        """What a reader of the score should know of the text and its tokens."""
+        model, text, options = self.model, self.text, self.options
+        yield from map(Notice, model.tokenizer.take_notices())
+        unknown_words = self._unknown_words()
+        if unknown_words is not None:
+            yield from unknown_notice(unknown_words, len(text.tokens))
+        yield from _spelled_notice(text, model)
+        yield from _trained_notice(text, model)
+        if text.counts.has_phrases:
+            yield Notice(_PHRASES_NOTICE)
+            if options.region_mark is not None:
+                yield Notice(_REGION_NOTICE, "warning")
+        n_documents = len(text.part.corpus.facts.documents)
+        if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
+            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
+
+    def _unknown_words(self) -> int | None:
+        """Number of words of the text that are scored as `<unk>`; None if the vocabulary has no such entry."""
+        unknown_id = self.model.tokenizer.unknown_id
+        if unknown_id is None:
+            return None
+        return n_unknown(self.text.tokens.ids, unknown_id)
+
+    def _score(self, run: Pass, exact: Pass | None, stage: str) -> Iterator[Event]:
         """Events of a memory length, the last of which is its `Score`, unless no token was scored.
 
-        `exact` is the beginning of the pass without rounding, if anything is rounded, `unknown_words` the number of
-        words scored as `<unk>`, if the vocabulary has it. Scores of single tokens are on disk until the `Score`.
+        `exact` is the beginning of the pass without rounding, if anything is rounded; `stage` names the progress.
+        Scores of single tokens are on disk until the `Score`.
         """
         options, text = self.options, self.text
+        # The prediction after the last token says how its word ends.
+        batches = text_batches(run, reads_end=self.words and not options.by_row)
         started = time.perf_counter()
         by_document = run.lengths.by_document
         has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
@@ -267,7 +274,7 @@ class _Evaluation(NamedTuple):
             if scores is not None and exact is not None and is_whole:
                 fields["rounding_cost"] = yield from figures.rounding_cost(exact, scores)
             if is_whole:
-                fields["unknown_words"] = unknown_words
+                fields["unknown_words"] = self._unknown_words()
         yield Score(**_score_fields(run, options, totals, batches.size, seconds), **fields)
 
     def _parts(

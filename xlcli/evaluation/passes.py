@@ -175,10 +175,7 @@ def text_batches(run: Pass, *, reads_end: bool = False) -> Batches:
     """Batches that together score each token once, each sequence from empty memory.
 
     Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
-    the shortest documents. `reads_end`: as of `EvalLoader`.
-
-    Raises:
-        ResourceError: The memory does not fit the machine.
+    the shortest documents. `reads_end`: as of `EvalLoader`. `ResourceError` if the memory does not fit the machine.
     """
     text, lengths = run.text, run.lengths
     ids, start_id = text.tokens.ids, run.model.tokenizer.start_id

@@ -139,10 +139,8 @@ Search = Callable[[int, bytes, int | None], Mapping[str, Any]]
 class TokenScores:
     """Scores of the tokens of a text, by their number, in unnamed files that are deleted when `files` closes.
 
-    `nats` is the surprisal of each (n), `predictions` what is kept of their predictions, if anything.
-
-    Raises:
-        ResourceError: The cache folder is full.
+    `nats` is the surprisal of each (n), `predictions` what is kept of their predictions, if anything. `ResourceError`
+    if the cache folder is full.
     """
 
     def __init__(self, n_tokens: int, predictions: Predictions | None, files: ExitStack) -> None:

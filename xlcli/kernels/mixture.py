@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
     Attributes:
         candidates: Tokens (c) that followed a context.
-        counts: How often a token followed the context of each kind (v k).
+        counts: How often each token followed the context of each kind (v k); all are 0 before `find`.
         totals: Number of followers of the context of each kind (k).
         latest: Token that followed it last (k).
         surprises: r of each token (v) that is a candidate.
@@ -82,7 +82,7 @@ def hashed(key: Any, value: Any) -> Any:
 
 @inner()
 def append(index: Index, token: int, line_end: int) -> None:
-    """Reads a token: writes its line and the keys of its contexts."""
+    """Adds a token to the index: where its line begins, and the key (hash) of each context that ends with it."""
     n, at = len(index.tokens), index.sizes[N_READ]
     place = at % n
     index.sizes[N_READ] = at + 1
@@ -135,7 +135,7 @@ def head_of(index: Index, kind: int, place: int) -> int:
 
 @inner()
 def store(index: Index, follower: int) -> None:
-    """Stores what follows the last token read, so that its contexts are found."""
+    """Stores what follows the token that was appended last, so that `find` finds its contexts from now on."""
     at = index.sizes[N_READ] - 1
     place = at % len(index.tokens)
     index.followers[place] = follower
@@ -147,7 +147,7 @@ def store(index: Index, follower: int) -> None:
 
 @inner()
 def find(index: Index, found: Found) -> Array:
-    """Counts the followers of the last token's contexts; returns the candidates."""
+    """Finds what followed the last token's contexts before: returns these tokens, and counts them in `found`."""
     n, n_read = len(index.tokens), index.sizes[N_READ]
     oldest = max(0, n_read - index.sizes[WINDOW])
     place = (n_read - 1) % n
@@ -173,7 +173,7 @@ def find(index: Index, found: Found) -> Array:
 
 @inner()
 def cell_of(found: Found, token: int, kind: int) -> tuple[int, int, int, int]:
-    """Place of constant and slope, in the tables of what is learned, for a candidate and a context that it followed."""
+    """Index in `Learned.weights` of the constant and slope for a candidate and a kind of context that it followed."""
     is_latest = 1 if found.latest[kind] == token else 0
     n_same = found.counts[token, kind]
     n_other = found.totals[kind] - n_same
@@ -182,52 +182,59 @@ def cell_of(found: Found, token: int, kind: int) -> tuple[int, int, int, int]:
 
 @inner()
 def predict(candidates: Array, found: Found, learned: Learned, log_p: Array) -> None:
-    """Turns log-probabilities (v) of the model into those of the mixture, in place.
+    """Turns log-probabilities (v) by the model, `log_p`, into those of the mixture, in place.
 
-    Sets `surprises` and `probabilities`, which `learn` reads.
+    `candidates` followed contexts of the present token before, as `found` counts. Each kind of context adds constant +
+    slope · surprise to the logit of those that followed it. Writes `found.surprises` and `found.probabilities`.
     """
-    log_p += learned.bias
+    logits = log_p  # until they are normalized
+    logits += learned.bias
     for token in candidates:
-        surprise = min(max(-log_p[token] / MOST_SURPRISE, 0.0), 1.0)
+        surprise = min(max(-logits[token] / MOST_SURPRISE, 0.0), 1.0)
         found.surprises[token] = surprise
-        raised = 0.0
+        by_contexts = 0.0
         for kind in range(N_KINDS):
-            if found.counts[token, kind]:
+            if found.counts[token, kind]:  # it followed the context of this kind
                 constant, slope = learned.weights[cell_of(found, token, kind)]
-                raised += constant + slope * surprise
-        log_p[token] += min(max(raised, -MOST_RAISED), MOST_RAISED)
+                by_contexts += constant + slope * surprise
+        logits[token] += min(max(by_contexts, -MOST_RAISED), MOST_RAISED)
+    # The softmax of the logits.
     total = 0.0
-    for token in range(len(log_p)):
-        found.probabilities[token] = math.exp(log_p[token])  # not normalized yet
+    for token in range(len(logits)):
+        found.probabilities[token] = math.exp(logits[token])
         total += found.probabilities[token]
-    log_p -= math.log(total)
     found.probabilities[:] *= 1 / total
+    log_p -= math.log(total)
 
 
 @inner()
 def learn(candidates: Array, found: Found, target: int, learned: Learned) -> None:
-    """One step of bias and weights, in place, that lowers the surprisal of the target after `predict`."""
+    """Learns from the token that came, `target`, after `predict`: a step of gradient descent on its surprisal.
+
+    Changes `learned` in place: constants and slopes, with rates by their squared gradients (Adagrad), and the biases.
+    """
     for token in candidates:
-        # The gradient by the logit of a token is also that by a constant, and r times that by a slope.
-        error = found.probabilities[token] - (1.0 if token == target else 0.0)
+        # The gradient of the surprisal by the logit of a token is its probability, less 1 for the target.
+        by_logit = found.probabilities[token] - (1.0 if token == target else 0.0)
         for kind in range(N_KINDS):
-            if found.counts[token, kind]:
+            if found.counts[token, kind]:  # it followed the context of this kind
                 cell = cell_of(found, token, kind)
-                weights, squares = learned.weights[cell], learned.squares[cell]
-                for i, feature in enumerate((1.0, found.surprises[token])):
-                    gradient = error * feature
+                constant_and_slope, squares = learned.weights[cell], learned.squares[cell]
+                for i, factor in enumerate((1.0, found.surprises[token])):
+                    gradient = by_logit * factor
                     squares[i] += gradient * gradient
-                    weights[i] -= RATE * gradient / math.sqrt(squares[i])
+                    constant_and_slope[i] -= RATE * gradient / math.sqrt(squares[i])
     learned.bias[:] -= BIAS_RATE * found.probabilities
     learned.bias[target] += BIAS_RATE
 
 
 @compiled()
 def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Array) -> None:
-    """Reads tokens, the first row of `texts` (2 t), and what follows each, the second row; -1 is not known.
+    """Reads tokens one after the other: predicts what follows each of the last n, then learns from what did.
 
-    `log_p` (n v) are log-probabilities by the model of what follows the last n tokens. They become those of the
-    mixture, in place, each before anything is learned from its follower. Nothing is learned from the others.
+    Index, `learned` and `log_p` change in place. The first row of `texts` (2 t) are the tokens, the second one what
+    followed each, -1 if it is not known. `log_p` (n v) are log-probabilities by the model of what follows the last n
+    tokens, and become those of the mixture. `line_end` is the token that ends a line.
     """
     vocab_size = log_p.shape[1]
     found = Found(
@@ -238,18 +245,20 @@ def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Arr
         surprises=np.empty(vocab_size),
         probabilities=np.empty(vocab_size),
     )
-    n_unscored = texts.shape[1] - len(log_p)
-    for i in range(texts.shape[1]):
+    n_tokens = texts.shape[1]
+    n_not_predicted = n_tokens - len(log_p)
+    for i in range(n_tokens):
         token, follower = texts[0, i], texts[1, i]
+        is_known = follower >= 0
         append(index, token, line_end)
-        if i >= n_unscored:
+        if i >= n_not_predicted:
             candidates = find(index, found)
-            predict(candidates, found, learned, log_p[i - n_unscored])
-            if follower >= 0:
+            predict(candidates, found, learned, log_p[i - n_not_predicted])
+            if is_known:  # only after the prediction
                 learn(candidates, found, follower, learned)
-            for candidate in candidates:
+            for candidate in candidates:  # `find` needs counts of 0; to clear all of them would take longer
                 found.counts[candidate] = 0
-        if follower >= 0:
+        if is_known:
             store(index, follower)
 
 

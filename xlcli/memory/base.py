@@ -87,11 +87,7 @@ class Memory:
 
     @classmethod
     def check(cls, tensors: Mapping[str, Tensor], batch_size: int) -> None:
-        """Checks names, types and shapes of loaded tensors.
-
-        Raises:
-            ValueError: They are not the tensors of one memory of this kind and batch size.
-        """
+        """`ValueError` if loaded tensors have not names, types and shapes of one memory of this kind and batch size."""
         needed = [name for name, axes in cls.axes.items() if "s" not in axes]
         if set(tensors) not in (set(needed), set(cls.axes)):
             names = ", ".join(sorted(tensors)) or "none"

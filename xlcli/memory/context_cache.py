@@ -83,11 +83,7 @@ class Learned(NamedTuple):
 
 
 def new_index(window: int) -> Index:
-    """Index of no tokens, for a window.
-
-    Raises:
-        ResourceError: It does not fit the machine.
-    """
+    """Index of no tokens, for a window; `ResourceError` if it does not fit the machine."""
     n, n_heads = window + SLACK, 1 << (window - 1).bit_length()
     n_bytes = 8 * (3 * n + N_KINDS * (2 * n + n_heads))
     require_memory(f"a context cache of {window:,} tokens", n_bytes, "Use a smaller --context-cache.")

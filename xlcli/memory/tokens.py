@@ -97,26 +97,35 @@ class TokenBuffers(TokenMemory):
         return replace(self, sinks=sinks)
 
     def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Self]:
-        """Projects and appends the new inputs only: amortized O(1) per token.
+        """`TokenMemory.extend`, which projects and appends the new inputs only: amortized O(1) per token.
 
         At inference new keys and values are rounded to the type of the memory before their first use, so a result does
         not depend on the division of a text into calls. In training the memory has no gradient.
         """
-        k, v = project(x)
-        new = self.encode(k, v)
-        n_new = k.shape[2]
+        new_keys, new_values = project(x)
+        new_rows = self.encode(new_keys, new_values)  # as they are stored: rounded, for example, with their scales
         if torch.is_inference_mode_enabled():
-            whole = self.reserve(n_new, keep, new)
-            for buffer, rows in zip(whole.buffers, new, strict=True):
-                buffer[:, :, whole.stop - n_new : whole.stop] = rows
-            return *whole.decode(k, v), whole.keep(keep)
-        buffers = new
+            whole = self.reserve(new_keys.shape[2], keep, new_rows)
+            for rows_of_memory, rows in zip(whole.rows(), new_rows, strict=True):
+                rows_of_memory[:, :, self.length :] = rows
+            remembered = whole.keep(keep)
+        else:
+            whole = self._with_rows(new_rows)
+            if keep == new_keys.shape[2]:  # the new rows, which are in tensors of their own
+                kept = tuple(rows.detach() for rows in new_rows)
+            else:  # views would keep the keys and values of the whole call alive
+                kept = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
+            remembered = replace(self, buffers=kept, start=0, stop=keep)
+        keys, values = whole.decode(new_keys, new_values)  # of remembered and new tokens, in the type of the new ones
+        return keys, values, remembered
+
+    def _with_rows(self, new_rows: tuple[Tensor, ...]) -> Self:
+        """This memory with new rows at its end, in new tensors, through which the new rows get gradients."""
+        joined = new_rows
         if self.length:
-            buffers = tuple(torch.cat((old.to(x.dtype), x), dim=2) for old, x in zip(self.rows(), new, strict=True))
-        whole = replace(self, buffers=buffers, start=0, stop=self.length + n_new)
-        # Copies: views would keep the keys and values of the whole call alive.
-        copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
-        return *whole.decode(k, v), replace(self, buffers=copies, start=0, stop=keep)
+            pairs = zip(self.rows(), new_rows, strict=True)
+            joined = tuple(torch.cat((old.to(new.dtype), new), dim=2) for old, new in pairs)
+        return replace(self, buffers=joined, start=0, stop=joined[0].shape[2])
 
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
         """This memory with `n_new` more rows at its end, which the caller has to write.
@@ -141,6 +150,7 @@ class TokenBuffers(TokenMemory):
         return type(self)(buffers, 0, length + n_new, self.sinks)
 
     def keep(self, n: int) -> Self:
+        """Memory of the latest `n` tokens, in the same buffers."""
         return type(self)(self.buffers, self.stop - n, self.stop, self.sinks)
 
 

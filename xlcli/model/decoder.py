@@ -65,10 +65,8 @@ POSITIONS = Position, RopePosition, AlibiPosition, T5Position, XLPosition
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
     """Decoder of a network in evaluation mode whose weights `encoding` represents exactly.
 
-    None if the network is not in float32 on a CPU, no block has a kernel, or Numba cannot keep kernels.
-
-    Raises:
-        ConfigError: Others can write the folder of compiled kernels.
+    None if the network is not in float32 on a CPU, no block has a kernel, or Numba cannot keep kernels. `ConfigError`
+    if others can write the folder of compiled kernels.
     """
     if not may_decode(network):
         return None
@@ -124,21 +122,23 @@ class Decoder:
             if type(head) is SoftmaxHead and head.projection is None and last_part.packed.size:
                 self.parts[-1] = replace(last_part, head=self._packer.head(head))
 
-    def missing(self, state: State, weight_type: torch.dtype) -> list[tuple[Array, Array]]:
-        """What a call with weights of this type and with this memory would have to compile, which takes seconds.
+    def uncompiled(self, state: State, weight_type: torch.dtype) -> list[tuple[Array, Array]]:
+        """The kernels that `logits` would compile before it predicts from this state, each in some seconds.
 
-        Each entry are the types for `kernels.compile_kernel`.
+        There is one kernel for each pair of number types, of weights and of remembered keys and values. A pair is
+        returned as two empty arrays of these types, the first arguments of `kernels.compile_kernel`.
         """
-        if os.getpid() != self.kernels.PROCESS:  # a forked process uses no kernels
+        is_forked = os.getpid() != self.kernels.PROCESS
+        if is_forked:  # threads of kernels do not survive a fork, so `logits` uses none
             return []
-        missing = []
+        uncompiled = []
         for memory_type in {part.memory_type(state) for part in self.parts}:
-            if memory_type is None:  # these blocks run as modules
+            if memory_type is None:  # these blocks run as modules of PyTorch
                 continue
             types = TYPES[weight_type], TYPES[memory_type]
             if not self.kernels.is_compiled(*types):
-                missing.append(types)
-        return missing
+                uncompiled.append(types)
+        return uncompiled
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""

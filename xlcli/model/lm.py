@@ -272,17 +272,23 @@ class LanguageModel(nn.Module):
         ponder: Ponder | None = None,
         readout: Readout | None = None,
     ) -> ScoreOutput:
-        """Surprisal of targets (b n) by the last of these normed outputs (b t d), and the readout of all of them."""
-        first = outputs[-1].shape[1] - targets.shape[1]
-        predicting = [output[:, first:] for output in outputs]
+        """Surprisal of targets (b n) by the stack, with the state and ponder cost after it.
+
+        `outputs` (b t d) are those of the blocks `readout.layers` and, last, of the stack, all normed. `readout` is the
+        function of predictions whose values are kept: of those that each output makes.
+        """
+        first_scored = outputs[-1].shape[1] - targets.shape[1]
+        scored_outputs = [output[:, first_scored:] for output in outputs]
         if readout is None:
-            return ScoreOutput(self.head.nll(predicting[-1], targets), state, ponder)
-        read = [self.head.read_out(output, targets, readout) for output in predicting]
-        features = torch.cat([features_of_layer for _, features_of_layer in read], dim=-1)
-        nll, _ = read[-1]
-        if torch.is_grad_enabled():  # `read_out` has no gradient
-            nll = self.head.nll(predicting[-1], targets)
-        return ScoreOutput(nll, state, ponder, features)
+            return ScoreOutput(self.head.nll(scored_outputs[-1], targets), state, ponder)
+        features = []
+        for output in scored_outputs:
+            nll, features_of_output = self.head.read_out(output, targets, readout)
+            features.append(features_of_output)
+        # `nll` is now that of the stack. It has no gradient, as nothing that `read_out` returns.
+        if torch.is_grad_enabled():
+            nll = self.head.nll(scored_outputs[-1], targets)
+        return ScoreOutput(nll, state, ponder, torch.cat(features, dim=-1))
 
     def reads_by_layer(self, state: State, readout: Readout | None) -> bool:
         """True if `score_by_layer` takes such arguments, and no call has a large table of distances of its own."""

@@ -84,8 +84,7 @@ def not_finite(model: str, options: InferenceConfig) -> XLError:
 def continued(network: LanguageModel, options: InferenceConfig, state: State, dtype: torch.dtype) -> InferenceConfig:
     """Options with the settings of a saved state where they are open; `dtype` is the type of matrix products.
 
-    Raises:
-        StateError: The state was saved with others, holds several texts, or learned values do not fit the model.
+    `StateError` if the state was saved with others, holds several texts, or learned values do not fit the model.
     """
     if state.batch_size != 1:
         raise StateError(f"the state holds {state.batch_size} texts, not one.", _REMEDY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange, repeat
@@ -59,20 +60,10 @@ def attend(
     needs_no_copy_of_keys = has_one_query and k.shape[1] < q.shape[1]
     is_share_dropped = dropout > 0 and share.parts > 1
     needs_plain = scoring.sinks is not None or scoring.value_bias is not None or is_share_dropped
+    common: dict[str, Any] = {"visible": visible, "scale": scoring.scale, "bias": bias, "dropout": dropout}
     if needs_plain or needs_no_copy_of_keys or (on_cpu and is_faster_on_cpu):
-        return attend_plain(
-            q,
-            k,
-            v,
-            scoring.sinks,
-            visible=visible,
-            scale=scoring.scale,
-            bias=bias,
-            value_bias=scoring.value_bias,
-            dropout=dropout,
-            share=share,
-        )
-    return attend_fused(q, k, v, visible=visible, scale=scoring.scale, bias=bias, dropout=dropout)
+        return attend_plain(q, k, v, scoring.sinks, value_bias=scoring.value_bias, share=share, **common)
+    return attend_fused(q, k, v, **common)
 
 
 def _attend_in_blocks(
@@ -147,33 +138,42 @@ def attend_fused(
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`attend` by PyTorch's fused kernels, without a second term; the bias is (b h t s) or (h t s).
+    """Softmax attention by PyTorch's fused kernels: queries (b h t e), keys (b g s e), values (b g s w) to (b h t w).
 
-    These kernels need a head of keys for each head of queries, and equal widths of queries, keys and values. So keys
-    and values are repeated, and the narrower side gets zeros, which change no product.
+    `scale` multiplies the products of queries and keys; `bias`, (b h t s) or (h t s), is added to them after that.
     """
-    width = v.shape[-1]
-    n_shared = q.shape[1] // k.shape[1]
-    if n_shared > 1:
-        k, v = k.repeat_interleave(n_shared, dim=1), v.repeat_interleave(n_shared, dim=1)
-    n_missing_in_v = q.shape[-1] - width
-    if n_missing_in_v > 0:
-        v = F.pad(v, (0, n_missing_in_v))
-    elif n_missing_in_v < 0:
-        q, k = F.pad(q, (0, -n_missing_in_v)), F.pad(k, (0, -n_missing_in_v))
-    # On a GPU the fastest kernel takes no tensor, but knows queries that see all keys up to themselves.
+    value_width = v.shape[-1]
+    q, k, v = _shaped_for_fused(q, k, v)
+    # On a GPU the fastest kernel takes no tensor as mask, but knows queries that see all keys up to themselves.
     is_on_gpu = q.device.type == "cuda"
     if is_on_gpu and bias is None and isinstance(visible, Mask) and visible.sees_all_earlier:
         # Autocast passes over a mask that is no plain tensor, so the types of the products are chosen here.
         q, k, v = cast_for_products(q), cast_for_products(k), cast_for_products(v)
-        mask: Tensor | None = visible.causal_bias
+        addition: Tensor | None = visible.causal_bias
     else:
-        mask = visible.addition(q.dtype)
+        addition = visible.addition(q.dtype)  # 0, or -inf where hidden; None: every query sees every key
         if bias is not None:
-            mask = bias if mask is None else bias + mask
-            mask = mask.expand(*q.shape[:-1], k.shape[-2])
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
-    return out[..., :width]
+            addition = bias if addition is None else bias + addition
+            addition = addition.expand(*q.shape[:-1], k.shape[-2])
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=addition, scale=scale, dropout_p=dropout)
+    return out[..., :value_width]
+
+
+def _shaped_for_fused(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with equally many heads and equal widths, as PyTorch's fused kernels need them.
+
+    Heads that several heads of queries share are repeated. The narrower side gets zeros, which change no product; if it
+    is that of the values, the output gets as many columns that must be cut off.
+    """
+    n_shared = q.shape[1] // k.shape[1]
+    if n_shared > 1:
+        k, v = k.repeat_interleave(n_shared, dim=1), v.repeat_interleave(n_shared, dim=1)
+    width = max(q.shape[-1], v.shape[-1])
+    if q.shape[-1] < width:
+        q, k = F.pad(q, (0, width - q.shape[-1])), F.pad(k, (0, width - k.shape[-1]))
+    if v.shape[-1] < width:
+        v = F.pad(v, (0, width - v.shape[-1]))
+    return q, k, v
 
 
 def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:

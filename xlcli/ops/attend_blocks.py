@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -100,11 +101,15 @@ class Part(NamedTuple):
         target = x[self.rows, self.heads, self.new]
         target.copy_(values.view(target.shape))
 
-    def write_keys(self, x: Tensor, values: Tensor, *, add: bool) -> None:
-        """Writes values (n s e) of the keys to x (b g s e), or adds them there."""
+    def write_to_keys(self, x: Tensor, values: Tensor) -> None:
+        """Writes values (n s e) of the keys to x (b g s e)."""
         target = x[self.rows, self.key_heads, self.seen]
-        values = values.view(target.shape)
-        target.copy_(target + values if add else values)
+        target.copy_(values.view(target.shape))
+
+    def add_to_keys(self, x: Tensor, values: Tensor) -> None:
+        """Adds values (n s e) of the keys to x (b g s e), in place."""
+        target = x[self.rows, self.key_heads, self.seen]
+        target += values.view(target.shape)
 
     @property
     def size(self) -> int:
@@ -258,44 +263,49 @@ SAVED_SCORES = 2**23
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, scale: float) -> Tensor:
-    """`attend_blocks` with gradients, where the boolean mask `needed` (b t) is true, of one query at least.
+    """`attend_blocks` with gradients, for some of the queries q (b h t e) only: the others cost nothing.
 
-    The output for other queries is undefined.
+    The boolean mask `needed` (b t) is true for these, one at least. The output (b h t w) of the others has no meaning.
     """
-    n_scores = q[..., 0].numel() * k.shape[2]
-    recompute = torch.is_grad_enabled() and n_scores > SAVED_SCORES
     k, v = k.to(q.dtype), v.to(q.dtype)
-    groups = list(_query_groups(needed, band))
-    # The queries of all groups in a row, gathered at once from the tokens of all sequences.
-    n_rows, n_new = needed.shape
-    first_tokens = n_new * torch.arange(n_rows)[:, None]
-    tokens = (torch.cat([group.queries for group in groups], dim=1) + first_tokens).flatten()
-    gathered = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, tokens)
-    queries_of_groups = torch.split(
-        rearrange(gathered, "(b g) h e -> b h g e", b=n_rows), [group.queries.shape[1] for group in groups], dim=2
-    )
+    n_sequences, n_new = needed.shape
+    groups = list(_query_groups(needed, band))  # the same number of queries of each sequence
+    group_sizes = [group.queries.shape[1] for group in groups]
+
+    # One gather for all groups. Its rows are the tokens of all sequences: token t of sequence b is row b · n_new + t.
+    first_rows = n_new * torch.arange(n_sequences)[:, None]
+    rows = (first_rows + torch.cat([group.queries for group in groups], dim=1)).flatten()
+    rows_of_q = rearrange(q * scale, "b h t e -> (b t) h e")
+    gathered = rearrange(rows_of_q.index_select(0, rows), "(b n) h e -> b h n e", b=n_sequences)
+
+    attend_group = _attend
+    n_scores = q[..., 0].numel() * k.shape[2]
+    if torch.is_grad_enabled() and n_scores > SAVED_SCORES:  # the backward pass computes the weights again
+        attend_group = partial(checkpoint, _attend, use_reentrant=False)
     outputs = []
-    for queries, (places, new, seen) in zip(queries_of_groups, groups, strict=True):
-        last, first = band.edges(new.start, q[:, :, new])
-        place_in_block = places - new.start
-        hidden_last = last[place_in_block][:, None]
-        hidden_first = None if first is None else first[place_in_block][:, None]
-        arguments = queries, k[:, :, seen], v[:, :, seen], hidden_last, hidden_first
-        if recompute:
-            outputs.append(checkpoint(_attend, *arguments, use_reentrant=False))
-        else:
-            outputs.append(_attend(*arguments))
-    y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
-    out = y.new_zeros(n_rows * n_new, *y.shape[1:]).index_copy(0, tokens, y)
-    return rearrange(out, "(b t) h w -> b h t w", b=n_rows)
+    for queries, group in zip(torch.split(gathered, group_sizes, dim=2), groups, strict=True):
+        last, first = group.edges(band, q)
+        outputs.append(attend_group(queries, k[:, :, group.seen], v[:, :, group.seen], last, first))
+
+    # The way back: each output to the row of its token.
+    computed = rearrange(torch.cat(outputs, dim=2), "b h n w -> (b n) h w")
+    out = computed.new_zeros(n_sequences * n_new, *computed.shape[1:]).index_copy(0, rows, computed)
+    return rearrange(out, "(b t) h w -> b h t w", b=n_sequences)
 
 
 class QueryGroup(NamedTuple):
-    """Some queries (b g) of a block, by their place in the call; the slices of the block and of the keys it sees."""
+    """Some queries (b n) of a block, by their place in the call; the slices of the block and of the keys it sees."""
 
     queries: Tensor
     new: slice
     seen: slice
+
+    def edges(self, band: Band, q: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`Band.edges` of the block (t t), of which each query of the group gets its row: (b 1 n t)."""
+        last, first = band.edges(self.new.start, q[:, :, self.new])
+        place_in_block = self.queries - self.new.start
+        first_rows = None if first is None else first[place_in_block][:, None]
+        return last[place_in_block][:, None], first_rows
 
 
 def _query_groups(needed: Tensor, band: Band) -> Iterator[QueryGroup]:
@@ -380,35 +390,53 @@ class BandAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, term_queries, term_keys, saved = ctx.saved_tensors
+        """Gradients by the arguments of `forward`, from `grad` (b h t w), that by its output.
+
+        The forward pass divided the scores into parts: some heads, some successive queries, and the keys that these
+        see. Each query is in one part, which writes its gradient. A key may be in several parts: then they add to it.
+        """
+        # Queries and those of the term were saved after their multiplication by the scale.
+        q, k, v, term_queries, term_keys, saved_weights = ctx.saved_tensors
         term = None if term_queries is None else ScoreTerm(term_queries, term_keys)
-        first, last = ctx.parts[0], ctx.parts[-1]
-        # With one block of queries, which sees every key, and whole groups of heads, each gradient is written once.
-        is_one_block = last.new.start == 0 and first.seen.start == 0
-        has_whole_groups = first.heads.stop % (q.shape[1] // k.shape[1]) == 0
-        once = is_one_block and has_whole_groups
-        new = Tensor.new_empty if once else Tensor.new_zeros
-        d_q, d_k, d_v = new(q, q.shape), new(k, k.shape), new(v, v.shape)
-        d_term = None if term is None else term.queries.new_empty(term.queries.shape)
+        d_q = q.new_empty(q.shape)
+        d_term_queries = None if term is None else term.queries.new_empty(term.queries.shape)
+        if _has_each_key_once(ctx.parts, q, k):
+            give_to_keys = Part.write_to_keys
+            d_k, d_v = k.new_empty(k.shape), v.new_empty(v.shape)
+        else:
+            give_to_keys = Part.add_to_keys
+            d_k, d_v = k.new_zeros(k.shape), v.new_zeros(v.shape)
         for part in ctx.parts:
-            if len(saved):
-                weights = part.scores(saved[part.place])
-            else:
+            if len(saved_weights):
+                weights = part.scores(saved_weights[part.place])
+            else:  # there were too many to save
                 weights = _write_weights(part.scores(q.new_empty(part.size)), part, q, k, ctx.band, term)
             keys, values = part.keys(k), part.keys(v)
-            # Heads of queries that share keys are rows of one product.
-            weights, d_out = share(weights, keys), share(part.queries(grad), keys)
-            part.write_keys(d_v, torch.bmm(weights.mT, d_out), add=not once)
-            d_scores = torch.bmm(d_out, values.mT)
-            torch._softmax_backward_data(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
-            part.write_keys(d_k, torch.bmm(d_scores.mT, share(part.queries(q), keys)), add=not once)
+            # `share` makes the heads of queries that have a head of keys in common rows of one matrix.
+            queries, d_out = share(part.queries(q), keys), share(part.queries(grad), keys)
+            weights = share(weights, keys)
+            give_to_keys(part, d_v, torch.bmm(weights.mT, d_out))
+            d_weights = torch.bmm(d_out, values.mT)
+            # The gradient by the scores takes the place of that by the weights, which saves a tensor of this size.
+            d_scores = d_weights
+            torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=d_scores)
+            give_to_keys(part, d_k, torch.bmm(d_scores.mT, queries))
             part.write(d_q, torch.bmm(d_scores, keys))
             if term is not None:
-                part.write(d_term, d_scores.flatten(0, 1) @ term.keys[part.seen])
+                part.write(d_term_queries, d_scores.flatten(0, 1) @ term.keys[part.seen])
         d_q *= ctx.scale
-        if d_term is not None:
-            d_term *= ctx.scale
-        return None, None, d_q, d_k, d_v, d_term, None
+        if d_term_queries is not None:
+            d_term_queries *= ctx.scale
+        return None, None, d_q, d_k, d_v, d_term_queries, None
+
+
+def _has_each_key_once(parts: Sequence[Part], q: Tensor, k: Tensor) -> bool:
+    """True if no key of a head is in two of these parts of a call, so that its gradient is not a sum over parts."""
+    is_one_block = parts[-1].new.start == 0
+    sees_all_keys = parts[0].seen.start == 0
+    n_shared = q.shape[1] // k.shape[1]  # heads of queries for each head of keys
+    has_whole_groups: bool = parts[0].heads.stop % n_shared == 0
+    return is_one_block and sees_all_keys and has_whole_groups
 
 
 def _contiguous_product(queries: Tensor, scale: float) -> Tensor:

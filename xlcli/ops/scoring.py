@@ -68,23 +68,27 @@ class ShiftedTerm(NamedTuple):
 
 
 def distance_scores(queries: Tensor, keys: Tensor, n_keys: int) -> Tensor:
-    """Products (... h t s) of queries (... h t e) and keys (h d e), in the order of the distances of the last query.
+    """Products (... h t s) of queries (... h t e) and the keys (h d e) of the distances d - 1 to 0; s is `n_keys`.
 
-    The last query has the distances s - 1 to 0 from the s keys. `shifted` puts the products of the others in place.
+    Columns are the distances s - 1 to 0: those of the s keys from the last query. `shifted` moves the rows of earlier
+    queries, which are nearer to each key. Distances of d or more, which no query sees, get 0.
     """
     keys = keys[:, -n_keys:]
-    keys = F.pad(keys, (0, 0, n_keys - keys.shape[1], 0))
+    n_unseen = n_keys - keys.shape[1]
+    keys = F.pad(keys, (0, 0, n_unseen, 0))  # zeros before the first key of each head
     return queries @ keys.mT
 
 
 def shifted(products: Tensor) -> Tensor:
     """The relative shift (Dai et al. 2019, appendix B): row i of products (... t s) moved to the left by t - 1 - i.
 
-    What comes in at the right end belongs to keys of the future.
+    So columns, which were distances, become keys: query i is t - 1 - i tokens nearer to each key than the last one.
+    What comes in at the right end, for keys after the query, has no meaning. Example: (a b, c d) becomes (b ?, c d).
     """
-    *rows, t, s = products.shape
-    padded = F.pad(products, (1, 0)).view(*rows, s + 1, t)
-    return padded[..., 1:, :].reshape(*rows, t, s)
+    *batch, t, s = products.shape
+    # The numbers of rows of length s + 1, read in rows of length s, move by one place more in each row.
+    longer_rows = F.pad(products, (1, 0)).view(*batch, s + 1, t)
+    return longer_rows[..., 1:, :].reshape(*batch, t, s)
 
 
 class FarKeys(NamedTuple):

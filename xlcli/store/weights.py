@@ -42,22 +42,22 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
 
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
     """Tensors to store in the types of `stored_infos`; `CheckpointError` if one is not a finite number there."""
-    stored = {}
+    stored: dict[str, Tensor] = {}
     for name, weight in tensors.items():
         dtype = torch_type(infos[name])
+        scale = None  # of the rows of a matrix in int8, which is stored beside them
         if isinstance(weight, StoredMatrix) and weight.rows.dtype == dtype:  # it is in this encoding already
-            stored[name] = weight.rows
-            if weight.scale is not None:
-                stored[name + SCALE] = weight.scale
+            rows, scale = weight.rows, weight.scale
         elif name + SCALE in infos:
             _check_finite(name, weight, "int8")
             rows, scale = quantize(weight.detach())
-            stored[name] = rows
-            stored[name + SCALE] = scale
         else:
-            stored[name] = weight.detach().to(dtype)
+            rows = weight.detach().to(dtype)
             if weight.dtype != dtype:  # a number may have become infinite
-                _check_finite(name, stored[name], str(dtype).removeprefix("torch."))
+                _check_finite(name, rows, str(dtype).removeprefix("torch."))
+        stored[name] = rows
+        if scale is not None:
+            stored[name + SCALE] = scale
     return stored
 
 
@@ -67,12 +67,12 @@ def encode_in_order(
     """`encode` for the weights of a model, with their names, one after the other, all in alphabetical order."""
     infos = stored_infos(empty_weights(model), encoding)
     remaining = iter(tensors)
-    made: dict[str, Tensor] = {}  # a matrix, and the scales of those before
+    waiting: dict[str, Tensor] = {}  # what is encoded, but whose turn has not come: scales follow other names
     for name in sorted(infos):
-        if name not in made:
-            given_name, weight = next(remaining)
-            made |= encode({given_name: weight}, infos)
-        yield name, made.pop(name)
+        if name not in waiting:
+            name_of_weight, weight = next(remaining)
+            waiting |= encode({name_of_weight: weight}, infos)
+        yield name, waiting.pop(name)
 
 
 def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ class Intake:
         self._last_arrival = time.monotonic()
         self.n_received = 0  # number of bytes and documents that have arrived
         self._is_ended = False
-        self._n_ready = self._n_complete()
+        self._n_ready = self._n_complete()  # number of tokens, from the first one in the queue, that can be output
 
     @property
     def pending(self) -> PendingText:
@@ -176,15 +176,17 @@ class Intake:
         texts = [first]
         if self._reset_pattern is None:  # rows, which may have several lines, are scored one by one
             return texts
-        n_longest = len(first.ids)
+        longest = len(first.ids)
         while len(texts) < most:
-            last_is_whole_line = texts[-1].is_reset and self._at_line_start  # from a reset to a line end
+            is_whole_line = texts[-1].is_reset and self._at_line_start  # from a reset to a line end
+            if not is_whole_line:
+                break  # what follows depends on the memory after this text
             n_next = self._queue.n_within(_line_end(self._queue.text, 0))  # tokens of the next line
-            is_ready = self._n_ready > 0 and n_next <= self._n_ready
-            n_longest = max(n_longest, n_next)
-            fits = n_longest * (len(texts) + 1) <= TOKENS_PER_CALL
-            if not (last_is_whole_line and is_ready and fits):
-                break
+            if self._n_ready == 0 or n_next > self._n_ready:
+                break  # the next line is not complete yet
+            longest = max(longest, n_next)
+            if longest * (len(texts) + 1) > TOKENS_PER_CALL:
+                break  # with the next line, the padded texts are more than a call may have
             line = self.take(to_line_end=False)
             assert line is not None  # since it is ready
             texts.append(line)

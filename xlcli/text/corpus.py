@@ -29,7 +29,7 @@ from xlcli.files import is_pipe
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, Utf8, not_utf8, with_nul_bytes
 from xlcli.text.pretokenize import WORDS, whole_characters
-from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_pipe, files_below, open_source
+from xlcli.text.sources import BLOCK, UNREAD, Block, InputFormat, Source, copy_pipe, files_below, open_source
 
 TEXT = InputFormat()
 MOST_REMARKS = 3  # number of remarks on files of rows that are shown
@@ -171,24 +171,24 @@ class Corpus:
         )
 
     def read(self, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
-        """Bytes from `start` to `stop`, at most `BLOCK` at a time; `DataError` if a file has changed since."""
-        file_start = 0
+        """Bytes of the text from offset `start` to `stop`, a block at a time; `DataError` if one has changed."""
         facts = self.facts
-        for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self.checksums, strict=True):
-            first = max(start - file_start, 0)  # offsets in the file
-            end = min(stop - file_start, size)
+        file_start = 0  # offset in the text at which the text of the file begins
+        for source, size, n_crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self.checksums, strict=True):
+            start_in_file = max(start - file_start, 0)
+            stop_in_file = min(stop - file_start, size)
             file_start += size
-            if first >= end:
+            if start_in_file >= stop_in_file:
                 continue
-            # Whole blocks are read and compared, because each checksum is that of a block.
-            first_block = first // BLOCK
-            blocks = source.blocks(first_block, seek=not crlf)
-            for number in range(first_block, math.ceil(end / BLOCK)):
-                block_start = number * BLOCK
+            first_block = start_in_file // BLOCK
+            # A file with CR LF is converted from its beginning, since its bytes are at other offsets than its text.
+            blocks = source.blocks(first_block, seek=n_crlf == 0)
+            for number in range(first_block, math.ceil(stop_in_file / BLOCK)):
+                block_start = number * BLOCK  # in the text of the file
                 block = next(blocks, Block(b"", 0)).text[: size - block_start]  # without what was appended since
                 if zlib.crc32(block) != checksums[number]:
                     raise source.changed()
-                yield block[max(first - block_start, 0) : end - block_start]
+                yield block[max(start_in_file - block_start, 0) : stop_in_file - block_start]
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """The offset at which each row or file begins, and the row, whose number counts rows without text, too.
@@ -204,7 +204,7 @@ class Corpus:
             file_field = {} if file is None else {"file": file}
             rows: Iterable[tuple[int, Document]] = source.rows(file_start, size)
             if self._documents is not None:
-                rows = [(start, Document(b" ")) for start in self._documents]  # in place of their texts
+                rows = [(start, UNREAD) for start in self._documents]
             for start, document in rows:
                 number += 1
                 if not document:
@@ -421,30 +421,37 @@ def _held_out_size(given: str | float | None, n_bytes: int) -> int:
 
 
 def _drawn_last(corpus: Corpus, parts: Sequence[str | float | None], seed: int) -> tuple[Corpus, list[int]]:
-    """The corpus with the files that are drawn for each part at its end, the first part last, and their numbers.
+    """Draws whole files for held-out parts, and moves them to the end of the corpus, those of the first part last.
 
-    Sizes are those of the stored files, because the text is not read yet. If the files of a part do not have about its
-    size, it and those after it have none.
+    `parts` are given as to `split`. Returns the corpus in its new order and the number of files of each part: none for
+    a part whose size no files have, and for those after it. Sizes are those of the stored files.
     """
     sizes = [source.stored_bytes for source in corpus.sources]
     undrawn = random.Random(seed).sample(range(len(sizes)), len(sizes))  # noqa: S311
-    end_of_order: list[int] = []
+    held_out_files: list[int] = []  # in their order at the end of the corpus
     n_drawn = [0] * len(parts)
     for i, given in enumerate(parts):
-        wanted = _held_out_size(given, sum(sizes))
-        drawn: list[int] = []
-        n_bytes = 0
-        for number in undrawn:
-            if n_bytes < wanted and n_bytes + sizes[number] <= MOST_DRAWN * wanted:
-                drawn.append(number)
-                n_bytes += sizes[number]
-        if n_bytes < LEAST_DRAWN * wanted:
+        wanted_bytes = _held_out_size(given, sum(sizes))
+        drawn = _draw(undrawn, sizes, wanted_bytes)
+        if wanted_bytes > 0 and not drawn:
             break
-        undrawn = [number for number in undrawn if number not in drawn]
-        end_of_order = sorted(drawn) + end_of_order
+        undrawn = [file for file in undrawn if file not in drawn]
+        held_out_files = sorted(drawn) + held_out_files
         n_drawn[i] = len(drawn)
-    sources = [corpus.sources[number] for number in sorted(undrawn) + end_of_order]
+    sources = [corpus.sources[file] for file in sorted(undrawn) + held_out_files]
     return Corpus(sources, corpus.skipped, left_out=corpus.left_out), n_drawn
+
+
+def _draw(files: Sequence[int], sizes: Sequence[int], wanted_bytes: int) -> list[int]:
+    """Takes files in this order, by number, until they have enough bytes, without too large ones; none if too few."""
+    drawn: list[int] = []
+    n_bytes = 0
+    for file in files:
+        is_too_large = n_bytes + sizes[file] > MOST_DRAWN * wanted_bytes
+        if n_bytes < wanted_bytes and not is_too_large:
+            drawn.append(file)
+            n_bytes += sizes[file]
+    return drawn if n_bytes >= LEAST_DRAWN * wanted_bytes else []
 
 
 def warn_of_copies(held_out: Corpus, text: Corpus) -> Generator[Progress | Notice, None, None]:

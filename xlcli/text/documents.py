@@ -181,16 +181,15 @@ def live_texts(
                 continue
             place, row = item
             number = n_before + place.number if isinstance(place, Place) else 0
-            document = Document(b"", line=number)
-            continues_event = False
             try:
                 document = _live_text(row, text_fields, key, number, has_begun=has_begun)
-                if document.stream == stream and event_bytes < LONGEST_EVENT:
-                    continues_event = _continues_event(row, document, event_start)
-                if not continues_event:
-                    lost = None
             except ValueError as error:
                 lost = refusal(f"line {number} of {name}", text_fields, error)
+            else:
+                may_continue_event = document.stream == stream and event_bytes < LONGEST_EVENT
+                continues_event = may_continue_event and _continues_event(row, document, event_start)
+                if not continues_event:
+                    lost = None
             if lost is not None:
                 skips.add(number, lost)
                 yield Document(b"", line=number)
@@ -245,35 +244,39 @@ class _Skips:
 
 
 def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int, *, has_begun: bool) -> Document:
-    """The first text of a row; `ValueError` as of `texts_of_row`, or if there is none or the row lacks `key`."""
+    """The text of a row, taken out of it, as a `Document` with the whole row, which outputs show, and its line.
+
+    `ValueError` says why the row is skipped: it has no text, or lacks `key`. `has_begun`: an earlier row had a text.
+    """
     field = text_fields[0]
-    stream, is_part = _stream_of(row, field)
-    whole = dict(row) if isinstance(row, dict) else {}
-    is_missing = isinstance(row, dict) and field not in row
-    if isinstance(whole.get(field), list):
-        row[field] = _joined_values(whole[field])
+    stream, is_part = _stream_of(row, field)  # of a container, which writes long lines in parts
+    whole_row = dict(row) if isinstance(row, dict) else {}
+    is_array = isinstance(whole_row.get(field), list)
+    if is_array:  # a field of journald that occurs several times, or has unprintable bytes
+        row[field] = _joined_values(whole_row[field])
     texts = texts_of_row(row, text_fields)
     if isinstance(row, LineRow) and row.continues and not texts:  # an empty line within an event
         texts = [Document(b"\n")]
-    if not texts and is_missing and not has_begun:  # perhaps no row has the key
-        raise ValueError(f"it is missing{key_hint(row)}")
     if not texts:
-        raise ValueError(_why_no_text(whole, field))
+        raise ValueError(_why_no_text(whole_row, field, has_begun=has_begun))
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
     text: bytes = texts[0]
-    line_text = text.removesuffix(b"\n")
-    if isinstance(whole[field], list):
-        whole[field] = line_text.decode()
-    document = Document(line_text if is_part else text, texts[0].fields, row=whole, key=field, line=line)
+    without_end = text.removesuffix(b"\n")
+    if is_array:
+        whole_row[field] = without_end.decode()  # what is scored, in place of the array
+    if is_part:
+        text = without_end  # the line goes on in the next row of this stream
+    document = Document(text, texts[0].fields, row=whole_row, key=field, line=line)
     document.stream = stream
     document.unfinished = stream if is_part else None
     return document
 
 
-def _why_no_text(row: Mapping[str, Any], field: str) -> str:
+def _why_no_text(row: Mapping[str, Any], field: str, *, has_begun: bool) -> str:
+    """Why a row has no text. Before a row had one (`has_begun`), perhaps none has this key, so others are named."""
     if field not in row:
-        return "it is missing"
+        return "it is missing" if has_begun else f"it is missing{key_hint(row)}"
     if row[field] is not None:
         return "it is empty"
     if field == "MESSAGE":

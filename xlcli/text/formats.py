@@ -295,7 +295,7 @@ def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Porti
             utf8.feed(portion)
             if utf8.bad is not None:
                 line += portion.count(b"\n", 0, max(utf8.bad - start, 0))
-                notice(f"line {line:,} of {name} is not UTF-8: bytes are scored, or U+FFFD if one has no token")
+                notice(f"line {line:,} of {name} is not UTF-8: its bytes, or U+FFFD, are scored")
             line += portion.count(b"\n")
         yield portion
 
@@ -334,8 +334,6 @@ ZSTD_INPUT = 2**8  # bytes of zstd data decompressed at a time; each can stand f
 LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
 """Maximum bytes of RAM of a decompressor: those that the formats' own tools need at their highest levels."""
 FAULTS = (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError)  # errors of damaged data
-
-
 FRAMES: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
     "bzip2": bz2.BZ2Decompressor,
@@ -346,27 +344,28 @@ FRAMES: dict[str, Callable[[], Any]] = {
 
 
 class _Unpacker:
-    """Decompresses data of one format, frame after frame. `frame` is the unfinished one; None between two frames."""
+    """Decompresses data of one format: frames, each compressed on its own, one after another, as `cat` joins files."""
 
     def __init__(self, kind: str) -> None:
-        self.frame: Any = None
+        self.frame: Any = None  # what decompresses the unfinished frame (`FRAMES`); None between two frames
         self._kind = kind
         self._input_size = ZSTD_INPUT if kind == "zstd" else BLOCK
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Text of the next data, in pieces of bounded size."""
+        """Text of the next bytes of compressed data, in pieces of bounded size; it may end anywhere in a frame."""
         for start in range(0, len(data), self._input_size):
-            rest = data[start : start + self._input_size]
-            while rest:
+            compressed = data[start : start + self._input_size]
+            while compressed:
                 if self.frame is None:
-                    rest = rest.lstrip(b"\0")  # padding
-                    if not rest:
+                    compressed = compressed.lstrip(b"\0")  # padding between two frames
+                    if not compressed:
                         break
                     self.frame = FRAMES[self._kind]()
-                yield from self._pieces(rest)
-                rest = self.frame.unused_data
-                if self.frame.eof:
-                    self.frame = None
+                yield from self._pieces(compressed)
+                if not self.frame.eof:
+                    break  # the frame has taken all of them, and goes on in the next ones
+                compressed = self.frame.unused_data  # of the next frame
+                self.frame = None
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         """Text of more data of this frame, at most `BLOCK` bytes at a time, or as much as `ZSTD_INPUT` bytes hold."""

@@ -47,6 +47,7 @@ _LANGUAGES = (
     _Language("Japanese", ("euc_jp", "shift_jis"), frozenset(map(chr, range(0x3041, 0x30FF))), 0.3),
     _Language("Korean", ("euc_kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.6),
 )
+_WRITTEN_AS = [(language, encoding) for language in _LANGUAGES for encoding in language.encodings]
 _IN_LATIN = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿßœąćęłńśźżčďěňřšťůžğışőűățș£§°©®²³µ¼½¿¡–—‘’“”„…•€™\ufeff\ufffd"
 _LATIN = _Language("Latin", (), frozenset(_IN_LATIN), 1.0)
 _OTHER_SIGNS = {
@@ -92,26 +93,29 @@ def find(line: str) -> Found | None:
 
 
 def _utf8(line: str) -> Found | None:
-    """Words in UTF-8, read in the encoding in which most characters of the line are such words."""
-    best, most = None, 0
+    """The end of the first word in UTF-8, read in the encoding in which most of the line is such words."""
+    found = None
+    most_bytes = 0
     for encoding in _READ_AS:
-        end, n_characters = 0, 0
-        again = ""
+        first_end = n_bytes = 0
+        times = ""
         for match in _UTF8_WORD.finditer(line.translate(_byte_of(encoding))):
-            word = match[0].encode("latin-1").decode("utf-8", "replace")
-            is_word = _is_word(word, line[match.start() : match.end()])
-            if not is_word and _utf8(word) is not None:
-                is_word, again = True, ", twice"
+            is_word = _is_word(match[0], line[match.start() : match.end()])
+            if not is_word and _utf8(match[0].encode("latin-1").decode("utf-8", "replace")) is not None:
+                is_word = True
+                times = ", twice"
             if is_word:
-                end = end or match.end()
-                n_characters += len(match[0])
-        if n_characters > most:
-            best, most = Found(end, end, f"UTF-8 read as {encoding}{again}"), n_characters
-    return best
+                first_end = first_end or match.end()
+                n_bytes += len(match[0])
+        if n_bytes > most_bytes:
+            found = Found(first_end, first_end, f"UTF-8 read as {encoding}{times}")
+            most_bytes = n_bytes
+    return found
 
 
-def _is_word(word: str, misread: str) -> bool:
-    """True if UTF-8 looks like a word of a language, and what it was read as does not."""
+def _is_word(as_bytes: str, misread: str) -> bool:
+    """True if these bytes, one a character, are a word of a language in UTF-8, and what they were read as is not."""
+    word = as_bytes.encode("latin-1").decode("utf-8", "replace")
     has_ascii = any(map(str.isalnum, filter(str.isascii, word)))
     is_capital = misread.isupper() and any(map(str.isalpha, filter(str.isascii, word)))
     if has_ascii and _excess(word, _LATIN) >= 0.0:
@@ -121,22 +125,23 @@ def _is_word(word: str, misread: str) -> bool:
 
 
 def _language(line: str) -> Found | None:
-    """A stretch without ASCII letters that has usual letters of a language in one of its encodings."""
-    best, largest_excess = None, 0.0
+    """The end of the stretch without ASCII letters that looks most like another language, and how it was misread."""
+    found = None
+    largest_excess = 0.0
     for read in _WESTERN:
-        characters = line.translate(_byte_of(read))
-        is_encodable = max(characters, default="") <= "\xff"
-        for stretch in _STRETCH.finditer(characters if is_encodable else ""):
+        as_bytes = line.translate(_byte_of(read))
+        if max(as_bytes, default="") > "\xff":  # a character that this encoding does not have
+            continue
+        for stretch in _STRETCH.finditer(as_bytes):
             if _is_list(line[stretch.start() : stretch.end()]):
                 continue
             data = stretch[0].encode("latin-1")
-            for language in _LANGUAGES:
-                for written in language.encodings:
-                    excess = _excess(data.decode(written, "replace"), language)
-                    if excess > largest_excess:
-                        what = f"{language.name} in {written}, read as {read}"
-                        best, largest_excess = Found(stretch.end(), stretch.end(), what), excess
-    return best
+            for language, written in _WRITTEN_AS:
+                excess = _excess(data.decode(written, "replace"), language)
+                if excess > largest_excess:
+                    largest_excess = excess
+                    found = Found(stretch.end(), stretch.end(), f"{language.name} in {written}, read as {read}")
+    return found
 
 
 def _is_list(stretch: str) -> bool:

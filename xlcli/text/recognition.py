@@ -59,41 +59,56 @@ def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: 
 
 
 def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *, is_all: bool = False) -> Recognized:
-    """What data with these first bytes is; its name decides, else its beginning. `is_all`: no more are looked at.
+    """What data that begins with `head` is; its name decides, else these bytes. `is_all`: no more are looked at.
 
-    Without `text_fields` a table is plain text, and so is JSON without the key `DEFAULT_FIELD` in its first object, or
-    in all the bytes of a file that is named as JSON.
+    If the user has named `text_fields`, it is rows. Else it is plain text, unless it is JSON with the `DEFAULT_FIELD`.
     """
-    suffix = _NAME.search(name)
-    is_named = suffix is not None  # as rows
-    kind: str | None = None
-    if suffix is not None:
-        kind = KINDS[suffix[1].lower()]
-    else:
-        kind = _kind_of_beginning(head, LOOK if text_fields else BLANKS)
-    if is_all and kind is None:
-        kind = "table"
-
-    # Programs print a line of another kind before their rows when they start, unless it names the columns of a table.
-    has_json_in_second_line = not is_named and _SECOND_LINE.match(head) is not None
     if text_fields:
-        first_line = head.partition(b"\n")[0]
-        names_columns = text_fields[0].encode(errors="replace") in first_line
-        if has_json_in_second_line and not names_columns:
-            kind = "json"
-        return Recognized(kind)
+        return Recognized(_kind_of_rows(head, name, text_fields[0], is_all=is_all))
+    return _default_rows_or_plain(head, name, is_all=is_all)
 
-    # Without `text_fields`, only JSON with the default key is rows.
+
+def _kind_of_rows(head: bytes | bytearray, name: str, field: str, *, is_all: bool) -> str | None:
+    """`json`, `table` or `parquet`: the kind of rows that have this key or column; None if more bytes will tell."""
+    names_columns = field.encode(errors="replace") in head.partition(b"\n")[0]  # the first line
+    if _has_json_in_second_line(head, name) and not names_columns:
+        return "json"
+    return _apparent_kind(head, name, LOOK, is_all=is_all)
+
+
+def _default_rows_or_plain(head: bytes | bytearray, name: str, *, is_all: bool) -> Recognized:
+    """What data is if the user has named no key; a remark tells of plain text that looks like rows."""
+    kind = _apparent_kind(head, name, BLANKS, is_all=is_all)
     if kind is None or kind == "parquet":
         return Recognized(kind)
+    is_named = _NAME.search(name) is not None
     remark = None
-    if has_json_in_second_line:
+    if _has_json_in_second_line(head, name):
         remark = f"{name} is read as plain text, because line 1 is not JSON, as line 2 seems to be"
     if kind == "json":
         return _json_or_plain(head, name, remark, is_named=is_named, is_all=is_all)
     if is_named or _names_columns(head):
         remark = f"{name} is read as plain text, not as a table; --text-field NAME reads one column"
     return Recognized("plain", remark)
+
+
+def _apparent_kind(head: bytes | bytearray, name: str, limit: int, *, is_all: bool) -> str | None:
+    """The kind that the name says, else `json` if the data begins so, else `table`; None if more bytes will tell."""
+    suffix = _NAME.search(name)
+    if suffix is not None:
+        return KINDS[suffix[1].lower()]
+    rest = _BEFORE_JSON.sub(b"", head[:limit], count=1)  # behind blanks and comments, of less than `limit` bytes
+    if _JSON.match(rest):
+        return "json"
+    may_begin = rest == b"/" or not rest.strip(b" \t\r\n[")
+    if may_begin and len(head) < limit and not is_all:
+        return None
+    return "table"
+
+
+def _has_json_in_second_line(head: bytes | bytearray, name: str) -> bool:
+    """True if data whose name says nothing has JSON in line 2: programs print a line before their rows at the start."""
+    return _NAME.search(name) is None and _SECOND_LINE.match(head) is not None
 
 
 def _names_columns(head: bytes | bytearray) -> bool:
@@ -105,15 +120,6 @@ def _names_columns(head: bytes | bytearray) -> bool:
             has_usual_name = any(name.strip('"').lower().split()[-1] in USUAL_FIELDS for name in names)
             return has_usual_name or second.count(delimiter) == len(names) - 1
     return False
-
-
-def _kind_of_beginning(head: bytes | bytearray, limit: int) -> str | None:
-    """`json` if a text begins so behind less than `limit` bytes of blanks and comments, else `table`; None: perhaps."""
-    rest = _BEFORE_JSON.sub(b"", head[:limit], count=1)
-    if _JSON.match(rest):
-        return "json"
-    may_begin = rest == b"/" or not rest.strip(b" \t\r\n[")
-    return None if may_begin and len(head) < limit else "table"
 
 
 def _json_or_plain(

@@ -25,6 +25,7 @@ from xlcli.text.marks import without_marks
 
 BLOCK = 2**20  # bytes of text per read
 QUIET_MS = 100  # milliseconds without text from a pipe after which progress is reported
+UNREAD = Document(b" ")  # a row without fields whose text nobody needs, except that there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +80,25 @@ class Source:
                 yield from self._converted(file, first, notice)
 
     def rows(self, start: int, size: int) -> Iterator[tuple[int, Document]]:
-        """The rows of this file, whose text begins at `start`, and their places; one without text is empty."""
+        """Each row of this file, which is read again, and the offset of its text; a row without text is empty.
+
+        The text of the file begins at offset `start`; `DataError` if it has no longer `size` bytes. Text before the
+        first row is a row without fields, and so is a file of nothing but text, in whose place is `UNREAD`.
+        """
         if self.seekable:
-            yield start, Document(b" ")  # in place of its text, which is not empty
+            yield start, UNREAD
             return
-        place = start
-        has_begun = False  # a row, or text before the first one
+        row_start = start
+        has_begun = False
         with self._opened() as file:
-            for text, document, _, _ in self._portions(file):
-                if document is None and text and not has_begun:
-                    document = Document(text)
-                if document is not None:
-                    yield place, document
+            for text, row, _, _ in self._portions(file):
+                if row is None and text and not has_begun:
+                    row = Document(text)
+                if row is not None:
+                    yield row_start, row
                     has_begun = True
-                place += len(text)
-        if place != start + size:
+                row_start += len(text)
+        if row_start != start + size:
             raise self.changed()
 
     def changed(self) -> DataError:
@@ -157,18 +162,18 @@ class Source:
     def _converted(self, file: BinaryIO, first: int, notice: Callable[[str], None]) -> Iterator[Block]:
         """Blocks of the text from number `first` on; those before it are read, too, to find where it begins."""
         held = bytearray()  # text of no block yet
-        documents: list[int] = []  # offsets in what is held
-        n_blocks = 0
+        documents: list[int] = []  # offsets in `held` at which documents begin
+        n_blocks = 0  # also those before `first`
         for text, document, stored, crlf in self._portions(file, notice):
             if document:
                 documents.append(len(held))
             held += text
             while len(held) >= BLOCK:
-                n_inside = bisect_left(documents, BLOCK)
+                n_in_block = bisect_left(documents, BLOCK)
                 if n_blocks >= first:
-                    yield Block(bytes(held[:BLOCK]), stored, documents[:n_inside], crlf)
+                    yield Block(bytes(held[:BLOCK]), stored, documents[:n_in_block], crlf)
                 n_blocks += 1
-                documents = [start - BLOCK for start in documents[n_inside:]]
+                documents = [start - BLOCK for start in documents[n_in_block:]]
                 del held[:BLOCK]
         if held and n_blocks >= first:
             yield Block(bytes(held), stored, documents, crlf)

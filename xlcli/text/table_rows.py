@@ -31,40 +31,27 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
     """
     csv.field_size_limit(documents.LONGEST_LINE)
     table = _Table(name, text_fields)
-    row = bytearray()
-    first_line = 1  # of the row
-    is_open = False  # a cell in quotes goes on in the next line
     has_told_of_quote = has_told_of_comma = False
-    for number, line in numbered_lines(portions, name):
-        if line is None:
+    for first_line, last_line, row in table.joined(numbered_lines(portions, name)):
+        if row is None:  # a pause
             yield None
             continue
-        if not is_open:
-            row = bytearray()
-            first_line = number
-        row += line + b"\n"
-        is_open = table.is_open_after(line, is_open=is_open)
-        if is_open and len(row) <= documents.LONGEST_LINE:
-            continue
-
-        if not row.strip(b" \r\n"):
+        if not row.strip(b" \r\n"):  # an empty line, where a reader may stop
             yield b""
             continue
         place = Place("line", first_line)
-        values = table.take(row, place)
-        if values is None:
+        cells = table.take(row, place)
+        if cells is None:  # it names the columns
             continue
-        if not has_told_of_comma and table.divides_text(values):
+        if not has_told_of_comma and table.divides_text(cells):
             has_told_of_comma = True
             remark = f"the cell behind the text in {place} of {name} begins with a blank, as if a comma divided it"
             notice(f"{remark}; write texts with commas in quotes")
-        yield place, values
-        if number > first_line and not has_told_of_quote and table.joins_rows(row):
+        yield place, cells
+        if last_line > first_line and not has_told_of_quote and table.joins_rows(row):
             has_told_of_quote = True
-            remark = f"the quote in {place} of {name} joins it with line {number}"
+            remark = f"the quote in {place} of {name} joins it with line {last_line}"
             notice(f'{remark}; write each quote in a text as ""')
-    if is_open:
-        raise _broken(f"line {first_line} of {name}", "a quote is not closed")
 
 
 class _Table:
@@ -77,7 +64,26 @@ class _Table:
         self._header: list[str] = []
         self._quote = _ANY_QUOTE
 
-    def is_open_after(self, line: bytes, *, is_open: bool) -> bool:
+    def joined(self, lines: Iterator[tuple[int, bytes | None]]) -> Iterator[tuple[int, int, bytearray | None]]:
+        """Joins lines to rows, as quoted cells may have line ends: first and last number, and text (None: a pause)."""
+        row = bytearray()
+        first_line = 1
+        is_open = False  # a quoted cell goes on in the next line
+        for number, line in lines:
+            if line is None:
+                yield first_line, number, None
+                continue
+            if not is_open:
+                row = bytearray()
+                first_line = number
+            row += line + b"\n"
+            is_open = self._is_open_after(line, is_open=is_open)
+            if not is_open or len(row) > documents.LONGEST_LINE:  # which `take` refuses
+                yield first_line, number, row
+        if is_open:
+            raise _broken(f"line {first_line} of {self._name}", "a quote is not closed")
+
+    def _is_open_after(self, line: bytes, *, is_open: bool) -> bool:
         """True if a quoted cell goes on behind this line; `is_open`: one goes on in it."""
         at = 0
         while True:

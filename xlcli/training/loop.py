@@ -86,9 +86,8 @@ class Loop:
         if validates:
             check_finite(run)
             yield from self._validate()
-            self._is_due(self.validations)  # the time and the end of the run have changed
-        # Validation may have used up the time. A run is also saved when it ends or is stopped.
-        is_over = run.fraction(clock.seconds) == 1.0 or clock.stops
+            self._is_due(self.validations)  # intervals that ended with it, as it took time, are not due again
+        is_over = run.fraction(clock.seconds) == 1.0 or clock.stops  # also if validation has used up the time
         is_save_due = self._is_due(self.checkpoints) and not is_spent
         has_changed = self.saved != run.counters.progress
         if has_changed and (is_save_due or is_over):
@@ -122,45 +121,44 @@ class Loop:
         return self.clock.validation > VALIDATION_SHARE * seconds
 
     def _validate(self) -> Iterator[Event]:
-        """Validates the weights, which are finite; keeps them if they are the best so far, or without validation text.
+        """Scores the weights, which are finite, on the validation text; saves them as the model if none were better.
 
-        With `average_share` these are their averages. If the run is to be stopped, validation stays due.
+        Without such a text they are saved without a score. With `average_share` it is their averages that are scored
+        and saved. If the run is to be stopped meanwhile, nothing is saved, and validation stays due.
         """
-        run, clock, valid = self.run, self.clock, self.data.valid_ids
-        before = run.counters
-        began = clock.now()
-        bits = None
+        run, valid = self.run, self.data.valid_ids
+        began = self.clock.now()
+        bits = None  # per byte of the validation text
         with run.optimizers.averaged():
             if len(valid):
-                bits = validation_bits(run, valid, clock.stop)
+                bits = validation_bits(run, valid, self.clock.stop)
                 is_stopped = bits is None
                 if is_stopped:
-                    clock.synchronize()
+                    self.clock.synchronize()
                     return
-            best = bits is None or before.best_bits is None or bits < before.best_bits
-            if best:
+            best_bits = run.counters.best_bits
+            is_best = bits is None or best_bits is None or bits < best_bits
+            if is_best:
                 keep_weights(run, self.data, self.folder, bits)
-                run.count(best_bits=bits, best_step=before.step)
-        seconds_before = clock.validation
-        clock.synchronize(clock.now() - began)
-        reserve = seconds_at_end(run, valid, clock.validation - seconds_before)
-        run.count(validated_step=before.step, validation_due=False, reserve=reserve)
-        if bits is not None:  # without validation text there is nothing to compare
-            yield from self._judge(bits, best=best)
+                run.count(best_bits=bits, best_step=run.counters.step)
+        run.count(validated_step=run.counters.step, validation_due=False)
+        seconds = self.clock.synchronize(self.clock.now() - began)
+        run.count(reserve=seconds_at_end(run, valid, seconds))  # what the last validation will need of a time budget
+        if bits is not None:
+            yield from self._judge(bits, is_best=is_best)
 
-    def _judge(self, bits: float, *, best: bool) -> Iterator[Event]:
-        """Logs a validation of the present step, and says if it shows that the run should end or overfits."""
-        run, counters = self.run, self.run.counters
-        spent = run.spent(self.clock.seconds)
+    def _judge(self, bits: float, *, is_best: bool) -> Iterator[Event]:
+        """Logs the bits per byte of a validation, and says if it shows that the run should end, or that it overfits."""
+        run, before = self.run, self.run.counters
+        spent = run.spent(self.clock.seconds)  # share of the budget
         if spent < 1.0:
-            run.count(**run.patience.observe(spent, best=best))
-        step, tokens = counters.step, counters.tokens
-        self._log({"step": step, "tokens": tokens, "validation_bits_per_byte": bits, "best": best})
-        yield Validation(step, tokens, self.clock.seconds, bits, best)
-        if run.counters.plateau != counters.plateau:
+            run.count(**run.patience.observe(spent, best=is_best))
+        self._log({"step": before.step, "tokens": before.tokens, "validation_bits_per_byte": bits, "best": is_best})
+        yield Validation(before.step, before.tokens, self.clock.seconds, bits, is_best)
+        if run.counters.plateau != before.plateau:  # patience has just run out
             yield Notice(run.patience.describe())
         is_first = run.runtime.ranks.is_first  # which alone writes metrics
-        if is_first and not best and overfits(layout.read_metrics(place_of_run(self.folder))):
+        if is_first and not is_best and overfits(layout.read_metrics(place_of_run(self.folder))):
             yield Notice(OVERFITS.format(run.counters.best_step))
 
     def _log_step(self, update: Update, beginning: Counters) -> Step:
@@ -174,7 +172,7 @@ class Loop:
         seconds_per_unit = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
         seconds_left = math.inf
         for key, budget in run.budgets(seconds).items():
-            units_left = run.patience.end * budget.limit - budget.used
+            units_left = run.patience.end * budget.limit - budget.used  # steps, tokens or seconds
             seconds_left = min(seconds_left, units_left * seconds_per_unit[key])
         step = Step(
             step=counters.step,

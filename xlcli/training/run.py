@@ -26,6 +26,7 @@ from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.checkpoint import Checkpoint, gathered, generator_states
 from xlcli.training.defaults import BUDGETS
+from xlcli.training.narrow import narrow_weights
 from xlcli.training.parallel import own_rows, parallel
 from xlcli.training.schedule import Counters, Patience
 
@@ -93,6 +94,7 @@ class TrainingRun:
                 for name, tensor in weights_of(self.model).items():
                     tensor.copy_(weights[name])
         self.score, self.delayed = parallel(self.model, config, runtime)
+        self.narrow_weights = narrow_weights(self.model, config, runtime)
         # Ranks may have different processors, but need one number type of Muon.
         native_bfloat16 = all(ranks.gather(has_bfloat16_units(runtime.device)))
         self.optimizers = Optimizers(self.model, train, lr=train.lr, native_bfloat16=native_bfloat16, ranks=ranks)
@@ -179,7 +181,7 @@ class TrainingRun:
         for i, (inputs, targets, documents) in enumerate(microbatches):
             is_last = i + 1 == len(microbatches)
             context = nullcontext if is_last else self.delayed  # ranks average their gradients once
-            with context():
+            with context(), self.narrow_weights():
                 with self.runtime.autocast():
                     nll, state, ponder, _ = self.score(inputs, targets, self.states[i], documents)
                 loss = nll.sum() / n_tokens

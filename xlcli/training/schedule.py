@@ -81,8 +81,11 @@ class Clock:
         """Seconds spent on this run, by this process."""
         return self._before + self._running()
 
-    def synchronize(self, validation: float = 0.0) -> None:
-        """Updates the attributes, equally on all ranks, after as many seconds of validation. All ranks must call it."""
+    def synchronize(self, validation: float = 0.0) -> float:
+        """Updates the attributes, equally on all ranks, after as many seconds of validation. All ranks must call it.
+
+        Returns the seconds of validation of the first rank, which count for all.
+        """
         seconds = self.now()
         if not self.ranks.is_first:
             # The sum over all ranks is then that of the first one.
@@ -91,6 +94,7 @@ class Clock:
         self.seconds, validation, n_stops = self.ranks.sum(here).tolist()
         self.stops = n_stops > 0.0
         self.validation += validation
+        return float(validation)
 
 
 @dataclass
@@ -126,9 +130,8 @@ class IntervalTrigger:
 class Patience:
     """Counter of validations without improvement; the budget of the run is shortened after `limit` of them.
 
-    The last part of the schedule, in which `wsd` decays, begins at once. It takes the share `decay` of the shortened
-    run: if `decay` is a fifth, a quarter of the steps before it. A schedule without decay (`decay` 0) ends at once, and
-    one that is already in its last part does not change.
+    The last part of the schedule, in which `wsd` decays, begins at once. A schedule without decay (`decay` 0) ends at
+    once, and one that is already in its last part does not change.
 
     Attributes:
         limit: Number of validations without improvement; None never shortens the run.
@@ -142,22 +145,28 @@ class Patience:
 
     @property
     def end(self) -> float:
-        """Share of the budget at which the run ends."""
-        plateau = self.counters.plateau
+        """Share of the budget at which the run ends: 1 until patience runs out.
+
+        The rest of the run is then its decay, and what was spent before is the share 1 - `decay` of it: if that is 0.4
+        of the budget, and `decay` is 0.2, the run ends at 0.5.
+        """
+        spent_before_decay = self.counters.plateau
         decays_from_start = self.decay == 1.0
-        if plateau is None or decays_from_start:
+        if spent_before_decay is None or decays_from_start:
             return 1.0
-        # What comes before the decay, `plateau` of the budget, is the share 1 - `decay` of the shortened run.
-        return min(1.0, plateau / (1.0 - self.decay))
+        return min(1.0, spent_before_decay / (1.0 - self.decay))
 
     def observe(self, spent: float, *, best: bool) -> dict[str, Any]:
-        """Counters that a validation changes when a share `spent` of the budget is spent, which has not run out yet."""
-        stale = 0 if best else self.counters.stale + 1
-        plateau = self.counters.plateau
-        has_run_out = self.limit is not None and stale >= self.limit
-        if has_run_out and plateau is None:  # only the first time counts
-            plateau = spent
-        return {"stale": stale, "plateau": plateau}
+        """New values of the counters `stale` and `plateau`, by name, after a validation.
+
+        `spent` is the share of the budget that is spent, less than 1; `best`: no validation before was better.
+        """
+        n_without_improvement = 0 if best else self.counters.stale + 1
+        spent_when_run_out = self.counters.plateau
+        is_too_many = self.limit is not None and n_without_improvement >= self.limit
+        if is_too_many and spent_when_run_out is None:
+            spent_when_run_out = spent
+        return {"stale": n_without_improvement, "plateau": spent_when_run_out}
 
     def describe(self) -> str:
         """Message that patience ran out after this step."""
@@ -170,24 +179,25 @@ class Patience:
         return f"{reason}: the learning rate decays from here, and the run ends at about step {last:,}"
 
     def fraction(self, spent: float) -> float:
-        """Share of the run that is done after a share `spent` of the budget, both 0 to 1.
+        """Share of the run that is done when the share `spent` of its budget is spent, both 0 to 1.
 
-        In a run that is shortened at 0.4 of its budget to 0.5 of it, with a decay of 0.2, spent shares of 0.4, 0.45 and
-        0.5 are 0.8, 0.9 and 1 of the run: its schedule goes on with its last part.
+        The two are equal until patience runs out. Then the learning rate decays at once, in the last part of the run,
+        its share `decay`. So what is done jumps to 1 - `decay`, and grows evenly to 1, which it reaches at the `end`.
+        Example with a decay of 0.2, from 0.4 of the budget to 0.5 of it: 0.4, 0.45 and 0.5 give 0.8, 0.9 and 1.
         """
-        plateau = self.counters.plateau
-        if plateau is None or self.end == 1.0:
+        spent_before_decay = self.counters.plateau
+        if spent_before_decay is None or self.end == 1.0:
             return spent
-        last_part = self.end - plateau
-        if last_part == 0.0:  # a schedule without decay
+        budget_of_decay = self.end - spent_before_decay
+        if budget_of_decay == 0.0:  # this schedule has no decay
             return 1.0
-        share_left = 1.0 - (spent - plateau) / last_part
-        if share_left <= ROUNDING:
+        decay_left = 1.0 - (spent - spent_before_decay) / budget_of_decay
+        if decay_left <= ROUNDING:
             return 1.0
-        return 1.0 - self.decay * share_left
+        return 1.0 - self.decay * decay_left
 
 
-ROUNDING = 1e-9  # share of the last part of a run that counts as nothing, so that rounding errors add no step
+ROUNDING = 1e-9  # share of the decay that counts as nothing, so that rounding errors add no step
 RISES = 3  # successive rises of the validation that show overfitting
 RISE = 1.01  # the least ratio to the best validation that they end with
 
@@ -198,7 +208,7 @@ def overfits(rows: Sequence[Mapping[str, Any]]) -> bool:
     That is: validations rose `RISES` times in a row, to `RISE` times the best or more, while the training loss fell. An
     average of the steps before the last validation is compared with that of the steps after the best one.
     """
-    since_best: Sequence[Mapping[str, Any]] = []
+    since_best: Sequence[Mapping[str, Any]] = []  # rows from the latest validation on that was the best so far
     for i, row in enumerate(rows):
         if row.get("best") is True:
             since_best = rows[i:]

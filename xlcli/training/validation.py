@@ -21,11 +21,12 @@ from xlcli.files.tensors import prefixed
 from xlcli.generation import generate
 from xlcli.ranks import local
 from xlcli.runtime import make_runtime
+from xlcli.state import State
 from xlcli.store import folder as store
 from xlcli.store import layout
 from xlcli.store.commit import place_of_run
 from xlcli.store.origin import INIT
-from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
+from xlcli.text.loaders import EvalBatch, EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
@@ -50,35 +51,42 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     """Bits per byte of the first `VALIDATION_TOKENS` of the validation text; `DivergedError` if they are not finite.
 
     An estimate: in the number type of training, and with the mean bytes per token of the whole text, which must not be
-    empty. None when stopped. Several ranks divide the sequences, and are not stopped.
+    empty. None if `stop` became true meanwhile. Several ranks divide the sequences, and are not stopped.
     """
     reading = EvalConfig().reading(run.config.model, run.config.train.reading)
-    ranks, device = run.runtime.ranks, run.runtime.device
-    total_nats = 0.0  # of the sequences of this rank, then of all
+    ranks = run.runtime.ranks
+    nats_of_rank = 0.0
     run.model.eval()
     with torch.inference_mode(), run.runtime.autocast():
         for loader in _validation_loaders(run, valid, reading):
-            rows = ranks.rows(loader.batch_size)
+            rows = ranks.rows(loader.batch_size)  # the sequences of this rank
             is_idle = rows.start == rows.stop
-            if is_idle:  # it scores a sequence that does not count, because all ranks must make the same calls
+            if is_idle:  # all ranks must make the same calls, so it reads a sequence that counts elsewhere
                 rows = slice(0, 1)
             offsets = loader.offsets[rows].tolist()
             state = run.model.init_state(len(offsets), offsets=offsets, **reading.init_arguments)
             for batch in loader:
                 if ranks.size == 1 and stop():
                     return None
-                inputs = torch.from_numpy(batch.inputs[rows]).to(device)
-                targets = torch.from_numpy(batch.targets[rows]).to(device)
-                nll, state = run.model.score(inputs, targets, state)[:2]
+                nats, state = _nats_of_rows(run, batch, rows, state)
                 if not is_idle:
-                    is_scored = torch.from_numpy(batch.scored[rows])
-                    total_nats += nll.double().cpu().masked_select(is_scored).sum().item()
-    total_nats = ranks.sum(torch.tensor(total_nats, dtype=torch.float64)).item()
+                    nats_of_rank += nats
+    total_nats = ranks.sum(torch.tensor(nats_of_rank, dtype=torch.float64)).item()
     if not math.isfinite(total_nats):
         raise DivergedError(f"the validation loss is not finite after step {run.counters.step}.")
     n_scored = min(VALIDATION_TOKENS, len(valid))
     bits_per_token = total_nats / n_scored / math.log(2)
     return bits_per_token * len(valid) / valid.n_bytes  # tokens per byte of all of the text
+
+
+def _nats_of_rows(run: TrainingRun, batch: EvalBatch, rows: slice, state: State) -> tuple[float, State]:
+    """Sum of the surprisal of the tokens to be scored in these rows of a batch, and the state after them."""
+    device = run.runtime.device
+    inputs = torch.from_numpy(batch.inputs[rows]).to(device)
+    targets = torch.from_numpy(batch.targets[rows]).to(device)
+    out = run.model.score(inputs, targets, state)
+    is_scored = torch.from_numpy(batch.scored[rows])  # not the filling behind a text that is shorter than others
+    return out.nll.double().cpu().masked_select(is_scored).sum().item(), out.state
 
 
 def _validation_loaders(run: TrainingRun, valid: TokenFile, reading: ContextSettings) -> Iterable[EvalLoader]:
@@ -105,7 +113,8 @@ def seconds_at_end(run: TrainingRun, valid: TokenFile, validation: float) -> flo
         return 0.0
     n_validated = min(VALIDATION_TOKENS, len(valid))
     n_scored = len(valid) * min(1.0, SCORED_BYTES / valid.n_bytes)
-    return min(validation * (1.0 + SCORING_COST * n_scored / n_validated), MOST_RESERVED * max_time)
+    validations_per_score = SCORING_COST * n_scored / n_validated
+    return min(validation * (1.0 + validations_per_score), MOST_RESERVED * max_time)
 
 
 def check_finite(run: TrainingRun) -> None:

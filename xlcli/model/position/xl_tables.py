@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.kernels.records import BLOCK_LEN, HALF_LEN, RANK
-from xlcli.model.position.xl import XLPosition, position_keys
+from xlcli.model.position.xl import XLPosition
 from xlcli.ops.positions import frequencies
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def low_frequencies(n_features: int) -> Tensor:
 def shared_keys(position: XLPosition, n: int) -> Tensor:
     """Shared position keys (f n) of distances n - 1 to 0."""
     angle = torch.arange(1 - n, 1)[:, None] * frequencies(position.n_features, CPU)[: n_shared_features(position) // 2]
-    return position_keys(angle.sin().float(), angle.cos().float()).T
+    return torch.cat((angle.cos().float(), angle.sin().float()), dim=-1).T
 
 
 @functools.cache

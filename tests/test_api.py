@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -216,9 +217,18 @@ def test_what_is_hardly_meant_as_a_text_is_warned_of(books, tmp_path, monkeypatc
         ("note.txt", "file"),
         ("The cafe\u0301 was", "decomposed"),
         (["One.", "The\u00a0dog"], "text 2"),
+        (["One dog.", "The dog  barked."], "blanks"),
     ):
         with pytest.warns(UserWarning, match=said):
             books.score(text)
+    with pytest.warns(UserWarning, match="a blank at the end"):
+        books.generate("The dog ", max_new_tokens=1)
+    with pytest.raises(xlcli.ConfigError, match=r"open\('note.txt', 'rb'\)"):
+        xlcli.stream(books, "note.txt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        books.score([" barked.", " sat."], state=books.read("The dog"))
+        books.score("The dog  barked. ")
     for text in ({"text": "The dog."}, [["The", "dog"]], [float("nan")], None):
         with pytest.raises(xlcli.ConfigError):
             books.score(text)
@@ -603,6 +613,8 @@ def test_every_argument_of_a_wrong_type_is_an_error_of_the_project(books, tmp_pa
         (lambda model: xlcli.read_toml(3), "path"),
         (lambda model: model.score("a\ud800"), r"character 2 .*ud800.* text\.encode\('utf-8', 'replace'\)"),
         (lambda model: model.score(["a", None]), "text 2: .* leave out"),
+        (lambda model: model.generate(["It was", "He"]), r"xlcli\.generate_prompts\(model, prompts\)"),
+        (lambda model: xlcli.generate(model, ["It was", "He"]), r"xlcli\.generate_prompts\(model, prompts\)"),
         (lambda model: model.score(bytearray(b"a")), r"bytes\(text\)"),
         (lambda model: model.score({"a", "b"}), "sorted"),
         (lambda model: model.score(np.array(3)), r"str\(\)"),
@@ -628,6 +640,14 @@ def test_values_of_a_wrong_type_are_refused_with_the_right_call(books, call, sai
         (lambda model: model.read("a", min_bits=2), r"xlcli\.stream\(.*min_bits="),
         (lambda model: xlcli.load("books", mem_len=8), r"model\.score\(.*mem_len="),
         (lambda model: model.score("a", mem_ln=8), "Did you mean 'mem_len'"),
+        (lambda model: model.score("a", memory=3), "Did you mean 'mem_len'"),
+        (lambda model: model.generate("a", max_length=5), "Did you mean 'max_new_tokens'"),
+        (lambda model: model.generate("a", n=5), "Did you mean 'max_new_tokens'"),
+        (lambda model: model.generate("a", temp=1), "Did you mean 'temperature'"),
+        (lambda model: model.generate("a", html="a.html"), "Settings of generate are .*max_new_tokens"),
+        (lambda model: model.generate("a", 20), "max_new_tokens=20"),
+        (lambda model: xlcli.load("books", thread=1), "Did you mean 'threads'"),
+        (lambda model: xlcli.load("books", "cpu"), "device='cpu'"),
     ],
 )
 def test_a_setting_of_another_call_is_refused_with_that_call(books, call, said):
@@ -638,8 +658,16 @@ def test_a_setting_of_another_call_is_refused_with_that_call(books, call, said):
 def test_settings_may_be_numbers_of_numpy_and_paths(books):
     assert books.score(TEXT, mem_len=np.int64(8)) == books.score(TEXT, mem_len=8)
     assert books.generate("It", max_new_tokens=np.array(2), seed=1) == books.generate("It", max_new_tokens=2, seed=1)
-    with pytest.raises(xlcli.ConfigError, match="ndarray"):
+    with pytest.raises(xlcli.ConfigError, match=r"mem_len is .*0, 1"):
         books.score(TEXT, mem_len=np.arange(2))
+
+
+def test_lengths_may_be_a_range_or_an_array(books, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    for lengths in (range(1, 3), np.arange(1, 3), (1, 2)):
+        scores = [event for event in xlcli.evaluate(books, path, sweep_mem_len=lengths) if isinstance(event, Score)]
+        assert [score.mem_len for score in scores] == [1, 2]
 
 
 def test_texts_of_numpy_pandas_and_generators_are_scored_one_by_one(books):

@@ -85,6 +85,13 @@ def test_a_token_across_two_files_and_a_part_of_a_text(tmp_path):
         assert sum(document.tokens for document in found) == score.tokens
 
 
+def test_files_with_the_same_text_are_warned_of(tmp_path):
+    paths = files_in(tmp_path, [TEXTS[0], TEXTS[1], TEXTS[0]])
+    for given, is_told in ((paths, True), (paths[:2] + paths[:1], True), (paths[:2], False)):
+        told = [event.text for event in only(evaluate(toy(), given, EvalConfig(), RUNTIME), Notice)]
+        assert any(f"the same text in {given[0]} and {given[-1]}:" in text for text in told) == is_told
+
+
 def test_rows_without_text_keep_their_numbers(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("n,text\n1,The fox\n2,\n3,The dog\n")

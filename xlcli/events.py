@@ -275,6 +275,7 @@ class DocumentScore(Event):
     bits: float
     bits_per_byte: float
     word_perplexity: float | None
+    trained_on: bool = False  # a file with the same text as its file is in the training text of the model
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,6 +325,10 @@ def test_documents_have_headings_and_a_list_with_links():
     assert parsed.texts["strong"] == "one.txt<b>&.txt\\u202ethree.txt"
     links = re.findall(r'<li lang=""><a href="#(D\d)"><bdi>(.*?)</bdi>', html)
     assert links == [("D1", "one.txt"), ("D2", "&lt;b&gt;&amp;.txt\\u202e"), ("D3", "three.txt")]
+    for name, start, stop in (("one.txt", 0, 2), ("three.txt", 3, None)):
+        document = CHAPTERS[start:stop]
+        score = sum(bits for _, bits in document) / sum(len(text) for text, _ in document)
+        assert f"<bdi>{name}</bdi></a> {score:.4f}" in html
     assert html.index("<nav") < html.index("id=D1") < html.index("id=L1 ") < html.index("id=D2") < html.index("id=L3 ")
     assert parsed.text == b"".join(text for text, _ in CHAPTERS).decode()
     assert [row["aria-label"].split(",")[0] for row in parsed.rows] == ["line 1", "line 2", "line 1", "line 1"]

@@ -9,6 +9,9 @@ import time
 import pytest
 from test_page import contrast, make
 
+from xlcli.api.values import TextScore
+from xlcli.events import TokenScore
+
 REASON = "no browser tests: pip install playwright, and apt-get install chromium"
 sync_api = pytest.importorskip("playwright.sync_api", reason=REASON)
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -120,6 +123,13 @@ def test_a_window_of_400_pixels_has_no_horizontal_scrolling(show, theme):
     for _ in range(8):  # the line in focus is longer
         assert tab.evaluate("document.documentElement.scrollWidth") <= 400
         tab.keyboard.press("Tab")
+
+
+def test_a_long_word_wraps_in_a_notebook(show):
+    tab = show("a", width=400)
+    tab.goto("about:blank")  # without the rules of the page on styles
+    tab.set_content(TextScore((TokenScore(1, 0, b"x" * 3000, 9.0),))._repr_html_())
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_the_keyboard_reaches_the_bits_of_each_line(show):

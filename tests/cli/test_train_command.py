@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 import os
@@ -92,6 +93,15 @@ def test_scores_of_text_that_was_trained_on_are_said_to_be(run):
     def told(*arguments):
         lines = run("eval", *arguments).err.splitlines()
         return [line.split(" in the training text of")[0] for line in lines if "training text of trained" in line]
+
+    done = run("eval", "texts", "-m", "older", "-m", "trained", "--documents", "d.csv")
+    *_, heading, fourth, third, second, first = [line.split() for line in done.out.decode().splitlines()]
+    assert " ".join(heading) == "document bytes words older trained training text of"
+    marked = {cells[0]: cells[5:] for cells in (first, second, third, fourth)}
+    assert marked == {f"texts/{number}.txt": ["trained"] * (number < 3) for number in range(4)}
+    rows = [*csv.DictReader(Path("d.csv").read_text().splitlines())]
+    assert [row["trained_on_trained"] for row in rows] == ["true", "true", "true", "false"]
+    assert {row["trained_on_older"] for row in rows} == {"false"}
 
     files = "texts/0.txt, texts/1.txt, texts/2.txt"
     assert told("texts", "-m", "trained") == [f"warning: 3 of the 4 files ({files}) are"]

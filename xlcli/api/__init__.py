@@ -94,15 +94,15 @@ class Model:
         Several texts have a list of scores, each as of the text alone; in batches, but for `state` and what learns.
         With `progress` a call of more than a second shows how far it is, in a terminal or notebook.
 
-        Warns (`UserWarning`) of characters that nobody sees or means, and of a text that is the name of a file.
+        Warns (`UserWarning`) of what nobody sees or means, such as needless blanks, and of the name of a file.
         """
         if not is_several(text):
             data = encoded(text)
-            _warn_of([data])
+            _warn_of([data], "line")
             with ProgressLine(len(data), wanted=progress) as line:
                 return self._score(data, state, settings, line)
         texts = [*encoded_texts(text)]
-        _warn_of(texts)
+        _warn_of(texts, "row" if state is None else "line")  # what continues a state may begin with a blank
         chosen = validate(OnlineConfig, settings)
         with ProgressLine(sum(map(len, texts)), wanted=progress) as line:
             if state is not None or chosen.online_option is not None:
@@ -172,6 +172,8 @@ class Model:
         for event in generate(self, prompt, state=state, seed=seed, **settings):
             if isinstance(event, GeneratedText):
                 yield event.text if isinstance(prompt, bytes) else event.text.decode("utf-8", "replace")
+            elif isinstance(event, Notice) and event.level == "warning":
+                warnings.warn(event.text, stacklevel=2)
 
     @public()
     def save_state(self, state: TextState, path: Place, *, force: bool = False) -> None:
@@ -374,22 +376,28 @@ def stream(
         settings: Those of `StreamConfig`.
     """
     portions = text if is_several(text) or hasattr(text, "readline") else [text]
+    if isinstance(text, str | bytes) and _is_name_of_file(encoded(text)):
+        remedy = f"Pass open({text!r}, 'rb'), or use xlcli.evaluate(model, {text!r})."
+        raise ConfigError(f"the text is {text!r}, which is a file.", remedy)
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 
-def _warn_of(texts: Sequence[bytes]) -> None:
-    """Warns of what nobody sees or means in the texts, and of a text that is hardly one but the name of a file."""
-    oddities = Oddities("text", "line")
+def _warn_of(texts: Sequence[bytes], kinds: str) -> None:
+    """Warns of oddities of these `kinds` in the texts, and of a text that is hardly one but the name of a file."""
+    oddities = Oddities("text", kinds)
     for text in texts:
         oddities.begin()
         oddities.feed(text)
     for notice in oddities.notices():
         warnings.warn(notice.text, stacklevel=4)
     for text in texts:
-        is_name = 0 < len(text) <= LONGEST_NAME and b"." in text and os.path.isfile(text)  # noqa: PTH113
-        if is_name:
+        if _is_name_of_file(text):
             shown = text.decode(errors="replace")
             warnings.warn(f"the text is '{shown}', which is a file: pass what it holds to score that", stacklevel=4)
+
+
+def _is_name_of_file(text: bytes) -> bool:
+    return 0 < len(text) <= LONGEST_NAME and b"." in text and os.path.isfile(text)  # noqa: PTH113
 
 
 def _stream_settings(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
@@ -33,6 +34,12 @@ CALLS: Mapping[str, Collection[str]] = {
     "xlcli.stream(model, text, {}=...)": StreamConfig.model_fields,
 }
 """The settings that each call has. A setting that several have is suggested with the first of them."""
+NAMES_ELSEWHERE = {
+    **dict.fromkeys(("max_length", "max_tokens", "length", "n"), "max_new_tokens"),
+    "memory": "mem_len",
+    "top": "top_p",
+}
+"""Settings by the names that other programs, or people, have for them."""
 REMEDIES = {
     "Model": "Load it: xlcli.load(name).",
     "TextState": "Pass what model.read(text) or model.load_state(path) gives.",
@@ -47,8 +54,8 @@ _NO_PATH = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # the other halves stan
 def public(section: type[BaseConfig] | None = None, hidden: Collection[str] = LOAD_SETTINGS) -> Callable[[F], F]:
     """Decorator of a function of the interface, whose `**settings` are those of `section`, if it has any.
 
-    It raises `ConfigError` with the right call for an argument of another type than its parameter, and for a setting
-    that only other functions have. `help` lists the settings as keywords, but for those `hidden`.
+    It raises `ConfigError` with the right call for an argument of another type, for one that needs its name, and for a
+    setting that the function lacks. `help` lists the settings as keywords, but for those `hidden`.
     """
     settings = {} if section is None else section.model_fields
 
@@ -60,15 +67,21 @@ def public(section: type[BaseConfig] | None = None, hidden: Collection[str] = LO
             if name not in hidden:
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default))
         shown = signature.replace(parameters=parameters)
+        keywords_only = [parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
+        n_positional = len(parameters) - len(keywords_only)
 
         @wraps(function)
         def checked(*arguments: Any, **keywords: Any) -> Any:
+            if len(arguments) > n_positional and keywords_only:
+                likely = "max_new_tokens" if "max_new_tokens" in keywords_only else keywords_only[0]
+                remedy = f"Pass it by name, such as {likely}={arguments[n_positional]!r:.40}."
+                raise ConfigError(f"{function.__name__} takes no such argument without its name.", remedy)
             given = dict(zip(named, arguments, strict=False)) | keywords
             for name, value in given.items():
                 if name in named:
                     _check(value, name, named[name].annotation)
                 elif settings and name not in shown.parameters and name not in LOAD_SETTINGS:
-                    _refuse_setting(name, function.__name__)
+                    raise _unknown_setting(name, function.__name__, keywords_only)
             return function(*arguments, **keywords)
 
         checked.__signature__ = shown  # type: ignore[attr-defined]
@@ -89,17 +102,24 @@ def _check(value: object, name: str, annotation: Any) -> None:
         return
     is_bool_for_int = isinstance(value, bool) and bool not in types  # for Python a `bool` is an `int`
     if is_bool_for_int or not isinstance(value, types):
-        raise ConfigError(f"{name} is not a {expected}, but {_kind(value)}.", REMEDIES[expected].format(name))
+        raise ConfigError(f"{name} is not a {expected}, but {type(value).__name__}.", REMEDIES[expected].format(name))
 
 
-def _refuse_setting(name: str, function: str) -> None:
-    """`ConfigError` for a setting that this function lacks and another one has."""
+def _unknown_setting(name: str, function: str, known: Sequence[str]) -> ConfigError:
+    """The error for a setting that this function lacks: names the call that has it, or a similar one of the `known`."""
+    problem = f"{function} has no setting {name}."
     for call, settings in CALLS.items():
+        if name == "context" and name in settings:
+            remedy = f"For a memory of so many tokens use mem_len; for a strict limit {call.format(name)}."
+            return ConfigError(problem, remedy)
         if name in settings:
-            remedy = f"Use {call.format(name)}."
-            if name == "context":
-                remedy = f"For a memory of so many tokens use mem_len; for a strict limit {call.format(name)}."
-            raise ConfigError(f"{function} has no setting {name}.", remedy)
+            return ConfigError(problem, f"Use {call.format(name)}.")
+    similar = [key for key in known if key == NAMES_ELSEWHERE.get(name)]
+    similar += [key for key in known if len(name) > 2 and (key.startswith(name) or name.startswith(key))]
+    similar += difflib.get_close_matches(name, known, n=1)
+    if similar:
+        return ConfigError(problem, f"Did you mean '{similar[0]}'?")
+    return ConfigError(problem, f"Settings of {function} are {', '.join(known)}.")
 
 
 def paths(value: object) -> list[str]:
@@ -115,7 +135,7 @@ def path_of(value: object, name: str) -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
-        raise ConfigError(f"{name} is a str or pathlib.Path, not {_kind(value)}.", "Pass a path or a name.")
+        raise ConfigError(f"{name} is a str or pathlib.Path, not {type(value).__name__}.", "Pass a path or a name.")
     if _NO_PATH.search(value):
         raise ConfigError(f"{name} is {value!a}, which no path can be.", "Pass a path or a name.")
     return value
@@ -161,12 +181,9 @@ def encoded(text: object) -> bytes:
     if isinstance(text, os.PathLike):
         raise ConfigError("a path is no text.", "Pass path.read_text(), or score the file with xlcli.evaluate.")
     if isinstance(text, list | tuple):
-        raise ConfigError("a list of words is no text.", "Join them: ' '.join(words).")
+        remedy = "Join words: ' '.join(words). For several prompts use xlcli.generate_prompts(model, prompts)."
+        raise ConfigError(f"a {type(text).__name__} is no text.", remedy)
     remedy = "Convert numbers with str(); leave out rows without text, such as NaN or None."
     if isinstance(text, bytearray | memoryview):
         remedy = "Pass bytes(text)."
-    raise ConfigError(f"a text is str or bytes, not {_kind(text)}.", remedy)
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
+    raise ConfigError(f"a text is str or bytes, not {type(text).__name__}.", remedy)

@@ -107,7 +107,7 @@ def _colored_text(score: TextScore, most_bytes: int) -> str:
     if len(text) < score.bytes:
         about += f"; the first {len(text):,} bytes"
     shown = colored(text, by_token(text, words, tokens), _paint)
-    return f'<div>{about}</div><pre lang="" style="white-space:pre-wrap;unicode-bidi:plaintext">{shown}</pre>'
+    return f'<div>{about}</div><pre lang="" style="{_TEXT_STYLE}">{shown}</pre>'
 
 
 def _paint(html: str, bits: float) -> str:
@@ -117,6 +117,7 @@ def _paint(html: str, bits: float) -> str:
     return f'<span title="{bits:.2f} bits" style="{color}">{html}</span>'
 
 
+_TEXT_STYLE = "white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext"
 _LEGEND = f'<div style="font-size:smaller">bits of a word {legend(_paint)}</div>'
 
 

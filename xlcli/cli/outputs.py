@@ -29,7 +29,7 @@ class Kind(NamedTuple):
 
 
 PARQUET = ".parquet"
-LIST = Kind((".jsonl", ".csv", ".tsv", PARQUET))
+LIST = Kind((".csv", ".tsv", ".jsonl", PARQUET))
 TABLE = Kind((".csv",))
 PAGE = Kind((".html",))
 PICTURE = Kind((".png", ".svg", ".pdf"))

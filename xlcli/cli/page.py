@@ -74,6 +74,8 @@ class Page:
         row.tokens.append((len(row.text), token.bits))
         row.text += token.text
         row.bits += token.bits
+        self._document.bits += token.bits
+        self._document.n_bytes += len(token.text)
         self._curve.add(token, self._document, self.n_lines + 1)
         self.n_bytes += len(token.text)
         self.n_tokens += 1
@@ -166,23 +168,25 @@ class Page:
             name = f"<bdi>{escape(visible(document.name))}</bdi>"
             if document.number <= self._blocks.last_document:
                 name = f'<a href="#D{document.number}">{name}</a>'
-            items += f'<li lang="">{name}'
+            items += f'<li lang="">{name} {document.bits / max(1, document.n_bytes):.4f}'
         n_documents = self._document.number
         if n_documents > len(self._documents):
             items += f"<li>and {n_documents - len(self._documents):,} more"
         is_open = " open" if n_documents <= OPEN_LIST else ""
-        summary = f"<summary><h2>{n_documents:,} documents</h2></summary>"
+        summary = f"<summary><h2>{n_documents:,} documents, with bits per byte</h2></summary>"
         nav = f'<nav aria-label="documents"><details{is_open}>{summary}<ul>{items}</ul></details></nav>'
         return {"documents": nav, "first_heading": f"<pre>{self._documents[0].heading}</pre>"}
 
 
 @dataclass(slots=True)
 class _Document:
-    """A document of the text: its number from 1, its name, and its first line in the whole text."""
+    """A document: its number from 1, its name, its first line in the whole text, and what was read of it."""
 
     number: int
     name: str
     first_line: int
+    n_bytes: int = 0
+    bits: float = 0.0
 
     @property
     def heading(self) -> str:

@@ -222,13 +222,16 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
         if len(scores) == 1:
             cells.append(decimals_or_blank(document.word_perplexity, 2))
         cells += [f"{score.by_document[i + 1].bits_per_byte:.4f}" for score in scores]
+        trained_models = dict.fromkeys(score.model for score in scores if score.by_document[i + 1].trained_on)
+        cells.append(", ".join(trained_models))
         rows.append((-document.bits_per_byte, cells))
     if not rows:
         return ""
     heading = ["document", "bytes", "words"]
     heading += ["perplexity per word", "bits/byte"] if len(scores) == 1 else _labels(scores)
+    heading.append("training text of")
     columns = zip(heading, *(cells for _, cells in sorted(rows)), strict=True)
-    filled = [column for column in columns if any(column[1:])]  # words may be unknown in all documents
+    filled = [column for column in columns if any(column[1:])]  # words may be unknown, and no document trained on
     return f"\n{table([*zip(*filled, strict=True)], width)}"
 
 

@@ -166,11 +166,13 @@ def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
 
 
 def _plain_value(value: Any) -> Any:
-    """A path as its text, and a number of NumPy as a number; `TypeError` for what no setting can be."""
+    """A path as its text, a number or array of NumPy as number or list; `TypeError` for what no setting can be."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if getattr(value, "ndim", None) == 0:
-        return value.item()
+    if isinstance(value, range):
+        return list(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
     raise TypeError(type(value).__name__)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -208,7 +209,7 @@ class _Evaluation(NamedTuple):
         if unknown_words is not None:
             yield from unknown_notice(unknown_words, len(text.tokens))
         yield from _spelled_notice(text, model)
-        yield from _trained_notice(text, model)
+        yield from _file_notices(text, model)
         if text.counts.has_phrases:
             yield Notice(_PHRASES_NOTICE)
             if options.region_mark is not None:
@@ -265,7 +266,8 @@ class _Evaluation(NamedTuple):
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
                 if shows_documents and is_whole:
-                    fields["by_document"] = tuple(figures.document_scores(text, scores.nats, by_line=False))
+                    record = self.model.record
+                    fields["by_document"] = tuple(figures.document_scores(text, scores.nats, record, by_line=False))
                     yield from figures.foreign_notice(fields["by_document"], self.model.name)
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
@@ -300,7 +302,7 @@ class _Evaluation(NamedTuple):
         elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
         if self.documents and is_whole:
-            parts.append(figures.document_scores(text, scores.nats, by_line=options.each_line))
+            parts.append(figures.document_scores(text, scores.nats, self.model.record, by_line=options.each_line))
         for part in chain.from_iterable(parts):
             if self.stop():
                 return
@@ -319,10 +321,17 @@ def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]
         yield Notice(f"{share}: the vocabulary of {model.name} has no pieces for it", "warning")
 
 
-def _trained_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
-    """A warning if files of the text are training text of the model, by its record."""
-    known = trained_files(model.record)
+def _file_notices(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
+    """Warnings of files with the same text, and of files that are training text of the model, by its record."""
     files = [*text.part.files()]
+    names_by_digest = defaultdict[str, list[str]](list)
+    for digest, name in files:
+        names_by_digest[digest].append(name)
+    repeated = [" and ".join(same) for same in names_by_digest.values() if len(same) > 1]
+    if repeated:
+        remark = "each counts, and intervals over documents are too narrow"
+        yield Notice(f"the same text in {named(repeated, most=3)}: {remark}", "warning")
+    known = trained_files(model.record)
     names = [name for digest, name in files if digest in known]
     if not names:
         return

@@ -7,7 +7,7 @@ probabilities, and of means per token, which do not prefer the shorter text. Equ
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -32,6 +32,7 @@ from xlcli.events import (
     Scored,
 )
 from xlcli.metrics import LN2, TextCounter, TextCounts, bits_per, misfit, perplexity, share_interval
+from xlcli.store.layout import trained_files
 from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
 from xlcli.text.pretokenize import divided
@@ -101,10 +102,12 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
     return sums
 
 
-def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -> Iterator[Row | DocumentScore]:
+def document_scores(
+    text: TokenizedText, nats: NDArray[Any], record: Mapping[str, Any], *, by_line: bool
+) -> Iterator[Row | DocumentScore]:
     """Each row or file, or each line, and its score, given the surprisal of all tokens (n).
 
-    A token belongs to the document that it ends in. Reads the text again.
+    A token belongs to the document that it ends in. Training text is told by the record of the model. Reads the text.
     """
     part = replace(text.part, starts=None)
     edges = [*part.documents, part.n_bytes]
@@ -113,6 +116,7 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
     rows = part.corpus.rows()
     upcoming = next(rows, None)
     row = Row(1, {})
+    trained_names = {name for digest, name in part.files() if digest in trained_files(record)}
     for index, counts in enumerate(_counts_of(part)):
         while upcoming is not None and upcoming[0] <= edges[index]:
             row = upcoming[1]
@@ -131,6 +135,7 @@ def document_scores(text: TokenizedText, nats: NDArray[Any], *, by_line: bool) -
             bits=sum_of_nats / LN2,
             bits_per_byte=bits_per(sum_of_nats, n_bytes),
             word_perplexity=perplexity(sum_of_nats, counts.words) if counts.words else None,
+            trained_on=(row.file or part.corpus.sources[0].name) in trained_names,
         )
 
 

@@ -457,6 +457,16 @@ def test_a_story_in_paragraphs_is_no_list_of_sentences():
     assert not is_list_of_sentences(("هل تعرف؟ سألته. " + sentence).encode() * 12)  # two in a line
 
 
+@pytest.mark.parametrize("resets", [False, True])
+def test_one_row_of_a_script_without_blanks_leaves_no_perplexity_per_word(tmp_path, resets):
+    path = tmp_path / "rows.tsv"
+    rows = ["كان الليل مظلما"] * 30
+    for more, is_said in (([], False), (["ภาษาไทยไม่มีช่องว่าง"], True)):
+        path.write_text("\n".join(["sentence", *rows, *more, *rows]) + "\n")
+        *_, score = evaluate(toy(), [path], EvalConfig(text_field="sentence", reset_on_document=resets), RUNTIME)
+        assert (score.word_perplexity is None) == (score.words is None) == is_said
+
+
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize(
     ("text", "is_said"),

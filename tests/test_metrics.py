@@ -57,6 +57,17 @@ def test_phrases_are_no_words(text, has_phrases):
     assert (counts.has_phrases, counts.words is None) == (has_phrases, has_phrases)
 
 
+def test_phrases_of_one_document_are_no_words_of_the_text():
+    arabic, thai = "كان الليل مظلما\n".encode() * 40, "ภาษาไทยไม่มีช่องว่างระหว่างคำ\n".encode()
+    assert not count(arabic, thai, arabic).has_phrases  # 30 of 1,311 characters
+    for documents in ([arabic, thai, arabic], [thai, arabic], [arabic, thai]):
+        counter = TextCounter()
+        for document in documents:
+            counter.feed(document)
+            counter.end_document()
+        assert counter.counts().has_phrases
+
+
 def test_words_are_counted_as_the_benchmarks_count_them():
     text = " = Robert Boulter = \n \n Robert Boulter is an <unk> .\n"
     assert count(text.encode()).words == sum(len(line.split()) + 1 for line in text.splitlines())

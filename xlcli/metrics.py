@@ -72,6 +72,8 @@ class TextCounter:
         self._words = 0
         self._n_unblanked = 0  # characters of scripts without blanks
         self._n_stretches = 0  # of such characters
+        self._sizes_before = (0, 0, 0)  # characters, and those two numbers, before the present document
+        self._has_phrases = False  # a document before does
         self._last = ""  # character
         self._inside = False
 
@@ -96,16 +98,30 @@ class TextCounter:
         """Ends the word at the end of the text so far."""
         self._inside = False
 
+    def end_document(self) -> None:
+        """Ends a document at the end of the text so far: if only one of them has phrases, the text has, too."""
+        sizes = (self._utf8.n_chars or 0, self._n_unblanked, self._n_stretches)
+        chars, n_unblanked, n_stretches = (
+            size - before for size, before in zip(sizes, self._sizes_before, strict=True)
+        )
+        self._sizes_before = sizes
+        self._has_phrases = self._has_phrases or _are_phrases(chars, n_unblanked, n_stretches)
+
     def counts(self) -> TextCounts:
         """Counts of the text, at its end. A text that ends in an unfinished character is not UTF-8."""
         self._utf8.feed(b"", final=True)
         chars = self._utf8.n_chars
         if chars is None:  # it is not UTF-8
             return TextCounts(self._utf8.n_bytes)
-        are_phrases = self._n_unblanked > LONGEST_MEAN * self._n_stretches
-        if are_phrases and self._n_unblanked > LEAST_UNBLANKED * chars:
+        self.end_document()
+        if self._has_phrases or _are_phrases(chars, self._n_unblanked, self._n_stretches):
             return TextCounts(self._utf8.n_bytes, chars)
         return TextCounts(self._utf8.n_bytes, chars, self._words)
+
+
+def _are_phrases(chars: int, n_unblanked: int, n_stretches: int) -> bool:
+    """True if a text of so many characters has many of scripts without blanks, in long stretches."""
+    return n_unblanked > max(LONGEST_MEAN * n_stretches, LEAST_UNBLANKED * chars)
 
 
 def context_bin_edges(longest: int) -> list[int]:

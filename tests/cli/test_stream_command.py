@@ -261,9 +261,17 @@ def test_a_stream_knows_where_it_began_before_it_scores(more, model, piped, tmp_
     assert found == ["one", "two"]
 
 
+def test_a_stream_goes_on_after_a_line_that_is_not_utf8(piped, tmp_path):
+    lines = [b"one", b"two", "كتاب".encode("cp1256"), b"last"]
+    done = piped(b"\n".join(lines), "-m", "books", "--emit", "lines")
+    assert done.code == 0, done.err
+    assert [line.split(b"\t")[1] for line in done.out.splitlines()] == lines
+    assert len(re.findall(r"line 3 of \S+ is not UTF-8", done.err)) == 1
+
+
 REFUSED = {
     "binary": (b"a\0b\n", ["-m", "books"]),
-    "not UTF-8": (b"caf\xe9\n", ["-m", "books"]),
+    "UTF-16": ("cafe\ncafe\n".encode("utf-16-le"), ["-m", "books"]),
     "no such column": (b"a,b\n1,2\n", ["--text-field", "text"]),
     "the second row without the key": (b'{"text": "a", "x": 1}\n{"text": "b"}\n', ["--reset-on-change", "x"]),
     "no such model": (b"a\n", ["-m", "none"]),

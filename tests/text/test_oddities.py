@@ -71,6 +71,12 @@ def said(text, unit="line", of="line", n_before=0):
         ("\u0e19\u0e49\u0e4d\u0e32", "Thai or Lao signs", "<U+0E4D><U+0E32>"),
         ("\u0e01\u0e48\u0e48\u0e32", "Thai or Lao signs", "<U+0E48><U+0E48>"),
         ("\u0e17\u0e48\u0e35", "Thai or Lao signs", "<U+0E48><U+0E35>"),
+        ("\u0e19\u0e33\u0e49", "Thai or Lao signs", "<U+0E33><U+0E49>"),
+        ("\u0e19\u0e32\u0e48", "Thai or Lao signs", "<U+0E32><U+0E48>"),
+        ("\u0e44\u0e1b \u0e48\u0e01", "Thai or Lao signs", " <U+0E48>\u0e01"),
+        ("\u0e01\u0eb2\u0e19", "Lao letters", "\u0e01<U+0EB2>\u0e19"),
+        ("\u0645\u06cc\u200c \u0631\u0648\u062f", "zero-width characters", "\u06cc<U+200C> "),
+        ("\u0645\u06cc\u200c\u200c\u0631\u0648\u062f", "zero-width characters", "<U+200C><U+200C>"),
         ("AT&amp;T", "HTML entities", "AT&amp;T"),
         ("it&#39;s", "HTML entities", "it&#39;s"),
         (" &#x27;s", "HTML entities", " &#x27;s"),
@@ -191,7 +197,7 @@ def test_text_in_utf8_that_was_read_otherwise_is_named(text, read):
 @pytest.mark.parametrize(
     ("language", "text", "written"),
     [
-        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720")),
+        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720", "iso8859_6")),
         *(("Hebrew", HEBREW, written) for written in ("cp1255", "cp862")),
         *(("Cyrillic", RUSSIAN, written) for written in ("cp1251", "koi8_r", "cp866", "iso8859_5")),
         *(("Greek", GREEK, written) for written in ("cp1253", "cp737")),
@@ -215,6 +221,9 @@ def test_a_text_in_a_wrong_encoding_is_named_with_its_language(language, text, w
     ("text", "diagnosis"),
     [
         ("caf├⌐", "UTF-8 read as cp437"),
+        ("cafÃƒÂ©", "UTF-8 read as cp1252, twice"),
+        ("Ã˜Â§Ã™â€žÃ˜Â¬Ã™Ë†", "UTF-8 read as cp1252, twice"),  # الجو
+        ("เด็กไปโรงเรียน".encode().decode("iso8859_11"), "UTF-8 read as iso8859_11"),
         ("sch├ñtzen", "UTF-8 read as cp437"),
         ("sch√§tzen", "UTF-8 read as mac_roman"),
         ("cafأ©", "UTF-8 read as cp1256"),
@@ -223,6 +232,10 @@ def test_a_text_in_a_wrong_encoding_is_named_with_its_language(language, text, w
         ("Price: Â£5", "UTF-8 read as cp1252"),
         ("siÄ… w³a", "UTF-8 read as cp1252"),
         ("donâ€™t and Ø§Ù„Ù„ÙŠÙ„", "UTF-8 read as cp1252"),
+        *(
+            (text.encode("utf-16-le").decode(), "UTF-16 read as UTF-8")
+            for text in ("هذا كتاب جديد", "หนังสือ", "the old man")
+        ),
     ],
 )
 def test_the_probable_encoding_is_named(text, diagnosis):
@@ -240,6 +253,7 @@ def test_the_probable_encoding_is_named(text, diagnosis):
         "What?? Really???",
         "Він пішов у ліс; МІЛІЦІЯ, 220 кВ, «В»",
         "تک بگ آگاه، أ، ب؟",
+        "فيما إذا وجب تدمير هذه النافذة",
         "τα πάντα σ᾽ αυτό",
         "цебуаншки чемчик",
     ],
@@ -271,6 +285,9 @@ def test_letters_of_persian_and_arabic_are_not_mixed(text, shown):
         "این کتاب را برای من بخوان",
         "ذهب الولد إلى المدرسة في الصباح",
         "می\u200cروم به مدرسة",  # Persian with a word of Arabic
+        "دایرة المعارف",
+        "به\u200c ڕێوه\u200c",  # Kurdish
+        "น้ำท่วมแล้ว เปิ้ลไปซื้อ ( ่ ) ນ້ຳ ไทย ພາສາ",
         "او گفت: «ذهب إلى المدرسة» و رفت",  # a quotation
         "زما کتاب په پښتو کې دی او ښه ښاري کتابتون لري",  # Pashto, with letters of its own
         "ازبکي توکي",  # Pashto without them

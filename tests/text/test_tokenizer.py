@@ -315,6 +315,8 @@ def test_what_was_asked_for_is_kept() -> None:
     assert choose_tokenizer("sentencepiece", 5000, facts(10), 10) == ("sentencepiece", 5000)
     assert choose_tokenizer("words", None, facts(10), 10) == ("words", None)
     assert choose_tokenizer("bytes", None, facts(10**9), 10**9) == ("bytes", 256)
+    assert choose_tokenizer("auto", 512, facts(10), 10) == ("sentencepiece", 512)
+    assert choose_tokenizer("auto", 256, facts(10), 10) == ("bytes", 256)
     with pytest.raises(ConfigError, match="256"):
         choose_tokenizer("bytes", 300, facts(10), 10)
 

@@ -148,6 +148,7 @@ _PHRASES_NOTICE = (
     "no perplexity per word, because the text has a script without blanks between words: "
     "its words are phrases between blanks, or single Chinese characters and Hiragana"
 )
+_REGION_NOTICE = "a region without blanks around it is the whole phrase that it stands in: put blanks around it"
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 
@@ -211,6 +212,8 @@ class _Evaluation(NamedTuple):
         yield from _file_notices(text, model)
         if text.counts.has_phrases:
             yield Notice(_PHRASES_NOTICE)
+            if options.region_mark is not None:
+                yield Notice(_REGION_NOTICE, "warning")
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")

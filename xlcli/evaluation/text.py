@@ -275,10 +275,11 @@ def tokenize(
     if tokenizer.kind == "ids":  # of which neither characters nor words are known
         return TokenizedText(part, tokens, TextCounts(part.n_bytes))
     counter = TextCounter()
-    documents = part.documents if by_document else ()
-    for portion, ends_document in divided(part.read(), documents):
+    for portion, ends_document in divided(part.read(), part.documents, at_lines=False):
         counter.feed(portion)
         if ends_document:
+            counter.end_document()
+        if ends_document and by_document:
             counter.end_word()
     return TokenizedText(part, tokens, counter.counts())
 
@@ -302,6 +303,7 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
         n_without_context += not context
         counter.feed(continuation)
         counter.end_word()
+        counter.end_document()
     token_sizes = tokens.sizes(slice(None))
     token_ends = np.cumsum(token_sizes, dtype=np.int64)
     token_starts = token_ends - token_sizes

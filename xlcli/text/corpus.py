@@ -27,7 +27,7 @@ from xlcli.errors import DataError, counted, named
 from xlcli.events import Notice, Progress, ProgressMeter, Row
 from xlcli.files import is_pipe
 from xlcli.text.documents import Document, plain
-from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
+from xlcli.text.formats import CRLF_NOTICE, Utf8, not_utf8, with_nul_bytes
 from xlcli.text.pretokenize import WORDS, whole_characters
 from xlcli.text.sources import BLOCK, UNREAD, Block, InputFormat, Source, copy_pipe, files_below, open_source
 
@@ -151,11 +151,11 @@ class Corpus:
                 sizes[-1] += len(block.text)
                 crlf[-1] = block.crlf
                 checksums[-1].append(zlib.crc32(block.text))
-                self._require_text(utf8, sizes)
+                self._require_text(utf8, sizes, block.text)
                 yield from meter.report(n_stored + block.stored)
             n_stored += source.stored_bytes
         utf8.feed(b"", final=True)
-        self._require_text(utf8, sizes)
+        self._require_text(utf8, sizes, b"")
         if utf8.n_bytes == 0:
             raise DataError(f"{self.name} is empty.", "Give a file that contains text.")
         self.checksums = checksums
@@ -226,13 +226,13 @@ class Corpus:
             self._hashes[start, stop] = digest.hexdigest()
         return self._hashes[start, stop]
 
-    def _require_text(self, text: Utf8, sizes: list[int]) -> None:
-        """`DataError` if what was read of the files, the last one in part, is no text although it has to be."""
+    def _require_text(self, text: Utf8, sizes: list[int], block: bytes) -> None:
+        """`DataError` if what was read of the files, at last this block, is no text although it has to be."""
         source = self.sources[len(sizes) - 1]
         if source.input_format.binary or source.input_format.any_bytes:
             return
         if text.has_nul:
-            raise not_text(source.name, "contains NUL bytes")
+            raise with_nul_bytes(source.name, block)
         if text.bad is not None:
             name, offset = self._locate(text.bad, sizes)
             raise not_utf8(name, offset, is_cut=text.is_cut or name != source.name)

@@ -30,6 +30,7 @@ from xlcli.text.recognition import read_while, recognized, texts_in
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13  # number of first bytes of a stream that must be text
+LEAST_NULS = 8  # NUL bytes, all of them first or all second of two, from which a text is taken for UTF-16
 COMPRESSIONS = {  # first bytes of compressed data
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -226,6 +227,16 @@ def not_text(name: str, reason: str) -> DataError:
     return DataError(f"{name} {reason}, not text.", "Extract its text first, or use --binary to read its raw bytes.")
 
 
+def with_nul_bytes(name: str, head: bytes) -> DataError:
+    """Error for a source with NUL bytes in its first bytes; in UTF-16 each is the first byte of two, or each second."""
+    places = np.flatnonzero(np.frombuffer(head, np.uint8) == 0)
+    if len(places) < LEAST_NULS or len({*(places % 2).tolist()}) > 1:
+        return not_text(name, "contains NUL bytes")
+    encoding = "utf-16-be" if places[0] % 2 == 0 else "utf-16-le"
+    problem = f"{name} is probably UTF-16 without a byte-order mark: it contains NUL bytes at every second place only."
+    return DataError(problem, f"Convert it: iconv -f {encoding} -t utf-8 OLD > NEW, or use --binary to read its bytes.")
+
+
 def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
     """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
     reason = f"is not UTF-8: the byte at offset {offset} is invalid"
@@ -262,18 +273,41 @@ class Utf8:
         return text
 
 
-def checked(portions: Portions, name: str) -> Portions:
-    """The text; `DataError` if its first `HEAD` bytes, unless of rows, are not UTF-8 or have NUL bytes."""
-    utf8 = Utf8()
+def without_nul(portions: Portions, name: str) -> Portions:
+    """The text; `DataError` if its first `HEAD` bytes, unless of rows, have NUL bytes."""
+    n_read = 0
     for portion in portions:
-        is_of_row = isinstance(portion, Document)  # which was decoded, and in which \u0000 is legal
-        if portion and not is_of_row and utf8.n_bytes < HEAD:
-            utf8.feed(portion[: HEAD - utf8.n_bytes])
-            if utf8.has_nul:
-                raise not_text(name, "contains NUL bytes")
-            if utf8.bad is not None:
-                raise not_utf8(name, utf8.bad)
+        if portion and not isinstance(portion, Document) and n_read < HEAD:
+            head = portion[: HEAD - n_read]
+            if b"\0" in head:
+                raise with_nul_bytes(name, head)
+            n_read += len(head)
         yield portion
+
+
+def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Portions:
+    """The text as it is; calls `notice` once, with the number of the first line that is not UTF-8, unless of rows."""
+    utf8 = Utf8()
+    line = 1
+    for portion in portions:
+        if portion and utf8.bad is None and not isinstance(portion, Document):
+            start = utf8.n_bytes
+            utf8.feed(portion)
+            if utf8.bad is not None:
+                line += portion.count(b"\n", 0, max(utf8.bad - start, 0))
+                notice(f"line {line:,} of {name} is not UTF-8: its bytes, or U+FFFD, are scored")
+            line += portion.count(b"\n")
+        yield portion
+
+
+def with_replaced_bytes(portions: Portions) -> Portions:
+    """The text with U+FFFD for bytes that are not UTF-8, unless of rows, which were decoded; a character may wait."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for portion in portions:
+        if portion and not isinstance(portion, Document):
+            portion = decoder.decode(portion).encode()
+        yield portion
+    yield decoder.decode(b"", final=True).encode()
 
 
 def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> Portions:

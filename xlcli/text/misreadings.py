@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _WESTERN = ("cp1252", "latin-1", "mac_roman", "cp437", "cp850")
 """Encodings whose languages need ASCII letters, so a text without any of them was written in another one."""
-_READ_AS = (*_WESTERN, *(f"cp{n}" for n in (1250, 1251, 1256, 874, 1253, 1255, 866, 720, 862)))
+_READ_AS = (*_WESTERN, *(f"cp{n}" for n in (1250, 1251, 1256, 874, 1253, 1255, 866, 862)), "iso8859_11")
 """Encodings in which programs read UTF-8 by mistake, the likeliest first."""
 
 
@@ -38,7 +38,7 @@ class _Language(NamedTuple):
 _LEVEL_1 = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
 """The 3,755 most common Chinese characters in GB 2312."""
 _LANGUAGES = (
-    _Language("Arabic", ("cp1256", "cp720"), frozenset("اليمونرتبه")),
+    _Language("Arabic", ("cp1256", "cp720", "iso8859_6"), frozenset("اليمونرتبه")),
     _Language("Hebrew", ("cp1255", "cp862"), frozenset("יוהלארמתבש")),
     _Language("Cyrillic", ("cp1251", "koi8_r", "cp866", "iso8859_5"), frozenset("оеаинтсрвлі")),
     _Language("Greek", ("cp1253", "cp737"), frozenset("αοιετσνηυςρκάόίέή")),
@@ -54,8 +54,10 @@ _OTHER_SIGNS = {
     r"\?{2,}[\s,]+\?{2,}|n\?t\b": "letters that were replaced by ?",
     "[a-zà-ÿ]Õ[a-zà-ÿ]": "mac_roman read as cp1252",
     "[\x80-\x9f]": "cp1252 read as latin-1",
+    # Every second byte is that of an alphabet: Latin, Greek, Cyrillic, Hebrew, Arabic or Thai.
+    r"(?:[\x00\x03-\x06\x0e][^\x00\x03-\x06\x0e]){3}": "UTF-16 read as UTF-8",
 }
-WORTH_A_LOOK = r"[^\x{0}-\x{7f}]{2}|\?t\b|\?[\s,]+\?|Õ|[\x{80}-\x{9f}]"
+WORTH_A_LOOK = r"[^\x{0}-\x{7f}]{2}|\?t\b|\?[\s,]+\?|Õ|[\x{80}-\x{9f}]|[\x{0}\x{3}-\x{6}\x{e}]"
 """Pattern of re2 that a line has in which `find` may find something."""
 # Of characters that stand for bytes: a word in UTF-8; a stretch without ASCII letters.
 _UTF8_WORD = re.compile(
@@ -96,12 +98,17 @@ def _utf8(line: str) -> Found | None:
     most_bytes = 0
     for encoding in _READ_AS:
         first_end = n_bytes = 0
+        times = ""
         for match in _UTF8_WORD.finditer(line.translate(_byte_of(encoding))):
-            if _is_word(match[0], line[match.start() : match.end()]):
+            is_word = _is_word(match[0], line[match.start() : match.end()])
+            if not is_word and _utf8(match[0].encode("latin-1").decode("utf-8", "replace")) is not None:
+                is_word = True
+                times = ", twice"
+            if is_word:
                 first_end = first_end or match.end()
                 n_bytes += len(match[0])
         if n_bytes > most_bytes:
-            found = Found(first_end, first_end, f"UTF-8 read as {encoding}")
+            found = Found(first_end, first_end, f"UTF-8 read as {encoding}{times}")
             most_bytes = n_bytes
     return found
 
@@ -152,7 +159,8 @@ def _is_list(stretch: str) -> bool:
 def _excess(text: str, language: _Language) -> float:
     """By how much the share of usual letters among the characters beyond ASCII exceeds the least one of the language.
 
-    It is negative, too, if capital letters are where a text hardly has them.
+    It is negative, too, if capital letters are where a text hardly has them. A Latin letter takes the place of a usual
+    one: Arabic in iso8859_6 is é and ê among Arabic letters in cp1256.
     """
     characters = [char for char in text if not char.isascii()]
     n_capital = sum(map(str.isupper, characters))
@@ -160,4 +168,6 @@ def _excess(text: str, language: _Language) -> float:
     if has_capitals_inside or 2 * n_capital > len(characters) > 1:
         return -1.0
     n_usual = sum(char.lower() in language.usual for char in characters)
+    if language is not _LATIN:
+        n_usual -= sum(char in _LATIN.usual and char.isalpha() for char in characters)
     return n_usual / max(1, len(characters)) - language.least_share

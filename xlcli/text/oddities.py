@@ -41,6 +41,11 @@ def has_latin(letters: str) -> bool:
     return _LATIN.search(letters) is not None
 
 
+def is_no_encyclopedia(line: str) -> bool:
+    """False of lines with the word of Persian that has the ة of Arabic, and a letter of its own."""
+    return "دایرة" not in line
+
+
 def has_no_digit(line: str) -> bool:
     """False of lines of logs, in whose brackets are times and levels."""
     return not any(map(str.isdigit, line))
@@ -107,6 +112,7 @@ _VOWELS_BEHIND = r"\x{e30}\x{e32}\x{e33}\x{e45}\x{eb0}\x{eb2}\x{eb3}"
 _IN_SYLLABLE = rf"[{_VOWELS_BEFORE}]({_BREAK})|({_BREAK})[\p{{M}}{_VOWELS_BEHIND}]"  # no word begins or ends so
 _ZERO_WIDTH = (
     rf"{_BESIDE.format(_JOINED, _JOINER)}|{_BESIDE.format(_BROKEN, _BREAK)}|{_IN_SYLLABLE}"
+    r"|\p{Arabic}\x{200c}(\x{200c}+)|[\x{620}-\x{646}\x{648}-\x{6d3}](\x{200c})\s"  # Kurdish needs it behind \u0647
     r"|[\p{Thai}\p{Lao}]([\x{200c}\x{200d}]+)|([\x{200c}\x{200d}]+)[\p{Thai}\p{Lao}]"
     r"|([\x{2060}-\x{2065}\x{206a}-\x{206f}\x{fff9}-\x{fffb}]+)"
 )
@@ -128,9 +134,12 @@ _MIXED = "|".join((
     *(rf"{_PERSIAN}{_RUN}([يك])", rf"([يك]){_RUN}{_PERSIAN}"),
 ))  # fmt: skip
 _MIXED_ALPHABETS = rf"^[^{_OF_OTHERS}]*?(?:{_MIXED})[^{_OF_OTHERS}]*$"
-# Two เ for แ; Thai and Lao vowels in two parts, as NFKC writes them; marks twice, or a tone before the vowel.
+# Two เ for แ; Thai and Lao vowels in two parts, as NFKC writes them; marks twice; a tone before the vowel above or
+# below, behind one that stands in the line, or on no letter.
+_TONE = r"[\x{e48}-\x{e4b}\x{ec8}-\x{ecb}]"
 _THAI = (
-    r"เเ|\x{e4d}[\x{e48}-\x{e4b}]?\x{e32}|\x{ecd}[\x{ec8}-\x{ecb}]?\x{eb2}"
+    rf"[{_VOWELS_BEFORE}{_VOWELS_BEHIND}]{_TONE}|(?:^|\s)({_TONE})[\p{{Thai}}\p{{Lao}}]"
+    r"|เเ|\x{e4d}[\x{e48}-\x{e4b}]?\x{e32}|\x{ecd}[\x{ec8}-\x{ecb}]?\x{eb2}"
     r"|[\x{e48}-\x{e4b}][\x{e31}\x{e34}-\x{e39}\x{e48}-\x{e4b}]|[\x{e31}\x{e34}-\x{e39}]{2}"
 )
 _LINES = r"[\x{305}\x{332}\x{333}\x{335}-\x{338}\x{20d0}-\x{20dc}\x{20e5}-\x{20ea}]"
@@ -173,7 +182,12 @@ _BRACKETS = _REGION.format(r"\[\]")
 _JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
 _WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
 _DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)(?:[^*]+\*\*[^\s*][^*]*\*\*)*[^*]*$"
-_REMOVE, _PLAIN, _COLUMN = "remove them", "write plain letters (NFKC)", "mark the region in another column"
+_REMOVE, _PLAIN, _COLUMN = (
+    "remove them",
+    "write plain letters (NFKC of them alone)",
+    "mark the region in another column",
+)
+_THAI_ORDER = "write แ, ำ, each mark once, tones after ิ or ุ and before า or ำ"
 _YEH_AND_KAF = "write ي and ك in Arabic, ی and ک in Persian"
 _REGION_MARK = "eval --region-mark reads them"
 _ENCODING = "read the source in its own encoding"
@@ -190,9 +204,15 @@ KINDS = (
     WrongEncoding("characters of a wrong encoding", _ENCODING, misreadings.WORTH_A_LOOK, "any"),
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
     Kind("Arabic presentation forms", _PLAIN, _ARABIC_FORMS),
-    Kind("Persian letters in Arabic or Arabic ones in Persian", _YEH_AND_KAF, _MIXED_ALPHABETS),
+    Kind(
+        "Persian letters in Arabic or Arabic ones in Persian",
+        _YEH_AND_KAF,
+        _MIXED_ALPHABETS,
+        accepts=is_no_encyclopedia,
+    ),
     Kind("letters drawn out (tatweel)", _REMOVE, r"\p{Arabic}\p{M}*(\x{640}+)\p{Arabic}"),
-    Kind("Thai or Lao signs in parts, twice or in another order", "write แ, ำ, each mark once, tones last", _THAI),
+    Kind("Thai or Lao signs in parts, twice or in another order", _THAI_ORDER, _THAI),
+    Kind("Lao letters within Thai words", "write it in one script", r"\p{Thai}(\p{Lao}+)|(\p{Lao}+)\p{Thai}"),
     Kind("full-width or half-width letters or marks", _PLAIN, _OTHER_WIDTH),
     Kind("HTML entities", "decode them", rf"(?:^ ?|[^= ] |[^\s\"'>=;])({_ENTITY})(?:[^\"'<=]|$)"),
     Kind("HTML tags", _REMOVE, _INLINE_TAG),

@@ -296,8 +296,9 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
     """Kind and vocabulary size, chosen by the text if open (`auto`, None); `ConfigError` if bytes are not to be 256."""
     if kind == "auto":
         is_text = facts.n_chars is not None and not facts.has_nul
-        is_long = train_bytes >= SENTENCEPIECE_FROM
-        kind = "sentencepiece" if is_text and is_long else "bytes"
+        has_other_size = vocab_size not in (None, 256)
+        has_pieces = is_text and (train_bytes >= SENTENCEPIECE_FROM or has_other_size)
+        kind = "sentencepiece" if has_pieces else "bytes"
     if kind == "bytes" and vocab_size not in (None, 256):
         problem = f"the bytes tokenizer has 256 tokens, not {vocab_size}."
         raise ConfigError(problem, "Drop --vocab-size, or add --tokenizer sentencepiece.")

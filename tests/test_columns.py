@@ -279,7 +279,7 @@ def test_frequencies_are_those_of_the_words_of_the_file(tmp_path, prose):
 def test_frequencies_of_a_table_of_counts(tmp_path, prose, name, mark, header):
     """By hand: 97 + 2 + 1 words of 3 kinds, and all new words as one more; `The` and `the` are one."""
     path = tmp_path / name
-    path.write_text((header + "the{0}90\n\"The\"{0}\"7\"\ndog{0}2\nzebra{0}1\n").format(mark))
+    path.write_text((header + 'the{0}90\n"The"{0}"7"\ndog{0}2\nzebra{0}1\n').format(mark))
     found = words_of(toy("sentencepiece"), [prose], columns=f"frequency={path}")
     wanted = {"The": 98 / 104, "the": 98 / 104, "dog.": 3 / 104, "lazy": 1 / 104}
     values = {word.word: word.columns["frequency"] for word in found}

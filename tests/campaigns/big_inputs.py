@@ -15,7 +15,7 @@ from pathlib import Path
 
 import campaign
 from campaign import Tally, command, fork
-from runs import corpus, small
+from short_runs import corpus, small
 
 from xlcli.cli.settings import to_toml
 

@@ -22,7 +22,7 @@ import campaign
 import pytest
 from campaign import Tally
 from disk import Recorder, crash
-from runs import After, corpus, remains, small, train
+from short_runs import After, corpus, remains, small, train
 
 from xlcli import api
 from xlcli.events import Saved, Trained, Validation

@@ -22,7 +22,7 @@ from pathlib import Path
 import campaign
 from campaign import Tally, command, fork, wait
 from faults import Faults
-from runs import corpus, remains, small
+from short_runs import corpus, remains, small
 
 from xlcli.cli.settings import to_toml
 from xlcli.files.tensors import read_tensors

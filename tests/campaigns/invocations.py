@@ -44,7 +44,7 @@ from campaign import TESTS, Tally, command, fork, wait
 sys.path.insert(0, str(TESTS / "cli"))
 from programs import EVERY, SOURCE, options
 from pydantic import BaseModel
-from runs import corpus, small
+from short_runs import corpus, small
 
 from xlcli.cli.options import choices, settings_of
 from xlcli.cli.settings import to_toml

@@ -25,7 +25,7 @@ import campaign
 import forgery
 import torch
 from campaign import HANGS, Tally, command, fork, wait
-from runs import After, corpus, remains, small
+from short_runs import After, corpus, remains, small
 
 from xlcli import api, config, presets, training
 from xlcli.cli.settings import to_toml

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import campaign
 from campaign import Tally, command, fork, wait
-from runs import corpus, small
+from short_runs import corpus, small
 
 from xlcli.cli.settings import to_toml
 

@@ -22,7 +22,7 @@ from xlcli.training.run import TrainingRun
 from xlcli.training.validation import check_finite
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from runs import After, corpus, curve, go, remains, small
+from short_runs import After, corpus, curve, go, remains, small
 
 pytestmark = marks
 CUDA = Runtime(DEVICE, torch.float32, 1)

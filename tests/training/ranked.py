@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from launching import has_threads_of_gloo, refuse_unpickling
-from runs import PROSE, small
+from short_runs import PROSE, small
 
 from xlcli import config
 from xlcli.cli import entry
@@ -146,7 +146,7 @@ class Stop:
 
 def train(tree, folder, ranks, stop_after=math.inf, *, resume=False):
     """Events of a new or resumed run of these ranks."""
-    from runs import train as begin
+    from short_runs import train as begin
 
     validation.SAMPLE_TOKENS = 3
     loaders.PIECE_LEN = 24

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist  # noqa: TID251
 from launching import outputs, start
 from ranked import ATTENTION, DROPOUT, RESIDUAL
-from runs import PROSE, small
+from short_runs import PROSE, small
 from torch.distributed.fsdp import FSDPModule  # noqa: TID251
 
 from xlcli import config

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import After, corpus, go, of_kind, remains, small
+from short_runs import After, corpus, go, of_kind, remains, small
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import Notice, Trained, Validation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import PROSE, After, corpus, curve, go, of_kind, remains, small
+from short_runs import PROSE, After, corpus, curve, go, of_kind, remains, small
 
 from xlcli import training
 from xlcli.cli.run_report import trained_text

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from runs import After, corpus, go, of_kind, small, train
+from short_runs import After, corpus, go, of_kind, small, train
 
 from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import ConfigError, DivergedError

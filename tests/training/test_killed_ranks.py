@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launching import outputs, start
-from runs import corpus
+from short_runs import corpus
 
 from xlcli.files.tensors import read_tensors
 from xlcli.store.commit import latest

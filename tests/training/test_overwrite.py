@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import PROSE, After, corpus, curve, go, of_kind, small, train
+from short_runs import PROSE, After, corpus, curve, go, of_kind, small, train
 
 from xlcli.errors import ConfigError, DivergedError, ResourceError
 from xlcli.events import Notice, Plan, Saved, Step, Trained, Validation

@@ -9,7 +9,7 @@ import pytest
 import torch
 from launching import outputs, start
 from ranked import BUDGET, CASES, SAMPLE
-from runs import corpus, curve, go, small
+from short_runs import corpus, curve, go, small
 
 from xlcli import config
 from xlcli.errors import ConfigError, InvalidSettingError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from runs import After, corpus, go, of_kind, remains, small
+from short_runs import After, corpus, go, of_kind, remains, small
 
 from xlcli.config import TrainConfig
 from xlcli.config.workflows import ScheduleName

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from launching import outputs, start
-from runs import corpus, small, train
+from short_runs import corpus, small, train
 
 import xlcli
 from xlcli.events import Step, Trained

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import After, corpus, curve, go, of_kind, remains, small, train
+from short_runs import After, corpus, curve, go, of_kind, remains, small, train
 
 from tests.variants import thinned
 from xlcli.errors import DivergedError

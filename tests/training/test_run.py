@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from runs import PROSE, small
+from short_runs import PROSE, small
 from toys import VARIANTS
 
 from tests.variants import thinned

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import PROSE, corpus, go, of_kind, small
+from short_runs import PROSE, corpus, go, of_kind, small
 
 from xlcli import training
 from xlcli.errors import ConfigError

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import PROSE, After, corpus, curve, go, of_kind, small, train
 from safetensors.torch import save_file
+from short_runs import PROSE, After, corpus, curve, go, of_kind, small, train
 
 from xlcli import config
 from xlcli.config import EvalConfig, RuntimeConfig

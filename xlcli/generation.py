@@ -180,22 +180,14 @@ def _generated(
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that has been read, unless it was interrupted.
-
-    Attributes:
-        session: Session after the tokens that have been read.
-        rng: Generator of the first sample.
-        recent: Latest tokens of the prompt, for the repetition penalty.
-        n_tokens: Maximum number of tokens of its text, with a saved state and new ones.
-        unread: Text that was not read before an interruption.
-    """
+    """A prompt that has been read, unless it was interrupted."""
 
     text: bytes
-    session: InferenceSession
-    rng: SampleRNG
-    recent: tuple[int, ...]
-    n_tokens: int
-    unread: PendingText
+    session: InferenceSession  # session after the tokens that have been read
+    rng: SampleRNG  # generator of the first sample
+    recent: tuple[int, ...]  # latest tokens of the prompt, for the repetition penalty
+    n_tokens: int  # maximum number of tokens of its text, with a saved state and new ones
+    unread: PendingText  # text that was not read before an interruption
 
     def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
         """Samples with these numbers, which are added to the seed of the first one."""

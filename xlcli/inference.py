@@ -56,26 +56,17 @@ def check_settings(model: LoadedModel, options: InferenceConfig, runtime: Runtim
 
 @dataclass
 class InferenceSession:
-    """A model, its state, and the last token of each row.
-
-    Attributes:
-        scorer: The model with these options.
-        state: State of the scorer after all tokens before the last one.
-        last_tokens: Token of each row that has been scored or sampled but not read.
-        is_first: Nothing was predicted yet. The first prediction of a text does not wait until kernels load.
-        start_token: The token that is unread after `reset`; None is `start_id`.
-        decoding_scorer: The scorer with the kernels of `decoder`, once they have predicted.
-    """
+    """A model, its state, and the last token of each row."""
 
     model: LoadedModel
     runtime: Runtime
     options: InferenceConfig
-    scorer: Scorer
-    state: State
-    last_tokens: list[int]
-    is_first: bool = True
-    start_token: int | None = None
-    decoding_scorer: Scorer | None = None
+    scorer: Scorer  # the model with these options
+    state: State  # state of the scorer after all tokens before the last one
+    last_tokens: list[int]  # token of each row that has been scored or sampled but not read
+    is_first: bool = True  # Nothing was predicted yet. The first prediction of a text does not wait until kernels load.
+    start_token: int | None = None  # the token that is unread after `reset`; None is `start_id`
+    decoding_scorer: Scorer | None = None  # the scorer with the kernels of `decoder`, once they have predicted
 
     @classmethod
     def open(

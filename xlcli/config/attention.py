@@ -22,10 +22,8 @@ class AttentionConfig(BaseConfig):
         default=None, description="Width of a head. Default: model.dim divided by the number of heads."
     )
 
-    offers: ClassVar[frozenset[str]] = frozenset()
-    """Hooks of a position encoding that this attention calls."""
-    rounds_memory: ClassVar[bool] = False
-    """True if memory can be kept in another number type than float32."""
+    offers: ClassVar[frozenset[str]] = frozenset()  # hooks of a position encoding that this attention calls
+    rounds_memory: ClassVar[bool] = False  # true if memory can be kept in another number type than float32
     is_banded: ClassVar[bool] = False
     """True if a token attends to successive tokens: a call reads no others, and can hide earlier documents."""
 
@@ -127,10 +125,8 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
         return min(mem_len, self.window)
 
 
-MAX_BUCKETS = 2**16
-"""Largest number of hash buckets."""
-MAX_SLOTS = 2**20
-"""Largest number of tokens in the buckets of one head and hash round."""
+MAX_BUCKETS = 2**16  # largest number of hash buckets
+MAX_SLOTS = 2**20  # largest number of tokens in the buckets of one head and hash round
 MAX_HASHES = 8
 """Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
 
@@ -223,8 +219,7 @@ HEADS = ("n_heads", "head_dim", "n_kv_heads")
 """Keys that all attention kinds share, the last one those of softmax attention."""
 LayerKind = FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
 """Union of all attention kinds that a layer can have. A new kind is added here."""
-LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]
-"""Attention of one layer."""
+LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]  # attention of one layer
 
 
 class MixedAttentionConfig(AttentionConfig):
@@ -240,8 +235,7 @@ class MixedAttentionConfig(AttentionConfig):
         description="Kinds (or tables) of the layers, from the first, repeated over the depth. Default: local, lsh.",
     )
     n_kv_heads: Count | None = KV_HEADS
-    offers = SoftmaxAttentionConfig.offers
-    """Hooks of the default layers."""
+    offers = SoftmaxAttentionConfig.offers  # hooks of the default layers
 
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
@@ -284,12 +278,10 @@ class MixedAttentionConfig(AttentionConfig):
         return [layer.model_dump(mode="json", exclude=set(HEADS)) for layer in layers]
 
 
-AnyAttentionConfig = Annotated[LayerKind | MixedAttentionConfig, Field(discriminator="kind")]
-"""Attention of a model."""
-ATTENTIONS: dict[str, type[AttentionConfig]] = {
+AnyAttentionConfig = Annotated[LayerKind | MixedAttentionConfig, Field(discriminator="kind")]  # attention of a model
+ATTENTIONS: dict[str, type[AttentionConfig]] = {  # attention kind to configuration class
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyAttentionConfig)[0])
 }
-"""Attention kind to configuration class."""
 
 
 def shared_heads(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -16,19 +16,12 @@ from xlcli.errors import InvalidSettingError
 
 @dataclass(frozen=True)
 class Option:
-    """Part of the type of a field that is an option of the command line.
+    """Part of the type of a field that is an option of the command line."""
 
-    Attributes:
-        panel: Heading in the help.
-        names: Names and value as the help shows them: `-n, --max-new-tokens N`.
-        example: A valid value for error messages.
-        commands: Commands that have the option; empty for all that use the section.
-    """
-
-    panel: str
-    names: str
-    example: str = ""
-    commands: tuple[str, ...] = ()
+    panel: str  # heading in the help
+    names: str  # names and value as the help shows them: `-n, --max-new-tokens N`
+    example: str = ""  # a valid value for error messages
+    commands: tuple[str, ...] = ()  # commands that have the option; empty for all that use the section
 
     @property
     def spellings(self) -> list[str]:
@@ -36,10 +29,8 @@ class Option:
         return [name for name in self.names.replace(",", " ").split(" ") if name.startswith("-")]
 
 
-Count = Annotated[int, Field(ge=1, le=2**31), COUNT]
-"""Positive integer."""
-Length = Annotated[int, Field(ge=0, le=2**31), COUNT]
-"""Length in tokens; may be 0."""
+Count = Annotated[int, Field(ge=1, le=2**31), COUNT]  # positive integer
+Length = Annotated[int, Field(ge=0, le=2**31), COUNT]  # length in tokens; may be 0
 Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]
 """Probability below 1, such as a dropout rate."""
 Share = Annotated[float, Field(ge=0.0, le=1.0), NUMBER]
@@ -47,12 +38,9 @@ PositiveShare = Annotated[float, Field(gt=0.0, le=1.0), NUMBER]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Positive = Annotated[float, Field(ge=1e-12, le=1e18), NUMBER]
 """Positive number, with which products and quotients stay finite."""
-Seconds = Annotated[float, Field(ge=1e-12, le=1e18), DURATION]
-"""Time in seconds."""
-Switch = Annotated[bool, units.reads(units.switch)]
-"""Yes or no; in the environment 1 or 0."""
-SpanKind = Literal["uniform", "growing"]
-"""Tokens that a token attends to; see `xlcli.ops.span.Span`."""
+Seconds = Annotated[float, Field(ge=1e-12, le=1e18), DURATION]  # time in seconds
+Switch = Annotated[bool, units.reads(units.switch)]  # yes or no; in the environment 1 or 0
+SpanKind = Literal["uniform", "growing"]  # tokens that a token attends to; see `xlcli.ops.span.Span`
 WeightEncoding = Literal["float32", "bfloat16", "int8"]
 """Encoding in which weights are written; see `xlcli.store.weights`."""
 

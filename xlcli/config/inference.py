@@ -32,8 +32,7 @@ from xlcli.config.position import ClampLen, LearnedPositionConfig
 from xlcli.config.units import COUNT, DURATION, LENGTHS, NUMBER
 from xlcli.errors import InvalidSettingError
 
-Dtype = Literal["auto", "float32", "bfloat16", "int8"]
-"""Number type of weights or memory at inference."""
+Dtype = Literal["auto", "float32", "bfloat16", "int8"]  # number type of weights or memory at inference
 
 
 Binary = Annotated[
@@ -46,8 +45,7 @@ TextField = Annotated[
     Option("Text", "--text-field KEY"),
     Field(description="Read the text from this key or column. Default: text (JSON lines, Parquet)."),
 ]
-NBest = Annotated[int, Field(ge=0, le=1000), COUNT]
-"""Number of the most probable tokens."""
+NBest = Annotated[int, Field(ge=0, le=1000), COUNT]  # number of the most probable tokens
 
 
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
@@ -55,23 +53,14 @@ _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a model reads a text, with nothing left open.
+    """How a model reads a text, with nothing left open."""
 
-    Attributes:
-        mem_len: Memory length in tokens; 0 makes segments independent.
-        segment_len: Length of an independent segment in tokens.
-        memory_dtype: Number type of past keys and values.
-        reset_on_document: Each document is read as if it were alone.
-        span: Tokens that a token attends to.
-        stride: Distance of overlapping windows of `segment_len` tokens; None: segments are independent.
-    """
-
-    mem_len: int
-    segment_len: int
-    memory_dtype: MemoryDtype
-    reset_on_document: bool
-    span: SpanKind = "uniform"
-    stride: int | None = None
+    mem_len: int  # memory length in tokens; 0 makes segments independent
+    segment_len: int  # length of an independent segment in tokens
+    memory_dtype: MemoryDtype  # number type of past keys and values
+    reset_on_document: bool  # each document is read as if it were alone
+    span: SpanKind = "uniform"  # tokens that a token attends to
+    stride: int | None = None  # distance of overlapping windows of `segment_len` tokens; None: segments are independent
 
     @property
     def init_arguments(self) -> dict[str, Any]:
@@ -628,8 +617,7 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
             raise InvalidSettingError(key, f"selects lines, words or tokens, not {self.emit}", "Leave out --emit.")
 
 
-EVENT_PAUSE_MS = 1000
-"""Default of `StreamConfig.pause_ms` with events, whose end only the next one shows."""
+EVENT_PAUSE_MS = 1000  # default of `StreamConfig.pause_ms` with events, whose end only the next one shows
 
 
 class BenchConfig(InferenceConfig):

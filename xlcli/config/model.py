@@ -466,10 +466,9 @@ def _any(kinds: list[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-HOOKS = {
+HOOKS = {  # requirement of each position hook on the attention, for error messages
     "place": "queries and keys that take positions",
     "term": "a second score term",
     "bias": "scores to add a bias to",
     "value_bias": "attention weights to compute a value bias from",
 }
-"""Requirement of each position hook on the attention, for error messages."""

@@ -7,8 +7,7 @@ from pydantic import Field
 from xlcli.config.base import BaseConfig, Count, Positive
 from xlcli.errors import InvalidSettingError
 
-ClampLen = Count | Literal["none"]
-"""Largest distance of a position encoding, or `none` for any."""
+ClampLen = Count | Literal["none"]  # largest distance of a position encoding, or `none` for any
 Placement = Literal["embedding", "layers"]
 """Absolute positions are added to the embedding, or to the input of every layer."""
 PlacementOrQK = Literal["embedding", "layers", "qk"]
@@ -19,12 +18,9 @@ class PositionConfig(BaseConfig):
     """Base of every position encoding."""
 
     hooks: ClassVar[frozenset[str]] = frozenset()
-    in_heads: ClassVar[str] = "qk"
-    """Placement with which queries and keys of every head get positions."""
-    adds_vectors: ClassVar[bool] = False
-    """True if vectors of the absolute position are added."""
-    in_pairs: ClassVar[bool] = False
-    """True if pairs of features get positions, so that their width must be even."""
+    in_heads: ClassVar[str] = "qk"  # placement with which queries and keys of every head get positions
+    adds_vectors: ClassVar[bool] = False  # true if vectors of the absolute position are added
+    in_pairs: ClassVar[bool] = False  # true if pairs of features get positions, so that their width must be even
 
     @property
     def needs(self) -> frozenset[str]:
@@ -312,10 +308,9 @@ AnyPositionConfig = Annotated[
     | Contextual2PositionConfig,
     Field(discriminator="kind"),
 ]
-POSITIONS: dict[str, type[PositionConfig]] = {
+POSITIONS: dict[str, type[PositionConfig]] = {  # position kind to configuration class
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyPositionConfig)[0])
 }
-"""Position kind to configuration class."""
 LESS_WEIGHT_BEYOND_MEMORY = frozenset({"none", "sinusoidal", "learned", "axial", "contextual-1", "contextual-2"})
 """Kinds with which keys beyond the memory of training get less weight; with others, keys beyond the largest distance of
 training do (measured)."""

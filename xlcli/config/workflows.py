@@ -35,8 +35,7 @@ from xlcli.config.position import LESS_WEIGHT_BEYOND_MEMORY, ClampLen
 from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS
 from xlcli.errors import InvalidSettingError
 
-Interval = Annotated[Count | Positive, INTERVAL]
-"""Interval in steps (int) or in seconds (float)."""
+Interval = Annotated[Count | Positive, INTERVAL]  # interval in steps (int) or in seconds (float)
 ScheduleName = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
 """Learning-rate schedule after the warmup; see `xlcli.optim.decay`."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]

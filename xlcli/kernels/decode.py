@@ -34,11 +34,9 @@ from xlcli.kernels.records import BLOCK, CACHE, CALL, Array, pack
 from xlcli.kernels.threads import COUNTERS, FASTMATH, Team, array, compiled, inner, next_step
 from xlcli.ops import layers
 
-PROCESS = os.getpid()
-"""Process that may call `decode`."""
+PROCESS = os.getpid()  # process that may call `decode`
 LOCK = threading.Lock()
-N_STEPS = 6
-"""Number of steps of a block."""
+N_STEPS = 6  # number of steps of a block
 
 
 @inner(fastmath=FASTMATH)

@@ -29,8 +29,7 @@ from xlcli.errors import XLError
 from xlcli.files import check_writable, code_folder, read_checked, write_checked
 from xlcli.kernels.compiler import CompileResult, dumps, llvmlite, numba
 
-MOST_BYTES = 2**22
-"""Bytes that a kernel and its parts need on the disk at most: the largest take 3 MB."""
+MOST_BYTES = 2**22  # bytes that a kernel and its parts need on the disk at most: the largest take 3 MB
 
 
 class KernelFiles:

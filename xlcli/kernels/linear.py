@@ -11,10 +11,8 @@ from xlcli.kernels.compiler import intrinsic, ir, numba, overload, register_jita
 from xlcli.kernels.records import GELU, GELU_TANH, LAYER, NONE, RELU, RELU2, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 
-TASK_BYTES = 2**17
-"""Typical size of the part of a matrix that a thread takes at once."""
-FLOAT_BYTES = 4
-"""Size of a float32."""
+TASK_BYTES = 2**17  # typical size of the part of a matrix that a thread takes at once
+FLOAT_BYTES = 4  # size of a float32
 
 
 @intrinsic

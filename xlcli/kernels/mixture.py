@@ -32,37 +32,24 @@ from xlcli.memory.context_cache import ABOVE, COLUMN, HEAD, LINE, N_KINDS, N_REA
 
 RATE, BIAS_RATE = 0.25, 0.02
 """Learning rate of a weight, divided by the root of the sum of its squared gradients, and that of the bias."""
-MOST_FOLLOWERS = 64
-"""Number of latest followers of a context that count."""
-LEVELS = np.array([n.bit_length() for n in range(MOST_FOLLOWERS + 1)])
-"""Class of a number of followers."""
-MOST_SURPRISE = 12.0
-"""Surprisal in nats that counts as r = 1; r is between 0 and 1."""
-MOST_RAISED = 30.0
-"""Maximum change of a logit by all contexts."""
+MOST_FOLLOWERS = 64  # number of latest followers of a context that count
+LEVELS = np.array([n.bit_length() for n in range(MOST_FOLLOWERS + 1)])  # class of a number of followers
+MOST_SURPRISE = 12.0  # surprisal in nats that counts as r = 1; r is between 0 and 1
+MOST_RAISED = 30.0  # maximum change of a logit by all contexts
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio: multiplied by it, similar keys become dissimilar."""
 NO_TOKEN = -1
 
 
 class Found(NamedTuple):
-    """What followed the contexts of one token, by token (v), kind of context (k), or candidate (c).
+    """What followed the contexts of one token, by token (v), kind of context (k), or candidate (c)."""
 
-    Attributes:
-        candidates: Tokens (c) that followed a context.
-        counts: How often each token followed the context of each kind (v k); all are 0 before `find`.
-        totals: Number of followers of the context of each kind (k).
-        latest: Token that followed it last (k).
-        surprises: r of each token (v) that is a candidate.
-        probabilities: Prediction of each token (v).
-    """
-
-    candidates: Array
-    counts: Array
-    totals: Array
-    latest: Array
-    surprises: Array
-    probabilities: Array
+    candidates: Array  # tokens (c) that followed a context
+    counts: Array  # how often each token followed the context of each kind (v k); all are 0 before `find`
+    totals: Array  # number of followers of the context of each kind (k)
+    latest: Array  # token that followed it last (k)
+    surprises: Array  # r of each token (v) that is a candidate
+    probabilities: Array  # prediction of each token (v)
 
 
 @inner()

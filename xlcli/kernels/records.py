@@ -14,8 +14,7 @@ ACTIVATIONS = {
     "geglu-tanh": GELU_TANH, "swiglu": SILU,
 }  # fmt: skip
 """Feed-forward kind to activation; 0: none."""
-NONE, RMS, LAYER = range(3)
-"""Norms."""
+NONE, RMS, LAYER = range(3)  # norms
 HALF, INTERLEAVED = 1, 2
 ROPE_LAYOUTS = {"half": HALF, "interleaved": INTERLEAVED}
 """Layout of rotary pairs, features f and f + e/2 or 2f and 2f + 1, to rotation; 0: none."""
@@ -43,8 +42,7 @@ MATRIX = record("weight scale bias activation gated")
 
 If `gated` (1, else 0) there are 2n rows, and the first n outputs are multiplied by the activated others.
 """
-NORM = record("kind weight bias", "epsilon")
-"""Norm with weight (d), bias (d), and an addition to the mean square."""
+NORM = record("kind weight bias", "epsilon")  # norm with weight (d), bias (d), and an addition to the mean square
 RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
 """Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
 HALF_LEN, RANK = 128, 32
@@ -63,8 +61,7 @@ BLOCK = record("width vectors parallel", "stream_scale input_scale", attention=A
 
 If `parallel` (1, else 0) both branches read the input of the block.
 """
-HEAD = record("size", norm=NORM, matrix=MATRIX)
-"""Last norm, and logits of `size` symbols."""
+HEAD = record("size", norm=NORM, matrix=MATRIX)  # last norm, and logits of `size` symbols
 CACHE = record("keys values key_scales value_scales sink_keys sink_values capacity row start stop "
                "n_distances n_blocks clamp_len full_len position_keys position_blocks basis bias sin cos turns "
                "n_sinks sink_counts sink_sin sink_cos", "far_bias")  # fmt: skip

@@ -12,8 +12,7 @@ from xlcli.kernels.records import Array
 
 SPINS = 2**20
 """Number of times that a waiting thread looks for the others, about 1 ms, before it lets other processes run."""
-COUNTERS = 128
-"""Size in bytes of the counters of a step, of tasks taken and of tasks done: two cache lines."""
+COUNTERS = 128  # size in bytes of the counters of a step, of tasks taken and of tasks done: two cache lines
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums may be reordered, so that they use vectors; infinite and undefined values stay."""
 

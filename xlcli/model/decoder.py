@@ -43,19 +43,16 @@ from xlcli.ops.stored import StoredMatrix, widened
 if TYPE_CHECKING:
     from xlcli.state import State
 
-TYPES: dict[torch.dtype, Array] = {
+TYPES: dict[torch.dtype, Array] = {  # number type of weights or memories to an array of its type in the kernel
     torch.float32: np.empty(0, np.float32),
     torch.bfloat16: np.empty(0, np.uint16),
     torch.float16: np.empty(0, np.int16),
     torch.int8: np.empty(0, np.int8),
 }
-"""Number type of weights or memories to an array of its type in the kernel."""
 ENCODINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 """Types of packed weights other than float32, whose matrices are not copied unless several are joined."""
-Packed = tuple[Any, ...]
-"""Fields of a record of `kernels/records.py`; arrays are given by their addresses."""
-NO_HEAD: Packed = np.zeros((), records.HEAD).item()
-"""Fields of a head of size 0."""
+Packed = tuple[Any, ...]  # fields of a record of `kernels/records.py`; arrays are given by their addresses
+NO_HEAD: Packed = np.zeros((), records.HEAD).item()  # fields of a head of size 0
 ATTENTIONS = FullAttention, LocalAttention
 """Kinds of attention that the kernels compute, with every setting of theirs (tests/model/test_decoder.py)."""
 POSITIONS = Position, RopePosition, AlibiPosition, T5Position, XLPosition

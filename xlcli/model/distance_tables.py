@@ -25,26 +25,17 @@ from xlcli.model.position.xl_tables import block_basis, n_shared_features, posit
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
 
-ABSENT = torch.empty(0, 0)
-"""In place of an array that a kernel does not read; its address is 0."""
-SHORTEST_TABLE = 256
-"""Length of the first table by distance, unless no more distances can occur."""
+ABSENT = torch.empty(0, 0)  # in place of an array that a kernel does not read; its address is 0
+SHORTEST_TABLE = 256  # length of the first table by distance, unless no more distances can occur
 
 
 class GrowingTable(NamedTuple):
-    """How to make a table by distance. Its last column, or row, belongs to distance 0.
+    """How to make a table by distance. Its last column, or row, belongs to distance 0."""
 
-    Attributes:
-        field: Name of the table in `Tables`.
-        key: Layers with the same key share the table; parameters in a key count by identity.
-        make: The table of the distances 0 to n - 1.
-        size: How many numbers that table has.
-    """
-
-    field: str
-    key: Hashable
-    make: Callable[[int], Tensor]
-    size: Callable[[int], int]
+    field: str  # name of the table in `Tables`
+    key: Hashable  # layers with the same key share the table; parameters in a key count by identity
+    make: Callable[[int], Tensor]  # the table of the distances 0 to n - 1
+    size: Callable[[int], int]  # how many numbers that table has
 
 
 def growing_tables(attention: FullAttention) -> list[GrowingTable]:

@@ -27,23 +27,16 @@ from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
 from xlcli.state import State
 
-NO_TOKEN = -1
-"""In place of a token before the beginning of a text."""
+NO_TOKEN = -1  # in place of a token before the beginning of a text
 
 
 class ScoreOutput(NamedTuple):
-    """Result of `LanguageModel.score`.
+    """Result of `LanguageModel.score`."""
 
-    nll        (b n)  surprisal of the targets in nats
-    state             the new state
-    ponder            ponder cost of adaptive computation, if any
-    readout    (b n f)  what was kept of the prediction of each target, if asked for
-    """
-
-    nll: Tensor
-    state: State
-    ponder: Ponder | None
-    readout: Tensor | None = None
+    nll: Tensor  # (b n) surprisal of the targets in nats
+    state: State  # the new state
+    ponder: Ponder | None  # ponder cost of adaptive computation, if any
+    readout: Tensor | None = None  # (b n f) what was kept of the prediction of each target, if asked for
 
     @staticmethod
     def join(outs: Iterable[ScoreOutput]) -> ScoreOutput:

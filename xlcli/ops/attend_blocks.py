@@ -23,10 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.scoring import FarPart, ScoreTerm, Scoring, distance_scores, product, share
 
-BLOCK = 256
-"""Number of queries of a block (measured)."""
-SCORES = 2**21
-"""Number of scores in memory at once, unless one head has more (measured)."""
+BLOCK = 256  # number of queries of a block (measured)
+SCORES = 2**21  # number of scores in memory at once, unless one head has more (measured)
 
 
 class Band(NamedTuple):
@@ -71,22 +69,14 @@ def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
 
 
 class Part(NamedTuple):
-    """Scores of some heads and some successive queries, as slices.
+    """Scores of some heads and some successive queries, as slices."""
 
-    rows       sequences
-    heads      heads of queries
-    key_heads  heads of keys, which these share
-    new        queries, which are those of the new tokens
-    seen       keys that they see
-    place      these scores among those of all parts, one after the other
-    """
-
-    rows: slice
-    heads: slice
-    key_heads: slice
-    new: slice
-    seen: slice
-    place: slice
+    rows: slice  # sequences
+    heads: slice  # heads of queries
+    key_heads: slice  # heads of keys, which these share
+    new: slice  # queries, which are those of the new tokens
+    seen: slice  # keys that they see
+    place: slice  # these scores among those of all parts, one after the other
 
     def queries(self, x: Tensor) -> Tensor:
         """Part (n t e) of x (b h t e): these queries of n heads."""
@@ -256,8 +246,7 @@ def _copy_shifted(products: Tensor, scores: Tensor) -> None:
     scores.copy_(products.as_strided((n, t, s), (t * s, s - 1, 1), storage_offset=t - 1))
 
 
-GROUP = 64
-"""Number of queries of a sequence in a product."""
+GROUP = 64  # number of queries of a sequence in a product
 SAVED_SCORES = 2**23
 """Maximum number of scores of all queries of a call for which weights are saved for the backward pass."""
 
@@ -331,8 +320,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None)
 
 PART_BYTES = 2**22
 """Maximum size in bytes of the scores of a part, unless one head and block of queries has more (measured)."""
-SAVED_BYTES = 2**25
-"""Maximum size in bytes of the weights of a call that are saved for the backward pass."""
+SAVED_BYTES = 2**25  # maximum size in bytes of the weights of a call that are saved for the backward pass
 
 
 def _write_weights(out: Tensor, part: Part, q: Tensor, k: Tensor, band: Band, term: ScoreTerm | None) -> Tensor:

@@ -102,8 +102,7 @@ class Mask(VisibleKeys):
         return seen
 
 
-GROUP = 128
-"""Largest number of positions in one call of a function."""
+GROUP = 128  # largest number of positions in one call of a function
 
 
 class Rows:

@@ -22,8 +22,7 @@ Features of a key of norm r at head width e are near exp(40 - e/2 - r²/2√e), 
 e = 256 and r = 2√e, twice the usual norm, that is e^-32.
 """
 
-CHUNK = 64
-"""Number of tokens per chunk; fastest on a CPU for 64 to 256 features and head widths 32 and 64."""
+CHUNK = 64  # number of tokens per chunk; fastest on a CPU for 64 to 256 features and head widths 32 and 64
 
 
 def draw_features(

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.stored import StoredMatrix
 
-SMALLEST = 2**16
-"""Smallest number of weights that are worth more than one thread (measured)."""
+SMALLEST = 2**16  # smallest number of weights that are worth more than one thread (measured)
 
 
 def has_bfloat16_units(device: torch.device) -> bool:
@@ -147,10 +146,8 @@ class HeadNorm(RMSNorm):
         return super().forward(x.to(torch.promote_types(self.weight.dtype, torch.float32))).to(x.dtype)
 
 
-LEVELS = 2**16
-"""Number of values of 16 bits: on a CPU, rates are rounded to multiples of 1 / `LEVELS`."""
-NUMBERS_IN_WORD = 4
-"""Random numbers of 16 bits in one of 64 bits."""
+LEVELS = 2**16  # number of values of 16 bits: on a CPU, rates are rounded to multiples of 1 / `LEVELS`
+NUMBERS_IN_WORD = 4  # random numbers of 16 bits in one of 64 bits
 DISCARDED = 2**14
 """Number of random words, of 64 bits, that are drawn at once for rows that x does not have: they stay in the cache."""
 
@@ -232,8 +229,7 @@ class Dropout(nn.Dropout):
         return dropout(x, self.p, self.share)
 
 
-MAX_INT = 127
-"""Maximum magnitude of an int8 value; -128 is not used."""
+MAX_INT = 127  # maximum magnitude of an int8 value; -128 is not used
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**121
 """Limits of the scales that `quantize` chooses: a normal number, and `MAX_INT * MAX_SCALE` is finite in float32."""
 

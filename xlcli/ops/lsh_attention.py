@@ -30,8 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from xlcli.ops.lsh_gather import KeyWindow, Lookup, attend_gathered
 from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index, latest, seen_before, write
 
-CHECKPOINT_SCORES = 2**24
-"""Number of scores from which a round is recomputed in the backward pass instead of stored."""
+CHECKPOINT_SCORES = 2**24  # number of scores from which a round is recomputed in the backward pass instead of stored
 
 GATHERED_TOKENS = 2
 """Largest number of tokens of a call for each bucket with which every query gathers its keys (measured on a CPU)."""
@@ -43,11 +42,9 @@ blocks to the system, which clears every page again."""
 MAX_LOG_WEIGHT = 60.0
 """Largest score whose exponential is summed as it is. Larger ones are reduced by the maximum of their row."""
 
-MAX_SCORES = 2**18
-"""Number of scores computed at once."""
+MAX_SCORES = 2**18  # number of scores computed at once
 
-TILE = 16
-"""Maximum number of queries of a bucket that are computed together."""
+TILE = 16  # maximum number of queries of a bucket that are computed together
 
 
 def attend_hashed(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: float = 0.0) -> Tensor:
@@ -111,13 +108,10 @@ class _Codes(NamedTuple):
     codes, all tokens more than `bucket_size` before the call share one, and those of two buckets differ by more.
     Example with bucket size 1 and new tokens in buckets 0, 0, 1: their codes are 2, 3 and 8. The last earlier token of
     each bucket has 1 and 7, all before it 0 and 6.
-
-    first   (b h r n)  code of the first token of the call in each bucket
-    new     (b h r t)  codes of the tokens of the call
     """
 
-    first: Tensor
-    new: Tensor
+    first: Tensor  # (b h r n) code of the first token of the call in each bucket
+    new: Tensor  # (b h r t) codes of the tokens of the call
 
 
 def _codes(ranks: BucketRanks, bucket_size: int) -> _Codes:
@@ -136,34 +130,22 @@ class _Tiles(NamedTuple):
     Example with tiles of 2 tokens, bucket size 4 and 3 new tokens in a bucket: of its two tiles the first has tokens 0
     and 1, and before it are -4 to -1, which only the table may have. The second has token 2 and a free place, and
     before it are -2 to 1, of which 0 and 1 are in the call.
-
-    bucket_sizes    (b·h·n)  number of tokens of each bucket
-    place_of_token  (b·h·t)
-    token_at_place  (p)      any token, which is never visible, at a free place
-    bucket          (m)      bucket of each tile
-    ranks_before    (m n)    ranks of the keys before each tile, counted from the first new token of the bucket
     """
 
-    bucket_sizes: Tensor
-    place_of_token: Tensor
-    token_at_place: Tensor
-    bucket: Tensor
-    ranks_before: Tensor
+    bucket_sizes: Tensor  # (b·h·n) number of tokens of each bucket
+    place_of_token: Tensor  # (b·h·t)
+    token_at_place: Tensor  # (p) any token, which is never visible, at a free place
+    bucket: Tensor  # (m) bucket of each tile
+    ranks_before: Tensor  # (m n) ranks of the keys before each tile, counted from the first new token of the bucket
 
 
 class _Keys(NamedTuple):
-    """Keys at places (...), and what decides whether a query sees them.
+    """Keys at places (...), and what decides whether a query sees them."""
 
-    k          (... e)
-    v          (... w)
-    codes      (...)    codes in each earlier round
-    positions  (...)    None if all keys are near enough
-    """
-
-    k: Tensor
-    v: Tensor
-    codes: Sequence[Tensor]
-    positions: Tensor | None
+    k: Tensor  # (... e)
+    v: Tensor  # (... w)
+    codes: Sequence[Tensor]  # (...) codes in each earlier round
+    positions: Tensor | None  # (...) None if all keys are near enough
 
     def map(self, change: Callable[[Tensor], Tensor]) -> _Keys:
         positions = None if self.positions is None else change(self.positions)
@@ -180,14 +162,10 @@ class _Keys(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Tokens of a call, in tiles of `tile` tokens of a bucket.
+    """Tokens of a call, in tiles of `tile` tokens of a bucket."""
 
-    qkv    (b·h·t ...)  queries, keys and values
-    large  (b·h·t)      mask of queries whose scores may exceed `MAX_LOG_WEIGHT`; None: no query has such
-    """
-
-    qkv: Sequence[Tensor]
-    large: Tensor | None
+    qkv: Sequence[Tensor]  # (b·h·t ...) queries, keys and values
+    large: Tensor | None  # (b·h·t) mask of queries whose scores may exceed `MAX_LOG_WEIGHT`; None: no query has such
     codes: _Codes
     lookup: Lookup
     tile: int

@@ -32,18 +32,12 @@ class KeyWindow(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Where the queries of a call look for their keys.
+    """Where the queries of a call look for their keys."""
 
-    ranks        buckets and ranks of the new tokens
-    table        earlier tokens, without gradient; None if they are not visible
-    key_window   positions of visible keys; `start` is that of the first new token
-    bucket_size  largest number of keys that a query sees in a round
-    """
-
-    ranks: BucketRanks
-    table: Table | None
-    key_window: KeyWindow
-    bucket_size: int
+    ranks: BucketRanks  # buckets and ranks of the new tokens
+    table: Table | None  # earlier tokens, without gradient; None if they are not visible
+    key_window: KeyWindow  # positions of visible keys; `start` is that of the first new token
+    bucket_size: int  # largest number of keys that a query sees in a round
 
     def of_heads(self, heads: slice) -> Lookup:
         """The same for some heads."""
@@ -63,20 +57,13 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: fl
 
 
 class _Keys(NamedTuple):
-    """Keys of some queries.
+    """Keys of some queries."""
 
-    k        (p s e)  keys
-    v        (p s w)  values
-    seen     (p s)    mask of the visible keys
-    places   (m)      index into the axes p s
-    sources  (m)      token of the call
-    """
-
-    k: Tensor
-    v: Tensor
-    seen: Tensor
-    places: Tensor
-    sources: Tensor
+    k: Tensor  # (p s e) keys
+    v: Tensor  # (p s w) values
+    seen: Tensor  # (p s) mask of the visible keys
+    places: Tensor  # (m) index into the axes p s
+    sources: Tensor  # (m) token of the call
 
 
 class _Call:

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 RANKS_PER_BUCKET = 2**36
 """Difference between the global ranks of adjacent buckets: the maximum number of tokens of a bucket."""
 
-MAX_PRODUCTS = 2**18
-"""Number of inner products with hash directions that are computed at once."""
+MAX_PRODUCTS = 2**18  # number of inner products with hash directions that are computed at once
 
 
 def draw_rotations(
@@ -70,20 +69,13 @@ def _argmax(x: Tensor) -> Tensor:
 
 
 class Table(NamedTuple):
-    """Latest `bucket_size` tokens of every bucket. Token number a of a bucket is in slot a modulo `bucket_size`.
+    """Latest `bucket_size` tokens of every bucket. Token number a of a bucket is in slot a modulo `bucket_size`."""
 
-    keys          (b h r n c e)
-    values        (b h r n c w)
-    positions     (b h r n c)    number of tokens read before the token
-    global_ranks  (b h r n c r)  global rank of the token in every round
-    counts        (b h r n)      number of tokens written so far
-    """
-
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-    global_ranks: Tensor
-    counts: Tensor
+    keys: Tensor  # (b h r n c e)
+    values: Tensor  # (b h r n c w)
+    positions: Tensor  # (b h r n c) number of tokens read before the token
+    global_ranks: Tensor  # (b h r n c r) global rank of the token in every round
+    counts: Tensor  # (b h r n) number of tokens written so far
 
     @staticmethod
     def empty(like: Tensor, batch: int, n_heads: int, n_rounds: int, n_buckets: int, bucket_size: int = 0) -> Table:
@@ -116,18 +108,12 @@ class Table(NamedTuple):
 
 
 class BucketRanks(NamedTuple):
-    """Buckets of new tokens, and their ranks.
+    """Buckets of new tokens, and their ranks."""
 
-    buckets       (b h r t)
-    ranks         (b h r t)  number of earlier tokens of this call in the same bucket
-    sizes         (b h r n)  number of tokens of this call in each bucket
-    global_ranks  (b h r t)  bucket times `RANKS_PER_BUCKET`, plus number of all earlier tokens in the bucket
-    """
-
-    buckets: Tensor
-    ranks: Tensor
-    sizes: Tensor
-    global_ranks: Tensor
+    buckets: Tensor  # (b h r t)
+    ranks: Tensor  # (b h r t) number of earlier tokens of this call in the same bucket
+    sizes: Tensor  # (b h r n) number of tokens of this call in each bucket
+    global_ranks: Tensor  # (b h r t) bucket times `RANKS_PER_BUCKET`, plus number of all earlier tokens in the bucket
 
 
 def rank_in_buckets(buckets: Tensor, counts: Tensor) -> BucketRanks:

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 _EXPONENT_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
-HALVES = _EXPONENT_BITS.keys()
-"""Types of 16-bit floats."""
+HALVES = _EXPONENT_BITS.keys()  # types of 16-bit floats
 _WITHOUT_SIGN = 0x7FFF
 _LARGEST_INT8 = 127
 _aten = torch.ops.aten
@@ -24,8 +23,7 @@ _WITHOUT_VALUES = {
 """Methods that do not need float32 values."""
 _TRANSPOSED = [Tensor.T.__get__, Tensor.mT.__get__]  # type: ignore[attr-defined]
 """Attributes that need them."""
-_IN_PLACE = re.compile(r"__setitem__|__i\w+__|\w*[^_]_")
-"""Names of functions that change their first argument."""
+_IN_PLACE = re.compile(r"__setitem__|__i\w+__|\w*[^_]_")  # names of functions that change their first argument
 TILE = 2**20
 """Number of weights that a product widens at once: 4 MiB, which stay in the cache until they are multiplied."""
 TILE_ROWS = 64
@@ -38,14 +36,10 @@ class StoredMatrix(Tensor):
     Every function of PyTorch widens it first, and nothing keeps the float32 values; a lookup of rows widens only these,
     and a linear layer one tile of rows after the other. So all results are those of a float32 matrix with these values.
     It cannot be changed, and has no gradient.
-
-    Attributes:
-        rows: The numbers as they are stored.
-        scale: Scales of int8 rows, else None.
     """
 
-    rows: Tensor
-    scale: Tensor | None
+    rows: Tensor  # the numbers as they are stored
+    scale: Tensor | None  # scales of int8 rows, else None
 
     @staticmethod
     def __new__(cls, rows: Tensor, scale: Tensor | None = None) -> StoredMatrix:

@@ -18,8 +18,7 @@ RATES = {"muon": 6e-3, "adamw": 2e-3}  # default learning rates
 IMPORTED_RATE, IMPORTED_WARMUP = 1e-4, 5
 """Learning rate, and steps of warmup, of a run that starts from an imported model (benchmarks/log)."""
 TINY_BELOW = 100_000  # bytes of training text below which the default preset is `tiny`
-SHORT_BELOW = 2_000_000
-"""Bytes of training text below which the default preset is `short`, unless it is `tiny`."""
+SHORT_BELOW = 2_000_000  # bytes of training text below which the default preset is `short`, unless it is `tiny`
 BASE_ABOVE = 8_000_000  # bytes of training text from which the default preset on a GPU is `base`
 SHORT_TEXT_FACTOR, FULL_RATE_TOKENS = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for

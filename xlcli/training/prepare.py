@@ -45,23 +45,17 @@ DRY_RUN_BYTES = 2**19
 
 @dataclass(frozen=True)
 class Prepared:
-    """Inputs of a training run.
-
-    Attributes:
-        preset: Name of its preset; empty if unknown.
-        origin: Description of the model that it starts from (`store.origin.INIT`); empty for new weights.
-        weights: Weights of that model, if the run is new.
-    """
+    """Inputs of a training run."""
 
     config: Config
     runtime: Runtime
-    preset: str
-    origin: Tree
+    preset: str  # name of its preset; empty if unknown
+    origin: Tree  # description of the model that it starts from (`store.origin.INIT`); empty for new weights
     parts: Split
     tokenizer: Tokenizer
     train_ids: TokenFile
     valid_ids: TokenFile
-    weights: Mapping[str, Tensor] | None = None
+    weights: Mapping[str, Tensor] | None = None  # weights of that model, if the run is new
 
     @property
     def n_train_tokens(self) -> int:
@@ -387,8 +381,7 @@ def _require_utf8(parts: Split, origin: Tree) -> None:
             raise DataError(error.message, remedy)
 
 
-MISFIT = 0.4
-"""Bytes per token of a text, relative to the model's own text, below which the vocabulary fits badly."""
+MISFIT = 0.4  # bytes per token of a text, relative to the model's own text, below which the vocabulary fits badly
 MANY_UNKNOWN = 0.1  # share of unknown words from which a vocabulary of words fits badly
 LEAST_LIKENESS = 0.75  # the same ratio from which a text counts as one of the same language and style
 BEGINS_ANEW = 20_000_000  # bytes of training text from which a run on a CPU starts with new weights by default

@@ -32,8 +32,7 @@ from xlcli.training.schedule import Counters, Patience
 
 LR_DIVISOR = 3.0  # divisor of the learning rates after a roll-back, and in the remedy for a run that diverged
 
-Microbatch = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs, targets and document positions (b t; on the CPU)."""
+Microbatch = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets and document positions (b t; on the CPU)
 
 
 class Update(NamedTuple):

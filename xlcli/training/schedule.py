@@ -132,16 +132,11 @@ class Patience:
 
     The last part of the schedule, in which `wsd` decays, begins at once. A schedule without decay (`decay` 0) ends at
     once, and one that is already in its last part does not change.
-
-    Attributes:
-        limit: Number of validations without improvement; None never shortens the run.
-        decay: Share of a run in which the learning rate decays at its end; 0 if it does not depend on the budget.
-        counters: Counters of the run, of which patience uses `stale` and `plateau`.
     """
 
-    limit: int | None
-    decay: float
-    counters: Counters
+    limit: int | None  # number of validations without improvement; None never shortens the run
+    decay: float  # share of a run in which the learning rate decays at its end; 0 if it does not depend on the budget
+    counters: Counters  # counters of the run, of which patience uses `stale` and `plateau`
 
     @property
     def end(self) -> float:

@@ -43,8 +43,7 @@ from xlcli.training.validation import describe_run, final_evaluation, finish
 PASSES_OF_STEP = 3.0  # time of a step in passes through the network without gradients
 PREPARATION_SHARE = 0.1  # maximum share of a time budget that preparation counts for
 Run = tuple[TrainingRun, Prepared]
-Setup = Generator[Event, None, Run | None]
-"""Preparation of a run; None if none is to be trained."""
+Setup = Generator[Event, None, Run | None]  # preparation of a run; None if none is to be trained
 
 
 def train(

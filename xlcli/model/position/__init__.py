@@ -25,8 +25,7 @@ class ScoreRule(NamedTuple):
 class Position(nn.Module):
     """Base of all encodings, without position information. One instance for each layer and one at the embedding."""
 
-    n_terms = 1
-    """Number of inner products in a score; the softmax scale is 1/sqrt(n_terms * head_dim)."""
+    n_terms = 1  # number of inner products in a score; the softmax scale is 1/sqrt(n_terms * head_dim)
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Inputs (b t d) with absolute positions added."""

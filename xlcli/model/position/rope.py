@@ -20,8 +20,7 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
 from xlcli.ops.scoring import FarKeys
 
-Layout = Literal["half", "interleaved"]
-"""Features of a pair: `half` f and f + e/2, `interleaved` 2f and 2f + 1."""
+Layout = Literal["half", "interleaved"]  # features of a pair: `half` f and f + e/2, `interleaved` 2f and 2f + 1
 
 
 class RopePosition(Position):

@@ -28,8 +28,7 @@ HIGHEST_COMPRESSED = 0.4
 
 Sinusoids up to ω need about `HALF_LEN` ω / π vectors, and a dozen more for the ends of the stretch (Slepian 1978).
 """
-NEGLIGIBLE = 1e-9
-"""Norm of a part of a sinusoid that is left out."""
+NEGLIGIBLE = 1e-9  # norm of a part of a sinusoid that is left out
 
 
 def n_shared_features(position: XLPosition) -> int:

@@ -29,18 +29,15 @@ from xlcli.state import State
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState
 
-TOKENS_PER_CALL = 512
-"""Maximum number of tokens per call of the model: bounds the RAM and the response time to a signal."""
+TOKENS_PER_CALL = 512  # maximum number of tokens per call: bounds the RAM and the response time to a signal
 
 MAX_ROWS = 16  # maximum number of texts per call of the model
 MAX_ROWS_BYTES = 2**29  # maximum size of their memory tensors
 COMPILING = "compiling the kernels of {}, once on this machine: 10 to 40 seconds of processor time"
 NOT_KEPT = "the compiled kernels of {} cannot be kept, so each run compiles them again: {}"
 
-Scored = tuple[NDArray[np.float64], NDArray[np.float64] | None]
-"""Surprisal (t) in nats, and features (t f) if something is read out."""
-SaveState = Callable[[SessionState], None]
-"""Function that writes a session. It must not keep the value: the session may overwrite its memory in place later."""
+Scored = tuple[NDArray[np.float64], NDArray[np.float64] | None]  # surprisal (t) in nats; features (t f) if read out
+SaveState = Callable[[SessionState], None]  # must not keep the value: the session may overwrite its memory in place
 
 
 def check_settings(model: LoadedModel, options: InferenceConfig, runtime: Runtime) -> None:

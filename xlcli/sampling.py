@@ -17,8 +17,7 @@ from xlcli.config import Sampling
 from xlcli.errors import CheckpointError
 from xlcli.text.pretokenize import whole_characters
 
-REPETITION_WINDOW = 256
-"""Number of latest tokens, prompt included, that the repetition penalty applies to. Bounds the size of a state file."""
+REPETITION_WINDOW = 256  # latest tokens, prompt included, of the repetition penalty; bounds the size of a state file
 
 _EXCLUDED = float("-inf")  # logit of a token with probability zero
 

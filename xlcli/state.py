@@ -23,25 +23,16 @@ ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cac
 
 @dataclass(frozen=True)
 class State:
-    """Memories of all layers, and the position in the text.
+    """Memories of all layers, and the position in the text."""
 
-    Attributes:
-        layers: One memory for each block, in the order of use; a universal stack has one for each block and step.
-        seen: Number of tokens read since the start, the same for every sequence of the batch.
-        offsets: Position (b) in its text at which each sequence began.
-        last: Latest tokens (b n) of each sequence, -1 before the first: one for a bigram embedding, as many as
-            overlapping windows share.
-        lag: Largest number of tokens by which a sequence is behind `seen`; only joined states have any.
-    """
-
-    layers: tuple[Memory, ...]
-    seen: int
+    layers: tuple[Memory, ...]  # one for each block, in the order of use; in a universal stack for each step too
+    seen: int  # number of tokens read since the start, the same for every sequence of the batch
     span: Span
-    offsets: Tensor
-    last: Tensor
+    offsets: Tensor  # position (b) in its text at which each sequence began
+    last: Tensor  # latest tokens (b n), -1 before the first: 1 for a bigram embedding, all that windows share
     adaptation: Adaptation | None = None
     cache: ContextCache | None = None
-    lag: int = 0
+    lag: int = 0  # largest number of tokens by which a sequence is behind `seen`; only joined states have any
 
     @property
     def batch_size(self) -> int:

@@ -10,8 +10,7 @@ from pydantic import Field, field_serializer, model_validator
 from xlcli.config.base import BaseConfig, Count, Positive
 from xlcli.errors import InvalidSettingError
 
-MemoryDtype = Literal["float32", "bfloat16", "int8"]
-"""Number type of past keys and values at inference; `float32` is the type in which they are computed, unrounded."""
+MemoryDtype = Literal["float32", "bfloat16", "int8"]  # of past keys and values at inference; `float32`: unrounded
 
 
 class AttentionConfig(BaseConfig):
@@ -24,8 +23,7 @@ class AttentionConfig(BaseConfig):
 
     offers: ClassVar[frozenset[str]] = frozenset()  # hooks of a position encoding that this attention calls
     rounds_memory: ClassVar[bool] = False  # true if memory can be kept in another number type than float32
-    is_banded: ClassVar[bool] = False
-    """True if a token attends to successive tokens: a call reads no others, and can hide earlier documents."""
+    is_banded: ClassVar[bool] = False  # a token attends to successive tokens: a call can hide earlier documents
 
     def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """Attention of each of `n_layers` layers."""
@@ -127,8 +125,7 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
 
 MAX_BUCKETS = 2**16  # largest number of hash buckets
 MAX_SLOTS = 2**20  # largest number of tokens in the buckets of one head and hash round
-MAX_HASHES = 8
-"""Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
+MAX_HASHES = 8  # directions for all these rounds are stored, so inference may use more rounds than training
 
 
 class RandomAttentionConfig(AttentionConfig):
@@ -215,8 +212,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
             raise InvalidSettingError("model.attention.bucket_size", reason, remedy)
 
 
-HEADS = ("n_heads", "head_dim", "n_kv_heads")
-"""Keys that all attention kinds share, the last one those of softmax attention."""
+HEADS = ("n_heads", "head_dim", "n_kv_heads")  # keys of all attention kinds, the last one of softmax attention only
 LayerKind = FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
 """Union of all attention kinds that a layer can have. A new kind is added here."""
 LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]  # attention of one layer

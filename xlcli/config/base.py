@@ -31,18 +31,15 @@ class Option:
 
 Count = Annotated[int, Field(ge=1, le=2**31), COUNT]  # positive integer
 Length = Annotated[int, Field(ge=0, le=2**31), COUNT]  # length in tokens; may be 0
-Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]
-"""Probability below 1, such as a dropout rate."""
+Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]  # probability below 1, as of dropout
 Share = Annotated[float, Field(ge=0.0, le=1.0), NUMBER]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0), NUMBER]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
-Positive = Annotated[float, Field(ge=1e-12, le=1e18), NUMBER]
-"""Positive number, with which products and quotients stay finite."""
+Positive = Annotated[float, Field(ge=1e-12, le=1e18), NUMBER]  # products and quotients of such numbers stay finite
 Seconds = Annotated[float, Field(ge=1e-12, le=1e18), DURATION]  # time in seconds
 Switch = Annotated[bool, units.reads(units.switch)]  # yes or no; in the environment 1 or 0
 SpanKind = Literal["uniform", "growing"]  # tokens that a token attends to; see `xlcli.ops.span.Span`
-WeightEncoding = Literal["float32", "bfloat16", "int8"]
-"""Encoding in which weights are written; see `xlcli.store.weights`."""
+WeightEncoding = Literal["float32", "bfloat16", "int8"]  # in which weights are written; see `xlcli.store.weights`
 
 
 class BaseConfig(BaseModel):

@@ -453,8 +453,7 @@ _OUT_OF_ORDER = ("batch_size", "span", "reset_on_document", "reset_on_change", "
 """Settings of an evaluation with which tokens are not read one after the other."""
 _OTHER_CONTEXTS = ("mem_len", "segment_len", "stride", "sweep_mem_len", "span", "adapt", "context_cache")
 """Settings of an evaluation that give a token more or less context."""
-_PARTS_OF_TEXT = ("reset_on_change", "each_line", "limit", "binary", "columns")
-"""Settings of an evaluation that concern the lines, bytes or tokens of a text rather than whole rows."""
+_PARTS_OF_TEXT = ("reset_on_change", "each_line", "limit", "binary", "columns")  # concern lines, bytes or tokens
 
 
 class Sampling(NamedTuple):
@@ -525,8 +524,7 @@ class GenerateConfig(LearningConfig, InferenceConfig):
         return Sampling(**{"temperature": TUNED.temperature} | changes)
 
 
-TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
-"""Chosen on validation text by `benchmarks/sampling.py` (benchmarks/log)."""
+TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)  # on validation text (benchmarks/sampling.py)
 
 
 class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):

@@ -74,8 +74,7 @@ STACKS = {table.model_fields["kind"].default: table for table in get_args(get_ar
 """Stack kind to configuration class."""
 
 
-GATED = frozenset({"swiglu", "geglu", "geglu-tanh"})
-"""Feed-forward kinds whose activation is multiplied by a second projection."""
+GATED = frozenset({"swiglu", "geglu", "geglu-tanh"})  # kinds whose activation is multiplied by a second projection
 
 
 class FeedForwardConfig(BaseConfig):

@@ -8,10 +8,8 @@ from xlcli.config.base import BaseConfig, Count, Positive
 from xlcli.errors import InvalidSettingError
 
 ClampLen = Count | Literal["none"]  # largest distance of a position encoding, or `none` for any
-Placement = Literal["embedding", "layers"]
-"""Absolute positions are added to the embedding, or to the input of every layer."""
-PlacementOrQK = Literal["embedding", "layers", "qk"]
-"""Also: added to the queries and keys of every layer, and not to its values."""
+Placement = Literal["embedding", "layers"]  # absolute positions are added to the embedding or each layer's input
+PlacementOrQK = Literal["embedding", "layers", "qk"]  # also: to the queries and keys of every layer, not to its values
 
 
 class PositionConfig(BaseConfig):

@@ -36,11 +36,9 @@ from xlcli.config.units import COUNT, DURATION, INTERVAL, LENGTHS
 from xlcli.errors import InvalidSettingError
 
 Interval = Annotated[Count | Positive, INTERVAL]  # interval in steps (int) or in seconds (float)
-ScheduleName = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]
-"""Learning-rate schedule after the warmup; see `xlcli.optim.decay`."""
+ScheduleName = Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"]  # after warmup; see `xlcli.optim.decay`
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
-HeldOut = Annotated[str | float | None, units.reads(units.share)]
-"""A file, or a fraction: whole files of a folder, or the end of the text."""
+HeldOut = Annotated[str | float | None, units.reads(units.share)]  # file, or fraction: whole files, or end of the text
 
 
 class TextConfig(BaseConfig):

@@ -13,8 +13,7 @@ from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 from xlcli.ops.layers import MAX_INT, MAX_SCALE, MIN_SCALE
 
 CHUNK = 512  # typical number of scores whose softmax is computed at once by one thread; chunks are then merged
-LARGEST, TOTAL, N_STATISTICS = 0, 1, 2
-"""Behind the weighted sum (e) of the values of a chunk: its largest score, and the sum of its weights."""
+LARGEST, TOTAL, N_STATISTICS = 0, 1, 2  # behind the summed values (e) of a chunk: largest score, sum of weights
 LOWEST = np.float32(-3e38)  # start of a search for the largest score
 BFLOAT16_NAN = np.uint16(0x7FC0)  # bits of an undefined bfloat16
 

@@ -42,9 +42,6 @@ class KernelFiles:
             compiles in this one.
         constants: Other Python files whose constants the kernel contains.
 
-    Attributes:
-        problem: Reason for which the kernel that was compiled last could not be saved, if any.
-
     Raises:
         ConfigError: Others can write the folder.
         ResourceError: The folder cannot be written.
@@ -55,7 +52,7 @@ class KernelFiles:
         if not hasattr(kernel, "py_func"):
             raise RuntimeError("Numba does not compile")
         self.kernel = kernel
-        self.problem: str | None = None
+        self.problem: str | None = None  # why the kernel that was compiled last could not be saved, if so
         self.program = program
         self.constants = constants
         self.cache_path = code_folder("kernels", "NUMBA_CACHE_DIR")

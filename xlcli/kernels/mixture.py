@@ -30,14 +30,12 @@ from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
 from xlcli.memory.context_cache import ABOVE, COLUMN, HEAD, LINE, N_KINDS, N_READ, ORDERS, REACH, WINDOW, Index, Learned
 
-RATE, BIAS_RATE = 0.25, 0.02
-"""Learning rate of a weight, divided by the root of the sum of its squared gradients, and that of the bias."""
+RATE, BIAS_RATE = 0.25, 0.02  # of a weight, divided by the root of its summed squared gradients, and of the bias
 MOST_FOLLOWERS = 64  # number of latest followers of a context that count
 LEVELS = np.array([n.bit_length() for n in range(MOST_FOLLOWERS + 1)])  # class of a number of followers
 MOST_SURPRISE = 12.0  # surprisal in nats that counts as r = 1; r is between 0 and 1
 MOST_RAISED = 30.0  # maximum change of a logit by all contexts
-HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 divided by the golden ratio: multiplied by it, similar keys become dissimilar."""
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplied by it, similar keys become dissimilar
 NO_TOKEN = -1
 
 

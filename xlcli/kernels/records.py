@@ -16,8 +16,7 @@ ACTIVATIONS = {
 """Feed-forward kind to activation; 0: none."""
 NONE, RMS, LAYER = range(3)  # norms
 HALF, INTERLEAVED = 1, 2
-ROPE_LAYOUTS = {"half": HALF, "interleaved": INTERLEAVED}
-"""Layout of rotary pairs, features f and f + e/2 or 2f and 2f + 1, to rotation; 0: none."""
+ROPE_LAYOUTS = {"half": HALF, "interleaved": INTERLEAVED}  # pairs f and f + e/2, or 2f and 2f + 1; 0: no rotation
 
 
 def record(integers: str = "", floats: str = "", **parts: np.dtype[Any]) -> np.dtype[Any]:
@@ -45,8 +44,7 @@ If `gated` (1, else 0) there are 2n rows, and the first n outputs are multiplied
 NORM = record("kind weight bias", "epsilon")  # norm with weight (d), bias (d), and an addition to the mean square
 RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
 """Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
-HALF_LEN, RANK = 128, 32
-"""Number of distances of half a block of compressed position keys, and of the numbers that stand for them."""
+HALF_LEN, RANK = 128, 32  # distances in half a block of compressed position keys, and numbers that stand for them
 BLOCK_LEN = 2 * HALF_LEN
 ATTENTION = record("n_heads n_kv_heads head_dim n_features n_projected content position relative rope rotary_dim",
                    "scale", qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip

@@ -10,11 +10,9 @@ import numpy as np
 from xlcli.kernels.compiler import intrinsic, ir, numba, register_jitable, types
 from xlcli.kernels.records import Array
 
-SPINS = 2**20
-"""Number of times that a waiting thread looks for the others, about 1 ms, before it lets other processes run."""
+SPINS = 2**20  # times that a waiting thread looks for the others, about 1 ms, before it lets other processes run
 COUNTERS = 128  # size in bytes of the counters of a step, of tasks taken and of tasks done: two cache lines
-FASTMATH = {"reassoc", "contract", "nsz"}
-"""Sums may be reordered, so that they use vectors; infinite and undefined values stay."""
+FASTMATH = {"reassoc", "contract", "nsz"}  # sums may be reordered, to use vectors; inf and nan stay
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 

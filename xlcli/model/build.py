@@ -131,13 +131,12 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     )
 
 
-ATTENTIONS: dict[type[AttentionConfig], type[Attention]] = {
+ATTENTIONS: dict[type[AttentionConfig], type[Attention]] = {  # modules; arguments are named as the settings
     kinds.FullAttentionConfig: FullAttention,
     kinds.LocalAttentionConfig: LocalAttention,
     kinds.LinearAttentionConfig: LinearAttention,
     kinds.LSHAttentionConfig: LSHAttention,
 }
-"""Configuration to module, whose arguments have the names of the settings."""
 
 
 def _attention(config: ModelConfig, attention: AttentionConfig, position: Position) -> Attention:

@@ -53,8 +53,7 @@ ENCODINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch
 """Types of packed weights other than float32, whose matrices are not copied unless several are joined."""
 Packed = tuple[Any, ...]  # fields of a record of `kernels/records.py`; arrays are given by their addresses
 NO_HEAD: Packed = np.zeros((), records.HEAD).item()  # fields of a head of size 0
-ATTENTIONS = FullAttention, LocalAttention
-"""Kinds of attention that the kernels compute, with every setting of theirs (tests/model/test_decoder.py)."""
+ATTENTIONS = FullAttention, LocalAttention  # what kernels compute, with all settings (tests/model/test_decoder.py)
 POSITIONS = Position, RopePosition, AlibiPosition, T5Position, XLPosition
 """Position encodings of a layer that the kernels compute. The first one adds nothing: it is that of the embedding."""
 
@@ -244,19 +243,13 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Part:
-    """Successive blocks, from number `first` on, that are computed together.
-
-    Attributes:
-        packed: `BLOCK` of each block; empty: there is no kernel.
-        kinds: Numbers by `Packer._kind`; layers with the same one and memories of one length have the same `Shared`.
-        head: Fields of `HEAD`, if logits follow.
-    """
+    """Successive blocks, from number `first` on, that are computed together."""
 
     first: int
     blocks: Sequence[Block]
-    packed: Array
-    kinds: Sequence[int]
-    head: Packed | None = None
+    packed: Array  # `BLOCK` of each block; empty: there is no kernel
+    kinds: Sequence[int]  # by `Packer._kind`; layers of the same one and memories of one length share a `Shared`
+    head: Packed | None = None  # fields of `HEAD`, if logits follow
 
     def memories(self, state: State) -> Sequence[Memory]:
         return state.layers[self.first : self.first + len(self.blocks)]
@@ -274,16 +267,12 @@ class Part:
 
 
 class Packer:
-    """Packs weights of a network: records with their addresses, which are valid as long as the packer lives.
-
-    Attributes:
-        kept: Tensors whose addresses are packed.
-    """
+    """Packs weights of a network: records with their addresses, which are valid as long as the packer lives."""
 
     def __init__(self, network: LanguageModel, weight_type: torch.dtype) -> None:
         self.network = network
         self.weight_type = weight_type
-        self.kept: list[Tensor] = []
+        self.kept: list[Tensor] = []  # tensors whose addresses are packed
         self._kinds: dict[Hashable, int] = {}
 
     def part(self, first: int, blocks: Sequence[Block], *, with_kernel: bool) -> Part:

@@ -98,8 +98,7 @@ class BigramEmbedding(nn.Module):
     n-gram tables of this kind add parameters without arithmetic (Svenstrup et al. 2017; Huang et al. 2025).
     """
 
-    initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
-    """Parameters with a constant initial value (`init_weights`)."""
+    initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}  # for `init_weights`
 
     def __init__(self, n_rows: int, dim: int) -> None:
         super().__init__()

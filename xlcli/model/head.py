@@ -32,8 +32,7 @@ each chunk costs the start of some dozen kernels, here and again in the backward
 class Readout:
     """What is kept of predictions: by default all log-probabilities."""
 
-    layers: Sequence[int] = ()
-    """Numbers, from 1 in the order of use, of the blocks whose outputs predict, too, by the last norm and the head."""
+    layers: Sequence[int] = ()  # numbers, from 1, of further blocks that predict, by the last norm and the head
 
     def __call__(self, log_p: Tensor, targets: Tensor) -> Tensor:
         """Features (b t f) of log-probabilities (b t v) and the tokens (b t) that came."""
@@ -177,8 +176,7 @@ def _widen(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-CHUNK = 2**17
-"""Number of logits whose float32 values are in memory at once on a CPU: 512 KiB, which stay in its cache (measured)."""
+CHUNK = 2**17  # number of logits whose float32 values a CPU holds at once: 512 KiB stay in its cache (measured)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from xlcli.model.position.absolute import sinusoids
 from xlcli.ops.context import AttentionContext, Rows
 from xlcli.ops.layers import Dropout, Linear, cast_for_products, map_chunks
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by feed-forward kind; may overwrite their input
     "relu": F.relu_,
     "relu2": lambda x: F.relu_(x).square(),
     "gelu": F.gelu,
@@ -36,7 +36,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "geglu": F.gelu,
     "geglu-tanh": partial(F.gelu, approximate="tanh"),
 }
-"""Feed-forward kind to activation function, which may overwrite its input."""
 
 
 class FeedForward(nn.Module):
@@ -195,13 +194,11 @@ class Stack(nn.Module):
     With `input_residual` the input of block i is stream_scale[i] x + input_scale[i] x0, where x0 is the input of the
     stack.
 
-    Attributes:
-        n_steps: Number of times that all blocks are applied.
-        recompute_activations: Keep only the input of each block for the backward pass, which computes the block again
-            with the same dropout (Chen et al. 2016). A reversible stack keeps less and ignores it.
+    With `recompute_activations` only the input of each block is kept for the backward pass, which computes the block
+    again with the same dropout (Chen et al. 2016). A reversible stack keeps less and ignores it.
     """
 
-    n_steps = 1
+    n_steps = 1  # number of times that all blocks are applied
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module, *, input_residual: bool = False) -> None:
         super().__init__()

@@ -144,8 +144,7 @@ def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
         scores[..., : first.shape[-1]] += first
 
 
-COMPUTED_BY_BLOCKS = frozenset({"term", "clamp", "shifted", "far", "far_bias", "sinks"})
-"""Additions of `Scoring` that `attend_blocks` computes."""
+COMPUTED_BY_BLOCKS = frozenset({"term", "clamp", "shifted", "far", "far_bias", "sinks"})  # fields of `Scoring`
 
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring) -> Tensor:
@@ -247,8 +246,7 @@ def _copy_shifted(products: Tensor, scores: Tensor) -> None:
 
 
 GROUP = 64  # number of queries of a sequence in a product
-SAVED_SCORES = 2**23
-"""Maximum number of scores of all queries of a call for which weights are saved for the backward pass."""
+SAVED_SCORES = 2**23  # maximum number of scores of a call for which weights are saved for the backward pass
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, scale: float) -> Tensor:
@@ -318,8 +316,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None)
     return product(scores.softmax(-1), v)
 
 
-PART_BYTES = 2**22
-"""Maximum size in bytes of the scores of a part, unless one head and block of queries has more (measured)."""
+PART_BYTES = 2**22  # maximum size of the scores of a part, unless one head and block of queries has more (measured)
 SAVED_BYTES = 2**25  # maximum size in bytes of the weights of a call that are saved for the backward pass
 
 

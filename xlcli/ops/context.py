@@ -25,14 +25,10 @@ T = TypeVar("T")
 
 
 class VisibleKeys:
-    """Boolean mask, true where a query may attend to a key. Every query sees a key, itself at least.
-
-    Attributes:
-        visible: The mask, (t s) or with further axes before them; None if all keys are visible.
-    """
+    """Boolean mask, true where a query may attend to a key. Every query sees a key, itself at least."""
 
     def __init__(self, visible: Tensor | None) -> None:
-        self.visible = visible
+        self.visible = visible  # (t s), or with further axes before them; None if all keys are visible
         self._additions: dict[torch.dtype, Tensor] = {}
 
     def addition(self, dtype: torch.dtype) -> Tensor | None:
@@ -137,32 +133,20 @@ class Rows:
 
 @dataclass(eq=False)
 class AttentionContext:
-    """Context of a call with `n_memory` remembered tokens followed by `n_new` new tokens.
-
-    Attributes:
-        span: Rule for which tokens a token attends to.
-        keep: Number of tokens to remember after the call.
-        start: Number of tokens read before the call.
-        offsets: Position (b) in its text of the first token read, or None if it is 0.
-        tokens: New tokens (b t), or None if no layer reads them.
-        window: Largest distance of a visible key in local attention; None: as the span says.
-        documents: Positions of the new tokens in their documents, or None if the text is one document.
-        rows: Positions whose output is needed, in the last block of a stack; None: all. Keys and values are needed of
-            every position.
-    """
+    """Context of a call with `n_memory` remembered tokens followed by `n_new` new tokens."""
 
     span: Span
     _: KW_ONLY
     n_memory: int
     n_new: int
-    keep: int
+    keep: int  # number of tokens to remember after the call
     device: torch.device
-    start: int = 0
-    offsets: Tensor | None = None
-    tokens: Tensor | None = None
-    window: int | None = None
-    documents: DocumentPositions | None = None
-    rows: Rows | None = None
+    start: int = 0  # number of tokens read before the call
+    offsets: Tensor | None = None  # position (b) in its text of the first token read; None: 0
+    tokens: Tensor | None = None  # new tokens (b t), or None if no layer reads them
+    window: int | None = None  # largest distance of a visible key in local attention; None: as the span says
+    documents: DocumentPositions | None = None  # of the new tokens; None: the text is one document
+    rows: Rows | None = None  # where the last block needs an output, but keys and values everywhere; None: everywhere
 
     def __post_init__(self) -> None:
         in_documents = reach = None

@@ -148,8 +148,7 @@ class HeadNorm(RMSNorm):
 
 LEVELS = 2**16  # number of values of 16 bits: on a CPU, rates are rounded to multiples of 1 / `LEVELS`
 NUMBERS_IN_WORD = 4  # random numbers of 16 bits in one of 64 bits
-DISCARDED = 2**14
-"""Number of random words, of 64 bits, that are drawn at once for rows that x does not have: they stay in the cache."""
+DISCARDED = 2**14  # random words of 64 bits drawn at once for rows that x does not have: they stay in the cache
 
 
 class Share(NamedTuple):
@@ -230,8 +229,7 @@ class Dropout(nn.Dropout):
 
 
 MAX_INT = 127  # maximum magnitude of an int8 value; -128 is not used
-MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**121
-"""Limits of the scales that `quantize` chooses: a normal number, and `MAX_INT * MAX_SCALE` is finite in float32."""
+MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**121  # for `quantize`: normal, and `MAX_INT * MAX_SCALE` is finite in float32
 
 
 def quantize(x: Tensor, scale_type: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:

@@ -32,15 +32,13 @@ from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index
 
 CHECKPOINT_SCORES = 2**24  # number of scores from which a round is recomputed in the backward pass instead of stored
 
-GATHERED_TOKENS = 2
-"""Largest number of tokens of a call for each bucket with which every query gathers its keys (measured on a CPU)."""
+GATHERED_TOKENS = 2  # largest number of tokens per bucket with which every query gathers its keys (measured on a CPU)
 
 MAX_FLOATS = 2**22
 """Maximum size of the queries, keys and values rearranged at once, unless one head is larger. glibc returns larger
 blocks to the system, which clears every page again."""
 
-MAX_LOG_WEIGHT = 60.0
-"""Largest score whose exponential is summed as it is. Larger ones are reduced by the maximum of their row."""
+MAX_LOG_WEIGHT = 60.0  # largest score exponentiated as it is; larger ones are reduced by the maximum of their row
 
 MAX_SCORES = 2**18  # number of scores computed at once
 
@@ -290,16 +288,11 @@ def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) 
 
 
 class Sums(NamedTuple):
-    """Sums of one round over the visible keys of each query; 0 if there are none.
+    """Sums of one round over the visible keys of each query; 0 if there are none."""
 
-    y      (... w)  values times weights
-    total  (... 1)  weights
-    shift  (... 1)  number subtracted from scores before exponentiation; None if it is 0 for all queries
-    """
-
-    y: Tensor
-    total: Tensor
-    shift: Tensor | None = None
+    y: Tensor  # (... w) values times weights
+    total: Tensor  # (... 1) weights
+    shift: Tensor | None = None  # (... 1) subtracted from scores before exponentiation; None: 0 for all queries
 
 
 def _join(sums: Sequence[Sums], order: Tensor) -> Sums:

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from xlcli.ops.lsh_table import BucketRanks, Table, flat_index, latest, seen_before
 
-PART_FLOATS = 2**19
-"""Maximum number of floats of keys that are gathered at once: with their values they stay in the cache (measured)."""
+PART_FLOATS = 2**19  # maximum number of floats of keys gathered at once: they and values stay in the cache (measured)
 
 
 class KeyWindow(NamedTuple):

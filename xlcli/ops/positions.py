@@ -22,19 +22,14 @@ class Positions:
     """Positions of `n_memory` remembered tokens followed by `n_new` new tokens, together s keys.
 
     Distances and angles are relative to the first new token, so they stay small in a stream of any length.
-
-    Attributes:
-        first: Position of the first new token, counted from the first token read.
-        offsets: Position (b) in its text of the first token read, or None if it is 0.
-        documents: Positions (b t) of the new tokens in their documents, or None if the text is one document.
     """
 
     n_memory: int
     n_new: int
-    first: int
-    offsets: Tensor | None
+    first: int  # position of the first new token, counted from the first token read
+    offsets: Tensor | None  # position (b) in its text of the first token read; None: 0
     device: torch.device
-    documents: Tensor | None = None
+    documents: Tensor | None = None  # positions (b t) of the new tokens in their documents; None: one document
 
     @cached_property
     def keys(self) -> Tensor:

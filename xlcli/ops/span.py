@@ -18,8 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from xlcli.config.base import Count, Length
 
-FAR_BIAS = -2.0
-"""Addition to the scores of far keys whose number training has seen (chosen on validation text, benchmarks/log)."""
+FAR_BIAS = -2.0  # addition to the scores of keys beyond `full_len` (chosen on validation text, benchmarks/log)
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,10 @@ class Span:
     kind: Literal["uniform", "growing", "segment"]
     mem_len: Length
     segment_len: Count
-    clamp_len: Count | None = None
-    """Largest distance in position encodings that clamp distances: keys further back are at this one; None: any."""
-    full_len: Count | None = None
-    """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
-    stride: Count | None = None
-    """Distance of overlapping windows of `segment_len` tokens in a `segment` span; None: independent segments."""
-    zero_memory: bool = False
-    """True if `mem_len` zero layer inputs come before a text, which are attended to like tokens."""
+    clamp_len: Count | None = None  # largest distance in clamped position encodings: keys further back are at this one
+    full_len: Count | None = None  # largest distance of keys with full weight; `far_bias` is added to other scores
+    stride: Count | None = None  # of overlapping windows of `segment_len` tokens in a `segment` span; None: no overlap
+    zero_memory: bool = False  # `mem_len` zero layer inputs come before a text and are attended to like tokens
 
     def __post_init__(self) -> None:
         if not self.mem_len:

@@ -24,10 +24,8 @@ _WITHOUT_VALUES = {
 _TRANSPOSED = [Tensor.T.__get__, Tensor.mT.__get__]  # type: ignore[attr-defined]
 """Attributes that need them."""
 _IN_PLACE = re.compile(r"__setitem__|__i\w+__|\w*[^_]_")  # names of functions that change their first argument
-TILE = 2**20
-"""Number of weights that a product widens at once: 4 MiB, which stay in the cache until they are multiplied."""
-TILE_ROWS = 64
-"""Rows of a tile are a multiple of this, with which a product of MKL sums in the same order as that of all rows."""
+TILE = 2**20  # number of weights that a product widens at once: 4 MiB, which stay in the cache until multiplied
+TILE_ROWS = 64  # tiles have a multiple of this many rows, so a product of MKL sums in the same order as for all rows
 
 
 class StoredMatrix(Tensor):

@@ -15,16 +15,14 @@ CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0  # default time budgets
 VALIDATIONS = 10  # default number of validations in a run
 SAVE_SECONDS = 60.0  # default time between checkpoints
 RATES = {"muon": 6e-3, "adamw": 2e-3}  # default learning rates
-IMPORTED_RATE, IMPORTED_WARMUP = 1e-4, 5
-"""Learning rate, and steps of warmup, of a run that starts from an imported model (benchmarks/log)."""
+IMPORTED_RATE, IMPORTED_WARMUP = 1e-4, 5  # learning rate, warmup steps of a run from an imported model (benchmarks/log)
 TINY_BELOW = 100_000  # bytes of training text below which the default preset is `tiny`
 SHORT_BELOW = 2_000_000  # bytes of training text below which the default preset is `short`, unless it is `tiny`
 BASE_ABOVE = 8_000_000  # bytes of training text from which the default preset on a GPU is `base`
 SHORT_TEXT_FACTOR, FULL_RATE_TOKENS = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
 short texts, 1 from this number of tokens on, in between in proportion to the tokens (benchmarks/log)."""
-PASSES, DROPOUT_PASSES = 4, 8
-"""Passes over the text after which a run ends if no budget is given, without and with dropout (benchmarks/log)."""
+PASSES, DROPOUT_PASSES = 4, 8  # passes after which a run without budget ends, without and with dropout (benchmarks/log)
 LEAST_TOKENS, LEAST_STEPS = 600_000, 300  # tokens and steps that such a run takes at least
 INIT_PASSES, INIT_LEAST_STEPS = 2, 20  # the same for a run that starts from a model
 LARGEST_BUDGET = 2**31  # maximum of `train.max_tokens`

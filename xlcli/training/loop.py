@@ -35,11 +35,7 @@ SLOW_VALIDATION = (
 class Loop:
     """Trains until the budget is spent or the run is to be stopped, and saves it.
 
-    Args:
-        run: The model in training, from a checkpoint of its present state.
-        data: Its texts.
-        folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
-        clock: Clock of the run.
+    `run` is as in its latest checkpoint. The caller has locked the model `folder`. A staged run is put in place there once it has weights.
     """
 
     def __init__(self, run: TrainingRun, data: Prepared, folder: Path, clock: Clock) -> None:

@@ -15,14 +15,11 @@ from xlcli.model.head import MAX_LOGITS
 from xlcli.ops.lsh_attention import GATHERED_TOKENS
 from xlcli.runtime import Runtime
 
-FRAGMENTATION = 1.3
-"""Bytes the allocator holds per byte of live activations: 1.2 to 1.5 with glibc (`benchmarks/training_memory.py`)."""
-ACCURACY = 2
-"""Largest ratio of the estimate to the peak. A run is refused if even its estimate divided by it is too much."""
+FRAGMENTATION = 1.3  # bytes held per byte of live activations: 1.2 to 1.5 with glibc (`benchmarks/training_memory.py`)
+ACCURACY = 2  # largest ratio of estimate to peak: a run is refused if even its estimate divided by it is too much
 FLOAT_BYTES = 4  # of weights, gradients, moments, memory and scores, which are in float32
 LARGEST_MACHINE = 2**44  # bytes above which sizes of tensors could exceed the limits of torch
-LARGEST_SCORES = 2**25
-"""Bytes of attention weights of a layer, and of logits, above which they are computed again in the backward pass."""
+LARGEST_SCORES = 2**25  # bytes of attention weights per layer, and of logits, above which backward computes them again
 
 
 def require(

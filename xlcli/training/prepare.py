@@ -37,10 +37,8 @@ from xlcli.training import checkpoint, defaults, memory
 ANCESTORS = 10  # number of models before the one that a run started from which its record names, at most
 SHORT_TEXT = 10_000  # bytes of training text below which a run with new weights warns
 
-ODD_BYTES, ODD_SHARE = 2**20, 0.01
-"""Maximum bytes of training text in which odd lines are looked for, and their least share to be named."""
-DRY_RUN_BYTES = 2**19
-"""Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
+ODD_BYTES, ODD_SHARE = 2**20, 0.01  # maximum bytes of text searched for odd lines, and their least share to be named
+DRY_RUN_BYTES = 2**19  # maximum bytes from which a dry run learns a vocabulary and estimates the number of tokens
 
 
 @dataclass(frozen=True)

@@ -56,19 +56,9 @@ class TrainingRun:
 
     Each of several ranks has the loader and memory of its sequences; the rest is equal on all of them.
 
-    Args:
-        config: Complete settings; see `defaults.fill_in`.
-        runtime: Device, number type, threads and ranks.
-        train_ids: Tokens of the training text.
-        start_id: Input at its beginning.
-        line_ends: True for the ids that end a line (v), for `TrainConfig.line_share`.
-        weights: Weights to start from, which are validated before the first step, so that the kept ones are never
-            worse; None: new ones.
-
-    Attributes:
-        score: Call of the model in training.
-        states: Memory of each microbatch.
-        bytes_per_token: Mean over the training text.
+    `config` is complete (`defaults.fill_in`), `start_id` the input at the beginning of the text, and `line_ends` (v) is
+    true for the ids that end a line, for `TrainConfig.line_share`. `weights` to start from, if any, are validated
+    before the first step, so the kept ones are never worse.
     """
 
     def __init__(
@@ -220,7 +210,7 @@ class TrainingRun:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
         train = self.config.train
         self.count(n_read=n_read)
-        self.states: list[State] = []
+        self.states: list[State] = []  # memory of each microbatch
         for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum):
             offsets = (starts + n_read).tolist()
             state = self.model.init_state(

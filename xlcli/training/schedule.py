@@ -20,35 +20,20 @@ Steps = Annotated[int, Field(ge=0, lt=10**12)]
 
 
 class Counters(BaseConfig):
-    """Counters of a run, which `state.json` of a checkpoint holds.
+    """Counters of a run, which `state.json` of a checkpoint holds."""
 
-    Attributes:
-        step: Steps taken.
-        tokens: Tokens trained on.
-        seconds: Time spent at the last save, in this process and before it.
-        n_read: Tokens of each sequence that were read.
-        best_bits: Bits per byte of the best validation; None without one.
-        best_step: Step of the best validation.
-        validated_step: Step of the last validation.
-        validation_due: Whether a validation is due that has not been completed.
-        rollbacks: Number of roll-backs, each of which divides the learning rates.
-        stale: Validations since the best one.
-        plateau: Share of the budget that was spent when patience ran out; None before that.
-        reserve: Seconds of the time budget, if there is one, that are left to the last validation and final score.
-    """
-
-    step: Steps = 0
-    tokens: Annotated[int, Field(ge=0, lt=10**18)] = 0
-    seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    n_read: Annotated[int, Field(ge=0, lt=10**18)] = 0
-    best_bits: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    best_step: Steps | None = None
-    validated_step: Steps | None = None
-    validation_due: bool = False
-    rollbacks: Annotated[int, Field(ge=0, le=100)] = 0
-    stale: Steps = 0
-    plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    reserve: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    step: Steps = 0  # steps taken
+    tokens: Annotated[int, Field(ge=0, lt=10**18)] = 0  # tokens trained on
+    seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0  # spent until the last save, by all processes
+    n_read: Annotated[int, Field(ge=0, lt=10**18)] = 0  # tokens of each sequence that were read
+    best_bits: Annotated[float, Field(allow_inf_nan=False)] | None = None  # bits per byte of the best validation
+    best_step: Steps | None = None  # step of the best validation
+    validated_step: Steps | None = None  # step of the last validation
+    validation_due: bool = False  # a validation is due that has not been completed
+    rollbacks: Annotated[int, Field(ge=0, le=100)] = 0  # number of roll-backs, each of which divides the learning rates
+    stale: Steps = 0  # validations since the best one
+    plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None  # share of the budget spent when patience ran out
+    reserve: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0  # seconds for last validation, final score
 
     @property
     def progress(self) -> tuple[int, int | None]:
@@ -65,16 +50,12 @@ class Clock:
 
     It is made with the seconds `before` this process, and functions for those since a start in this process
     (`running`) and for whether this process is to `stop`.
-
-    Attributes:
-        seconds: Seconds spent on this run at the latest `synchronize`, in this process and before it was resumed.
-        validation: Seconds of the first rank that validation took in this process.
-        stops: True if the run is to be stopped.
     """
 
     def __init__(self, ranks: Ranks, before: float, running: Callable[[], float], stop: Callable[[], bool]) -> None:
         self.ranks, self.stop = ranks, stop
         self._before, self._running = before, running
+        # Seconds of the run at the latest `synchronize`, those of validation by the first rank in this process.
         self.seconds, self.validation, self.stops = before, 0.0, False
 
     def now(self) -> float:
@@ -99,17 +80,11 @@ class Clock:
 
 @dataclass
 class IntervalTrigger:
-    """Triggers an action at regular intervals.
+    """Triggers an action at regular intervals."""
 
-    Attributes:
-        every: Interval in steps (int) or seconds (float); None divides the budget into `parts` intervals.
-        parts: Number of intervals.
-        elapsed: Number of intervals that have ended.
-    """
-
-    every: int | float | None
+    every: int | float | None  # in steps (int) or seconds (float); None divides the budget into `parts` intervals
     parts: int = 1
-    elapsed: int = 0
+    elapsed: int = 0  # number of intervals that have ended
 
     def due(self, step: int, seconds: float, fraction: float) -> bool:
         """True if an interval has ended since the last call; counts those that have ended.

@@ -33,12 +33,10 @@ from xlcli.training.run import TrainingRun
 from xlcli.training.schedule import Clock
 
 ABSURD_NATS = 100.0  # loss in nats per token above which a run counts as diverged
-ABSURD_WEIGHT = 2.0**32
-"""Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
+ABSURD_WEIGHT = 2.0**32  # size of a weight above which a run has diverged: products of four such weights overflow
 MAX_SEQUENCES = 8  # maximum number of sequences in a batch of a validation
 SCORED_BYTES = 2**18  # maximum bytes of validation text scored at the end of a run; `xlcli eval` scores all of it
-SCORING_COST = 2.0
-"""Time per token of the final score, which is exact, in relation to that of a validation; 1.9 to 2.3 on a CPU."""
+SCORING_COST = 2.0  # time per token of the final, exact score in relation to that of a validation; 1.9 to 2.3 on a CPU
 MOST_RESERVED = 0.5  # maximum share of a time budget that is left to the end of the run
 OVERTIME = 0.1  # share of a time budget that the final score and the sample may take beyond it
 MIN_CONTEXTS = 4

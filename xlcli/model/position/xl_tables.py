@@ -21,8 +21,7 @@ from xlcli.model.position.xl import XLPosition
 from xlcli.ops.positions import frequencies
 
 CPU = torch.device("cpu")
-PLACES = torch.arange(HALF_LEN, dtype=torch.float64) - (HALF_LEN - 1) / 2
-"""Places in half a block, relative to its middle."""
+PLACES = torch.arange(HALF_LEN, dtype=torch.float64) - (HALF_LEN - 1) / 2  # places in half a block, from its middle
 HIGHEST_COMPRESSED = 0.4
 """Largest frequency, in radians per token, of a feature whose keys are compressed.
 

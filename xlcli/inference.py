@@ -81,10 +81,8 @@ class InferenceSession:
         Options that are open are decided by `resume`, else by `InferenceConfig.reading`. `n_tokens` is the maximum
         number of tokens that the session will read, None if unlimited; `predicts`: it will call `predict`.
 
-        Raises:
-            ConfigError: As `check_settings`.
-            ResourceError: The memory does not fit the machine.
-            StateError: `resume` was saved with other values than `options` gives, or holds several rows.
+        `ConfigError` as `check_settings`, `ResourceError` if the memory does not fit the machine, `StateError` if
+        `resume` was saved with other values than `options` gives, or holds several rows.
         """
         check_settings(model, options, runtime)
         if resume is not None:

@@ -93,8 +93,7 @@ class SampleRNG:
 def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], sampling: Sampling) -> list[int]:
     """The next token of each row of logits (b v), sampled with the generator of that row and appended to its `recent`.
 
-    Raises:
-        CheckpointError: The logits are NaN.
+    `CheckpointError` if the logits are NaN.
     """
     logits = logits.float()
     if bool(logits.amax(-1).isnan().any()):

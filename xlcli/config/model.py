@@ -306,10 +306,7 @@ class ModelConfig(BaseConfig):
     ) -> Self:
         """Copy with other inference settings, as trained where None; `InvalidSettingError` if the model has none such.
 
-        Args:
-            n_steps: How often a universal stack applies its blocks.
-            n_hashes: Number of hash rounds of LSH attention.
-            n_sinks: Number of the first tokens of a text that full attention sees besides the memory.
+        They are for universal stacks, LSH attention, and full attention (first tokens seen besides the memory).
         """
         stack, attention, position = self.stack, self.attention, self.position
         remedy = "Omit it to use the trained value."

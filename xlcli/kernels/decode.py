@@ -149,13 +149,8 @@ def floats_of_block(call: Any, block: Any, cache: Any) -> int:
 def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     """Blocks, and a head, for one new token of each sequence; writes its keys and values to the memories.
 
-    Args:
-        calls: `CALL` (1).
-        weight_type: Empty array of the type of all weights of matrices.
-        memory_type: Empty array of the type of all keys and values.
-
-    Returns:
-        Logits (b v), or without head the output (b d) of the last block.
+    `calls` is `CALL` (1); the other arguments are empty arrays of the type of all weights of matrices, and of all keys
+    and values. Returns logits (b v), or without head the output (b d) of the last block.
     """
     call = calls[0]
     blocks, caches = array(call.blocks, call.n_blocks, BLOCK), array(call.caches, call.n_blocks, CACHE)

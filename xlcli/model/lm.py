@@ -109,16 +109,10 @@ class LanguageModel(nn.Module):
     ) -> State:
         """State before a text: with empty memory, or as `ModelConfig.zero_memory` says.
 
-        Args:
-            batch: Number of sequences.
-            mem_len: Memory length in tokens; 0 makes segments independent.
-            segment_len: Length of an independent segment in tokens.
-            span: Tokens that a token attends to (`ops/span.py`).
-            memory: Memory of softmax attention: keys and values for inference, or layer inputs for training.
-            offsets: Position in its text at which each sequence begins, or one for all.
-            memory_dtype: Number type of past keys and values at inference; `float32` does not round them.
-            stride: Distance in tokens of overlapping windows of `segment_len` tokens, with `mem_len` 0; None: segments
-                are independent.
+        Lengths are in tokens, for `batch` sequences; `mem_len` 0 makes segments independent, or with a `stride` windows
+        that overlap. `span`: see `ops/span.py`. The `memory` of softmax attention is keys and values for inference, in
+        `memory_dtype`, or layer inputs for training. `offsets` are the positions in their texts at which the sequences
+        begin, or one for all.
         """
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
         starts = torch.as_tensor(offsets, dtype=torch.int64).expand(batch).contiguous()
@@ -246,13 +240,9 @@ class LanguageModel(nn.Module):
     ) -> ScoreOutput:
         """Surprisal in nats of each target (b n) after its token, the new state, and the ponder cost.
 
-        Args:
-            tokens: Token ids (b t).
-            targets: Next tokens (b n) of the last n tokens.
-            state: State before the tokens.
-            documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
-                document, and absolute positions are these. Full and local attention only. None: one document.
-            readout: What to keep of the prediction of each target, by its layers first.
+        `tokens` are (b t), `targets` (b n) the next tokens of the last n. `documents` are positions (b t) of the tokens
+        in their documents, on the CPU: no token attends to an earlier document, and absolute positions are these; None:
+        one document. Full and local attention only. `readout` is what to keep of each prediction, by its layers first.
         """
         outputs, state, ponder = self._read(tokens, state, documents, () if readout is None else readout.layers)
         return self._score_outputs(outputs, targets, state, ponder, readout)

@@ -30,18 +30,9 @@ def attend(
 ) -> Tensor:
     """softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, with q' and k' of the term of `scoring`.
 
-    Args:
-        q: Queries (b h t e).
-        k: Keys (b g s e); h/g heads of queries share each of the g heads of keys and values.
-        v: Values (b g s w), any width.
-        visible: The keys that each query sees.
-        scoring: Everything else that scores and output depend on.
-        dropout: Dropout rate of the weights.
-        share: This part of the rows of the batch.
-        needed: Boolean mask (b t) of the queries whose output is needed; None: all. Others may be left out.
-
-    Returns:
-        (b h t w)
+    Queries (b h t e), keys (b g s e) and values (b g s w) give (b h t w); h/g heads of queries share each of the g
+    heads of keys and values. `dropout` is the rate of the weights, drawn for this `share` of the rows of the batch.
+    `needed` is a boolean mask (b t) of the queries whose output is needed; None: all. Others may be left out.
     """
     scoring = scoring.joined()
     on_cpu, n_new = q.device.type == "cpu", q.shape[-2]

@@ -35,7 +35,8 @@ SLOW_VALIDATION = (
 class Loop:
     """Trains until the budget is spent or the run is to be stopped, and saves it.
 
-    `run` is as in its latest checkpoint. The caller has locked the model `folder`. A staged run is put in place there once it has weights.
+    `run` is as in its latest checkpoint. The caller has locked the model `folder`; a staged run is put in place there
+    once it has weights.
     """
 
     def __init__(self, run: TrainingRun, data: Prepared, folder: Path, clock: Clock) -> None:

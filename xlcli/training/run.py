@@ -291,10 +291,8 @@ class TrainingRun:
     def restore(self, saved: Checkpoint) -> None:
         """Continues from a checkpoint of a run with the same configuration; random numbers go on as before.
 
-        Raises:
-            StateError: The memory does not fit the model.
-            CheckpointError: It was taken with another `train.grad_accum`, or a tensor is damaged.
-            KeyError, TypeError, ValueError, RuntimeError: An entry is missing or malformed.
+        `StateError` if the memory does not fit the model, `CheckpointError` if it was taken with another
+        `train.grad_accum` or a tensor is damaged; built-in errors if an entry is missing or malformed.
         """
         self._restore_weights(saved)
         self.optimizers.load(saved.tensors("optimizer"))

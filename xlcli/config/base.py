@@ -43,11 +43,9 @@ WeightEncoding = Literal["float32", "bfloat16", "int8"]  # in which weights are 
 
 
 class BaseConfig(BaseModel):
-    """A section of the configuration: immutable, without unknown keys.
+    """A section of the configuration: immutable, without unknown keys."""
 
-    Validators are built when they are first used, so that usage errors and help need not wait for them.
-    """
-
+    # Validators are built when they are first used, so that usage errors and help need not wait for them.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, defer_build=True)
 
     @model_validator(mode="after")
@@ -60,10 +58,8 @@ class BaseConfig(BaseModel):
 
 
 def compile_pattern(pattern: str, key: str) -> Any:
-    """Regular expression for lines of text, with the method `search` of `re`; `InvalidSettingError` if it is none.
-
-    The matcher is RE2, whose time is linear in the length of the text, whatever the pattern.
-    """
+    """Regular expression for lines of text, with the method `search` of `re`; `InvalidSettingError` if it is none."""
+    # The matcher is RE2, whose time is linear in the length of the text, whatever the pattern.
     import re2
 
     options = re2.Options()

@@ -29,10 +29,8 @@ class PositionConfig(BaseConfig):
 
     @property
     def is_absolute(self) -> bool:
-        """True if predictions depend on the positions of tokens in their text, not only on distances.
-
-        Also for rotated embeddings, since projections mix the features of a pair.
-        """
+        """True if predictions depend on the positions of tokens in their text, not only on distances."""
+        # Also for rotated embeddings, since projections mix the features of a pair.
         return self.adds_vectors or getattr(self, "placement", None) == "embedding"
 
     def check_dims(self, dim: int, head_dim: int) -> None:

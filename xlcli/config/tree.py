@@ -255,10 +255,8 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], 
 
 
 def _similar_key(name: str, known: Sequence[str]) -> str | None:
-    """The key whose last part is most like that of `name`: of the same table if one is similar, else of any.
-
-    If several tables have a key with that last part, it is the one whose whole name is most like `name`.
-    """
+    """The key whose last part is most like that of `name`: of the same table if one is similar, else of any."""
+    # If several tables have a key with that last part, it is the one whose whole name is most like `name`.
     of_same_table = [key for key in known if _table_of(key) == _table_of(name)]
     for candidates in (of_same_table, known):
         last_parts = [_last_part(key) for key in candidates]

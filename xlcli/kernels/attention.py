@@ -371,9 +371,8 @@ def score_block(block: Array, basis: Array, query: Array, weights: Array, scores
     The keys are compressed (`model/position/xl_tables.py`): `block` (p 2r) gives the weights with which the r rows of
     the `basis` (r `HALF_LEN`) add up to the products of each half of the block, the far half first. `weights` (2r) is
     room for them.
-
-    Four rows are added at once, as in `add_rows`. Here the compiler knows the lengths, which halves the time.
     """
+    # Four rows are added at once, as in `add_rows`. Here the compiler knows the lengths, which halves the time.
     for i in range(2 * RANK):
         weights[i] = 0
     quarter = query.size // 4

@@ -54,10 +54,8 @@ def _widen(value: Any) -> Any:
 
 @inner(fastmath=FASTMATH)
 def four_dots(rows: Array, r: int, near: int, far: int, x: Array) -> Any:
-    """Inner products of x (d) and the rows r, r + near, r + far, r + near + far of (n d).
-
-    Reading four rows far apart is faster than one row at a time, four adjacent rows slower (measured).
-    """
+    """Inner products of x (d) and the rows r, r + near, r + far, r + near + far of (n d)."""
+    # Reading four rows far apart is faster than one row at a time, four adjacent rows slower (measured).
     r0, r1, r2, r3 = rows[r], rows[r + near], rows[r + far], rows[r + near + far]
     t0 = t1 = t2 = t3 = np.float32(0)
     for i in range(x.size):
@@ -105,10 +103,8 @@ def pair_dots(rows: Array, x0: Array, x1: Array, out0: Array, out1: Array) -> No
 
 @inner(fastmath=FASTMATH)
 def add_rows(rows: Array, first: int, weights: Array, out: Array) -> None:
-    """Adds to `out` (d) the sum of columns `first` to `first + d` of rows (n, at least d) times weights (n).
-
-    A row is cut and not the matrix: only of a whole row the compiler knows that its numbers are adjacent.
-    """
+    """Adds to `out` (d) the sum of columns `first` to `first + d` of rows (n, at least d) times weights (n)."""
+    # A row is cut and not the matrix: only of a whole row the compiler knows that its numbers are adjacent.
     step, columns = weights.size // 4, slice(first, first + out.size)
     for r in range(step):
         r0, r1 = rows[r][columns], rows[r + step][columns]
@@ -140,10 +136,8 @@ def pair_add_rows(rows: Array, weights0: Array, weights1: Array, out0: Array, ou
 
 @register_jitable
 def exp(x: Any) -> Any:
-    """e^x of float32 x ≤ 88 to 5 units in the last place; unlike the function of the C library it can be vectorized.
-
-    Argument reduction and polynomial of Cephes (Moshier 1989).
-    """
+    """e^x of float32 x ≤ 88 to 5 units in the last place; unlike the function of the C library it can be vectorized."""
+    # Argument reduction and polynomial of Cephes (Moshier 1989).
     x = max(x, np.float32(-87.0))  # below it the result would not be a normal number
     # e^x = 2^n e^r with |r| <= log(2) / 2. The first part of log(2) has few bits, so its product with n is exact.
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))

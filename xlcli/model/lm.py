@@ -371,10 +371,8 @@ class LanguageModel(nn.Module):
         return DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
 
     def advance(self, state: State, tokens: Tensor, layers: tuple[Memory, ...]) -> State:
-        """State after tokens (b t), with the new memories.
-
-        At the end of an overlapping window the beginning of the next one is read.
-        """
+        """State after tokens (b t), with the new memories."""
+        # At the end of an overlapping window the beginning of the next one is read.
         last, n_last = state.last, state.last.shape[1]
         if n_last:
             last = torch.cat((last, tokens), dim=1)[:, -n_last:].clone()

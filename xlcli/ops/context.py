@@ -32,10 +32,8 @@ class VisibleKeys:
         self._additions: dict[torch.dtype, Tensor] = {}
 
     def addition(self, dtype: torch.dtype) -> Tensor | None:
-        """Addition to scores: 0, or -inf where hidden. None if all keys are visible. Made once for all layers.
-
-        An addition is free in the backward pass; `masked_fill` of the scores would read them once more.
-        """
+        """Addition to scores: 0, or -inf where hidden. None if all keys are visible. Made once for all layers."""
+        # An addition is free in the backward pass; `masked_fill` of the scores would read them once more.
         if self.visible is None:
             return None
         if dtype not in self._additions:

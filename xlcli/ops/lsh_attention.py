@@ -366,11 +366,9 @@ class _Window(NamedTuple):
 
     Query i of a tile sees the keys before i in the tile, and the keys from i on before the tile. These are n keys
     together, so values of the first keys before the tile are replaced by values of its own keys.
-
-    Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
     """
 
-    from_tile: Tensor
+    from_tile: Tensor  # factors of 0 and 1: kernels of Boolean masks are not vectorized on the CPU
 
     def join(self, of_window: Tensor, of_tile: Tensor) -> Tensor:
         """Values (m c n) of the keys before a tile, the first ones replaced in place by those (m c c) of the tile."""

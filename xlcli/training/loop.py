@@ -111,10 +111,8 @@ class Loop:
         return trigger.due(self.run.counters.step, seconds, self.run.fraction(seconds))
 
     def _exceeds_share(self) -> bool:
-        """True if validation takes too much of a time budget.
-
-        A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
-        """
+        """True if validation takes too much of a time budget."""
+        # A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
         run, seconds = self.run, self.clock.seconds
         is_interval_given = run.config.train.eval_every is not None
         depends_on_clock = run.fraction(seconds) != run.fraction(0.0)

@@ -408,10 +408,8 @@ def _misfit(model: LoadedModel, tokens: TokenFile) -> str:
 
 
 def resembles(model: Path, parts: Split) -> bool:
-    """True if a short training text is of the language and style of the model in this folder.
-
-    The tokens of such a text have almost as many bytes as those of the text that the model was trained on.
-    """
+    """True if a short training text is of the language and style of the model in this folder."""
+    # The tokens of such a text have almost as many bytes as those of the text that the model was trained on.
     sample = b"".join(parts.train.sample(_SAMPLE_BYTES)).strip()
     is_too_short = len(sample) < SHORTEST
     is_long_enough_alone = parts.train.n_bytes >= BEGINS_ANEW

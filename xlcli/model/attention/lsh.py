@@ -115,10 +115,8 @@ class LSHAttention(Attention):
         return context.apply(self.output, rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
 
     def project(self, x: Tensor, memory: Buckets, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values (b h t e) of x (b t d), and buckets (b h r t) in each round of the memory.
-
-        Queries are hashed before they get positions, so the visible keys do not depend on those.
-        """
+        """Queries, keys and values (b h t e) of x (b t d), and buckets (b h r t) in each round of the memory."""
+        # Queries are hashed before they get positions, so the visible keys do not depend on those.
         x = x.to(self.query.weight.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
         heads = "b t (h e) -> b h t e"

@@ -55,10 +55,8 @@ class RopePosition(Position):
         return apply_rope(x, *angles, self.layout)
 
     def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
-        """Queries rotated by the largest distance, and keys that are not rotated.
-
-        Keys are stored rotated by their positions, so these rotations are taken back.
-        """
+        """Queries rotated by the largest distance, and keys that are not rotated."""
+        # Keys are stored rotated by their positions, so these rotations are taken back.
         limit, positions = context.clamp_len, context.positions
         if limit is None:
             return None

@@ -306,7 +306,8 @@ class ModelConfig(BaseConfig):
     ) -> Self:
         """Copy with other inference settings, as trained where None; `InvalidSettingError` if the model has none such.
 
-        They are for universal stacks, LSH attention, and full attention (first tokens seen besides the memory).
+        `n_steps` is for universal stacks, `n_hashes` for LSH attention. Full attention sees the first `n_sinks` tokens
+        of a text besides the memory.
         """
         stack, attention, position = self.stack, self.attention, self.position
         remedy = "Omit it to use the trained value."

@@ -30,7 +30,7 @@ from xlcli.kernels.threads import compiled, inner
 from xlcli.memory import context_cache
 from xlcli.memory.context_cache import ABOVE, COLUMN, HEAD, LINE, N_KINDS, N_READ, ORDERS, REACH, WINDOW, Index, Learned
 
-RATE, BIAS_RATE = 0.25, 0.02  # of a weight, divided by the root of its summed squared gradients, and of the bias
+RATE, BIAS_RATE = 0.25, 0.02  # of a weight (divided by the root of its summed squared gradients), of a bias
 MOST_FOLLOWERS = 64  # number of latest followers of a context that count
 LEVELS = np.array([n.bit_length() for n in range(MOST_FOLLOWERS + 1)])  # class of a number of followers
 MOST_SURPRISE = 12.0  # surprisal in nats that counts as r = 1; r is between 0 and 1

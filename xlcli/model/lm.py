@@ -109,10 +109,10 @@ class LanguageModel(nn.Module):
     ) -> State:
         """State before a text: with empty memory, or as `ModelConfig.zero_memory` says.
 
-        Lengths are in tokens, for `batch` sequences; `mem_len` 0 makes segments independent, or with a `stride` windows
-        that overlap. `span`: see `ops/span.py`. The `memory` of softmax attention is keys and values for inference, in
-        `memory_dtype`, or layer inputs for training. `offsets` are the positions in their texts at which the sequences
-        begin, or one for all.
+        Lengths and `stride` are in tokens. With `mem_len` 0 segments are independent; with a `stride`, too, they are
+        overlapping windows that begin that far apart. `ops/span.py` explains `span`. Softmax attention remembers keys
+        and values, for inference, or layer inputs, for training; `memory_dtype` is the number type of past keys and
+        values at inference. `offsets` are the positions in their texts at which the sequences begin, or one for all.
         """
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
         starts = torch.as_tensor(offsets, dtype=torch.int64).expand(batch).contiguous()

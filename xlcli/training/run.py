@@ -57,8 +57,8 @@ class TrainingRun:
     Each of several ranks has the loader and memory of its sequences; the rest is equal on all of them.
 
     `config` is complete (`defaults.fill_in`), `start_id` the input at the beginning of the text, and `line_ends` (v) is
-    true for the ids that end a line, for `TrainConfig.line_share`. `weights` to start from, if any, are validated
-    before the first step, so the kept ones are never worse.
+    true for the ids that end a line, for `TrainConfig.line_share`. If `weights` are given, the run starts from them and
+    validates them before the first step, so the kept ones are never worse.
     """
 
     def __init__(

@@ -28,16 +28,14 @@ _ESCAPES |= {code: f"\\u{code:04x}" for code in (*BIDI_CONTROLS, *SEPARATORS)}
 _ESCAPES |= {code: f"\\x{code - 0xDC00:02x}" for code in _INVALID_BYTES}
 _ESCAPES |= {ord("\r"): "\\r", ord("\n"): "\n", ord("\t"): "\t"}
 
-STEP_BITS = 4
-"""Another color begins at each multiple of so many bits of a word, up to the last color."""
+STEP_BITS = 4  # another color begins at each multiple of so many bits of a word, up to the last color
 BACKGROUNDS = ("#fdf3d7", "#fbdc92", "#f8b765", "#f08d62", "#e4697f")
 """Colors on light ground of the steps from 1 on, with letters in `INK`. A word of step 0 has none."""
 INK = "#1b1b1f"
 
-_WITHOUT_BLANKS = re.compile(
+_WITHOUT_BLANKS = re.compile(  # letters of Thai, Lao, Tibetan, Burmese, Khmer; Chinese characters are words anyway
     rb"(?:\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f])[\x80-\xbf]|\xe1\x82[\x80-\x9f]|\xea[\xa7\xa9][\xa0-\xbf]"
 )
-"""Bytes in UTF-8 of a letter of Thai, Lao, Tibetan, Burmese or Khmer. Chinese characters are words anyway."""
 
 
 class Part(NamedTuple):

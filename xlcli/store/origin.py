@@ -25,11 +25,8 @@ _OF_THE_RUN = frozenset(
     | {"on_divergence", "weights"}
 )
 """Keys of `train` that have their own defaults in the new run; it takes all others from the model (see BATCH_SIZE)."""
-BATCH_SIZE = 8
-"""Default number of sequences per batch, unless the model was trained with fewer: many steps matter more for a short
-text than accurate gradients (benchmarks/log)."""
-_WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")
-"""Keys of `model` that a run may change, because no weight depends on them."""
+BATCH_SIZE = 8  # by default; fewer if the model had: many steps matter more than accurate gradients (benchmarks/log)
+_WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")  # no weight depends on them
 
 
 def configurations(

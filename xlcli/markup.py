@@ -126,10 +126,7 @@ def direction(text: bytes | bytearray) -> str:
 
 
 def color_step(bits: float) -> int:
-    """Number of the color of a word: 0 below `STEP_BITS` bits, 1 below twice as many, and so on.
-
-    The last one is for all words from there on, and for bits that are no number.
-    """
+    """Number of a word's color: 0 below `STEP_BITS` bits, 1 below twice as many; the last for all above, and NaN."""
     last = len(BACKGROUNDS)
     if not math.isfinite(bits):
         return last

@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, str] = {  # what each command does, in the order of the h
     "A model is a folder: rm, mv and rsync do the rest.",
     "bench": "Measure the speed of decoding (default), evaluation or training.",
 }
-SECTIONS: Mapping[str, tuple[str, ...]] = {  # fields of those up to `runtime` are options and variables
+SECTIONS: Mapping[str, tuple[str, ...]] = {  # by command; fields of those up to `runtime` are options and variables
     "train": ("text", "train", "runtime", "model"),
     "eval": ("eval", "runtime"),
     "generate": ("generate", "runtime"),

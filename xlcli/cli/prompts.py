@@ -129,7 +129,7 @@ class Samples(Sink):
 
 
 class Results(Sink):
-    """Prints a JSON object per prompt, once all before are complete; after a signal not for the last without tokens."""
+    """Prints a JSON object per prompt, in order; after a signal, prompts at the end without any token are left out."""
 
     def __init__(self, prompts: Sequence[Prompt], screen: Screen, *, n_samples: int, without_prompt: bool) -> None:
         self._screen, self._n_samples, self._without_prompt = screen, n_samples, without_prompt

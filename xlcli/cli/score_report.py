@@ -146,10 +146,7 @@ def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 def sweep_text(
     scores: Sequence[events.Score], n_scores: int, width: int | None = None, seeds: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for.
-
-    `seeds` are results of `over_seeds`.
-    """
+    """Scores of several models or memory lengths as a table, of `n_scores` asked for; `seeds`: see `over_seeds`."""
     first = scores[0]
     n_models = len({score.model for score in scores})
     title = first.model

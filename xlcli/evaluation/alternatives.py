@@ -45,7 +45,7 @@ class _Beginning(NamedTuple):
 class Found:
     """What a search has found. The probability of a word lacks that of spellings that were not continued."""
 
-    words: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # words and their probabilities
+    words: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # probability of each word
     longer: list[_Beginning] = field(default_factory=list)  # beginnings of further words, to be continued
     rest: float = 0.0  # probability of the beginnings that are not continued
     rest_entropy: float = 0.0  # the sum of -p·log2(p) over their probabilities p

@@ -67,7 +67,7 @@ def compare(score: Score, other: Score) -> Comparison | None:
 
 
 def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:
-    """A sentence if a shorter memory is as good as the next longer one, else None; `trained` is the training length."""
+    """A sentence if a shorter memory isn't clearly worse than the next longer one; `trained` is the trained length."""
     within_noise = None
     for shorter, longer in pairwise(sorted(scores, key=lambda score: score.mem_len)):
         excess = longer.bits_per_byte - shorter.bits_per_byte

@@ -39,9 +39,9 @@ from xlcli.words import Predictions, Words
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}  # maximum of `tokens_per_call` by device: enough tokens to keep it busy
 CPU_ACTIVATIONS = 2**19  # activations of a layer in a call above which a CPU is slower (measured: widths of 192 to 512)
-DEFAULT_SEGMENT_LEN = 512  # default where hidden scores are computed; a longer segment would hide most of its scores
+DEFAULT_SEGMENT_LEN = 512  # longest default where hidden scores are computed: a longer one hides most of its scores
 LEAST_SEGMENT_LEN = 64  # shortest segment chosen by default: shorter ones cost more calls than they hide scores
-MAX_SEGMENT_LEN = 2**12  # where the length does not change the result; bounds the size of the attention mask
+MAX_SEGMENT_LEN = 2**12  # longest segment where the length changes no result; bounds the size of the attention mask
 STATE_LIMIT = 2**28  # maximum bytes of memory tensors for the default batch size
 LONGEST_CHARACTER = 4  # bytes of the longest UTF-8 character
 SCORED_PER_WARMUP = 10  # the default batch size warms up on at most one token for so many of the text

@@ -120,7 +120,7 @@ class Architecture(NamedTuple):
     assumed: str = ""  # the activation function, where a file names none
 
 
-ARCHITECTURES = {  # architectures by name. A new one is added here
+ARCHITECTURES = {  # by name. A new one is added here
     "llama": Architecture(Llama(), _LLAMA, _BIASES),
     "qwen2": Architecture(Llama(), _LLAMA),
     "qwen3": Architecture(Llama(), _LLAMA),

@@ -150,7 +150,7 @@ class GPTNeo(GPT2):
 
 
 class GPTJ(GPT2):
-    """Both branches read one norm, stored twice here; rotary first features of a head (Wang and Komatsuzaki 2021)."""
+    """Both branches read one norm (here stored twice); rotary positions in part of a head (Wang & Komatsuzaki 2021)."""
 
     name = "gpt-j"
     model_types = ("gptj",)

@@ -1,4 +1,4 @@
-"""Transformer-XL of Hugging Face (transformers 4.35); to be imported only, `model.pt` of kimiyoung/transformer-xl."""
+"""Transformer-XL of Hugging Face (transformers 4.35), and `model.pt` of kimiyoung/transformer-xl (import only)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Memory:
     but sinks may have a wider one."""
 
     sinks: tuple[Tensor, ...] = ()  # keys (b h s e) without positions, values (b h s w) of the first tokens, if kept
-    counts_tokens: ClassVar[bool] = False  # the content depends on the number of tokens read, too, besides the length
+    counts_tokens: ClassVar[bool] = False  # whether the content depends on the number of tokens read, not length alone
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:

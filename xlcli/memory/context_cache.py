@@ -23,8 +23,7 @@ from xlcli.memory.online import UNKNOWN, OnlineMemory
 ORDERS = (1, 2, 3, 6, 12)  # numbers of latest tokens that are a context
 COLUMN, ABOVE, HEAD = range(len(ORDERS), len(ORDERS) + 3)  # contexts that know the place in a line (kernels/mixture.py)
 N_KINDS = HEAD + 1
-LINE, REACH = 128, 256
-"""Maximum place in a line that a context knows, and number of tokens after which none depends on a token."""
+LINE, REACH = 128, 256  # largest place in a line that a context knows; how many tokens back a context can reach
 MAX_WINDOW = 2**22  # maximum number of tokens of a cache
 SLACK = 2**14  # tokens that can be taken back, and tokens kept that are older than the window; at least `REACH`
 N_READ, WINDOW = range(2)  # places in `Index.sizes`: number of tokens read, and of tokens of the window
@@ -57,7 +56,7 @@ class Learned(NamedTuple):
     """
 
     weights: Array
-    squares: Array  # sums of the squared gradients of both
+    squares: Array  # sums of the squared gradients of `weights`
     bias: Array  # added to the logit of each token (v)
 
 

@@ -21,7 +21,7 @@ class OnlineMemory(ABC):
     """Immutable value of one text, shared by all sequences that continue it.
 
     Under inference mode a scorer may write into its tensors, so the old value must not be used any more; copy it with
-    `State.fork` to continue it twice. `settings` are keys of `LearningConfig`, with values for continuing it.
+    `State.fork` to continue it twice. It must be continued with `settings`, keys and values of `LearningConfig`.
     """
 
     settings: Mapping[str, Any]
@@ -39,9 +39,7 @@ class OnlineMemory(ABC):
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> Self:
         """Value from the results of `tensors` and `describe`.
 
-        Raises:
-            KeyError: An entry is missing.
-            ValueError: The entries do not belong to one value.
+        `KeyError` if an entry is missing, `ValueError` if the entries do not belong to one value.
         """
 
     def fork(self) -> Self:

@@ -48,8 +48,8 @@ class AdaptiveModel:
     The network of this scorer has the weights of the state that it reads, which `score` changes in place: it consumes
     the old state. The given network is never changed.
 
-    `settings` are the keys of the configuration by which a saved state must be continued, and their values; block size:
-    `adapt_block`. `decodes`: `logits` of one token may use compiled kernels, with weights packed after each step.
+    A saved state must be continued with the same `settings`, such as `adapt_block`, the number of tokens of a block.
+    With `decodes`, `logits` of one token may use compiled kernels, for which weights are packed after each step.
     """
 
     def __init__(

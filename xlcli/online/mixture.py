@@ -37,7 +37,7 @@ class CachedModel:
     """Scorer of one sequence with a cache over another scorer."""
 
     inner: Scorer  # scorer whose predictions are corrected
-    settings: Mapping[str, Any]  # to continue saved states by; `context_cache`: number of latest tokens that count
+    settings: Mapping[str, Any]  # a saved state must have the same; `context_cache` is the number of latest tokens
     vocab_size: int  # number of ids that the scorer predicts
     line_end: int  # id of a line end, or `NO_ID`
     step: int = 1  # number of tokens that the scorer takes at once; it is called with multiples

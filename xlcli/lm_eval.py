@@ -159,10 +159,7 @@ class XlcliLM(LM):
     def _score_group(
         self, rows: list[_Row], n_shared: int, results: dict[int, tuple[float, bool]], progress: Any
     ) -> None:
-        """Scores texts that begin with the same `n_shared` tokens: one session reads these, each batch continues it.
-
-        The results are entered by the index of the request.
-        """
+        """Scores texts with the same first `n_shared` tokens, read once; enters `results` by index of the request."""
         rows = sorted(rows, key=lambda row: len(row.ids), reverse=True)
         shared = self._open(max(1, len(rows[0].ids)), min(len(rows), self.batch_size))
         shared.read(rows[0].ids[:n_shared], lambda: False)

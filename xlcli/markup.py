@@ -28,16 +28,14 @@ _ESCAPES |= {code: f"\\u{code:04x}" for code in (*BIDI_CONTROLS, *SEPARATORS)}
 _ESCAPES |= {code: f"\\x{code - 0xDC00:02x}" for code in _INVALID_BYTES}
 _ESCAPES |= {ord("\r"): "\\r", ord("\n"): "\n", ord("\t"): "\t"}
 
-STEP_BITS = 4
-"""Another color begins at each multiple of so many bits of a word, up to the last color."""
+STEP_BITS = 4  # another color begins at each multiple of so many bits of a word, up to the last color
 BACKGROUNDS = ("#fdf3d7", "#fbdc92", "#f8b765", "#f08d62", "#e4697f")
 """Colors on light ground of the steps from 1 on, with letters in `INK`. A word of step 0 has none."""
 INK = "#1b1b1f"
 
-_WITHOUT_BLANKS = re.compile(
+_WITHOUT_BLANKS = re.compile(  # letters of Thai, Lao, Tibetan, Burmese, Khmer; Chinese characters are words anyway
     rb"(?:\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f])[\x80-\xbf]|\xe1\x82[\x80-\x9f]|\xea[\xa7\xa9][\xa0-\xbf]"
 )
-"""Bytes in UTF-8 of a letter of Thai, Lao, Tibetan, Burmese or Khmer. Chinese characters are words anyway."""
 
 
 class Part(NamedTuple):
@@ -128,10 +126,7 @@ def direction(text: bytes | bytearray) -> str:
 
 
 def color_step(bits: float) -> int:
-    """Number of the color of a word: 0 below `STEP_BITS` bits, 1 below twice as many, and so on.
-
-    The last one is for all words from there on, and for bits that are no number.
-    """
+    """Number of a word's color: 0 below `STEP_BITS` bits, 1 below twice as many; the last for all above, and NaN."""
     last = len(BACKGROUNDS)
     if not math.isfinite(bits):
         return last

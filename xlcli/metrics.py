@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 from xlcli.text.formats import Utf8
 
-LN2 = math.log(2.0)
-"""Nats per bit."""
-_UNBLANKED = re.compile(
+LN2 = math.log(2.0)  # nats per bit
+_UNBLANKED = re.compile(  # Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese and marks: no blanks between words
     "[\u0e00-\u109f\u1780-\u17ff\u200b\u3001-\u3003\u3040-\u30ff\u3400-\u9fff\uff00-\uff1f\U00020000-\U0003ffff]+"
 )
-"""Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which have no blanks between words, and their marks."""
 LEAST_UNBLANKED = 0.05  # share of the characters of a text: a name or a quotation in such a script changes little
 LONGEST_MEAN = 8  # characters in a row, above which they are phrases: words of Thai have about four
 
@@ -49,14 +47,11 @@ def perplexity(nats: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Size of a text. `words` counts the end of a line as a word. It and `chars` are None if the text is not UTF-8.
-
-    `words` is also None where what stands between blanks is phrases (`has_phrases`).
-    """
+    """Size of a text. `words` counts the end of a line as a word."""
 
     bytes: int
-    chars: int | None = None
-    words: int | None = None
+    chars: int | None = None  # None if the text is not UTF-8
+    words: int | None = None  # None, too, if it is not UTF-8, or what stands between blanks is phrases (`has_phrases`)
 
     @property
     def has_phrases(self) -> bool:

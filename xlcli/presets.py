@@ -11,8 +11,7 @@ from typing import Any
 from xlcli import config
 from xlcli.errors import ConfigError
 
-AUTOMATIC = ("small", "short", "base", "tiny")
-"""Presets that training chooses among, by text size and device, if no preset is given."""
+AUTOMATIC = ("small", "short", "base", "tiny")  # training chooses among these by text size and device
 
 
 @dataclass(frozen=True, slots=True)

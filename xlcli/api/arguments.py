@@ -15,17 +15,14 @@ from xlcli.config import BaseConfig, EvalConfig, GenerateConfig, OnlineConfig, S
 from xlcli.errors import ConfigError
 
 Text = str | bytes
-Place = str | os.PathLike[str]
-"""Path of a file or folder, or the name of a model."""
-Source = Place | Sequence[Place]
-"""Path of a file or folder, or several paths, read as one text."""
+Place = str | os.PathLike[str]  # path of a file or folder, or the name of a model
+Source = Place | Sequence[Place]  # path of a file or folder, or several paths, read as one text
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOAD_SETTINGS = frozenset({"n_steps", "n_hashes", "n_sinks", "clamp_len", "weight_dtype"})
 """Settings of `InferenceConfig` that are fixed when a model is loaded."""
-OF_EVENTS = frozenset({"num_samples", "logprobs"})
-"""Settings of `GenerateConfig` whose results are events rather than a text."""
-CALLS: Mapping[str, Collection[str]] = {
+OF_EVENTS = frozenset({"num_samples", "logprobs"})  # settings whose results are events rather than a text
+CALLS: Mapping[str, Collection[str]] = {  # of each call; a setting of several is suggested with the first of them
     "xlcli.load(name, {}=...)": LOAD_SETTINGS,
     "model.score(text, {}=...)": OnlineConfig.model_fields,
     "model.generate(prompt, {}=...)": GenerateConfig.model_fields.keys() - OF_EVENTS,
@@ -33,21 +30,18 @@ CALLS: Mapping[str, Collection[str]] = {
     "xlcli.evaluate(model, path, {}=...)": EvalConfig.model_fields,
     "xlcli.stream(model, text, {}=...)": StreamConfig.model_fields,
 }
-"""The settings that each call has. A setting that several have is suggested with the first of them."""
-NAMES_ELSEWHERE = {
+NAMES_ELSEWHERE = {  # settings by the names that other programs, or people, have for them
     **dict.fromkeys(("max_length", "max_tokens", "length", "n"), "max_new_tokens"),
     "memory": "mem_len",
     "top": "top_p",
 }
-"""Settings by the names that other programs, or people, have for them."""
-REMEDIES = {
+REMEDIES = {  # the right call, by the type of a parameter. Texts, paths and settings are checked where they are read
     "Model": "Load it: xlcli.load(name).",
     "TextState": "Pass what model.read(text) or model.load_state(path) gives.",
     "Callable": "Pass the name of a function, without parentheses.",
     "bool": "Pass {0}=True or {0}=False.",
     "int": "Pass a whole number: int({0}).",
 }
-"""The right call, by the type of a parameter. Texts, paths and settings are checked where they are read."""
 _NO_PATH = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # the other halves stand for bytes of a name
 
 
@@ -91,10 +85,7 @@ def public(section: type[BaseConfig] | None = None, hidden: Collection[str] = LO
 
 
 def _check(value: object, name: str, annotation: Any) -> None:
-    """`ConfigError` if a value is not what the annotation of its parameter says, such as `TextState | None`.
-
-    Only annotations whose first type is in `REMEDIES` are checked.
-    """
+    """`ConfigError` if a value is not what `annotation` says, such as `X | None`; checks first types in `REMEDIES`."""
     allowed = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     types = tuple(get_origin(one) or one for one in allowed)  # `Callable` of `Callable[[], bool]`
     expected = getattr(types[0], "__name__", "")

@@ -14,9 +14,7 @@ FIRST_SECONDS, FIRST_SHARE = 1.0, 0.01  # time and share of the text before whic
 class ProgressLine:
     """A context that draws on stderr how far a text or a run is, if stderr is a terminal or in a notebook.
 
-    Args:
-        n_bytes: Size of the text; 0 of a run.
-        wanted: False draws nothing.
+    `n_bytes` is the size of the text; 0 of a run. Nothing is drawn unless it is `wanted`.
     """
 
     def __init__(self, n_bytes: int, *, wanted: bool) -> None:

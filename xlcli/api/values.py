@@ -15,8 +15,7 @@ from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState
 
-SHOWN_BYTES = 2**14
-"""Text that a notebook shows of a score: about 300 kB of HTML, which it saves."""
+SHOWN_BYTES = 2**14  # text that a notebook shows of a score: about 300 kB of HTML, which it saves
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,11 +149,7 @@ class TextState:
 
 
 def resumed(state: TextState | None, model: LoadedModel) -> SessionState | None:
-    """A copy of the session of a state, because inference consumes the one it is given.
-
-    Raises:
-        StateError: The state belongs to another model.
-    """
+    """A copy of the session of a state, which inference consumes; `StateError` if it is of another model."""
     if state is None:
         return None
     if state.fingerprints != model.fingerprints:

@@ -20,8 +20,7 @@ from xlcli.cli.options import COMMANDS
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-MODULES: Mapping[str, str] = {"import": "exchange", "export": "exchange"}
-"""Module of this package, with a Typer `app`, of a command that has not its own."""
+MODULES: Mapping[str, str] = {"import": "exchange", "export": "exchange"}  # modules of commands without their own
 COMPLETION = "_XLCLI_COMPLETE"  # environment variable with which a shell asks for completions
 
 

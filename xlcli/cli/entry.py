@@ -1,8 +1,7 @@
 """The whole program as a function: turns every error into one sentence and an exit code.
 
-Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of disk or RAM, or another
-rank fails, 5 folder in use, 6 diverged, 128 + n stopped by signal n (141: the reader of stdout
-closed it).
+Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of disk or RAM, or another rank fails,
+5 folder in use, 6 diverged, 128 + n stopped by signal n (141: the reader of stdout closed it).
 """
 
 from __future__ import annotations

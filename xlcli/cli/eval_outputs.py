@@ -62,19 +62,12 @@ class Run(NamedTuple):
 
 
 class ResultFile:
-    """A file that `eval` writes beside its report, or standard output for `-`.
+    """A file that `eval` writes beside its report, or standard output for `-`."""
 
-    Attributes:
-        name: Its option, as a parameter.
-        kind: What it is, by its suffix.
-        excludes: Settings with which it cannot be made, and other such files.
-        lists: What the evaluation has to yield for it: arguments of `evaluate`.
-    """
-
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
-    excludes: ClassVar[Sequence[str]] = ()
-    lists: ClassVar[Sequence[str]] = ()
+    name: ClassVar[str]  # its option, as a parameter
+    kind: ClassVar[Kind]  # what it is, by its suffix
+    excludes: ClassVar[Sequence[str]] = ()  # settings with which it cannot be made, and other such files
+    lists: ClassVar[Sequence[str]] = ()  # what the evaluation has to yield for it: arguments of `evaluate`
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -13,12 +13,11 @@ from xlcli.cli.terminal import one_line
 from xlcli.cli.usage import choices_of, explain
 from xlcli.errors import ConfigError
 
-CONTEXT: dict[str, Any] = {
+CONTEXT: dict[str, Any] = {  # of every command; `--mem-len` is also the environment variable `XLCLI_MEM_LEN`
     "auto_envvar_prefix": "XLCLI",
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
 }
-"""Context settings of every command. The option `--mem-len` is also the environment variable `XLCLI_MEM_LEN`."""
 TYPER: dict[str, Any] = {"rich_markup_mode": None, "suggest_commands": False}  # settings of every `typer.Typer`
 PANELS = ("Run", "Text", "Model", "Sampling", "Memory", "Training", "Results", "Machine", "Settings", "Output")
 """Headings of options in the order of the help."""

@@ -26,15 +26,13 @@ COMMANDS: Mapping[str, str] = {  # what each command does, in the order of the h
     "A model is a folder: rm, mv and rsync do the rest.",
     "bench": "Measure the speed of decoding (default), evaluation or training.",
 }
-SECTIONS: Mapping[str, tuple[str, ...]] = {
+SECTIONS: Mapping[str, tuple[str, ...]] = {  # by command; fields of those up to `runtime` are options and variables
     "train": ("text", "train", "runtime", "model"),
     "eval": ("eval", "runtime"),
     "generate": ("generate", "runtime"),
     "stream": ("stream", "runtime"),
     "bench": ("bench", "runtime", "train", "model"),
 }
-"""Sections of the configuration that each command uses. Fields of those up to `runtime`, which all have, are options
-and variables."""
 
 
 def option(panel: str, names: str, about: str, **settings: Any) -> Any:

@@ -31,12 +31,9 @@ from xlcli.events import ContextBin, TokenScore, WordScore
 from xlcli.files import cache_folder
 from xlcli.markup import Part, by_token, color_step, colored, continues, direction, escaped, legend, visible
 
-TEXT_BYTES = 2**25
-"""Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
-COLORED_WORDS = 2**18
-"""Number of words with color and tooltip: about 10 MB of HTML, which a browser opens in a few seconds."""
-BLOCK_BYTES, ROW_BYTES = 2**12, 2**13
-"""Sizes from which a block and a row end. A browser lays out the visible blocks only."""
+TEXT_BYTES = 2**25  # size of the text shown, which bounds the page of an endless stream; curve and table go on
+COLORED_WORDS = 2**18  # words with color and tooltip: about 10 MB of HTML, which a browser opens in a few seconds
+BLOCK_BYTES, ROW_BYTES = 2**12, 2**13  # sizes from which a block and a row end; browsers lay out visible blocks only
 TABLE_ROWS, LONG_LINE, PREVIEW = 12, 20, 240
 """Number of most surprising lines; their minimum size in bytes, if there are any; bytes after which the text ends."""
 CURVE_POINTS = 512  # maximum number of points of the curve

@@ -24,8 +24,7 @@ MAX_PROMPT = 2**26  # maximum length of a prompt in bytes
 MAX_BYTES = 2**28  # maximum size of a file of prompts
 _EXAMPLE = 'Write each line as {"prompt": "Once upon a"}.'
 
-Prompt = tuple[bytes, dict[str, Any]]
-"""A line of the file: the text of the prompt, and the table with its `id`, empty without one."""
+Prompt = tuple[bytes, dict[str, Any]]  # text of a prompt, and the table with its `id`, empty without one
 
 
 def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> bytes:
@@ -130,10 +129,7 @@ class Samples(Sink):
 
 
 class Results(Sink):
-    """Prints one JSON object for each prompt, as soon as it and all before it are complete.
-
-    After a signal, prompts at the end without any token are not printed.
-    """
+    """Prints a JSON object per prompt, in order; after a signal, prompts at the end without any token are left out."""
 
     def __init__(self, prompts: Sequence[Prompt], screen: Screen, *, n_samples: int, without_prompt: bool) -> None:
         self._screen, self._n_samples, self._without_prompt = screen, n_samples, without_prompt

@@ -33,8 +33,7 @@ COLORS = ("39", "32", "36", "35", "31", "1;31")
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
 STYLES = {"warning": "33", "detail": "2"}  # style of messages by level: yellow and dim
-_UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
-"""The live line: cut off at the width of the terminal, with the cursor at its beginning."""
+_UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"  # live line: cut off at the width of the terminal, with the cursor at its beginning
 _ERASE = "\r\x1b[J"  # erases the live line, all rows of it if the terminal has become narrower and has broken it
 
 
@@ -57,10 +56,7 @@ class _Pace:
 
 
 class Screen:
-    """stdout and stderr of a command, with its output options.
-
-    `hidden` hides progress and all messages, as all processes of a run but the first do.
-    """
+    """stdout and stderr of a command. `hidden` hides progress and messages, as of all processes but the first."""
 
     def __init__(
         self,
@@ -126,10 +122,7 @@ class Screen:
                 self.say(f"reading the pipe {name} to its end")
 
     def drive(self, events: Iterable[Any], *sinks: Sink) -> None:
-        """Shows notices and progress of a workflow, adds its other events to each sink, and ends the sinks.
-
-        Every sink is ended, in order, also if ending an earlier one fails.
-        """
+        """Shows notices and progress, adds other events to each sink, and ends all sinks, even if one fails."""
         with ExitStack() as ending:
             try:
                 for event in events:
@@ -293,10 +286,7 @@ class Screen:
             self.write(text.encode())
 
     def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
-        """Writes a label and the tokens of a line, given as (text, bits), which end with its line end.
-
-        If colors are on, each word has that of its bits, and a legend precedes the first line.
-        """
+        """Writes a label and the tokens (text, bits) of a line. If colored, a legend precedes the first line."""
         if not self.colored:
             self.write(label.encode())
             self.model_text(b"".join(text for text, _ in spans))

@@ -103,7 +103,7 @@ def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
     return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", number_or_blank(context.margin, ".4f") or "-"
 
 
-FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {  # columns of a table: heading, field of `Score`, style
     "bits/byte": ("bits_per_byte", partial(decimals_or_blank, digits=4)),
     "perplexity": ("perplexity", partial(decimals_or_blank, digits=3)),
     "tokens/s": ("tokens_per_second", compact_number),
@@ -111,11 +111,9 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "rounding": ("rounding_cost", difference_or_blank),
     "mean steps": ("mean_steps", partial(decimals_or_blank, digits=2)),
 }
-"""Figures of a table of evaluations: heading, field of `Score`, style."""
-COMMON = "position", "attention", "parameters", "mem_len"
-"""Fields of `Score` that models have in common if they differ in their seed only."""
+COMMON = "position", "attention", "parameters", "mem_len"  # fields of `Score` that models with other seeds share
 LONGEST_NAME = 60  # number of characters of the columns of a row that name a document
-SPREAD = {
+SPREAD = {  # figures of a table of intervals: field of `Spread`, heading
     "bits_per_byte": "bits/byte",
     "bits_per_byte_low": "from",
     "bits_per_byte_high": "to",
@@ -123,7 +121,6 @@ SPREAD = {
     "document_mean_low": "from",
     "document_mean_high": "to",
 }
-"""Figures of a table of intervals: field of `Spread`, heading."""
 
 
 def over_seeds(scores: Sequence[events.Score]) -> dict[str, Any]:
@@ -149,10 +146,7 @@ def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 def sweep_text(
     scores: Sequence[events.Score], n_scores: int, width: int | None = None, seeds: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for.
-
-    `seeds` are results of `over_seeds`.
-    """
+    """Scores of several models or memory lengths as a table, of `n_scores` asked for; `seeds`: see `over_seeds`."""
     first = scores[0]
     n_models = len({score.model for score in scores})
     title = first.model

@@ -17,7 +17,7 @@ from xlcli.errors import ConfigError
 if TYPE_CHECKING:
     from xlcli.config import Option
 
-ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {  # what to type here, for commands and options of other tools
     "eval FILE": ("score", "evaluate", "perplexity", "ppl"),
     "eval FILE --words FILE.tsv": ("surprisal",),
     "train FILE --init NAME": ("finetune", "fine-tune"),
@@ -37,7 +37,6 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "--words FILE.tsv": ("--output", "-o"),
     "> FILE": ("--output", "-o"),
 }
-"""What to type here, and the commands and options of other tools that it stands for."""
 ARGUMENTS = ("--checkpoint", "--model", "--file", "-f", "--input", "--prompt", "-p")  # come without an option here
 
 

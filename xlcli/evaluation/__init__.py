@@ -172,10 +172,7 @@ class _Evaluation(NamedTuple):
         return self.per_token or self.words or self.documents
 
     def run(self) -> Iterator[Event]:
-        """Says what is remarkable in the text, then scores it once for each memory length of `options.sweep`.
-
-        The events of a memory length end with its `Score`. Scoring ends early when `stop` becomes true.
-        """
+        """Notices on the text, then the events of each memory length of `options.sweep`, the last one its `Score`."""
         model, options = self.model, self.options
         yield from self._notices_on_text()
         learning = model.learning(options)
@@ -404,10 +401,7 @@ def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
 
 
 def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Iterator[Notice]:
-    """Notices on values by which rows are grouped: some are empty, or a story comes back after another one.
-
-    `DataError` if a row lacks the key.
-    """
+    """Notices on empty values of `key`, and on stories that come back; `DataError` if a row lacks the key."""
     empty, returning = list[str](), list[str]()  # places of rows
     values: set[str] = set()
     before = ""

@@ -43,19 +43,12 @@ class _Beginning(NamedTuple):
 
 @dataclass
 class Found:
-    """What a search has found.
+    """What a search has found. The probability of a word lacks that of spellings that were not continued."""
 
-    Attributes:
-        words: Probabilities of words, each without that of spellings that were not continued.
-        longer: Beginnings of further words, to be continued.
-        rest: Probability of the beginnings that are not continued.
-        rest_entropy: The sum of -p·log2(p) over their probabilities p.
-    """
-
-    words: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    longer: list[_Beginning] = field(default_factory=list)
-    rest: float = 0.0
-    rest_entropy: float = 0.0
+    words: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # probability of each word
+    longer: list[_Beginning] = field(default_factory=list)  # beginnings of further words, to be continued
+    rest: float = 0.0  # probability of the beginnings that are not continued
+    rest_entropy: float = 0.0  # the sum of -p·log2(p) over their probabilities p
 
     def leave(self, p: Tensor) -> None:
         """Does not continue beginnings of these probabilities (n)."""
@@ -87,10 +80,7 @@ def _entropy_bits(p: Tensor) -> float:
 
 
 class NextWords:
-    """Columns `alternatives`, from word to probability, and `rest` of the words of a text, in order; or of `entropy`.
-
-    Reads the text once more, in one sequence.
-    """
+    """`alternatives` (word to probability) and `rest`, or `entropy`, of each word; reads the text once more."""
 
     def __init__(self, run: Pass, predictions: Predictions) -> None:
         self._run, self._predictions = run, predictions

@@ -38,17 +38,13 @@ from xlcli.text.loaders import EvalLoader
 from xlcli.text.pretokenize import divided
 
 WINDOW_LIMIT = 2**20  # maximum number of tokens in the windows for the loss by context length
-SHORT_WINDOW = 64
-"""Tokens of at least half of them, in tokens, since a long window has few tokens with a short context."""
+SHORT_WINDOW = 64  # tokens of at least half of them, in tokens, since a long window has few tokens with a short context
 
 
 def loss_by_context(
     run: Pass, whole: Batches, sums: ContextSums, share: float
 ) -> Generator[Progress, None, tuple[ContextBin, ...]]:
-    """The loss by context, whose sums over the text are known.
-
-    With memory, windows of the text are read as well, with `share` tokens per token of it.
-    """
+    """The loss by context from sums over the text; with memory also from windows, `share` tokens per token of text."""
     if run.lengths.has_memory and not run.lengths.by_document:
         windows = _windows(run, whole, share)
         n_tokens = sum(loader.batch_size * loader.sequence_len for loader in windows)

@@ -35,10 +35,7 @@ class Frequencies:
 
     @classmethod
     def read(cls, path: str, *, punctuation: bool) -> Generator[Progress, None, Self]:
-        """Those of a table of words and counts (`_listed_counts`), or of the words of a text in any of the formats.
-
-        With `punctuation`, marks of a text are words of their own.
-        """
+        """From a table of words and counts, or a text; with `punctuation` its marks are words of their own."""
         counts = _listed_counts(Path(path))
         if counts is None:
             corpus = yield from gather([path])

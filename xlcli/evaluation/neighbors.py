@@ -12,10 +12,7 @@ from xlcli.events import Scored, WordScore
 
 
 def with_neighbors(parts: Iterable[Scored], asked: Columns) -> Iterator[Scored]:
-    """The parts of a text in order, with the columns of each word that are asked for.
-
-    A word comes once the next one is known, before all that came after it.
-    """
+    """The parts of a text in order, with the columns asked for; a word comes once the next one is known."""
     earlier: deque[WordScore] = deque(maxlen=asked.previous)  # words of the document, the latest one first
     held: list[Scored] = []  # a word, if there was one, and what came after it
     for part in parts:
@@ -49,10 +46,7 @@ def _completed(
 def _columns(
     word: WordScore, following: WordScore | None, earlier: Sequence[WordScore], asked: Columns
 ) -> dict[str, Any]:
-    """The columns of a word before the `following` one of its document and after the `earlier` ones, the latest first.
-
-    What there is none of is None.
-    """
+    """The columns of a word, given the `following` one and the `earlier` ones, latest first; None if there is none."""
     columns: dict[str, Any] = {}
     if asked.length:
         columns["length"] = len(word.word)

@@ -1,7 +1,4 @@
-"""Passes of the model over a text: the text in order, and windows of it from empty memory.
-
-`ContextSums` collects the loss by context length.
-"""
+"""Passes of the model over a text: in order, and windows from empty memory; the loss by context (`ContextSums`)."""
 
 from __future__ import annotations
 
@@ -30,10 +27,8 @@ from xlcli.state import State
 from xlcli.store.folder import LoadedModel
 from xlcli.text.loaders import EvalBatch, EvalLoader, document_loaders, text_loader
 
-MOST_CALLS = 8
-"""Largest number of calls that are read at once: 4,096 tokens in calls of 512."""
-MOST_PRODUCTS = 2**40
-"""Largest number of products of weights and tokens between two reports of progress: some 10 seconds on two cores."""
+MOST_CALLS = 8  # largest number of calls that are read at once: 4,096 tokens in calls of 512
+MOST_PRODUCTS = 2**40  # products of weights and tokens between two reports of progress: some 10 seconds on two cores
 LEAST_SEQUENCES = 5  # number of sequences with tokens in a bin from which its uncertainty is estimated
 
 
@@ -51,16 +46,13 @@ class Pass:
 
 @dataclass
 class Totals:
-    """Sums over a text.
+    """Sums over a text."""
 
-    `documents` is the number of documents scored to their end; `steps` is None without adaptive computation time.
-    """
-
-    documents: int = 0
+    documents: int = 0  # number of documents scored to their end
     tokens: int = 0
     bytes: int = 0
     nats: float = 0.0
-    steps: float | None = None
+    steps: float | None = None  # None without adaptive computation time
 
     def add(
         self, nats: NDArray[np.float64], n_bytes: NDArray[Any], scored: NDArray[np.bool_], ponder: Ponder | None
@@ -76,14 +68,11 @@ class Totals:
 
 @dataclass(frozen=True)
 class Batches:
-    """The sequences of a pass, in batches.
-
-    `longest` is the longest context whose loss is measured, in the first `n_by_context` sequences of a batch.
-    """
+    """The sequences of a pass, in batches."""
 
     loaders: Sequence[EvalLoader]
-    longest: int
-    n_by_context: int
+    longest: int  # longest context whose loss is measured
+    n_by_context: int  # number of sequences, at the beginning of a batch, in which it is
 
     @property
     def size(self) -> int:
@@ -227,8 +216,7 @@ class ContextSums:
         self.edges = context_bin_edges(longest)
         n_bins = len(self.edges) - 1
         self.nats, self.n_bytes, self.n_tokens, self.n_sequences = np.zeros((4, n_bins))
-        self.products = np.zeros((3, n_bins))
-        """Sums over sequences of nats squared, nats times bytes, and bytes squared."""
+        self.products = np.zeros((3, n_bins))  # sums over sequences of nats squared, nats times bytes, bytes squared
         self._open, self._n_read = np.zeros((3, 0, n_bins)), 0
         """Nats, bytes and tokens of the sequences being read (b) in each bin, and how many tokens of each were read."""
 
@@ -245,10 +233,7 @@ class ContextSums:
         self._n_read = 0
 
     def add(self, n_read: int, nats: NDArray[np.float64], n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
-        """Adds values (b t) of a call that read so many tokens of each sequence.
-
-        Tokens with a longer context than `longest` are left out.
-        """
+        """Adds values (b t) of a call that read so many tokens of each sequence; omits contexts beyond `longest`."""
         shortest = self._n_read + 1  # context, of the first column
         longest = min(self._n_read + nats.shape[1], self.edges[-1] - 1)
         self._n_read += n_read

@@ -26,10 +26,7 @@ LEAST_FREEDOM = 2.0  # if one document is nearly the whole text, its interval is
 
 
 def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
-    """Spread of an evaluation, given bits and bytes of each document (d 2).
-
-    `less`: bits and bytes of the same documents in another evaluation, if the spread is of the difference to it.
-    """
+    """Spread of bits and bytes of documents (d 2), or of the difference to those of another evaluation, `less`."""
     ratio, changes, values = _parts(sums)
     if less is not None:
         less_ratio, less_changes, less_values = _parts(less)
@@ -70,10 +67,7 @@ def compare(score: Score, other: Score) -> Comparison | None:
 
 
 def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:
-    """A sentence if a shorter memory is better than the next longer one, or not distinguishable; None if none is.
-
-    `scores` are of one model and text with several memory lengths, and `trained` is the length in training.
-    """
+    """A sentence if a shorter memory isn't clearly worse than the next longer one; `trained` is the trained length."""
     within_noise = None
     for shorter, longer in pairwise(sorted(scores, key=lambda score: score.mem_len)):
         excess = longer.bits_per_byte - shorter.bits_per_byte

@@ -38,13 +38,10 @@ from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}  # maximum of `tokens_per_call` by device: enough tokens to keep it busy
-CPU_ACTIVATIONS = 2**19
-"""Number of activations of a layer in a call above which a CPU is slower (measured for widths of 192 to 512)."""
-DEFAULT_SEGMENT_LEN = 512
-"""Longest segment chosen by default where hidden scores are computed; a longer one would hide most of its scores."""
+CPU_ACTIVATIONS = 2**19  # activations of a layer in a call above which a CPU is slower (measured: widths of 192 to 512)
+DEFAULT_SEGMENT_LEN = 512  # longest default where hidden scores are computed: a longer one hides most of its scores
 LEAST_SEGMENT_LEN = 64  # shortest segment chosen by default: shorter ones cost more calls than they hide scores
-MAX_SEGMENT_LEN = 2**12
-"""Longest segment where the length does not change the result; bounds the size of the attention mask."""
+MAX_SEGMENT_LEN = 2**12  # longest segment where the length changes no result; bounds the size of the attention mask
 STATE_LIMIT = 2**28  # maximum bytes of memory tensors for the default batch size
 LONGEST_CHARACTER = 4  # bytes of the longest UTF-8 character
 SCORED_PER_WARMUP = 10  # the default batch size warms up on at most one token for so many of the text
@@ -154,10 +151,7 @@ class TokenScores:
     def keep(
         self, features: NDArray[Any], scored: NDArray[np.bool_], positions: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> None:
-        """Keeps features (b t f) of `scored` tokens (b t), and those at the ends (b) of sequences.
-
-        `positions` (b) are the numbers of the first tokens.
-        """
+        """Keeps features (b t f) of `scored` tokens (b t) and at `ends` (b); `positions` (b) of the first tokens."""
         assert self._features is not None
         rows, columns = scored.nonzero()
         self._features[positions[rows] + columns] = features[rows, columns]
@@ -255,11 +249,8 @@ def tokenize(
 ) -> Generator[Notice | Progress, None, TokenizedText]:
     """Tokenizes the first `limit` bytes of a text (None: all), cut between characters. Yields progress.
 
-    With `by_document` no token is in two documents, which begin at `starts` (None: as the corpus says).
-
-    Raises:
-        DataError: The text is empty or cannot be read.
-        ResourceError: The cache folder is full.
+    With `by_document` no token is in two documents, which begin at `starts` (None: as the corpus says). `DataError` if
+    the text is empty or cannot be read, `ResourceError` if the cache folder is full.
     """
     yield from corpus.scan()
     yield from corpus.notices()
@@ -334,16 +325,12 @@ def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Lengths(ContextSettings):
-    """How an evaluation reads a text, and its maximum number of sequences.
-
-    `tokens_per_call` limits batches of documents, and of windows for the loss by context; None if the batch size was
-    given.
-    """
+    """How an evaluation reads a text, and its maximum number of sequences."""
 
     batch_size: int = 1
     warmup_len: int = 0
     by_document: bool = False
-    tokens_per_call: int | None = None
+    tokens_per_call: int | None = None  # limit of batches of documents and of windows; None if the batch size was given
 
     def init_state(self, scorer: Scorer, starts: NDArray[np.int64]) -> State:
         """Empty memory of sequences that start at these positions (b) of the text."""

@@ -37,11 +37,10 @@ from xlcli.store.weights import encode, encode_in_order, stored_infos, weights, 
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 
-_ALL: tuple[Format, ...] = (
+_ALL: tuple[Format, ...] = (  # a new format is added here, and to the choices of `--format` in `xlcli/cli/options.py`
     *(GGUF(), Llama(), Gemma3(), GPT2(), GPTNeo(), GPTJ(), GPTNeoX(), OPT(), Bloom()),
     *(TransfoXL(), Original()),
 )
-"""All formats. A new one is added here, and to the choices of `--format` in `xlcli/cli/options.py`."""
 FORMATS = {format_.name: format_ for format_ in _ALL}
 _REFORMER = "its attention at a token depends on later tokens, so no memory can continue it"
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")  # change no prediction

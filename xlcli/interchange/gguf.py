@@ -68,8 +68,7 @@ _GPT_NEOX = _SIZES | {
     "rope.freq_base": "rotary_emb_base",
     "use_parallel_residual": "use_parallel_residual",
 }
-_LAYERS_OF_27B = 62
-"""Number of layers of the one Gemma 3 whose scores are not divided by the root of the width of a head."""
+_LAYERS_OF_27B = 62  # layers of the one Gemma 3 whose scores are not divided by the root of the width of a head
 
 
 def _as_gpt_neox(config: Mapping[str, Any], width: Any) -> dict[str, Any]:
@@ -96,19 +95,16 @@ _WIDTHS = ("attention.value_length", "rope.dimension_count")
 _UNUSED = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")  # change nothing
 _LENGTH = "llama.rope.scaling.original_context_length"
 _ORIGINAL = "original_max_position_embeddings"
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""What files do not say of the scaling of Llama 3."""
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # what files do not say of the scaling of Llama 3
 _METADATA, _OWN_CONFIG = "_metadata", f"{OWN}.config"
-_COMPUTED = {
+_COMPUTED = {  # keys of settings that are computed
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": _ORIGINAL,
     "attention.key_length": "query_pre_attn_scalar",
 }
-"""Keys of settings that are computed."""
 _START, _TEMPLATE = "tokenizer.ggml.bos_token_id", "tokenizer.chat_template"
-_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-"""Keys of the tokens at which llama.cpp ends a text: of a text, a turn, a message."""
+_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))  # ends of a text, a turn, a message
 
 
 class Architecture(NamedTuple):
@@ -124,7 +120,7 @@ class Architecture(NamedTuple):
     assumed: str = ""  # the activation function, where a file names none
 
 
-ARCHITECTURES = {
+ARCHITECTURES = {  # by name. A new one is added here
     "llama": Architecture(Llama(), _LLAMA, _BIASES),
     "qwen2": Architecture(Llama(), _LLAMA),
     "qwen3": Architecture(Llama(), _LLAMA),
@@ -132,7 +128,6 @@ ARCHITECTURES = {
     "gpt2": Architecture(GPT2(), _GPT2, assumed="approximate GELU (gelu_new), as in the published GPT-2"),
     "gptneox": Architecture(GPTNeoX(), _GPT_NEOX, adapt=_as_gpt_neox, assumed="exact GELU, as in Pythia"),
 }
-"""Architectures by name. A new one is added here."""
 
 
 class GGUF(Format):
@@ -295,10 +290,7 @@ def _architecture(source: Source) -> Architecture:
 
 
 def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> Mapping[str, Any]:
-    """The settings of a file of the architecture `name` by their names in Hugging Face.
-
-    What is not known keeps its name, and is refused later, as is a value of a wrong type.
-    """
+    """The settings of a file by their names in Hugging Face; unknown ones keep their name, and are refused later."""
     architecture = ARCHITECTURES[name]
     values = with_prefix(f"{name}.", metadata)
     tree: dict[str, Any] = {setting: tensor in stored for setting, tensor in architecture.biases.items()}

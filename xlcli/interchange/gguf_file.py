@@ -25,8 +25,7 @@ from xlcli.files.tensors import TensorInfo, type_name
 from xlcli.interchange.pickles import StoredTensor
 
 MAGIC = b"GGUF"
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-"""Types of quantized numbers that can be imported."""
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # that can be imported
 LARGEST_HEADER, MOST_VALUES, MOST_TENSORS = 2**26, 2**21, 2**16  # bytes before tensors, and counts
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # types of values as `struct` names them
 _STRING, _ARRAY = 8, 9

@@ -23,7 +23,7 @@ _PLAIN_BYTES = _BYTES | {"use_regex": False}
 _DIGITS: dict[str, Any] = {"type": "Digits", "individual_digits": True}
 
 
-PATTERNS = {
+PATTERNS = {  # the steps that divide a text, as in `tokenizer.json`, and whether a part that is a token stays one
     "gpt-2": ([_BYTES], False),
     "olmo": ([_BYTES], False),
     "smollm": ([_DIGITS, _BYTES], False),
@@ -33,7 +33,6 @@ PATTERNS = {
     "deepseek-r1-qwen": ([split_step(foreign.QWEN2), _PLAIN_BYTES], False),
     "default": ([*map(split_step, foreign.DEFAULT), _PLAIN_BYTES], False),
 }
-"""For each name the steps that divide a text, as in `tokenizer.json`, and whether a part that is a token stays one."""
 _NO_MERGE = "none none"  # a merge that never applies, since parts are characters at first: llama.cpp wants at least one
 
 

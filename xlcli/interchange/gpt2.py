@@ -150,10 +150,7 @@ class GPTNeo(GPT2):
 
 
 class GPTJ(GPT2):
-    """Both branches read the same norm; rotary positions in the first features of a head (Wang and Komatsuzaki 2021).
-
-    Each branch has a norm here, with the same values.
-    """
+    """Both branches read one norm (here stored twice); rotary positions in part of a head (Wang & Komatsuzaki 2021)."""
 
     name = "gpt-j"
     model_types = ("gptj",)

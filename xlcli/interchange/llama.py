@@ -21,20 +21,18 @@ MOST_LAYERS = 1024
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 LAYERS = ("full_attention", "sliding_attention")
 _FACTORS = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
-_SCALING: Mapping[str, Mapping[str, str]] = {
+_SCALING: Mapping[str, Mapping[str, str]] = {  # settings of each scaling of rotary positions, here and in a source
     "none": {},
     "linear": {"factor": "factor"},
     "llama3": _FACTORS | {"original_len": "original_max_position_embeddings"},
 }
-"""Settings of each kind of scaling of rotary positions, here and in a source."""
-_DEFAULTS = {
+_DEFAULTS = {  # settings that a Gemma 3 may leave out, where they differ from those of Llama
     "num_key_value_heads": 4,
     "head_dim": 256,
     "tie_word_embeddings": True,
     "rope_theta": 1_000_000.0,
     "query_pre_attn_scalar": 256,
 }
-"""Settings that a Gemma 3 may leave out, where they differ from those of Llama."""
 
 
 def projections(attention: str) -> dict[str, str]:

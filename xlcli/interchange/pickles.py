@@ -32,7 +32,7 @@ MOST_OPCODES = 2**23  # maximum number of opcodes: 1.6 million for that vocabula
 LARGEST_DIRECTORY = 2**24  # maximum bytes of the directory of a zip file, which takes twenty times the RAM
 LONGEST_KEY = 2**10  # maximum characters of a key of a table, such as the name of a tensor or a word
 MOST_ARGUMENTS = 16  # maximum number of arguments of a call, and of axes of a tensor
-RECORDS = frozenset(
+RECORDS = frozenset(  # what pickles of Transformer-XL models and vocabularies name; none of it is imported
     f"{module}.{name}"
     for module, names in {
         "torch.nn.modules": "activation.ReLU container.ModuleList container.ParameterList container.Sequential "
@@ -54,7 +54,6 @@ RECORDS = frozenset(
     }.items()
     for name in names.split()
 )
-"""Classes and functions that pickles of Transformer-XL models and vocabularies name. None of them is imported."""
 _STORAGES = {
     "torch.FloatStorage": "F32",
     "torch.HalfStorage": "F16",
@@ -67,13 +66,12 @@ _STORAGES = {
 }
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 _COUNT_BYTES = 8
-_ALLOWED = (
+_ALLOWED = (  # opcodes of protocols 2 to 5, without those that name objects by number or make other types
     "PROTO FRAME STOP MARK POP POP_MARK DUP GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD BINPERSID BINPUT LONG_BINPUT "
     "MEMOIZE BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
     "SHORT_BINUNICODE BINUNICODE8 BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES EMPTY_LIST APPEND APPENDS "
     "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT SETITEM SETITEMS EMPTY_SET ADDITEMS"
 )
-"""Opcodes of protocols 2 to 5, without those that name objects by number or make other types."""
 REMEDY = "Import a copy of the model with weights in safetensors, if there is one."
 
 

@@ -22,8 +22,7 @@ from xlcli.interchange.pickles import StoredTensor, read_checkpoint
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 START, END = START_KEYS = "bos_token_id", "eos_token_id"  # settings with ids of the tokens that begin and end a text
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there; `NAME.index.json` lists its shards
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")  # of training with several processes, and of compilation
 DOWNLOAD = "Download the model again, with all its files."
 ADAPTER = "adapter_config.json"
@@ -32,7 +31,7 @@ MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of th
 CAN = "docs/models.md lists what each format supports."  # remedy for what cannot be imported or exported
 UNQUANTIZED = "Its weights are quantized: import those from before, or a GGUF file of the model."
 LARGEST_NUMBER = 2**31  # maximum absolute value of a number
-HARMLESS = (
+HARMLESS = (  # settings of Hugging Face that change no number: of training, of sampling, of other tasks, of the library
     "architectures torch_dtype dtype transformers_version use_cache initializer_range xlcli tokenizer_class "
     "task_specific_params id2label label2id num_labels problem_type finetuning_task classifier_dropout hidden_dropout "
     "return_dict return_dict_in_generate output_attentions output_hidden_states output_past output_scores max_length "
@@ -43,7 +42,6 @@ HARMLESS = (
     "normalize_attention_scores apply_query_key_layer_scaling bos_token_id eos_token_id pad_token_id unk_token_id "
     "sep_token_id cls_token_id decoder_start_token_id mask_token_id cache_implementation"
 )
-"""Settings of Hugging Face that change no number: of training, of sampling, of other tasks, of the library."""
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""Transformer-XL in the format of Hugging Face (transformers 4.35), to be imported and exported.
-
-Also `model.pt` of the original code (kimiyoung/transformer-xl), to be imported.
-"""
+"""Transformer-XL of Hugging Face (transformers 4.35), and `model.pt` of kimiyoung/transformer-xl (import only)."""
 
 from __future__ import annotations
 

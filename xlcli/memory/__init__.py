@@ -22,15 +22,12 @@ from xlcli.memory.tokens import TokenBuffers as TokenBuffers
 from xlcli.memory.tokens import TokenMemory as TokenMemory
 
 MEMORIES: dict[str, type[Memory]] = {kind.kind: kind for kind in (Hidden, KeyValue, Int8KeyValue, Sums, Buckets)}
-"""Memory kind to class."""
 
 
 def restored(kinds: str, tensors: Mapping[str, Tensor], batch_size: int) -> tuple[Memory, ...]:
     """Memories of these kinds from tensors whose names begin with `0.`, `1.` and so on.
 
-    Raises:
-        KeyError: A kind is unknown.
-        ValueError: The tensors do not belong to such memories.
+    `KeyError` if a kind is unknown, `ValueError` if the tensors do not belong to such memories.
     """
     memories = []
     for i, kind in enumerate(kinds.split()):

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 class Memory:
     """Memory of one layer: an immutable value made of named tensors, batch axis first."""
 
-    kind: ClassVar[str]
-    """Name in saved states."""
+    kind: ClassVar[str]  # name in saved states
     axes: ClassVar[Mapping[str, str]]
     """Axis letters of each tensor; m (tokens), c (slots of a bucket) and s (sinks) may change while the model runs.
     A memory without sinks has no tensors for them."""
@@ -23,10 +22,8 @@ class Memory:
     """Types of tensors that have one type only. The others are floating point; keys and values have the same type,
     but sinks may have a wider one."""
 
-    sinks: tuple[Tensor, ...] = ()
-    """Keys (b h s e) without positions, and values (b h s w), of the first tokens of the text, if they are kept."""
-    counts_tokens: ClassVar[bool] = False
-    """True if the content depends on the number of tokens read before, besides the length."""
+    sinks: tuple[Tensor, ...] = ()  # keys (b h s e) without positions, values (b h s w) of the first tokens, if kept
+    counts_tokens: ClassVar[bool] = False  # whether the content depends on the number of tokens read, not length alone
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:

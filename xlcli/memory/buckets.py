@@ -14,20 +14,13 @@ from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, insert
 
 
 class Unwritten(NamedTuple):
-    """Tokens to be written into a table.
+    """Tokens to be written into a table."""
 
-    ranks                 buckets and ranks
-    k            (b h t e)  keys
-    v            (b h t w)  values
-    start                 position of the first token
-    bucket_size           number of slots per bucket
-    """
-
-    ranks: BucketRanks
-    k: Tensor
-    v: Tensor
-    start: int
-    bucket_size: int
+    ranks: BucketRanks  # buckets and ranks
+    k: Tensor  # keys (b h t e)
+    v: Tensor  # values (b h t w)
+    start: int  # position of the first token
+    bucket_size: int  # number of slots per bucket
 
     def write(self, table: Table) -> Buckets:
         """Writes the tokens into a table, in place; memory of this table, which it owns."""

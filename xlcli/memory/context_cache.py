@@ -20,25 +20,16 @@ from xlcli.errors import StateError
 from xlcli.machine import require_memory
 from xlcli.memory.online import UNKNOWN, OnlineMemory
 
-ORDERS = (1, 2, 3, 6, 12)
-"""Numbers of latest tokens that are a context."""
-COLUMN, ABOVE, HEAD = range(len(ORDERS), len(ORDERS) + 3)
-"""Kinds of contexts behind those of `ORDERS`, which know the place in a line (`kernels/mixture.py`)."""
+ORDERS = (1, 2, 3, 6, 12)  # numbers of latest tokens that are a context
+COLUMN, ABOVE, HEAD = range(len(ORDERS), len(ORDERS) + 3)  # contexts that know the place in a line (kernels/mixture.py)
 N_KINDS = HEAD + 1
-LINE, REACH = 128, 256
-"""Maximum place in a line that a context knows, and number of tokens after which none depends on a token."""
-MAX_WINDOW = 2**22
-"""Maximum number of tokens of a cache."""
-SLACK = 2**14
-"""Number of tokens that can be taken back, and of those older than the window that are kept: at least `REACH`."""
-N_READ, WINDOW = range(2)
-"""Places in `Index.sizes`: number of tokens read, and of tokens of the window."""
-N_LEVELS = 8
-"""Classes of a number of followers."""
-FIRST_SLOPE = 1.0
-"""Initial weight of the surprise of a token."""
-MOST_LEARNED = 1e3
-"""Maximum of a weight in a state file."""
+LINE, REACH = 128, 256  # largest place in a line that a context knows; how many tokens back a context can reach
+MAX_WINDOW = 2**22  # maximum number of tokens of a cache
+SLACK = 2**14  # tokens that can be taken back, and tokens kept that are older than the window; at least `REACH`
+N_READ, WINDOW = range(2)  # places in `Index.sizes`: number of tokens read, and of tokens of the window
+N_LEVELS = 8  # classes of a number of followers
+FIRST_SLOPE = 1.0  # initial weight of the surprise of a token
+MOST_LEARNED = 1e3  # maximum of a weight in a state file
 SAVED_RANGES = {"weights": (-MOST_LEARNED, MOST_LEARNED), "squares": (1, 2**53), "bias": (-MOST_LEARNED, MOST_LEARNED)}
 """Smallest and largest number in a state file of each array of `Learned`; squares begin with 1 and only grow."""
 
@@ -46,40 +37,27 @@ Array = NDArray[Any]
 
 
 class Index(NamedTuple):
-    """The latest tokens and where their contexts occurred: rings, in which position p has place p modulo n.
+    """The latest tokens and where their contexts occurred: rings, in which position p has place p modulo n."""
 
-    Attributes:
-        tokens: Tokens read (n).
-        followers: Token (n) that followed each of them, or `UNKNOWN`.
-        lines: Position (n) at which the line of each begins.
-        keys: Hash (k n) of each context of a token.
-        links: Earlier position (k n) whose context has the same head, -1 if there is none.
-        heads: Latest position (k h) of the contexts with each head, the last bits of their keys.
-        sizes: `N_READ`, `WINDOW` (2).
-    """
-
-    tokens: Array
-    followers: Array
-    lines: Array
-    keys: Array
-    links: Array
-    heads: Array
-    sizes: Array
+    tokens: Array  # tokens read (n)
+    followers: Array  # token (n) that followed each of them, or `UNKNOWN`
+    lines: Array  # position (n) at which the line of each begins
+    keys: Array  # hash (k n) of each context of a token
+    links: Array  # earlier position (k n) whose context has the same head, -1 if there is none
+    heads: Array  # latest position (k h) of the contexts with each head, the last bits of their keys
+    sizes: Array  # `N_READ`, `WINDOW` (2)
 
 
 class Learned(NamedTuple):
     """What was learned: weights of logistic regressions.
 
-    Attributes:
-        weights: Constant and slope (k 2 l l 2) by which a context of kind k raises the logit of a token that followed
-            it: latest (1) or not (0), in a class of how often, and of how often others did.
-        squares: Sums of their squared gradients.
-        bias: Added to the logit of each token (v).
+    `weights` are constant and slope (k 2 l l 2) by which a context of kind k raises the logit of a token that followed
+    it: latest (1) or not (0), in a class of how often, and of how often others did.
     """
 
     weights: Array
-    squares: Array
-    bias: Array
+    squares: Array  # sums of the squared gradients of `weights`
+    bias: Array  # added to the logit of each token (v)
 
 
 def new_index(window: int) -> Index:
@@ -106,17 +84,12 @@ def new_learned(vocab_size: int) -> Learned:
 
 @dataclass(frozen=True)
 class ContextCache(OnlineMemory):
-    """The latest tokens, and what was learned from what followed their contexts.
-
-    Attributes:
-        index: The latest tokens. Reading changes it and `learned` in place.
-        unread: Tokens and their followers (2 n) that are to be read before anything else, at most one pair of rows.
-    """
+    """The latest tokens, and what was learned from what followed their contexts."""
 
     settings: Mapping[str, Any]
-    learned: Learned
+    learned: Learned  # changed in place by reading, as is `index`
     index: Index
-    unread: list[Array] = field(default_factory=list)
+    unread: list[Array] = field(default_factory=list)  # pairs of tokens and followers (2 n) to read first; at most one
 
     @property
     def texts(self) -> Array:
@@ -141,9 +114,7 @@ class ContextCache(OnlineMemory):
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> ContextCache:
         """Value from the results of `tensors` and `describe`; tokens are compared with a vocabulary by `fits`.
 
-        Raises:
-            StateError: It is of an earlier version, in which a cache learned other values.
-            ValueError: It is damaged.
+        `StateError` if an earlier version saved it, whose cache learned other values; `ValueError` if it is damaged.
         """
         settings = dict(json.loads(description["settings"]))
         window = settings["context_cache"]

@@ -14,18 +14,14 @@ from torch import Tensor
 from xlcli.files.tensors import with_prefix
 from xlcli.memory import Memory, restored
 
-UNKNOWN = -1
-"""Token that is not known yet, or not part of the text."""
+UNKNOWN = -1  # token that is not known yet, or not part of the text
 
 
 class OnlineMemory(ABC):
     """Immutable value of one text, shared by all sequences that continue it.
 
     Under inference mode a scorer may write into its tensors, so the old value must not be used any more; copy it with
-    `State.fork` to continue it twice.
-
-    Attributes:
-        settings: Keys of `LearningConfig` and their values, by which the value must be continued.
+    `State.fork` to continue it twice. It must be continued with `settings`, keys and values of `LearningConfig`.
     """
 
     settings: Mapping[str, Any]
@@ -43,9 +39,7 @@ class OnlineMemory(ABC):
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> Self:
         """Value from the results of `tensors` and `describe`.
 
-        Raises:
-            KeyError: An entry is missing.
-            ValueError: The entries do not belong to one value.
+        `KeyError` if an entry is missing, `ValueError` if the entries do not belong to one value.
         """
 
     def fork(self) -> Self:
@@ -56,24 +50,16 @@ class OnlineMemory(ABC):
 
 @dataclass(frozen=True)
 class Adaptation(OnlineMemory):
-    """Adapted weights, state of their optimizer, and the unfinished block of text.
-
-    Attributes:
-        moments: Mean squared gradients and learned rates, by name (`online/adaptation.py`).
-        inputs: Tokens (n) of the unfinished block.
-        targets: Tokens (n) that follow them, `UNKNOWN` where nothing is to be learned.
-        start: Memories of all layers before the block; empty if the block is.
-        last: Tokens (1 n) before the block, as `State.last`; of any number if the block is empty.
-    """
+    """Adapted weights, state of their optimizer, and the unfinished block of text."""
 
     settings: Mapping[str, Any]
     weights: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]  # mean squared gradients and learned rates, by name (`online/adaptation.py`)
     n_steps: int
-    inputs: Tensor
-    targets: Tensor
-    last: Tensor
-    start: tuple[Memory, ...] = ()
+    inputs: Tensor  # tokens (n) of the unfinished block
+    targets: Tensor  # tokens (n) that follow them, `UNKNOWN` where nothing is to be learned
+    last: Tensor  # tokens (1 n) before the block, as `State.last`; of any number if the block is empty
+    start: tuple[Memory, ...] = ()  # memories of all layers before the block; empty if the block is
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name: `weights.NAME`, `moments.NAME`, `inputs`, `targets`, `last`, and `start.0.k`."""

@@ -14,14 +14,10 @@ from torch import Tensor
 from xlcli.memory.base import Memory
 from xlcli.ops.layers import dequantize, quantize
 
-MAX_SLACK = 1024
-"""Maximum number of unused rows in a buffer. A larger number wastes memory, a smaller one moves rows more often."""
-ALIGNMENT = 64
-"""Alignment of floating-point rows in bytes: as PyTorch's CPU allocator aligns, and the size of a 512-bit register."""
-SINKS = {"sink_k": "bhse", "sink_v": "bhsw"}
-"""Axes of the tensors of sinks, in float32 or wider."""
-Project = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Function from the inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
+MAX_SLACK = 1024  # most unused rows in a buffer: more waste memory, fewer move rows more often
+ALIGNMENT = 64  # alignment of floating-point rows in bytes, as by PyTorch's CPU allocator; size of a 512-bit register
+SINKS = {"sink_k": "bhse", "sink_v": "bhsw"}  # axes of the tensors of sinks, in float32 or wider
+Project = Callable[[Tensor], tuple[Tensor, Tensor]]  # inputs (b n d) of the latest tokens to keys and values (b h n e)
 
 
 class TokenMemory(Memory):
@@ -34,15 +30,9 @@ class TokenMemory(Memory):
 
     @abstractmethod
     def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, TokenMemory]:
-        """Appends new tokens.
+        """Keys and values (b h s e) of remembered and new tokens, and the memory of the last `keep` tokens.
 
-        Args:
-            x: Inputs (b t d) of the new tokens.
-            project: Projection of inputs to keys and values.
-            keep: Number of tokens in the new memory.
-
-        Returns:
-            Keys and values (b h s e) of remembered and new tokens, and the memory of the last `keep` tokens.
+        `x` are inputs (b t d) of the new tokens; `project` makes their keys and values.
         """
 
 

@@ -46,11 +46,10 @@ class Scorer(Protocol):
         """State with empty memory at the beginning of a text. What was learned remains."""
 
 
-SETTINGS: Mapping[str, set[str]] = {
+SETTINGS: Mapping[str, set[str]] = {  # settings of the values of `State.online`
     "adaptation": {"adapt_block", "adapt_lr", "adapt_decay", "adapt_weights"},
     "cache": {"context_cache"},
 }
-"""Settings of the values of `State.online`."""
 _REMEDY = "Start without this state."
 
 

@@ -39,8 +39,7 @@ from xlcli.ops.layers import Linear, has_bfloat16_units
 from xlcli.ops.stored import widened
 from xlcli.state import State
 
-Tensors = Mapping[str, Tensor]
-"""Values of weights by their names."""
+Tensors = Mapping[str, Tensor]  # values of weights by their names
 
 
 class AdaptiveModel:
@@ -49,10 +48,8 @@ class AdaptiveModel:
     The network of this scorer has the weights of the state that it reads, which `score` changes in place: it consumes
     the old state. The given network is never changed.
 
-    Args:
-        settings: Keys of the configuration by which a saved state must be continued, and their values; `adapt_block`
-            is the number of tokens of a block.
-        decodes: Whether `logits` of one token may use compiled kernels, for which weights are packed after each step.
+    A saved state must be continued with the same `settings`, such as `adapt_block`, the number of tokens of a block.
+    With `decodes`, `logits` of one token may use compiled kernels, for which weights are packed after each step.
     """
 
     def __init__(
@@ -98,10 +95,7 @@ class AdaptiveModel:
         return out._replace(nll=out.nll[:, n_unscored:], readout=features)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits (b v) of the next token after tokens (b t), and the new state.
-
-        Of several sequences, nothing is learned.
-        """
+        """Logits (b v) of the next token after tokens (b t), and the new state; learns nothing of several sequences."""
         self._load(state)
         if len(tokens) != 1:
             return self._fast(tokens, state)
@@ -168,10 +162,7 @@ class AdaptiveModel:
         return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, out.readout)
 
     def _begin(self, state: State, inputs: Tensor, targets: Tensor) -> State:
-        """State with tokens (1 n) added to the unfinished block, before they are read.
-
-        The first tokens of a block begin it, with a copy of the memory before it.
-        """
+        """State with tokens (1 n) added to the unfinished block; the first ones begin it, with a copy of the memory."""
         value = _value(state)
         if len(value.inputs):
             return replace(state, adaptation=value.extended(inputs[0], targets[0]))
@@ -359,26 +350,16 @@ RATES = -5.0, 3.0  # limits of the logarithm of the factor on the rate of a matr
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Settings, and the names of the weights that change.
+    """Settings, and the names of the weights that change."""
 
-    Attributes:
-        names: Weights that change.
-        lr: Learning rate.
-        decay: Share of the distance to the trained weights that a step takes back.
-        slow: Matrices that begin with `slow_rate` times the learning rate; the other ones begin with all of it.
-        beta: Share of the mean squares that a step keeps.
-        table_rate: Factor on the learning rate of rows of an embedding table, of which few tokens change each.
-        rate_change: Largest change of the logarithm of the rate of a matrix in a step.
-    """
-
-    names: Collection[str]
-    lr: float
-    decay: float
-    slow: Collection[str] = ()
+    names: Collection[str]  # the weights that change
+    lr: float  # learning rate
+    decay: float  # share of the distance to the trained weights that a step takes back
+    slow: Collection[str] = ()  # matrices that begin with `slow_rate` times the learning rate; others with all of it
     slow_rate: float = 0.3
-    beta: float = 0.99
-    table_rate: float = 10.0
-    rate_change: float = 1.0
+    beta: float = 0.99  # share of the mean squares that a step keeps
+    table_rate: float = 10.0  # factor on the learning rate of rows of an embedding table: few tokens change each
+    rate_change: float = 1.0  # largest change of the logarithm of the rate of a matrix in a step
 
     def init_moments(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What `step` keeps of the gradients of each weight, before the first one; states are saved with these names.

@@ -25,16 +25,13 @@ class FrozenModel:
 
     Within a text the memory moves on and the context cache learns, as they do in a copy of the baseline. Adapted
     weights stand still.
-
-    Attributes:
-        baseline: The state, for saving. Its cache shares tables with the live one, but none of its values.
     """
 
     def __init__(self, scorer: Scorer, state: State) -> None:
         self._scorer = _with_fixed_weights(scorer, state)
         # Without unused rows, so that no call writes into the buffers of the baseline.
         self._live = state.map(lambda tensor: tensor)
-        self.baseline = self._live
+        self.baseline = self._live  # the state, for saving; its cache shares tables with the live one, but no values
         if self._live.cache is not None:
             self.baseline = replace(self._live, cache=self._live.cache.snapshot())
 

@@ -1,7 +1,4 @@
-"""A cache over what was read: tokens that followed the same contexts before correct the model's predictions.
-
-`xlcli.kernels.mixture` has the arithmetic and its sources.
-"""
+"""A cache of what followed the same contexts before, which corrects predictions by `xlcli.kernels.mixture`."""
 
 from __future__ import annotations
 
@@ -37,22 +34,13 @@ def line_end_of(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True)
 class CachedModel:
-    """Scorer of one sequence with a cache over another scorer.
+    """Scorer of one sequence with a cache over another scorer."""
 
-    Attributes:
-        inner: Reader whose predictions are corrected.
-        step: Number of tokens that the scorer takes at once; it is called with multiples.
-        settings: Keys of the configuration by which a saved state must be continued, and their values;
-            `context_cache` is the number of latest tokens that count.
-        vocab_size: Number of ids that the scorer predicts.
-        line_end: Id of a line end, or `NO_ID`.
-    """
-
-    inner: Scorer
-    settings: Mapping[str, Any]
-    vocab_size: int
-    line_end: int
-    step: int = 1
+    inner: Scorer  # scorer whose predictions are corrected
+    settings: Mapping[str, Any]  # a saved state must have the same; `context_cache` is the number of latest tokens
+    vocab_size: int  # number of ids that the scorer predicts
+    line_end: int  # id of a line end, or `NO_ID`
+    step: int = 1  # number of tokens that the scorer takes at once; it is called with multiples
 
     def init_state(self, batch: int, **options: Any) -> State:
         index = new_index(self.settings["context_cache"])
@@ -93,10 +81,8 @@ class CachedModel:
     ) -> tuple[Tensor, Tensor | None]:
         """Reads texts (2 t), tokens and what follows each, into the cache of a state, in place.
 
-        `predictions` (1 n v) are log-probabilities by the other scorer of what follows the last n tokens.
-
-        Returns:
-            Surprisal (1 n) of these followers, and what `readout` keeps of each mixed prediction.
+        `predictions` (1 n v) are log-probabilities by the other scorer of what follows the last n tokens. Returns
+        surprisal (1 n) of these followers, and what `readout` keeps of each mixed prediction.
         """
         mixed = self._read(texts, predictions, state)
         targets = texts[None, 1, texts.shape[1] - mixed.shape[1] :].cpu()

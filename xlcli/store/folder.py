@@ -1,7 +1,4 @@
-"""Saving, loading and copying a model folder, which may be untrusted.
-
-`load` compares checksums and fingerprints; `read_network` checks sizes before it allocates.
-"""
+"""Saving, loading and copying a model folder, which may be untrusted: `load` compares checksums and fingerprints."""
 
 from __future__ import annotations
 
@@ -145,8 +142,7 @@ class LoadedModel:
             raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")
 
 
-ADAPTATION_RATE = 6e-4
-"""Default of `adapt_lr`, for models that xlcli trained."""
+ADAPTATION_RATE = 6e-4  # default of `adapt_lr`, for models that xlcli trained
 IMPORTED_ADAPTATION_RATE = 1e-4  # for imported models, and those trained from one (benchmarks/log)
 ATTEMPTS = 5  # maximum number of times that a model is read whose files are replaced meanwhile
 RETRY_SECONDS = 0.05  # time between two attempts
@@ -190,10 +186,7 @@ def save_in_order(
     *,
     encoding: str,
 ) -> None:
-    """`save_model` for tensors in the types and shapes of `stored_infos`, with their names, in alphabetical order.
-
-    Each is written before the next one is asked for.
-    """
+    """`save_model` of tensors as in `stored_infos`, sorted by name; each is written before the next is asked for."""
     infos = stored_infos(empty_weights(config.model), encoding)
     # Metadata that ties the weights to configuration and tokenizer.
     required = {
@@ -305,10 +298,8 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
     removed. Weights are rounded to the encoding; converting rounded weights back to float32 does not restore them. The
     record loses its `bits_per_byte` if a weight changes. Without `encoding` the present one is kept.
 
-    Raises:
-        CheckpointError: The model is damaged, or has weights that the encoding cannot represent.
-        ConfigError: `target` exists.
-        ResourceError: The disk is full or fails.
+    `CheckpointError` if the model is damaged or the encoding cannot represent a weight, `ConfigError` if `target`
+    exists, `ResourceError` if the disk is full or fails.
     """
     require_free(target)
     model = load(source)

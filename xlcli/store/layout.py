@@ -1,7 +1,4 @@
-"""Format of a model folder: file names, `config.json`, checksums, records. Imports no torch.
-
-docs/developers/format.md specifies the files. A model folder holds no script and no pickle.
-"""
+"""Format of a model folder (docs/developers/format.md), which holds no script and no pickle. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,13 +22,11 @@ from xlcli.events import ScoredText
 from xlcli.files import append_line, as_utf8, json_digest, open_regular, parse_json, read_json, sha256, write_atomic
 from xlcli.files.tensors import TensorInfo
 
-SCHEMA = 2
-"""Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
+SCHEMA = 2  # version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CHECKPOINTS = "checkpoints"
-STEP = re.compile(r"step-(\d{8,18})(~?)")
-"""Folder name of a checkpoint, with its step; one with `~` is being replaced."""
+STEP = re.compile(r"step-(\d{8,18})(~?)")  # folder name of a checkpoint, with its step; one with `~` is being replaced
 KEPT = "kept"  # folder of the models of `train.keep_at`
 POINT = re.compile(r"[1-9]\d*[kMG]?")  # name of such a model: the tokens that were read
 MANIFEST = "manifest.json"
@@ -43,13 +38,10 @@ CHECKPOINT_FILES = (  # files of every checkpoint
     "random.safetensors",
     "state.json",
 )
-BEST = "best.safetensors"
-"""A copy of the weights file of the model. A checkpoint can be used without it."""
+BEST = "best.safetensors"  # a copy of the weights file of the model. A checkpoint can be used without it
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}  # file of the validation text and of the test text
-DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}
-"""File of the offsets at which the documents of that text begin, if the model was trained on separate documents."""
-TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."
-"""Folder of TensorBoard, and beginning of the names of its files."""
+DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}  # offsets at which its documents begin, if separate
+TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."  # folder of TensorBoard; beginning of its file names
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
 CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())  # files whose checksums `config.json` has

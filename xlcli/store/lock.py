@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 LOCK = ".lock"
-HOLDER = ".lock.json"
-"""File with the process id and host of the holder, separate from the lock file, which locking may truncate."""
+HOLDER = ".lock.json"  # process id and host of the holder, apart from the lock file, which locking may truncate
 _ATTEMPTS = 10
 SECONDS_TO_BEGIN = 60  # time that a process has to write its note into a folder that it has made
 

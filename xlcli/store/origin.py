@@ -19,17 +19,13 @@ from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_re
 INIT = "init"  # key of `record.json`: the model that a run started from
 NEW = "none"  # value of `--init` in place of a model: new weights
 
-_OF_THE_RUN = frozenset(
+_OF_THE_RUN = frozenset(  # keys of `train` with their own defaults in the new run; others are the model's
     {"lr", "adam_lr", "lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps"}
     | {"max_steps", "max_tokens", "max_time", "eval_every", "patience", "save_every", "keep_checkpoints", "keep_at"}
     | {"on_divergence", "weights"}
 )
-"""Keys of `train` that have their own defaults in the new run; it takes all others from the model (see BATCH_SIZE)."""
-BATCH_SIZE = 8
-"""Default number of sequences per batch, unless the model was trained with fewer: many steps matter more for a short
-text than accurate gradients (benchmarks/log)."""
-_WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")
-"""Keys of `model` that a run may change, because no weight depends on them."""
+BATCH_SIZE = 8  # default, unless the model had fewer: many steps matter more than accurate gradients (benchmarks/log)
+_WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")  # no weight depends on them
 
 
 def configurations(

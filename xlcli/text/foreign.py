@@ -52,8 +52,7 @@ LLAMA3 = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
-DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
-"""Patterns of published tokenizers."""
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")  # patterns of published tokenizers
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _READ_SPACE = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
 
@@ -102,15 +101,9 @@ class TokenizersTokenizer(PieceTokenizer):
     The names of special tokens are text like any other. Nothing is put before a text (no dummy prefix), and it is not
     brought into the normal form NFC.
 
-    Args:
-        data: The file.
-        name: Its path, for errors.
-        vocab_size: Number of ids of the model; those without a token have no text.
-        start_id: Id of the token that begins a text.
-
-    Raises:
-        ConfigError: The package `tokenizers` is missing.
-        CheckpointError: The file is damaged, does not fit `vocab_size`, or has a tokenizer that changes text.
+    `data` is the file, and `name` its path, for errors. Of the `vocab_size` ids of the model those without a token have
+    no text; a text begins with `start_id`. `ConfigError` if the package `tokenizers` is missing, `CheckpointError` if
+    the file is damaged, does not fit `vocab_size`, or has a tokenizer that changes text.
     """
 
     kind = "tokenizers"
@@ -263,11 +256,9 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # types of pieces of sentencepiece
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of the parts of a model of sentencepiece
-_MOST_MERGES = 2**20
-"""Maximum number of merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144."""
+_MOST_MERGES = 2**20  # most merges of a model of sentencepiece: four for each piece of a vocabulary of 262,144
 LARGEST_PIECES = 2**23  # maximum bytes of a model of sentencepiece: twice as many as of the largest published ones
-_MOST_CHARACTERS, _MOST_ADDED = 2**22, 2**14
-"""Maximum sum of the lengths of all tokens, and number of those that are added to them, as special ones are."""
+_MOST_CHARACTERS, _MOST_ADDED = 2**22, 2**14  # sum of the lengths of all tokens; number of added (special) ones
 RULES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 

@@ -1,7 +1,4 @@
-"""Text that was written in one encoding and read in another, found by turning its characters into bytes again.
-
-Encodings have the names that Python has for them.
-"""
+"""Text that was read in another encoding than it was written in, found by turning characters into bytes again."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-_WESTERN = ("cp1252", "latin-1", "mac_roman", "cp437", "cp850")
-"""Encodings whose languages need ASCII letters, so a text without any of them was written in another one."""
+_WESTERN = ("cp1252", "latin-1", "mac_roman", "cp437", "cp850")  # their languages need ASCII letters
 _READ_AS = (*_WESTERN, *(f"cp{n}" for n in (1250, 1251, 1256, 874, 1253, 1255, 866, 862)), "iso8859_11")
 """Encodings in which programs read UTF-8 by mistake, the likeliest first."""
 
@@ -64,8 +60,7 @@ _UTF8_WORD = re.compile(
     "(?<![^ \t])[!-~]*(?:(?:[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|\xf0[\x80-\xbf]{3})[!-~]*)+(?![^ \t])"
 )
 _STRETCH = re.compile(r"(?<![a-zA-Z\x80-\xff])[\x80-\xff]{3,}(?:[\s\d!-/:;]*+[\x80-\xff]){3,}(?![a-zA-Z])", re.ASCII)
-_LEAST_DIFFERENT, _LARGEST_SHARE = 5, 0.4
-"""Fewer different letters, or a larger share of one of them, are a pattern or a list and no text."""
+_LEAST_DIFFERENT, _LARGEST_SHARE = 5, 0.4  # fewer different letters, or more of one of them, are a list and no text
 _NO_BYTE = "\uffff"
 
 
@@ -145,10 +140,7 @@ def _language(line: str) -> Found | None:
 
 
 def _is_list(stretch: str) -> bool:
-    """True for a list of letters, punctuation, or what draws a table.
-
-    It has few different characters, each equally often, or one very often.
-    """
+    """True for a list or a drawn table: few different characters, each equally often, or one very often."""
     characters = [char for char in stretch.lower() if not char.isascii()]
     counts = Counter(characters).values()
     is_varied = len(counts) >= _LEAST_DIFFERENT and max(counts) <= _LARGEST_SHARE * len(characters)

@@ -22,10 +22,8 @@ from xlcli.text import misreadings
 from xlcli.text.documents import LONGEST_LINE, Document
 from xlcli.text.misreadings import Found
 
-PATTERN_BYTES = 2**26
-"""Maximum size of the automaton of all patterns."""
-EXCERPT = 24
-"""Number of characters that are shown on either side."""
+PATTERN_BYTES = 2**26  # maximum size of the automaton of all patterns
+EXCERPT = 24  # number of characters that are shown on either side
 
 
 def is_decomposed(letters: str) -> bool:
@@ -55,20 +53,17 @@ def has_no_digit(line: str) -> bool:
 class Kind:
     """What a line has, what to do about it, and a pattern whose last group, or all of it, is shown.
 
-    Attributes:
-        of: Where it is odd: in `any` line, in a `line` of what is no log, in a `row` that is scored on its own, in the
-            `first` line of a file or row, in a `later` line of a row, or in a `prompt`.
-        least_share, most_share: In a smaller or larger share of all rows or lines it is usual.
-        accepts: True for what the pattern has found, if it is odd.
+    `of` is where it is odd: in `any` line, in a `line` of what is no log, in a `row` that is scored on its own, in the
+    `first` line of a file or row, in a `later` line of a row, or in a `prompt`.
     """
 
     name: str
     remedy: str
     pattern: str
     of: Literal["any", "line", "row", "first", "later", "prompt"] = "line"
-    least_share: float = 0.0
-    most_share: float = 1.0
-    accepts: Callable[[str], bool] = bool  # of all that is not empty
+    least_share: float = 0.0  # in a smaller share of all rows or lines it is usual
+    most_share: float = 1.0  # in a larger share it is usual, too
+    accepts: Callable[[str], bool] = bool  # true for a finding that is odd; by default for all that is not empty
 
     @cached_property
     def compiled(self) -> Any:
@@ -191,7 +186,7 @@ _THAI_ORDER = "write แ, ำ, each mark once, tones after ิ or ุ and before
 _YEH_AND_KAF = "write ي and ك in Arabic, ی and ک in Persian"
 _REGION_MARK = "eval --region-mark reads them"
 _ENCODING = "read the source in its own encoding"
-KINDS = (
+KINDS = (  # the shares are higher than in books, Markdown and logs
     Kind("decomposed letters", "normalize the text to NFC", _DECOMPOSED, accepts=is_decomposed),
     Kind("zero-width characters", _REMOVE, _ZERO_WIDTH),
     Kind("soft hyphens", _REMOVE, r"\x{ad}"),
@@ -239,7 +234,6 @@ KINDS = (
     Kind("a beginning in XML or HTML", "extract the text from the tags: docs/start.md", _TAG, "first"),
     Kind("a blank at the end", "remove it: tokens begin with a blank", r"[\t\p{Z}]+\z", "prompt"),
 )
-"""The shares are higher than in books, Markdown and logs."""
 
 
 @cache  # compiling the patterns takes some milliseconds, which each call of `Model.score` would pay
@@ -306,10 +300,7 @@ class Oddities:
             self._search_held()
 
     def watched(self, portions: Iterable[bytes | None], *, has_rows: bool = True) -> Iterator[bytes | None]:
-        """The portions of a text in which CR LF may end lines, each after it was taken.
-
-        `has_rows`: a `Document` begins a row.
-        """
+        """The portions of a text, each once taken; CR LF may end lines. With `has_rows` a `Document` begins a row."""
         self._has_crlf = True
         for portion in portions:
             if isinstance(portion, Document) and portion.line:

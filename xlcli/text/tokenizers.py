@@ -154,12 +154,10 @@ PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
 _TO_PICTURES = str.maketrans(PICTURES)
 _DECODED = {picture: char for char, picture in PICTURES.items()} | {_SPACE: " "}
 FROM_PICTURES = str.maketrans(_DECODED)  # characters of pieces, and the text that they stand for
-_UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
-"""Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
+_UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})  # special here or in the trainer; not in words to train on
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _FIXED_PIECES = 257  # 256 byte pieces and <unk>, which is never used
-_COVERAGE = 0.9995
-"""Share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces."""
+_COVERAGE = 0.9995  # share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces
 
 
 class SentencePieceTokenizer(PieceTokenizer):

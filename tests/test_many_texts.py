@@ -7,6 +7,8 @@ from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
 
 import xlcli
 
+pytestmark = pytest.mark.filterwarnings("ignore:texts that need a look:UserWarning")  # blanks, one word
+
 TEXTS = [*PROSE.splitlines()[:3], "", " ", "One.\nTwo lines\n\n", b"x", "naïve 世界 café", PROSE, "", "End of\tit"]
 
 

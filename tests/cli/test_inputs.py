@@ -78,18 +78,24 @@ def test_every_format_has_the_score_of_its_text(run, model, on_stdin, line_end):
     assert next(iter(scores))[0] == size
 
 
+LATIN_1 = "Zürich".encode("latin-1")
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
         (b"PK\x03\x04 a zip archive", "zip"),
         (b"NUL\0NUL", "NUL"),
-        ("Zürich".encode("latin-1"), r"UTF-8.*\b1\b"),
+        (LATIN_1, r"UTF-8.*\b1\b"),
         (gzip.compress(TEXT, mtime=0)[:-4], "gzip"),
     ],
 )
 def test_data_that_is_no_text_is_refused(run, data, reason):
     Path("data").write_bytes(data)
-    for arguments in (("eval", "data", "-m", "books"), ("stream", "data", "-m", "books"), ("train", "data")):
+    commands = [("eval", "data", "-m", "books"), ("stream", "data", "-m", "books"), ("train", "data")]
+    if data == LATIN_1:  # a stream scores its bytes and goes on
+        del commands[1]
+    for arguments in commands:
         done = run(*arguments)
         assert done.code == 3
         assert not done.out or (arguments[0], data[:2]) == ("stream", b"\x1f\x8b")

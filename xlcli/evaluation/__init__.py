@@ -312,9 +312,10 @@ def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]
     """A notice on a text of which the vocabulary has hardly more than single bytes."""
     if model.tokenizer.kind in ("bytes", "ids"):
         return
-    n_single_bytes = int((text.tokens.sizes(slice(None)) == 1).sum())
-    if n_single_bytes > SPELLED_SHARE * text.counts.bytes:
-        share = f"{n_single_bytes / text.counts.bytes:.0%} of the bytes of the text are tokens of their own"
+    sizes = text.tokens.sizes(slice(None))
+    share_of_bytes = float((sizes == 1).sum() / sizes.sum())  # of all tokens, with those of a context
+    if share_of_bytes > SPELLED_SHARE:
+        share = f"{share_of_bytes:.0%} of the bytes of the text are tokens of their own"
         yield Notice(f"{share}: the vocabulary of {model.name} has no pieces for it", "warning")
 
 

@@ -286,7 +286,10 @@ def test_frequencies_of_a_table_of_counts(tmp_path, prose, name, mark, header):
     assert {word: values[word] for word in wanted} == pytest.approx({w: -math.log2(p) for w, p in wanted.items()})
 
 
-@pytest.mark.parametrize("rows", ["Word\tCount\tCD\nthe\t5\t4\n", "the\t5.5\n", "the\t5\ndog\tmany\n", "5\tthe\n"])
+LISTS = ("Word\tCount\tCD\nthe\t5\t4\n", "the\t5.5\n", "the\t5\ndog\tmany\n", "5\tthe\n", f"the\t1{'0' * 400}\n")
+
+
+@pytest.mark.parametrize("rows", LISTS)
 def test_other_lists_of_words_are_refused(tmp_path, prose, rows):
     (tmp_path / "counts.tsv").write_text(rows)
     with pytest.raises(DataError, match="list of words"):

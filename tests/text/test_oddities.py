@@ -509,3 +509,11 @@ def test_a_line_end_of_windows_is_odd_only_where_it_was_read_already():
     assert b"".join(oddities.watched(iter([b"The dog.\r", b"\nA cat.\r\n"]))) == b"The dog.\r\nA cat.\r\n"
     assert list(oddities.notices()) == []
     assert "control characters" in said("The dog.\r\n")
+
+
+@pytest.mark.parametrize("line", ["?" * 300_000 + " éé", "a" + "\u0301\u0316" * 100_000, "?? " * 100_000 + "é"])
+@pytest.mark.timeout(20)
+def test_a_long_line_takes_the_time_of_its_length(line):
+    """The square of the length would take minutes."""
+    oddities = Oddities("line", "line")
+    oddities.search(line.encode())

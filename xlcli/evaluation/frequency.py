@@ -22,7 +22,7 @@ from xlcli.words import split_words
 
 _ENDS = re2.compile(r"^[^\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}]+$")
 _LISTED = re2.compile(r'(\S*[\t;,])*"?\d[\d.]*"?([\t;,]\S*)*')  # cells without blanks, of which one is a number
-_WORD_AND_COUNT = re2.compile(r'"?([^\s;,]+?|[;,])"?[\t;,]"?([0-9]+)"?')
+_WORD_AND_COUNT = re2.compile(r'"?([^\s;,]+?|[;,])"?[\t;,]"?([0-9]{1,15})"?')
 _EXPECTED = "Give two columns, word and count (a whole number), or a text in which words are counted."
 
 

@@ -47,7 +47,7 @@ _WRITTEN_AS = [(language, encoding) for language in _LANGUAGES for encoding in l
 _IN_LATIN = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿßœąćęłńśźżčďěňřšťůžğışőűățș£§°©®²³µ¼½¿¡–—‘’“”„…•€™\ufeff\ufffd"
 _LATIN = _Language("Latin", (), frozenset(_IN_LATIN), 1.0)
 _OTHER_SIGNS = {
-    r"\?{2,}[\s,]+\?{2,}|n\?t\b": "letters that were replaced by ?",
+    r"\?\?[\s,]+\?\?|n\?t\b": "letters that were replaced by ?",
     "[a-zà-ÿ]Õ[a-zà-ÿ]": "mac_roman read as cp1252",
     "[\x80-\x9f]": "cp1252 read as latin-1",
     # Every second byte is that of an alphabet: Latin, Greek, Cyrillic, Hebrew, Arabic or Thai.

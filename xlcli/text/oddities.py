@@ -23,6 +23,7 @@ from xlcli.text.documents import LONGEST_LINE, Document
 from xlcli.text.misreadings import Found
 
 PATTERN_BYTES = 2**26  # maximum size of the automaton of all patterns
+MARKED_LETTERS = 256  # of a letter and its marks that are looked at: NFC takes the square of their number
 EXCERPT = 24  # number of characters that are shown on either side
 
 
@@ -31,6 +32,7 @@ def is_decomposed(letters: str) -> bool:
 
     NFC also reorders marks, as in Hebrew, and divides letters, as in Hindi: both forms are usual there, so not odd.
     """
+    letters = letters[:MARKED_LETTERS]
     composed = unicodedata.normalize("NFC", letters)
     return len(composed) <= len(letters) and sorted(composed) != sorted(letters)
 

@@ -245,7 +245,7 @@ def needle(options: argparse.Namespace) -> None:
                 print(Path(model).name, name, shares(rows), flush=True)
 
 
-FIRST_BYTES = 400_000
+FIRST_BYTES = 200_000
 """Bytes of the book that the slower model reads in `everything`."""
 
 

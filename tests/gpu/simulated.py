@@ -71,6 +71,7 @@ if why_not() is None:
     load_guard()
 
 import torch  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention.bias import CausalBias  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing  # noqa: E402
@@ -107,8 +108,8 @@ class Work:
 
 
 _work: Work | None = None
-_pinned: set[int] = set()
-"""Addresses of the storages that are pinned."""
+_pinned: dict[int, StorageWeakRef] = {}
+"""The storages that were pinned, by address. Another storage may have the address of one that is gone."""
 
 
 @contextlib.contextmanager
@@ -292,10 +293,17 @@ def check_devices(func, name, tensors):
 def pin(name, values, *_):
     """Whether a tensor of the CPU is pinned, or a pinned copy of it."""
     if name == "is_pinned":
-        return values.untyped_storage().data_ptr() in _pinned
+        return is_pinned(values)
     copied = values.clone()
-    _pinned.add(copied.untyped_storage().data_ptr())
+    storage = copied.untyped_storage()
+    _pinned[storage.data_ptr()] = StorageWeakRef(storage)
     return copied
+
+
+def is_pinned(values):
+    """Whether a tensor of the CPU is pinned."""
+    storage = _pinned.get(values.untyped_storage().data_ptr())
+    return storage is not None and not storage.expired()
 
 
 def copy_to(func, source, kwargs):
@@ -310,7 +318,7 @@ def copy_to(func, source, kwargs):
         return out
     if isinstance(source, Simulated):
         note("_to_copy")
-    elif kwargs.get("non_blocking") and values.untyped_storage().data_ptr() in _pinned:
+    elif kwargs.get("non_blocking") and is_pinned(values):
         note("copy of pinned memory")
     else:
         note_copy("copy from the host")
@@ -322,7 +330,7 @@ def copy_into(target, source, non_blocking=False):
     if not isinstance(target, Simulated):
         note_wait("copy to the host")
         note("copy to the host")
-    elif non_blocking and source.untyped_storage().data_ptr() in _pinned:
+    elif non_blocking and is_pinned(source):
         note("copy of pinned memory")
     else:
         note_copy("copy from the host")

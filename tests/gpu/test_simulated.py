@@ -70,6 +70,12 @@ def test_work_is_counted():
     assert work.copies == [Place("elsewhere", 0, "")]  # not from pinned memory
 
 
+def test_memory_that_was_pinned_is_not_when_another_tensor_has_it():
+    for _ in range(99):
+        torch.ones(2).pin_memory()  # whose memory is free now
+        assert not torch.ones(2).is_pinned()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_names_its_kernel(dtype):
     q = torch.ones(1, 2, 3, 8, device=DEVICE, dtype=dtype)

@@ -19,13 +19,15 @@ from xlcli.files import own_folder, process_folder
 from xlcli.machine import cpu_limit
 from xlcli.memory import Memory
 from xlcli.model.attention.local import LocalAttention
+from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.reversible import ReversibleStack
-from xlcli.model.stack import Stack, StackOutput
+from xlcli.model.stack import Block, Stack, StackOutput
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ranks import SINGLE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # number types by name
+COMPILER = {"cpp_cache_precompile_headers": False}  # they are in the temporary folder of all users, in any case
 LOOP_SECONDS = 0.02  # duration of the measurement of a parallel loop
 LOOP_ROUNDS = 3  # number of measurements of a parallel loop, of which the slowest counts
 
@@ -142,12 +144,18 @@ def compile_stack(stack: Stack) -> None:
 
     Of two shapes each is compiled on its own: segments in which a document or piece begins have a mask. Results
     therefore do not depend on earlier compilations, and a resumed run equals an uninterrupted one to the bit.
+
+    Within LSH attention shapes depend on the text. If a layer has it, what follows the attention of each block is
+    compiled alone, once for all equal blocks.
     """
     if isinstance(stack, ReversibleStack):  # the compiler cannot trace the backward pass of its blocks
         stack.couple = torch.compiler.disable(stack.couple)  # type: ignore[no-untyped-call]
+    elif any(isinstance(block.attention, LSHAttention) for block in stack.blocks):
+        for block in stack.blocks:
+            _compile_after_attention(block)
+        return
     plain = stack.forward
-    # Precompiled headers are in the temporary folder of all users, in any case.
-    compiled = torch.compile(plain, dynamic=False, options={"cpp_cache_precompile_headers": False})
+    compiled = torch.compile(plain, dynamic=False, options=COMPILER)
 
     def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         if not stack.training or context.n_memory < context.keep:  # memory grows
@@ -158,6 +166,17 @@ def compile_stack(stack: Stack) -> None:
         return compiled(x, contiguous, context)
 
     stack.forward = forward  # type: ignore[method-assign, method-assign]
+
+
+def _compile_after_attention(block: Block) -> None:
+    """Compiles in training what follows the attention of a block."""
+    plain = block.after_attention
+    compiled = torch.compile(plain, dynamic=False, options=COMPILER)
+
+    def after_attention(x: Tensor, y: Tensor) -> Tensor:
+        return compiled(x, y) if block.training else plain(x, y)
+
+    block.after_attention = after_attention  # type: ignore[method-assign]
 
 
 def compute_in_advance(stack: Stack, context: AttentionContext) -> None:
@@ -171,7 +190,7 @@ def compute_in_advance(stack: Stack, context: AttentionContext) -> None:
         _ = each.mask.visible
         if each.mask.sees_all_earlier:
             _ = each.mask.causal_bias
-        _ = each.positions.origin
+        _ = each.positions.absolute
 
 
 def _require_compiler(device: torch.device) -> None:

@@ -137,10 +137,12 @@ LLAMA = {
 }
 
 
-@pytest.mark.parametrize("mem_len", [0, 8])
-def test_training_a_llama_takes_the_flash_kernel(mem_len):
-    work = work_of_step(a_run("tiny", model={"vocab_size": 300, **LLAMA}, train={"mem_len": mem_len}))
-    assert work.attention.keys() == {"flash"}
+@pytest.mark.parametrize(
+    ("preset", "model", "mem_len"), [("tiny", LLAMA, 0), ("tiny", LLAMA, 8), ("small", {}, 8), ("base", {}, 8)]
+)
+def test_training_takes_the_flash_kernel(preset, model, mem_len):
+    work = work_of_step(a_run(preset, model={"vocab_size": 300, "n_layers": 1, **model}, train={"mem_len": mem_len}))
+    assert work.attention == {"flash": 1}
 
 
 # Generation and evaluation
@@ -180,13 +182,17 @@ def test_a_segment_in_evaluation_starts_few_operators(books, dtype):
     network, tokens = books.network, torch.arange(2 * MEM_LEN, device=DEVICE).view(2, MEM_LEN) % 200
     state = network.init_state(2, mem_len=MEM_LEN, segment_len=MEM_LEN)
     with torch.inference_mode(), Runtime(DEVICE, dtype, 1).autocast():
-        for _ in range(2):
+        with counted() as without_memory:
             state = network.score(tokens, tokens, state).state
+        state = network.score(tokens, tokens, state).state
         with counted() as work:
             network.score(tokens, tokens, state)
     assert len(work.operators) <= SEGMENTS[dtype]
     assert not work.waits
     assert not work.copies
+    # Of 16 bits, and while each query sees all earlier keys. The band of a full memory is a mask.
+    assert without_memory.attention.keys() == {"flash" if dtype == torch.bfloat16 else "efficient"}
+    assert work.attention.keys() == {"efficient"}
 
 
 # The device that a command takes if it is not told

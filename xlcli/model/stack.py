@@ -171,10 +171,10 @@ class Block(nn.Module):
         x = self.embed(x, context)
         y, memory = self.attention(self.attention_residual.pre(x), memory, context)
         if context.needs_output:
-            y = context.apply(self._after_attention, x, y)
+            y = context.apply(self.after_attention, x, y)
         return y, memory
 
-    def _after_attention(self, x: Tensor, y: Tensor) -> Tensor:
+    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
         """Output of the block from its input x and the output y of attention."""
         stream = self.attention_residual.merge(x, y)
         is_parallel = self.feedforward_residual.placement == "parallel"

@@ -106,7 +106,7 @@ def train(length, rounds, options):
             hashed.redraw(generator)
         logits, targets = second_half(model, sequences(options.batch_size, length, generator))
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        optimizers.zero_grad()
+        model.zero_grad(set_to_none=False)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         fraction = step / options.steps

@@ -138,36 +138,34 @@ class Optimizers:
                 decayed.append(parameter)
             else:
                 vectors.append(parameter)
-        self.optimizers: list[tuple[Optimizer, float]] = []  # each with its peak learning rate
+        self.optimizers: list[Optimizer] = []  # each made with its peak learning rate
         adam_lr = lr
         if hidden:
             dtype = torch.bfloat16 if native_bfloat16 else hidden[0].dtype
             settings = {"lr": lr, "weight_decay": config.weight_decay, "momentum": config.momentum}
-            muon = BatchedMuon(hidden, **settings, dtype=dtype, ranks=ranks)
-            self.optimizers.append((muon, lr))
+            self.optimizers.append(BatchedMuon(hidden, **settings, dtype=dtype, ranks=ranks))
             adam_lr = config.adam_lr or ADAM_RATE
         groups: list[dict[str, Any]] = []
         if decayed:
             groups.append({"params": decayed, "weight_decay": config.weight_decay})
         if vectors:
             groups.append({"params": vectors, "weight_decay": 0.0})
-        adamw = AdamW(groups, lr=adam_lr, betas=config.betas, fused=True)
-        self.optimizers.append((adamw, adam_lr))
+        self.optimizers.append(AdamW(groups, lr=adam_lr, betas=config.betas, fused=True))
         for parameter in parameters:
             # Allocated now, next to each other: allocated between the activations of the first backward pass, they
             # would fragment the heap.
             parameter.grad = torch.zeros_like(parameter)
 
     def step(self, factor: float, n_steps: int) -> None:
-        """One update at `factor` times each optimizer's own learning rate; `n_steps` were taken before.
+        """One update at `factor` times the peak learning rate of each optimizer; `n_steps` were taken before.
 
         In the average after step t, step s counts as (s/t)^(1/share) - ((s - 1)/t)^(1/share), so most of it is the last
         `average_share` of the run so far (Karras et al. 2024, "Analyzing and Improving the Training Dynamics of
         Diffusion Models", section 3.1).
         """
-        for optimizer, lr in self.optimizers:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * factor
+                group["lr"] = optimizer.defaults["lr"] * factor
             optimizer.step()
         if self.average_share:
             weights, averages = self._averages()
@@ -191,7 +189,7 @@ class Optimizers:
     def _averages(self) -> tuple[list[Tensor], list[Tensor]]:
         """Parameters that were updated, of divided ones the part of this rank, and their averages, at first copies."""
         weights, averages = [], []
-        for optimizer, _ in self.optimizers:
+        for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 if AVERAGE not in state:
                     state[AVERAGE] = parameter.detach().clone()
@@ -202,14 +200,14 @@ class Optimizers:
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer state by name, `parameter:quantity`."""
         tensors: dict[str, Tensor] = {}
-        for optimizer, _ in self.optimizers:
+        for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 tensors |= prefixed(f"{self.names[id(parameter)]}:", state)
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores what `tensors` returned; `CheckpointError` if it does not fit: fused optimizers do not check."""
-        for optimizer, _ in self.optimizers:
+        for optimizer in self.optimizers:
             optimizer.state.clear()
             quantities = ["step", "exp_avg", "exp_avg_sq"]
             if isinstance(optimizer, Muon):

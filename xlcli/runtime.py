@@ -9,6 +9,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from xlcli.ops.layers import has_bfloat16_units
 from xlcli.ranks import SINGLE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # number types by name
-COMPILER = {"cpp_cache_precompile_headers": False}  # they are in the temporary folder of all users, in any case
+COMPILER: dict[str, Any] = {"cpp_cache_precompile_headers": False}  # which are in the temporary folder of all users
 LOOP_SECONDS = 0.02  # duration of the measurement of a parallel loop
 LOOP_ROUNDS = 3  # number of measurements of a parallel loop, of which the slowest counts
 
@@ -142,11 +143,9 @@ def parallel_loop_seconds(threads: int, n_parts: int) -> float:
 def compile_stack(stack: Stack) -> None:
     """Compiles the stack for training steps with full memory, at the first such call; other calls are not compiled.
 
+    Beside LSH attention, within which shapes depend on the text, it compiles what follows attention in each block.
     Of two shapes each is compiled on its own: segments in which a document or piece begins have a mask. Results
     therefore do not depend on earlier compilations, and a resumed run equals an uninterrupted one to the bit.
-
-    Within LSH attention shapes depend on the text. If a layer has it, what follows the attention of each block is
-    compiled alone, once for all equal blocks.
     """
     if isinstance(stack, ReversibleStack):  # the compiler cannot trace the backward pass of its blocks
         stack.couple = torch.compiler.disable(stack.couple)  # type: ignore[no-untyped-call]

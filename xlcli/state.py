@@ -159,7 +159,16 @@ class State:
     def restore(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
         """State from the results of `tensors` and `describe`; `StateError` if they do not describe one."""
         try:
-            state = State._from_entries(tensors, description)
+            offsets = tensors["offsets"]
+            layers = restored(description["memory"], tensors, len(offsets))
+            span = Span.parse(description["span"])
+            learned: dict[str, Any] = {}
+            for name, kind in ONLINE_MEMORIES.items():
+                entries = with_prefix(f"{name}.", description)
+                if entries:
+                    learned[name] = kind.restore(with_prefix(f"{name}.", tensors), entries)
+            last = tensors.get("last", offsets.new_empty(len(offsets), 0))  # the first versions saved none
+            state = State(layers, int(description["seen"]), span, offsets, last, **learned)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
             unknown = tensors.keys() - state.tensors().keys()
@@ -173,20 +182,6 @@ class State:
             raise StateError(f"the state is damaged: {error} is missing or unknown.", _REMEDY) from None
         except (ValueError, TypeError, RecursionError) as error:
             raise StateError(f"the state is damaged: {error}.", _REMEDY) from None
-
-    @staticmethod
-    def _from_entries(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
-        """The same without its checks; raises KeyError, ValueError or TypeError where an entry is missing or wrong."""
-        offsets = tensors["offsets"]
-        layers = restored(description["memory"], tensors, len(offsets))
-        span = Span.parse(description["span"])
-        learned: dict[str, Any] = {}
-        for name, kind in ONLINE_MEMORIES.items():
-            entries = with_prefix(f"{name}.", description)
-            if entries:
-                learned[name] = kind.restore(with_prefix(f"{name}.", tensors), entries)
-        last = tensors.get("last", offsets.new_empty(len(offsets), 0))
-        return State(layers, int(description["seen"]), span, offsets, last, **learned)
 
 
 _REMEDY = "Start without this state."

@@ -32,11 +32,11 @@ def some(t, share):
 
 
 @pytest.mark.parametrize("n_kv_heads", [3, 1])
-@pytest.mark.parametrize("saved", [2**23, 0])
+@pytest.mark.parametrize("saved", [2**25, 0])
 @pytest.mark.parametrize("share", [0.1, 0.6, 1.0])
 @pytest.mark.parametrize(("t", "m", "max_distance"), [(2, 0, None), (24, 20, None), (24, 20, 20), (24, 5, 3)])
 def test_needed_queries_and_gradients_equal_the_plain_kernel(t, m, max_distance, share, saved, n_kv_heads, monkeypatch):
-    monkeypatch.setattr(attend_blocks, "SAVED_SCORES", saved)
+    monkeypatch.setattr(attend_blocks, "SAVED_BYTES", saved)
     given, needed = tensors(t, m, n_kv_heads=n_kv_heads), some(t, share)
     mask = Mask(Positions(n_memory=m, n_new=t, first=m, offsets=None, device=CPU), max_distance)
     made = []

@@ -70,11 +70,10 @@ def _attend_in_blocks(
         if scoring.term is not None:
             q, k = _append_term(q, k, scoring.term)
         return attend_rows(q, k, v, needed, mask.band, scale=scoring.scale)
-    if torch.is_inference_mode_enabled():
-        if scoring.given <= COMPUTED_BY_BLOCKS and not hides_documents:
-            return attend_blocks(q, k, v, mask.band, scoring)
-        return None
-    if has_only_products and (needed is None or not hides_documents):
+    at_inference = torch.is_inference_mode_enabled()
+    if at_inference and scoring.given <= COMPUTED_BY_BLOCKS and not hides_documents:
+        return attend_blocks(q, k, v, mask.band, scoring)
+    if not at_inference and has_only_products and needed is None:
         return attend_band(q, k.to(q.dtype), v.to(q.dtype), mask.band, scoring.term, scoring.scale)
     return None
 

@@ -246,7 +246,7 @@ def _copy_shifted(products: Tensor, scores: Tensor) -> None:
 
 
 GROUP = 64  # number of queries of a sequence in a product
-SAVED_SCORES = 2**23  # maximum number of scores of a call for which weights are saved for the backward pass
+SAVED_BYTES = 2**25  # maximum size in bytes of the weights of a call that are saved for the backward pass
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, scale: float) -> Tensor:
@@ -266,8 +266,8 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     gathered = rearrange(rows_of_q.index_select(0, rows), "(b n) h e -> b h n e", b=n_sequences)
 
     attend_group = _attend
-    n_scores = q[..., 0].numel() * k.shape[2]
-    if torch.is_grad_enabled() and n_scores > SAVED_SCORES:  # the backward pass computes the weights again
+    n_bytes = q[..., 0].numel() * k.shape[2] * q.element_size()
+    if torch.is_grad_enabled() and n_bytes > SAVED_BYTES:  # the backward pass computes the weights again
         attend_group = partial(checkpoint, _attend, use_reentrant=False)
     outputs = []
     for queries, group in zip(torch.split(gathered, group_sizes, dim=2), groups, strict=True):
@@ -317,7 +317,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None)
 
 
 PART_BYTES = 2**22  # maximum size of the scores of a part, unless one head and block of queries has more (measured)
-SAVED_BYTES = 2**25  # maximum size in bytes of the weights of a call that are saved for the backward pass
 
 
 def _write_weights(out: Tensor, part: Part, q: Tensor, k: Tensor, band: Band, term: ScoreTerm | None) -> Tensor:

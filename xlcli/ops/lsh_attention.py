@@ -16,7 +16,6 @@ in the order of the tiles.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -76,12 +75,16 @@ def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: floa
     stores_keys = lookup.table is not None and torch.is_grad_enabled()
     if bucket_size % TILE or stores_keys:
         tile = bucket_size
+    limit = lookup.key_window.limit
+    if lookup.table is None and limit is not None and limit >= q.shape[2] - 1:  # as far as to the first token
+        limit = None
     is_large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
     call = _Call(
         qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
         large=is_large if is_large.any() else None,
         codes=_codes(lookup.ranks, bucket_size),
         lookup=lookup,
+        limit=limit,
         tile=tile,
         dropout=dropout,
     )
@@ -117,9 +120,13 @@ def _codes(ranks: BucketRanks, bucket_size: int) -> _Codes:
     codes_per_bucket = ranks.sizes + 2 * n_earlier_codes
     first = codes_per_bucket.cumsum(-1) - codes_per_bucket + n_earlier_codes
     n_new, n_buckets = ranks.buckets.shape[-1], ranks.sizes.shape[-1]
-    largest = n_new + n_buckets * 2 * n_earlier_codes
-    exact = torch.float32 if largest < 2**24 else torch.float64
+    exact = exact_floats(n_new + n_buckets * 2 * n_earlier_codes)
     return _Codes(first.to(exact), (first.gather(-1, ranks.buckets) + ranks.ranks).to(exact))
+
+
+def exact_floats(largest: int) -> torch.dtype:
+    """Type of floating-point numbers that hold all integers up to `largest`."""
+    return torch.float32 if largest < 2**24 else torch.float64
 
 
 class _Tiles(NamedTuple):
@@ -143,11 +150,15 @@ class _Keys(NamedTuple):
     k: Tensor  # (... e)
     v: Tensor  # (... w)
     codes: Sequence[Tensor]  # (...) codes in each earlier round
-    positions: Tensor | None  # (...) None if all keys are near enough
+    positions: Tensor | None  # (...) counted from the first token of the call; None if all keys are near enough
 
     def map(self, change: Callable[[Tensor], Tensor]) -> _Keys:
         positions = None if self.positions is None else change(self.positions)
         return _Keys(change(self.k), change(self.v), [change(codes) for codes in self.codes], positions)
+
+    def of_tiles(self, some: slice) -> _Keys:
+        """The keys of some tiles."""
+        return self.map(lambda x: x[some])
 
     def merge(self, join: Callable[[Tensor, Tensor], Tensor], other: _Keys) -> _Keys:
         """Results of a function for each tensor of both."""
@@ -166,6 +177,7 @@ class _Call(NamedTuple):
     large: Tensor | None  # (b·h·t) mask of queries whose scores may exceed `MAX_LOG_WEIGHT`; None: no query has such
     codes: _Codes
     lookup: Lookup
+    limit: int | None  # largest distance of a visible key; None if no query can find one that is too far back
     tile: int
     dropout: float
 
@@ -173,13 +185,16 @@ class _Call(NamedTuple):
         """Attention (b·h·t ...) to the keys first seen in round r, which has `n_tiles` tiles."""
         tile, bucket_size = self.tile, self.lookup.bucket_size
         tiles = self.tiles(r, n_tiles)
-        limit = self._limit()
         # Everything in the order of the tiles.
         order = tiles.token_at_place
         q, k, v = (_Arrange.apply(part, order, tiles.place_of_token) for part in self.qkv)  # type: ignore[no-untyped-call]
         codes = [self.codes.new[:, :, earlier].flatten().index_select(0, order) for earlier in range(r)]
-        keys = _Keys(k, v, codes, self._positions(order, limit))
-        before, exists = self._before(tiles, keys, r, limit)
+        positions = None
+        if self.limit is not None:
+            n_new = self.lookup.ranks.buckets.shape[-1]
+            positions = (order % n_new).to(exact_floats(n_new + self.limit))
+        keys = _Keys(k, v, codes, positions)
+        before, exists = self._before(tiles, keys, r)
 
         def in_tiles(x: Tensor) -> Tensor:
             return rearrange(x[bucket_size:], "(m c) ... -> m c ...", c=tile)
@@ -189,29 +204,13 @@ class _Call(NamedTuple):
         sums = []
         tiles_at_once = max(1, MAX_SCORES // (tile * bucket_size))
         for first in range(0, n_tiles, tiles_at_once):
-            some = operator.itemgetter(slice(first, first + tiles_at_once))
-            some_large = None if large is None else some(large)
-            arguments = some(queries), inside.map(some), before.map(some), some(exists), some_large
-            sums.append(mix(*arguments, limit=limit, dropout=self.dropout))
+            some = slice(first, first + tiles_at_once)
+            some_large = None if large is None else large[some]
+            keys_of_some = inside.of_tiles(some), before.of_tiles(some), exists[some]
+            sums.append(mix(queries[some], *keys_of_some, some_large, limit=self.limit, dropout=self.dropout))
         return _join(sums, tiles.place_of_token - bucket_size)
 
-    def _limit(self) -> int | None:
-        """Largest distance of a visible key; None if all keys that a query can find are as near."""
-        n_new, limit = self.lookup.ranks.buckets.shape[-1], self.lookup.key_window.limit
-        sees_whole_call = limit is not None and limit >= n_new - 1
-        if self.lookup.table is None and sees_whole_call:
-            return None
-        return limit
-
-    def _positions(self, tokens: Tensor, limit: int | None) -> Tensor | None:
-        """Positions of tokens of the call, the first one 0; None without a limit."""
-        if limit is None:
-            return None
-        n_new = self.lookup.ranks.buckets.shape[-1]
-        exact = torch.float32 if n_new + limit < 2**24 else torch.float64
-        return (tokens % n_new).to(exact)
-
-    def _before(self, tiles: _Tiles, keys: _Keys, r: int, limit: int | None) -> tuple[_Keys, Tensor]:
+    def _before(self, tiles: _Tiles, keys: _Keys, r: int) -> tuple[_Keys, Tensor]:
         """The n keys before each tile (m n ...), and the mask (m n) of those that exist.
 
         `keys` are those at all places of the call (p ...). Earlier ones are in the table, if there is one.
@@ -219,8 +218,8 @@ class _Call(NamedTuple):
         size, tile, table = self.lookup.bucket_size, self.tile, self.lookup.table
         is_new = tiles.ranks_before >= 0
         if table is None:
-            return keys.map(lambda x: windows(x, None, None, size=size, tile=tile)), is_new
-        stored, is_stored = self._stored(table, tiles.bucket_sizes, r, limit)
+            return keys.map(lambda x: _Windows.apply(x, None, None, size, tile)), is_new  # type: ignore[no-untyped-call]
+        stored, is_stored = self._stored(table, tiles.bucket_sizes, r)
         # Rows to gather from: the places of the call, then `size` stored keys of each bucket with new tokens.
         n_places, n_tiles = len(tiles.token_at_place), len(tiles.bucket)
         device = tiles.bucket.device
@@ -231,7 +230,8 @@ class _Call(NamedTuple):
         rows = torch.where(is_new, rows_of_new, ends_of_stored + tiles.ranks_before)  # the latest stored one is -1
 
         def gather(new: Tensor, old: Tensor) -> Tensor:
-            return windows(new, old.flatten(0, 1).to(new.dtype), rows, size=size, tile=tile)
+            stored_rows = old.flatten(0, 1).to(new.dtype)
+            return _Windows.apply(new, stored_rows, rows, size, tile)  # type: ignore[no-any-return, no-untyped-call]
 
         is_stored_row = torch.cat((is_stored.new_zeros(n_places), is_stored.flatten()))
         return keys.merge(gather, stored), is_new | is_stored_row[rows]
@@ -257,7 +257,7 @@ class _Call(NamedTuple):
         ranks_before = (rank_of_tile - bucket_size).unsqueeze(1) + slots
         return _Tiles(bucket_sizes, place_of_token, token_at_place, bucket, ranks_before)
 
-    def _stored(self, table: Table, bucket_sizes: Tensor, r: int, limit: int | None) -> tuple[_Keys, Tensor]:
+    def _stored(self, table: Table, bucket_sizes: Tensor, r: int) -> tuple[_Keys, Tensor]:
         """Keys (m c ...) in the table, of the buckets of round r that have new tokens, and a mask of visible ones.
 
         `bucket_sizes` (b·h·n) are the numbers of new tokens.
@@ -270,8 +270,8 @@ class _Call(NamedTuple):
         k, v, positions, global_ranks, is_used = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
         codes = _codes_of(global_ranks[..., :r], self.codes, table, head).unbind(-1)
         since_start = None
-        if limit is not None:
-            since_start = (positions - key_window.start).clamp(min=-limit - 1)
+        if self.limit is not None:  # all that are too far back are as far back, so that the numbers stay small
+            since_start = (positions - key_window.start).clamp(min=-self.limit - 1)
         return _Keys(k, v, codes, since_start), is_used & (positions >= key_window.oldest)
 
 
@@ -333,17 +333,13 @@ class _Arrange(torch.autograd.Function):
         return grad.index_select(0, place), None, None
 
 
-def windows(new: Tensor, old: Tensor | None, index: Tensor | None, *, size: int, tile: int) -> Tensor:
+class _Windows(torch.autograd.Function):
     """Values (m n ...) at the n = `size` places before each tile of `tile` places; n is a multiple of that.
 
     `new` are the values (p ...) at all places, `old` those of earlier tokens, without gradient. `index` (m n) chooses
     from both together; None: the places immediately before the tile. The gradient of `unfold` would be slow.
     """
-    y: Tensor = _Windows.apply(new, old, index, size, tile)  # type: ignore[no-untyped-call]
-    return y
 
-
-class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, new: Tensor, old: Tensor | None, index: Tensor | None, size: int, tile: int) -> Tensor:
         ctx.size, ctx.tile, ctx.index, ctx.n_places = size, tile, index, len(new)

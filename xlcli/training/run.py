@@ -294,7 +294,14 @@ class TrainingRun:
         `StateError` if the memory does not fit the model, `CheckpointError` if it was taken with another
         `train.grad_accum` or a tensor is damaged; built-in errors if an entry is missing or malformed.
         """
-        self._restore_weights(saved)
+        present = weights_of(self.model)
+        expected = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
+        weights = saved.tensors("weights", expected)
+        with torch.no_grad():
+            for name, tensor in present.items():
+                # Each rank reads the whole weight, and keeps its part.
+                whole = weights[name].to(tensor.device)
+                local(tensor).copy_(local(divided(whole, tensor)))
         self.optimizers.load(saved.tensors("optimizer"))
         memory = saved.tensors("memory")
         descriptions = saved.facts["states"]  # one for each microbatch
@@ -309,16 +316,6 @@ class TrainingRun:
             self.states.append(state)
         facts = {"reserve": 0.0, **saved.facts}  # which checkpoints of earlier versions do not have
         self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
-
-    def _restore_weights(self, saved: Checkpoint) -> None:
-        present = weights_of(self.model)
-        expected = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
-        weights = saved.tensors("weights", expected)
-        with torch.no_grad():
-            for name, tensor in present.items():
-                # Each rank reads the whole weight, and keeps its part.
-                whole = weights[name].to(tensor.device)
-                local(tensor).copy_(local(divided(whole, tensor)))
 
     def _on_this_rank(self, tensor: Tensor) -> Tensor:
         """Rows of this rank of a tensor that has one for each sequence of the run, on its device."""

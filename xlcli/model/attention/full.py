@@ -80,24 +80,21 @@ class FullAttention(ProjectedAttention):
         sinks: Sinks | None = None,
     ) -> Tensor:
         """Output (b h t w) for queries (b h t e), keys (b g s e) and values (b g s w), with all position terms."""
-        bias = self.position.bias(q, k, context, ScoreRule(self.scale, self._project_vectors))
-        shifted = self.position.shifted(q, context)
-        far = self.position.far(q, k, context)
-        q, term = self.position.term(q, context)
-        value_bias = self.position.value_bias(context)
+        position = self.position
+        q_with_bias, term = position.term(q, context)
         scoring = Scoring(
             scale=self.scale,
             term=term,
-            shifted=shifted,
-            far=far,
+            shifted=position.shifted(q, context),
+            far=position.far(q, k, context),
             far_bias=context.far_bias,
             sinks=sinks,
-            bias=bias,
-            value_bias=value_bias,
+            bias=position.bias(q, k, context, ScoreRule(self.scale, self._project_vectors)),
+            value_bias=position.value_bias(context),
         )
         dropout = self.dropout if self.training else 0.0
         needed = None if context.rows is None else context.rows.needed
-        return attend(q, k, v, visible, scoring, dropout=dropout, share=self.share, needed=needed)
+        return attend(q_with_bias, k, v, visible, scoring, dropout=dropout, share=self.share, needed=needed)
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.query_norm(self._heads(self.query(x))), self.key_norm(self._heads(self.key(x)))

@@ -60,8 +60,9 @@ class RopePosition(Position):
         limit, positions = context.clamp_len, context.positions
         if limit is None:
             return None
-        width, places = k.shape[-1], -positions.absolute_keys[:, None]
-        angles = context.constant(("far keys", width, self.form), lambda: self.angles(places, width))
+        width = k.shape[-1]
+        key = "far keys", width, self.form
+        angles = context.constant(key, lambda: self.angles(-positions.absolute_keys[:, None], width))
         return FarKeys(self.at_clamp(q, context), apply_rope(k, *angles, self.layout), limit, positions)
 
     def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
@@ -71,8 +72,8 @@ class RopePosition(Position):
     def clamp_angles(self, width: int, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Angles (b 1 t r/2) from the positions of queries to the largest distance."""
         clamp_len = context.span.clamp_len or self.clamp_len or 0
-        turns = clamp_len - context.positions.absolute[:, None]
-        return context.constant(("far queries", width, self.form), lambda: self.angles(turns, width))
+        key = "far queries", width, self.form
+        return context.constant(key, lambda: self.angles(clamp_len - context.positions.absolute[:, None], width))
 
 
 class RopeEmbedding(RopePosition):

@@ -127,7 +127,8 @@ def test_a_training_step_starts_few_operators(preset):
     assert len(work.operators) <= STEPS[preset]
     assert places(at for _, at in work.waits) == WAITS_OF_STEP
     assert not work.copies
-    assert work.attention.keys() == {"flash"}
+    # A key of `peer-12x512` and its features of distance are too wide together for the flash kernel.
+    assert work.attention.keys() == {"efficient" if preset == "peer-12x512" else "flash"}
 
 
 LLAMA = {

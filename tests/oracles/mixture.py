@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 
 ORDERS = (1, 2, 3, 6, 12)
-FIRST_SLOPE, RATE, BIAS_RATE = 1.0, 0.25, 0.02
+FIRST_SLOPES, RATE, BIAS_RATE = (1, 1.5, 2.5, 2.5, 2.5, 1, 1, 1), 0.25, 0.02
 
 
 def contexts(read, line_end):
@@ -31,7 +31,7 @@ class Mixture:
     def __init__(self, n_kinds, window, line_end):
         self.window, self.line_end = window, line_end
         self.tokens, self.followers, self.contexts = [], [], []
-        self.weights = defaultdict(lambda: [0.0, FIRST_SLOPE])
+        self.weights = {}
         self.squares = defaultdict(lambda: [1.0, 1.0])
         self.bias = [0.0] * n_kinds
 
@@ -44,7 +44,7 @@ class Mixture:
         features = self.features(logits)
         raised = defaultdict(float)
         for candidate, cell, surprise in features:
-            constant, slope = self.weights[cell]
+            constant, slope = self.weights.setdefault(cell, [0.0, FIRST_SLOPES[cell[0]]])
             raised[candidate] += constant + slope * surprise
         for candidate, change in raised.items():
             logits[candidate] += min(max(change, -30), 30)

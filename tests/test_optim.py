@@ -328,6 +328,15 @@ def test_without_warm_up_the_first_step_is_the_highest():
     assert lr_factor(TrainConfig(warmup_steps=0), 0.0, 0) == 1.0
 
 
+def test_a_short_run_by_time_reaches_the_peak_after_a_tenth():
+    timed = TrainConfig(max_time=60.0, lr_schedule="constant")
+    assert lr_factor(timed, 0.0, 0) == 1 / 41
+    assert lr_factor(timed, 0.05, 1) == pytest.approx(0.5)
+    assert lr_factor(timed, 0.1, 2) == 1.0
+    assert lr_factor(timed, 0.01, 40) == 1.0  # of many short steps the number decides
+    assert lr_factor(TrainConfig(max_time=60.0, warmup_steps=9), 0.5, 0) == pytest.approx(0.1 * 0.5)  # as it was asked
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 def test_a_constant_rate_is_that_after_warm_up(fraction):
     factors = [

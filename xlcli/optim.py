@@ -21,7 +21,8 @@ from xlcli.files.tensors import prefixed
 from xlcli.ranks import SINGLE, Ranks, divided, local, whole
 
 ADAM_RATE = 1e-2  # default learning rate of AdamW beside Muon
-WARMUP_STEPS = 40  # default warmup in steps; at most a tenth of a budget in steps or tokens
+WARMUP_STEPS = 40  # default warmup in steps
+WARMUP_SHARE = 0.1  # maximum share of the budget of the default warmup
 MUON_BATCH = {"cpu": 2**19, "cuda": 2**26}
 """Maximum number of matrix elements that are orthogonalized at once, by device type (measured on a CPU)."""
 POLYNOMIALS = ((8.09337, -23.62043, 17.44615), (3.63659, -2.72193, 0.53655), (2.6613, -1.97715, 0.45262))
@@ -246,7 +247,7 @@ def hidden_matrices(model: nn.Module) -> set[int]:
 
 
 def warmup_steps(train: TrainConfig) -> int:
-    """Steps of learning-rate warmup."""
+    """Steps of learning-rate warmup. With a budget in seconds the default one may end earlier (`lr_factor`)."""
     if train.warmup_steps is not None:
         return train.warmup_steps
     n_warmup = WARMUP_STEPS
@@ -284,5 +285,7 @@ def ends_with_budget(train: TrainConfig) -> bool:
 def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
     """Learning rate over its peak: warmup by `step`, then decay by this share of the budget to `min_lr_ratio`."""
     warmup = min(1.0, (step + 1) / (warmup_steps(train) + 1))
+    if train.warmup_steps is None and train.max_time is not None:  # its number of steps is not known
+        warmup = min(1.0, max(warmup, fraction / WARMUP_SHARE))
     left = decay(train, min(max(fraction, 0.0), 1.0), step)
     return warmup * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * left)

@@ -94,6 +94,13 @@ def test_only_surprising_lines_are_shown_and_the_page_has_all(piped, model, tmp_
     assert not re.search(" of [0-9,]+ (lines|tokens)", piped(text).err)
 
 
+def test_blank_lines_are_none_of_the_oddest(piped, model):
+    text = b"".join(b"\n \nline %d of a text\n" % i for i in range(40))
+    rows = objects(piped(text, "--json", "--top", "20%").out)
+    assert 1 < len(rows) < 40
+    assert all(row["text"].strip() for row in rows)
+
+
 def test_each_line_by_itself_is_as_eval_scores_it(piped, run, model, tmp_path):
     text = b"One fox runs.\nOne fox runs.\n\nA dog sleeps."
     rows = objects(piped(text, "--json", "--each-line").out)

@@ -123,9 +123,12 @@ class StreamOutput:
             return
         record = self.records.take() if self.records.covers(self.n_bytes) else None
         bits = sum(span_bits for _, span_bits in spans)
+        text = b"".join(text for text, _ in spans)
+        is_blank = not text.strip()
+        if is_blank and self.options.top is not None:  # cheap or dear, a blank line is none of the oddest
+            return
         if not self.selection.take(bits / n_bytes):
             return
-        text = b"".join(text for text, _ in spans)
         values: dict[str, Any] = {"byte": self.n_bytes - n_bytes, "bytes": n_bytes, "text": text, "tokens": n_tokens}
         values |= {"bits": bits, "bits_per_byte": bits / n_bytes, "spans": spans}
         if record is None:

@@ -40,9 +40,9 @@ MIXED = {
 }
 
 
-def only(token, n_kinds):
-    """Line ends (v) of a vocabulary with one such token."""
-    return np.arange(n_kinds) == token
+def only(tokens, n_kinds):
+    """True for these tokens (v)."""
+    return np.isin(np.arange(n_kinds), tokens)
 
 
 def distributions(n_kinds, n):
@@ -50,16 +50,18 @@ def distributions(n_kinds, n):
     return np.log(np.random.default_rng(0).dirichlet(np.ones(n_kinds), n))
 
 
+@pytest.mark.parametrize("n_ends", [1, 2])
 @pytest.mark.parametrize(("n_kinds", "window", "ids"), MIXED.values(), ids=MIXED)
-def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids):
+def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids, n_ends):
+    line_ends = range(n_kinds - n_ends, n_kinds)
     ids = [*ids, ids[0]]
     followers = [*ids[1:]]
     followers[7::50] = [UNKNOWN] * len(followers[7::50])
     log_p = distributions(n_kinds, len(followers))
     mixed = log_p.copy()
     learned = new_learned(n_kinds)
-    read(new_index(window), learned, only(n_kinds - 1, n_kinds), np.array((ids[:-1], followers)), mixed)
-    slow = oracle.Mixture(n_kinds, window, n_kinds - 1)
+    read(new_index(window), learned, only(line_ends, n_kinds), np.array((ids[:-1], followers)), mixed)
+    slow = oracle.Mixture(n_kinds, window, line_ends)
     for token, follower, p, found in zip(ids, followers, log_p.tolist(), mixed, strict=False):
         expected = slow.read(token, None if follower == UNKNOWN else follower, p)
         assert found == pytest.approx(expected, rel=0, abs=1e-10)

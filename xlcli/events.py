@@ -169,6 +169,10 @@ class ScoredText:
     of_bytes: int
     mem_len: int  # in tokens
 
+    @property
+    def is_partial(self) -> bool:
+        return self.bytes < self.of_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Trained(Event):
@@ -187,6 +191,7 @@ class Trained(Event):
     # compared with each other, but not with `bits_per_byte`.
     start_validation: float | None = None
     best_validation: float | None = None
+    improves: bool = False  # the time was over, and the last step was the best
 
 
 # Evaluation, streaming and benchmarks
@@ -492,7 +497,7 @@ class StreamStats(Event):
     bytes: int
     tokens: int
     bits: float
-    bits_per_byte: float
+    bits_per_byte: float | None  # None if there was nothing to score
     seconds: float
     busy_seconds: float  # without waits for input; a stream that is busy all the time does not keep up
     lines_per_second: float  # while busy

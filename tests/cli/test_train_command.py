@@ -267,7 +267,7 @@ def test_folders_gzip_and_several_files(run, text):
     assert plan["folder"] == "models/many"
 
 
-@pytest.mark.parametrize("kind", ["absent", "loop", "device", "unreadable", "empty folder"])
+@pytest.mark.parametrize("kind", ["absent", "loop", "device", "unreadable", "empty folder", "blank"])
 def test_unreadable_text_is_refused(run, kind, tmp_path):
     path = tmp_path / "it"
     match kind:
@@ -282,6 +282,8 @@ def test_unreadable_text_is_refused(run, kind, tmp_path):
                 pytest.skip("root may read everything")
         case "empty folder":
             path.mkdir()
+        case "blank":
+            path.write_bytes(b"\n \t\r\n" * 1000)
     began = time.monotonic()
     done = run("train", path, "--max-steps", "1", *SMALL)
     assert done.code == 3, done.err

@@ -649,6 +649,9 @@ def test_a_time_budget_is_spent_and_no_more():
     assert steps[-1].lr < 0.1 * 6e-3
     assert len(of_kind(events, Saved)) in (4, 5)
     assert 5 <= len(of_kind(events, Validation)) <= 10
+    assert events[-1].improves == (events[-1].best_step == events[-1].step)
+    in_steps = go(small(train={"max_steps": 3, "max_time": 99.0}), corpus(), "m", overwrite=True)[-1]
+    assert (in_steps.best_step == in_steps.step, in_steps.improves) == (True, False)
 
 
 def spend(monkeypatch, clock, module, name, seconds):

@@ -15,7 +15,7 @@ from xlcli.cli.loading import check_texts, find_model, note_unread_pipe, open_mo
 from xlcli.cli.options import option
 from xlcli.cli.outputs import STATE
 from xlcli.cli.pipe import label
-from xlcli.cli.prompts import Results, Samples, read_prompt, read_prompts
+from xlcli.cli.prompts import Results, Samples, note_file_as_prompt, read_prompt, read_prompts
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 
@@ -66,6 +66,7 @@ def generate(
             action += f" for each prompt of {prompts}"
         print_plan(folder, settings, screen, batch_size=settings.num_samples, action=action)
         return 0
+    note_file_as_prompt(words or (), screen)
     open_for = partial(open_model, call, folder, settings, config.runtime, saved)
     if interactive:
         loaded, runtime, resume, save = open_for()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.objects import generated_object
@@ -34,6 +36,13 @@ def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> byte
         remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
         data = _read_all(0, stop, "the prompt", MAX_PROMPT, remedy)
     return _with_lf([data], screen)[0]
+
+
+def note_file_as_prompt(words: Sequence[str], screen: Screen) -> None:
+    """Says that a prompt is the name of a file, which is continued in place of the text in the file."""
+    if words and Path(words[0]).is_file():
+        name = words[0]
+        screen.say(f"continuing the words '{name}'; to continue the file: xlcli generate - < {shlex.quote(name)}")
 
 
 def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:

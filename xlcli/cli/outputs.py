@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import os
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xlcli.errors import ConfigError, ResourceError
+from xlcli.errors import ConfigError
 from xlcli.events import Event
 from xlcli.files import check_writable, identity, linked, replacing
 from xlcli.store.discover import is_state_file
 from xlcli.store.layout import METRICS, is_model
 
-READER_SECONDS = 5.0  # time to wait for the reader of a named pipe
 _OTHER = "Choose another file."
 
 
@@ -123,31 +120,13 @@ def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result)
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """Function that writes an output in pieces, at the end in its place; `ResourceError` if nobody reads a pipe."""
-    if path.exists() and not path.is_file():  # a device or a pipe
-        with os.fdopen(_open_pipe(path), "wb") as out:
+    """Function that writes an output in pieces, at the end in its place."""
+    if path.exists() and not path.is_file():  # a device, or a pipe, which waits for its reader
+        with path.open("wb") as out:
             yield out.write
     else:
         with replacing(linked(path)) as (write, _):
             yield write
-
-
-def _open_pipe(path: Path) -> int:
-    """Descriptor of a pipe or device, which has a reader at the latest after `READER_SECONDS`."""
-    deadline = time.monotonic() + READER_SECONDS
-    while True:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            has_no_reader = error.errno == errno.ENXIO
-            if not has_no_reader:
-                raise
-            if time.monotonic() > deadline:
-                raise ResourceError(f"nobody reads {path}; nothing was written.", "Start its reader.") from None
-            time.sleep(0.05)
-        else:
-            os.set_blocking(descriptor, True)
-            return descriptor
 
 
 def write_output(path: Path, pieces: Iterable[bytes]) -> None:

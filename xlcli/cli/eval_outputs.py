@@ -23,13 +23,11 @@ from xlcli.store.layout import TOKENIZER
 
 PerToken = Annotated[
     str | None,
-    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; also as .csv, .tsv or .parquet."),
+    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; also as .csv or .tsv."),
 ]
 Words = Annotated[
     str | None,
-    option(
-        "Results", "--words FILE.tsv", "Write the bits of each word or compared row; also as .csv, .jsonl, .parquet."
-    ),
+    option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; also as .csv or .jsonl."),
 ]
 Regions = Annotated[
     str | None, option("Results", "--regions FILE.tsv", "Write the bits of each region of a text (--region-mark).")

@@ -28,10 +28,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Notice(Event):
-    """Message for the user: a choice made automatically, a warning, or a hint at a better choice."""
+    """Message for the user: a choice made automatically, a warning, or a better choice."""
 
     text: str
-    level: Literal["info", "warning", "detail", "hint"] = "info"
+    level: Literal["info", "warning", "detail"] = "info"
 
 
 @dataclass(frozen=True, slots=True)

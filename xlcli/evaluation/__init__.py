@@ -213,7 +213,7 @@ class _Evaluation(NamedTuple):
                 yield Notice(_REGION_NOTICE, "warning")
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
-            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
+            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each")
 
     def _unknown_words(self) -> int | None:
         """Number of words of the text that are scored as `<unk>`; None if the vocabulary has no such entry."""

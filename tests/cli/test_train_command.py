@@ -219,17 +219,16 @@ def test_the_plan_shows_the_size_of_the_stored_weights(run, text):
     assert run("train", text, "--set=train.weights=int4", *SMALL).code == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"a", b"abc\n"])
+@pytest.mark.parametrize("data", [b"", b"\n" * 2000, b"a", b"abc\n"])
 def test_next_to_no_text_is_refused_or_works(run, data):
     Path("corpus.txt").write_bytes(data)
     done = run("train", "corpus.txt", "--max-steps", "1", *SMALL, "-q")
-    assert done.code == (0 if data else 3), done.err
+    assert done.code == (0 if data.strip() else 3), done.err
     assert "Traceback" not in done.err
     assert len(done.err.split("\n")) <= 3
 
 
 GOOD = {
-    "newlines": b"\n" * 2000,
     "one line": b"word " * 400,
     "crlf": b"line\r\n" * 300,
     "bom": b"\xef\xbb\xbf" + TEXT * 40,

@@ -112,7 +112,6 @@ class Plan(Event):
     estimated: bool = False  # `train_tokens` is an estimate from a sample of the text, as in a dry run
     available_bytes: int | None = None
     n_ranks: int = 1  # number of processes that train
-    n_local_ranks: int = 1  # number of them on this machine
     rows: int | None = None  # sequences of a batch for each of them
     valid_from_end: bool = False  # the validation text was split off the end of `corpus`
     left_out: tuple[str, ...] = ()  # given files that are not read, because they are held-out text

@@ -64,8 +64,8 @@ def test_prompts_may_be_compressed_or_in_other_encodings(tmp_path):
 
 def test_a_variable_names_the_prompts(run, model, tmp_path, monkeypatch):
     monkeypatch.setenv("XLCLI_PROMPTS", str(tmp_path / "p.jsonl"))
-    (tmp_path / "p.jsonl").write_text("")
-    assert f"each prompt of {tmp_path / 'p.jsonl'}" in json.loads(run("generate", "--dry-run", "--json").out)["does"]
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "id": 7}\n')
+    assert [row["id"] for row in objects(run("generate", "-n", "1").out)] == [7]
 
 
 def test_no_prompts(run, model, tmp_path):

@@ -72,10 +72,8 @@ def test_a_plan_and_a_result_as_text():
     assert "256.0 MiB of RAM" in text
     assert "10 minutes, resuming at step 40" in text
     assert "ranks" not in text
-    plan = dataclasses.replace(plan, n_ranks=4, n_local_ranks=4, rows=2)
-    assert "ranks    4 processes on this machine, 2 sequences each\n" in plan_text(plan)
-    text = plan_text(dataclasses.replace(plan, n_local_ranks=2))
-    assert "ranks    4 processes (2 on this machine), 2 sequences each\n" in text
+    plan = dataclasses.replace(plan, n_ranks=4, rows=2)
+    assert "ranks    4 processes, 2 sequences each\n" in plan_text(plan)
     end = Trained(
         folder=Path("models/a b"), step=9, tokens=900, seconds=61.0, bits_per_byte=1.9, best_step=8, stopped=False,
         sample="one\ntwo\n",

@@ -84,11 +84,8 @@ def plan_text(plan: events.Plan) -> str:
         budget += f", resuming at step {plan.resumed_at}"
     rows += [("machine", machine), ("budget", budget)]
     if plan.n_ranks > 1:
-        here = "on this machine"
-        if plan.n_local_ranks < plan.n_ranks:
-            here = f"({plan.n_local_ranks} {here})"
         sequences = approximate_count(plan.rows or 0, "sequence")
-        rows.append(("ranks", f"{plan.n_ranks:,} processes {here}, {sequences} each"))
+        rows.append(("ranks", f"{plan.n_ranks:,} processes, {sequences} each"))
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 

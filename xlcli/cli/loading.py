@@ -80,10 +80,10 @@ def find_model(
     call: Call, names: Sequence[str] | None, settings: InferenceConfig, state: StateFiles = NO_STATE
 ) -> Path:
     """The folder of the only model, as `find_models`; `ConfigError` if `--model` names several."""
-    named = named_models(call, names)
-    if len(named) > 1:
-        raise ConfigError(f"{call.command_path} uses one model, not {len(named)}.", "Give one -m NAME.")
-    return find_models(call, names, settings, state)[0]
+    folders = find_models(call, names, settings, state)
+    if len(folders) > 1:
+        raise ConfigError(f"{call.command_path} uses one model, not {len(folders)}.", "Give one -m NAME.")
+    return folders[0]
 
 
 def find_models(

@@ -15,7 +15,7 @@ from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
 from xlcli.cli.score_report import describe_context, document_name, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import csv_text, form_of, listing
+from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import read_json
@@ -94,7 +94,10 @@ class _List(ResultFile):
 
     def sink(self, run: Run) -> Sink:
         form = form_of(self.path, json=self.is_json or run.screen.json)
-        return listing(self.path, form, run.screen, (events.Row, *self.kinds), run.columns)
+        kinds = (events.Row, *self.kinds)
+        if len(run.columns) > 1:
+            return JoinedListing(self.path, form, run.screen, kinds, run.columns)
+        return Listing(self.path, form, run.screen, kinds)
 
 
 class TokenList(_List):

@@ -112,13 +112,6 @@ def beside(fields: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, A
     return values
 
 
-def listing(path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], models: Sequence[str]) -> Sink:
-    """The list of events of these classes, with columns for each of several models."""
-    if len(models) > 1:
-        return JoinedListing(path, form, screen, kinds, models)
-    return Listing(path, form, screen, kinds)
-
-
 class Listing(Sink):
     """Prints lines of events of some classes, or writes them to a file, in its place once whole, after `Done`."""
 

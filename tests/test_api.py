@@ -306,11 +306,10 @@ def test_a_state_replaces_states_only(books, tmp_path):
     place.touch()
     for _ in range(2):
         books.save_state(state, place)
-    with pytest.raises(xlcli.ConfigError, match=r"my\.txt.*force=True"):
+    with pytest.raises(xlcli.ConfigError, match=r"my\.txt"):
         books.save_state(state, text)
     assert text.read_text() == "my text"
-    books.save_state(state, text, force=True)
-    assert books.load_state(text).n_bytes == 6
+    assert books.load_state(place).n_bytes == 6
 
 
 def test_saved_state_continues_to_the_bit(books, tmp_path):

@@ -124,7 +124,7 @@ def test_a_score_has_two_to_twenty_documents(n, tmp_path):
 
 def test_documents_that_cost_more_than_without_a_model_are_named(tmp_path):
     model = toy("sentencepiece")
-    strange = "\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n".encode()
+    strange = "\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n".encode() * 12
     for texts, n_told in (([*TEXTS, strange], 1), (TEXTS, 0)):
         paths = files_in(tmp_path, texts)
         events = [*evaluate(model, paths, EvalConfig(), RUNTIME)]
@@ -137,7 +137,8 @@ def test_documents_that_cost_more_than_without_a_model_are_named(tmp_path):
 
 def test_a_text_that_is_spelled_in_bytes_is_reported(tmp_path):
     model = toy("sentencepiece")
-    for text, is_told in (("\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n" * 3, True), (PROSE, False)):
+    thai = "\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n"
+    for text, is_told in ((thai * 12, True), (thai, False), (PROSE, False)):
         (tmp_path / "text").write_text(text)
         events = evaluate(model, [tmp_path / "text"], EvalConfig(), RUNTIME)
         assert any("tokens of their own" in event.text for event in only(events, Notice)) == is_told

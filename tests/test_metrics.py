@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.metrics import TextCounter, bits_per, context_bin_edges, half_width, perplexity, share_interval
+from xlcli.metrics import (
+    LEAST_JUDGED,
+    TextCounter,
+    bits_per,
+    context_bin_edges,
+    half_width,
+    misfit,
+    perplexity,
+    share_interval,
+)
 
 
 def count(*portions):
@@ -103,3 +112,11 @@ def test_edges_cover_every_length_once(longest):
 def test_quantiles_of_students_t(freedom, quantile):
     """From published tables."""
     assert half_width(2.0, freedom) / 2 == pytest.approx(quantile, rel=0.02 if freedom < 10 else 1e-3)
+
+
+def test_a_score_worse_than_the_text_is_told_of_texts_that_are_long_enough():
+    assert misfit("m", 8.1 * 2000, 2000) is not None
+    assert misfit("m", 8.0 * 2000, 2000) is None
+    assert misfit("m", 12.0 * LEAST_JUDGED, LEAST_JUDGED) is not None
+    assert misfit("m", 12.0 * 2, 2) is None
+    assert misfit("m", 0.0, 0) is None

@@ -479,7 +479,7 @@ def test_speed_is_of_the_time_without_waits_for_text():
 
 def test_nothing_at_all():
     [stats] = run(toy(), [])
-    assert (stats.bytes, stats.lines, stats.tokens, stats.bits_per_byte) == (0, 0, 0, 0.0)
+    assert (stats.bytes, stats.lines, stats.tokens, stats.bits_per_byte) == (0, 0, 0, None)
 
 
 def test_a_state_that_does_not_fit_is_refused():

@@ -28,10 +28,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Notice(Event):
-    """Message for the user: a choice made automatically, a warning, or a hint at a better choice."""
+    """Message for the user: a choice made automatically, a warning, or a better choice."""
 
     text: str
-    level: Literal["info", "warning", "detail", "hint"] = "info"
+    level: Literal["info", "warning", "detail"] = "info"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,6 @@ class Plan(Event):
     estimated: bool = False  # `train_tokens` is an estimate from a sample of the text, as in a dry run
     available_bytes: int | None = None
     n_ranks: int = 1  # number of processes that train
-    n_local_ranks: int = 1  # number of them on this machine
     rows: int | None = None  # sequences of a batch for each of them
     valid_from_end: bool = False  # the validation text was split off the end of `corpus`
     left_out: tuple[str, ...] = ()  # given files that are not read, because they are held-out text
@@ -169,6 +168,10 @@ class ScoredText:
     of_bytes: int
     mem_len: int  # in tokens
 
+    @property
+    def is_partial(self) -> bool:
+        return self.bytes < self.of_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Trained(Event):
@@ -187,6 +190,7 @@ class Trained(Event):
     # compared with each other, but not with `bits_per_byte`.
     start_validation: float | None = None
     best_validation: float | None = None
+    improves: bool = False  # the time was over, and the last step was the best
 
 
 # Evaluation, streaming and benchmarks
@@ -492,7 +496,7 @@ class StreamStats(Event):
     bytes: int
     tokens: int
     bits: float
-    bits_per_byte: float
+    bits_per_byte: float | None  # None if there was nothing to score
     seconds: float
     busy_seconds: float  # without waits for input; a stream that is busy all the time does not keep up
     lines_per_second: float  # while busy

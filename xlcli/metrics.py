@@ -19,6 +19,7 @@ _UNBLANKED = re.compile(  # Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chines
     "[\u0e00-\u109f\u1780-\u17ff\u200b\u3001-\u3003\u3040-\u30ff\u3400-\u9fff\uff00-\uff1f\U00020000-\U0003ffff]+"
 )
 LEAST_UNBLANKED = 0.05  # share of the characters of a text: a name or a quotation in such a script changes little
+LEAST_JUDGED = 200  # bytes of a text from which on its score may say that a model is of no use for it
 LONGEST_MEAN = 8  # characters in a row, above which they are phrases: words of Thai have about four
 
 
@@ -27,9 +28,12 @@ def bits_per(nats: float, count: int) -> float:
     return nats / LN2 / count if count else 0.0
 
 
-def misfit(model: str, bits_per_byte: float) -> str | None:
-    """Remark about a score that is worse than the size of the text itself; None for other scores."""
-    if bits_per_byte <= 8.0:
+def misfit(model: str, bits: float, n_bytes: int) -> str | None:
+    """Remark about a score, in bits of so many bytes, that is worse than the size of the text itself; else None.
+
+    A text of less than `LEAST_JUDGED` bytes says nothing about a model, since few words may be rare by chance.
+    """
+    if n_bytes < LEAST_JUDGED or bits <= 8.0 * n_bytes:
         return None
     return (
         "more than 8 bits per byte, the cost without any model: "

@@ -22,9 +22,6 @@ WORDS = [
     ("xlcli models copy boo", ["books"]),
     ("xlcli export my", ["mynew", "myold"]),
     ("xlcli eval -m nothing", []),
-    ("xlcli eval --device c", ["cpu", "cuda"]),
-    ("xlcli eval --columns la", ["last", "layers", "layers="]),
-    ("xlcli eval --columns rank,prev", ["rank,previous="]),
     ("xlcli --", ["--version", "--install-completion", "--show-completion", "--help"]),
 ]
 

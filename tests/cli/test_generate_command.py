@@ -109,3 +109,11 @@ def test_log_probabilities_are_those_of_eval(run, model):
 def test_log_probabilities_need_json(run, model):
     done = run("generate", "a", "--logprobs", "2")
     assert (done.code, "--json" in done.err) == (2, True)
+
+
+def test_the_name_of_a_file_as_prompt_is_told(run, model, tmp_path):
+    (tmp_path / "short story.txt").write_text("once\n")
+    done = run("generate", tmp_path / "short story.txt", "-m", model, "-n", "1")
+    assert (done.code, f"xlcli generate - < '{tmp_path / 'short story.txt'}'" in done.err) == (0, True)
+    assert " - < " not in run("generate", "no such file.txt", "-m", model, "-n", "1").err
+    assert " - < " not in run("generate", "a" * 5000, "-m", model, "-n", "1").err

@@ -64,8 +64,8 @@ def test_prompts_may_be_compressed_or_in_other_encodings(tmp_path):
 
 def test_a_variable_names_the_prompts(run, model, tmp_path, monkeypatch):
     monkeypatch.setenv("XLCLI_PROMPTS", str(tmp_path / "p.jsonl"))
-    (tmp_path / "p.jsonl").write_text("")
-    assert f"each prompt of {tmp_path / 'p.jsonl'}" in json.loads(run("generate", "--dry-run", "--json").out)["does"]
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "id": 7}\n')
+    assert [row["id"] for row in objects(run("generate", "-n", "1").out)] == [7]
 
 
 def test_no_prompts(run, model, tmp_path):
@@ -74,7 +74,7 @@ def test_no_prompts(run, model, tmp_path):
     assert (done.code, done.out, str(tmp_path / "p") in done.err) == (0, b"", True)
 
 
-def test_prompts_that_a_signal_left_without_a_token_are_not_printed(capsysbinary):
+def test_prompts_that_a_signal_has_interrupted_say_so(capsysbinary):
     def result(tokens, reason):
         return (Generated(0, "", "", tokens, 1, reason, 1.0),)
 
@@ -82,7 +82,9 @@ def test_prompts_that_a_signal_left_without_a_token_are_not_printed(capsysbinary
     screen = Screen()
     screen.drive(events, Results([(b"", {})] * 6, screen, n_samples=1, without_prompt=False))
     out, err = capsysbinary.readouterr()
-    assert [row["tokens"] for row in objects(out)] == [9, 0, 3]
+    assert [(row["tokens"], row["stop_reason"]) for row in objects(out)] == [
+        (9, "length"), (0, "interrupted"), (3, "interrupted"), (0, "interrupted"),
+    ]  # fmt: skip
     assert re.search(rb"\b1\b.*\b6\b", err)
 
 

@@ -155,5 +155,5 @@ def test_a_plan_counts_the_weights_as_they_are_in_ram(exported, run, is_large, m
     size = Path("models/m/model.safetensors").stat().st_size
     monkeypatch.setattr("xlcli.cli.loading.SMALLEST_STORED", 1 if is_large else 2**25)
     monkeypatch.setattr("xlcli.cli.loading._FLOAT32_BYTES", 1000)  # the file of a tiny model is mostly header
-    plan = json.loads(run("generate", "-m", "m", "--dry-run", "--json").out)
+    plan = json.loads(run("stream", "-m", "m", "--dry-run", "--json").out)
     assert plan["weights_bytes"] == (size if is_large else 1000 * plan["parameters"])

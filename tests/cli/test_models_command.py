@@ -179,3 +179,32 @@ def test_copy(run):
     assert (again.code, "exists" in again.err) == (2, True)
     assert tomllib.loads(run("models", "copy", "small", "-").out.decode())
     assert run("models", "copy", "smal", "x.toml").code == 2
+
+
+def test_what_a_model_began_from_is_one_line(run, model):
+    init = {}
+    for name in ("small", "books", "tuned"):
+        init = {"model": name, "weights": "0" * 64, "init": init}
+    (model / "record.json").write_text(json.dumps({"corpus": "last.txt", "init": init}))
+    text = run("models", "show", "tiny").out.decode()
+    assert re.search(r"^corpus +last.txt \(of the last run\)$", text, re.MULTILINE)
+    assert re.search(r"^from +tuned; before that: books, small$", text, re.MULTILINE)
+    assert "weights = " not in text
+    assert json.loads(run("models", "show", "tiny", "--json").out)["record"]["init"] == init
+
+
+def test_a_score_of_a_beginning_is_in_parentheses(run, model):
+    for n_bytes, shown in ((100, "(1.500)"), (900, "1.500")):
+        scored = {"bytes": n_bytes, "of_bytes": 900, "mem_len": 8}
+        (model / "record.json").write_text(json.dumps({"bits_per_byte": 1.5, "scored": scored}))
+        text = run("models").out.decode()
+        assert re.search(rf"^tiny .* {re.escape(shown)} ", text, re.MULTILINE)
+        assert ("parentheses" in text) == (n_bytes < 900)
+
+
+def test_a_card_is_broken_between_words(model):
+    (model / "README.md").write_text("considerable " * 30)
+    terminal = Terminal(command("models", "show", "tiny"), columns=50)
+    assert terminal.finish() == 0
+    assert terminal.received.decode().split().count("considerable") == 30
+    assert max(map(len, terminal.received.decode().partition("[model]")[0].split("\r\n"))) <= 50

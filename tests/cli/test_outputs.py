@@ -148,10 +148,12 @@ def test_a_device_takes_token_scores(run, model, text):
     assert not Path("/dev/null").is_file()
 
 
-def test_a_pipe_without_a_reader_is_not_waited_for(run, model, text):
+def test_a_pipe_waits_for_its_reader(model, text):
     pipe = text.with_name("pipe")
     os.mkfifo(pipe)
-    assert run("eval", text, "--per-token", pipe).code == 4
+    with subprocess.Popen(command("eval", text, "-m", model, "--per-token", pipe), env=environment()) as writer:
+        lines = pipe.read_bytes().splitlines()
+    assert (writer.returncode, len(lines) > 1) == (0, True)
 
 
 def test_a_stream_does_not_read_its_own_output(model, text):

@@ -14,7 +14,7 @@ from xlcli.cli.quantities import approximate_count, compact_number, format_age, 
 from xlcli.cli.render import Screen
 from xlcli.cli.run_report import plan_text, step_line, trained_text
 from xlcli.cli.score_report import describe_context, pairs_text, score_table, stats_line, sweep_text
-from xlcli.events import ContextBin, Notice, PairShare, Plan, Progress, Score, Step, StreamStats, Trained
+from xlcli.events import ContextBin, Notice, PairShare, Plan, Progress, Score, ScoredText, Step, StreamStats, Trained
 
 STEP = Step(
     step=7, tokens=100, seconds=1.0, nats=1.5, bits_per_byte=2.164, lr=0.01, grad_norm=1.0, tokens_per_second=12345.0,
@@ -72,10 +72,8 @@ def test_a_plan_and_a_result_as_text():
     assert "256.0 MiB of RAM" in text
     assert "10 minutes, resuming at step 40" in text
     assert "ranks" not in text
-    plan = dataclasses.replace(plan, n_ranks=4, n_local_ranks=4, rows=2)
-    assert "ranks    4 processes on this machine, 2 sequences each\n" in plan_text(plan)
-    text = plan_text(dataclasses.replace(plan, n_local_ranks=2))
-    assert "ranks    4 processes (2 on this machine), 2 sequences each\n" in text
+    plan = dataclasses.replace(plan, n_ranks=4, rows=2)
+    assert "ranks    4 processes, 2 sequences each\n" in plan_text(plan)
     end = Trained(
         folder=Path("models/a b"), step=9, tokens=900, seconds=61.0, bits_per_byte=1.9, best_step=8, stopped=False,
         sample="one\ntwo\n",
@@ -84,6 +82,12 @@ def test_a_plan_and_a_result_as_text():
     assert "1.9000 bits per byte (step 8)" in text
     assert "  one\n  two\n" in text
     assert "xlcli eval -m 'models/a b'" in text
+    assert "--resume" not in text
+    short = dataclasses.replace(end, improves=True, seconds=30.0, scored=ScoredText(5_500, 55_800, 64))
+    text = trained_text(short)
+    assert "1.9000 bits per byte of the first 5.5k bytes (step 8)" in text
+    assert "run the same command with --resume --max-time 2m" in text
+    assert "--resume" not in trained_text(dataclasses.replace(short, step=5000))
     stopped = dataclasses.replace(end, stopped=True)
     assert "--resume" in trained_text(stopped)
     assert "-m 'models/a b'" in trained_text(stopped)

@@ -339,3 +339,12 @@ def test_a_terminal_gets_harmless_text_colored_by_surprise(model):
     assert TEXT.decode().strip() in terminal.text
     assert b"\x1b[1;31m" in terminal.received
     assert b"\x1b]" not in terminal.received
+
+
+def test_an_empty_stream_has_no_score(piped, model):
+    done = piped(b"")
+    assert (done.code, done.out) == (0, b"")
+    assert "nothing to score: 0 lines" in done.err
+    assert "bits per byte" not in done.err
+    [stats] = objects(piped(b"", "--emit", "stats", "--json").out)
+    assert stats["bits_per_byte"] is None

@@ -115,7 +115,7 @@ def test_every_vocabulary(kind):
     assert load_tokenizer(Path("m")).kind == load(Path("m")).config.text.tokenizer == kind
 
 
-@pytest.mark.parametrize("text", [b"x", b"ab\n", b"short of a segment", b"\n" * 500, b"one line " * 60])
+@pytest.mark.parametrize("text", [b"x", b"ab\n", b"short of a segment", b"x" + b"\n" * 500, b"one line " * 60])
 def test_any_length_of_text(text, base):
     assert list(begin(base, corpus(text=text, name="few.txt"), "m"))[-1].step == 6
     assert is_model(Path("m"))

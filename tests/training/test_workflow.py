@@ -173,8 +173,8 @@ def test_training_learns():
 @pytest.mark.parametrize(
     ("text", "paths"),
     [
-        (b"x", None), (b"ab\n", None), (b"short of a segment", None), (b"one line " * 60, None), (b"\n" * 500, None),
-        (b"\n", None), (b"\0\xff\xfe" * 9, None),
+        (b"x", None), (b"ab\n", None), (b"short of a segment", None), (b"one line " * 60, None),
+        (b"x" + b"\n" * 500, None), (b"\0\xff\xfe" * 9, None),
     ],
 )  # fmt: skip
 def test_any_text_at_all_will_do(text, paths):
@@ -198,8 +198,9 @@ def test_data_that_is_no_text_is_refused_unless_it_is_meant(settings):
 
 
 def test_no_text_is_refused_and_leaves_no_model():
-    with pytest.raises(DataError, match="empty"):
-        go(small(), corpus(text=b""), "m")
+    for text, said in ((b"", "empty"), (b" \n" * 500, "white space")):
+        with pytest.raises(DataError, match=said):
+            go(small(), corpus(text=text), "m")
     assert not Path("m/config.json").exists()
 
 
@@ -649,6 +650,9 @@ def test_a_time_budget_is_spent_and_no_more():
     assert steps[-1].lr < 0.1 * 6e-3
     assert len(of_kind(events, Saved)) in (4, 5)
     assert 5 <= len(of_kind(events, Validation)) <= 10
+    assert events[-1].improves == (events[-1].best_step == events[-1].step)
+    in_steps = go(small(train={"max_steps": 3, "max_time": 99.0}), corpus(), "m", overwrite=True)[-1]
+    assert (in_steps.best_step == in_steps.step, in_steps.improves) == (True, False)
 
 
 def spend(monkeypatch, clock, module, name, seconds):

@@ -176,18 +176,16 @@ class Model:
                 warnings.warn(event.text, stacklevel=2)
 
     @public()
-    def save_state(self, state: TextState, path: Place, *, force: bool = False) -> None:
-        """Writes a state file, as `--state-out` does.
-
-        It replaces a state file or an empty file, with `force` one of any kind.
+    def save_state(self, state: TextState, path: Place) -> None:
+        """Writes a state file, as `--state-out` does. It replaces a state file or an empty file.
 
         Raises:
             ConfigError: `path` is another kind of file, such as a text or the weights of a model.
         """
         place = Path(path_of(path, "path"))
         is_empty = place.is_file() and place.stat().st_size == 0
-        if not force and place.exists() and not (is_empty or is_state_file(place)):
-            raise ConfigError(f"{place} exists and is no state file.", "Choose another file, or add force=True.")
+        if place.exists() and not (is_empty or is_state_file(place)):
+            raise ConfigError(f"{place} exists and is no state file.", "Choose another file, or remove it first.")
         save_state(place, state.session, model=self.loaded)
 
     @public()

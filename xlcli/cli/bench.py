@@ -25,11 +25,6 @@ from xlcli.store.layout import read_config
 
 VOCAB_SIZE = 2048  # vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB
 COLUMN = 12  # maximum width of a column of figures with the gap before it
-MEANING = (  # meaning of the figures
-    "first token: after a prompt as long as the memory. recomputed: the same model without memory reads the window "
-    "anew for each token, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and "
-    "1,874 times faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.\n"
-)
 app = App()
 
 
@@ -73,7 +68,7 @@ def bench(
         if speeds and screen.json:
             screen.object({"sweep": speeds} if len(config.bench.mem_lens) > 1 else speeds[0])
         elif speeds:
-            screen.print(speed_text(speeds, screen.columns or 80, with_meaning=screen.verbose))
+            screen.print(speed_text(speeds, screen.columns or 80))
 
     with screen.stop() as stop:
         screen.wait("loading the model")
@@ -111,8 +106,8 @@ def configure(task: str, preset: str | None, user_settings: Tree) -> Config:
     return settings.change(config, {"model": {"vocab_size": config.text.vocab_size or VOCAB_SIZE}})
 
 
-def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> str:
-    """Figures as tables of at most `width` cells with a column for each memory length, and perhaps their meaning."""
+def speed_text(speeds: Sequence[Speed], width: int) -> str:
+    """Figures as tables of at most `width` cells with a column for each memory length."""
     first = speeds[0]
     kernels = {None: "", True: ", compiled kernels", False: ", no compiled kernels"}[first.kernels]
     types = f"{first.device} {first.dtype}{rounding(first.weight_dtype, first.memory_dtype)}"
@@ -128,8 +123,6 @@ def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> st
         shown = columns[start : start + n_in_table]
         rows = [[name, *(column[name] for column in shown)] for name in names]
         text += "\n" + table(rows)
-    if with_meaning:
-        text += "\n" + wrapped(MEANING, width)
     return text
 
 

@@ -15,7 +15,7 @@ from xlcli.cli.plot import draw_by_context
 from xlcli.cli.render import Screen
 from xlcli.cli.score_report import describe_context, document_name, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import csv_text, form_of, listing
+from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
 from xlcli.config import EvalConfig, ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import read_json
@@ -23,13 +23,11 @@ from xlcli.store.layout import TOKENIZER
 
 PerToken = Annotated[
     str | None,
-    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; also as .csv, .tsv or .parquet."),
+    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; also as .csv or .tsv."),
 ]
 Words = Annotated[
     str | None,
-    option(
-        "Results", "--words FILE.tsv", "Write the bits of each word or compared row; also as .csv, .jsonl, .parquet."
-    ),
+    option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; also as .csv or .jsonl."),
 ]
 Regions = Annotated[
     str | None, option("Results", "--regions FILE.tsv", "Write the bits of each region of a text (--region-mark).")
@@ -96,7 +94,10 @@ class _List(ResultFile):
 
     def sink(self, run: Run) -> Sink:
         form = form_of(self.path, json=self.is_json or run.screen.json)
-        return listing(self.path, form, run.screen, (events.Row, *self.kinds), run.columns)
+        kinds = (events.Row, *self.kinds)
+        if len(run.columns) > 1:
+            return JoinedListing(self.path, form, run.screen, kinds, run.columns)
+        return Listing(self.path, form, run.screen, kinds)
 
 
 class TokenList(_List):

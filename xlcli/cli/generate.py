@@ -11,11 +11,11 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.interactive import Conversation
-from xlcli.cli.loading import check_texts, find_model, note_unread_pipe, open_model, print_plan, state_files
+from xlcli.cli.loading import check_texts, find_model, note_unread_pipe, open_model, state_files
 from xlcli.cli.options import option
 from xlcli.cli.outputs import STATE
 from xlcli.cli.pipe import label
-from xlcli.cli.prompts import Results, Samples, read_prompt, read_prompts
+from xlcli.cli.prompts import Results, Samples, note_file_as_prompt, read_prompt, read_prompts
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 
@@ -50,7 +50,6 @@ def generate(
     state: options.State = None,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
-    dry_run: options.DryRun = False,
     no_prompt: Annotated[bool, option("Output", "--no-prompt", "Print the continuation without the prompt.")] = False,
 ) -> int:
     config, screen = call.config(), call.screen
@@ -60,12 +59,7 @@ def generate(
     folder = find_model(call, model, settings, saved)
     texts = check_texts([prompts or "-"], "xlcli generate -m {}")
     call.check_files([folder, *texts], {"state": (state, STATE), "state_out": (state_out, STATE)})
-    if dry_run:
-        action = f"generates {settings.num_samples} x {settings.max_new_tokens} tokens"
-        if prompts is not None:
-            action += f" for each prompt of {prompts}"
-        print_plan(folder, settings, screen, batch_size=settings.num_samples, action=action)
-        return 0
+    note_file_as_prompt(words or (), screen)
     open_for = partial(open_model, call, folder, settings, config.runtime, saved)
     if interactive:
         loaded, runtime, resume, save = open_for()

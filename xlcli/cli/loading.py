@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xlcli.cli.command import Call
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.render import Screen
-from xlcli.cli.run_report import describe_scored_text
 from xlcli.cli.score_report import describe_context, rounding
 from xlcli.cli.usage import nearest
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig
@@ -22,7 +21,7 @@ from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSetting
 from xlcli.files import cache_folder
 from xlcli.machine import available_bytes, require_memory
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
-from xlcli.store.layout import SMALLEST_STORED, SavedConfig, is_model, read_config, scored_text
+from xlcli.store.layout import SMALLEST_STORED, SavedConfig, is_model, read_config
 from xlcli.store.lock import lock_state
 
 if TYPE_CHECKING:
@@ -81,10 +80,10 @@ def find_model(
     call: Call, names: Sequence[str] | None, settings: InferenceConfig, state: StateFiles = NO_STATE
 ) -> Path:
     """The folder of the only model, as `find_models`; `ConfigError` if `--model` names several."""
-    named = named_models(call, names)
-    if len(named) > 1:
-        raise ConfigError(f"{call.command_path} uses one model, not {len(named)}.", "Give one -m NAME.")
-    return find_models(call, names, settings, state)[0]
+    folders = find_models(call, names, settings, state)
+    if len(folders) > 1:
+        raise ConfigError(f"{call.command_path} uses one model, not {len(folders)}.", "Give one -m NAME.")
+    return folders[0]
 
 
 def find_models(
@@ -260,7 +259,7 @@ def _report_model(
     """Prints warnings of a model, what was loaded (--verbose), and a warning of a memory length without effect."""
     for warning in model.warnings:
         screen.say(warning, "warning")
-    screen.say(_describe_model(model, folder), "detail")
+    screen.say(f"model {model.name}: {folder}", "detail")
     reading = settings.reading(model.config.model, model.config.train.reading)
     dtypes = runtime.dtype_name + rounding(model.weight_dtype, reading.memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {approximate_count(runtime.threads, 'thread')}", "detail")
@@ -270,16 +269,6 @@ def _report_model(
     warning_of_idle_memory = model.config.model.mem_len_warning(max(mem_lens))
     if warning_of_idle_memory is not None:
         screen.say(warning_of_idle_memory, "warning")
-
-
-def _describe_model(model: LoadedModel, folder: Path) -> str:
-    """Name, folder and score of training: `model m: models/m, 2.013 bits per byte of the 1M bytes of ...`."""
-    about = f"model {model.name}: {folder}"
-    bits_per_byte = model.record.get("bits_per_byte")  # a record may be edited, or of an unfinished run
-    text = scored_text(model.record)
-    if isinstance(bits_per_byte, float) and text is not None:
-        about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(text)}"
-    return about
 
 
 class OpenedModel(NamedTuple):

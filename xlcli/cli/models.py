@@ -22,12 +22,13 @@ from xlcli.cli.run_report import describe_scored_text
 from xlcli.cli.settings import to_toml
 from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
-from xlcli.config import WeightEncoding
+from xlcli.config import Tree, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import linked, write_atomic
 from xlcli.presets import find_preset, list_presets, read_preset
 from xlcli.store.discover import CARD, ModelSummary, bundled_models, find, local_models, summarize
 from xlcli.store.layout import HELD_OUT, METRICS, TRAIN_FILES, read_config, read_metrics, read_record
+from xlcli.store.origin import INIT, origin_of
 
 _HEADING = ("name", "position", "attention", "params", "bits/byte", "age", "corpus")
 
@@ -72,8 +73,8 @@ def list_models(call: Call) -> None:
     models = [*local, *bundled]
     if any(model.scored for model in models):
         screen.print("bits/byte of the validation text, memory as in training\n")
-    if any(map(_is_partial, models)):
-        screen.print("* of its beginning: xlcli models show NAME\n")
+    if any(model.scored is not None and model.scored.is_partial for model in models):
+        screen.print("in parentheses: of its beginning; xlcli eval -m NAME scores all of it\n")
     screen.print("Presets for training: xlcli models presets\n")
 
 
@@ -130,8 +131,12 @@ def show(
         ("kind", f"{attention} attention, position encoding {position}"),
         ("weights", f"{params} parameters, {format_bytes(summary.bytes)} in {summary.encoding or '?'}"),
         ("age", age),
-        ("corpus", corpus),
     ]
+    origins = _origins(record)
+    if origins:
+        rows += [("corpus", f"{corpus} (of the last run)"), ("from", origins)]
+    else:
+        rows.append(("corpus", corpus))
     if summary.bits_per_byte is not None and summary.scored:
         text = describe_scored_text(summary.scored)
         rows.append(("score", f"{summary.bits_per_byte:.4f} bits per byte of the {text}"))
@@ -140,11 +145,24 @@ def show(
     # How it was made: by its card, else by its record.
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
-        screen.print(card.read_text("utf-8", "replace"))
+        screen.report(card.read_text("utf-8", "replace"))
     elif record:
         record.pop(TRAIN_FILES, None)  # digests, which say nothing to people
-        screen.print(to_toml({"record": record}).lstrip("\n"))
+        record.pop(INIT, None)
+        screen.report(to_toml({"record": record}).lstrip("\n"))
     screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
+
+
+def _origins(record: Tree) -> str:
+    """The models that a run started from, the latest first: `tuned; before that: books, small`. Empty without any."""
+    names = []
+    origin = origin_of(record)
+    while origin:
+        names.append(origin["model"])
+        origin = origin_of(origin)
+    if len(names) < 2:
+        return "".join(names)
+    return f"{names[0]}; before that: {', '.join(names[1:])}"
 
 
 def show_preset(name: str, screen: Screen, error: CheckpointError) -> None:
@@ -212,15 +230,11 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         screen.say(f"it contains text from the corpus: remove {' and '.join(texts)} before you publish it")
 
 
-def _is_partial(model: ModelSummary) -> bool:
-    return model.scored is not None and model.scored.bytes < model.scored.of_bytes
-
-
 def _row(model: ModelSummary) -> tuple[str, ...]:
     """Texts for `_HEADING`."""
     score = number_or_blank(model.bits_per_byte, ".3f")
-    if _is_partial(model):
-        score += "*"
+    if model.scored is not None and model.scored.is_partial:
+        score = f"({score})"
     if not score:
         score = "-" if model.finished else "unfinished"
     parameters = "?" if model.parameters is None else compact_number(model.parameters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, get_args
 
@@ -67,16 +66,6 @@ def complete_both(incomplete: str) -> list[str]:
     return complete_models(incomplete) + complete_presets(incomplete)
 
 
-def complete_columns(incomplete: str) -> list[str]:
-    """Lists of columns that begin so, with a further one up to its value."""
-    from xlcli.config.columns import KNOWN_COLUMNS
-
-    before, comma, _ = incomplete.rpartition(",")
-    return [before + comma + re.sub("=.*", "=", name) for name in KNOWN_COLUMNS]
-
-
-COMPLETIONS = {"columns": complete_columns, "device": lambda: ["auto", "cpu", "cuda"]}
-"""Functions that list values of settings for a shell, which takes those that begin with what was typed."""
 Model = Annotated[
     list[str] | None,
     option(
@@ -176,7 +165,6 @@ def option_kinds(command: str) -> dict[str, Any]:
             setting.option.names,
             setting.field.description or "",
             allow_from_autoenv=False,
-            autocompletion=COMPLETIONS.get(name),
         )
         is_switch = kind is bool or any(bool in get_args(part) for part in get_args(kind))
         if is_switch:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import os
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xlcli.errors import ConfigError, ResourceError
+from xlcli.errors import ConfigError
 from xlcli.events import Event
 from xlcli.files import check_writable, identity, linked, replacing
 from xlcli.store.discover import is_state_file
 from xlcli.store.layout import METRICS, is_model
 
-READER_SECONDS = 5.0  # time to wait for the reader of a named pipe
 _OTHER = "Choose another file."
 
 
@@ -28,8 +25,7 @@ class Kind(NamedTuple):
     suffixes: tuple[str, ...] = ()
 
 
-PARQUET = ".parquet"
-LIST = Kind((".csv", ".tsv", ".jsonl", PARQUET))
+LIST = Kind((".csv", ".tsv", ".jsonl"))
 TABLE = Kind((".csv",))
 PAGE = Kind((".html",))
 PICTURE = Kind((".png", ".svg", ".pdf"))
@@ -51,7 +47,7 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
             continue
         option = f"--{parameter.replace('_', '-')}"
         path = Path(name)
-        _check_kind(option, path, kind)
+        _check_kind(path, kind)
         if name == "-":  # standard output, which has no suffix and replaces nothing
             _check_place(option, name, path, options)
             continue
@@ -78,12 +74,10 @@ def _check_place(option: str, name: str, place: Path, options: dict[Path, str]) 
         raise ConfigError(f"{option} {name} is also the output of {earlier}.", _OTHER)
 
 
-def _check_kind(option: str, path: Path, kind: Kind) -> None:
-    """`ConfigError` if an output needs a package that is missing, or is a page for standard output."""
+def _check_kind(path: Path, kind: Kind) -> None:
+    """`ConfigError` if a picture needs a package that is missing, or a page goes to standard output."""
     if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
-    if path.suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(f"{option} {path} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
     if kind is PAGE and str(path) == "-":
         raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
 
@@ -123,31 +117,13 @@ def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result)
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """Function that writes an output in pieces, at the end in its place; `ResourceError` if nobody reads a pipe."""
-    if path.exists() and not path.is_file():  # a device or a pipe
-        with os.fdopen(_open_pipe(path), "wb") as out:
+    """Function that writes an output in pieces, at the end in its place."""
+    if path.exists() and not path.is_file():  # a device, or a pipe, which waits for its reader
+        with path.open("wb") as out:
             yield out.write
     else:
         with replacing(linked(path)) as (write, _):
             yield write
-
-
-def _open_pipe(path: Path) -> int:
-    """Descriptor of a pipe or device, which has a reader at the latest after `READER_SECONDS`."""
-    deadline = time.monotonic() + READER_SECONDS
-    while True:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            has_no_reader = error.errno == errno.ENXIO
-            if not has_no_reader:
-                raise
-            if time.monotonic() > deadline:
-                raise ResourceError(f"nobody reads {path}; nothing was written.", "Start its reader.") from None
-            time.sleep(0.05)
-        else:
-            os.set_blocking(descriptor, True)
-            return descriptor
 
 
 def write_output(path: Path, pieces: Iterable[bytes]) -> None:

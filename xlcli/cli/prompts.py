@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.objects import generated_object
@@ -34,6 +36,13 @@ def read_prompt(words: Sequence[str] | None, stop: Stop, screen: Screen) -> byte
         remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
         data = _read_all(0, stop, "the prompt", MAX_PROMPT, remedy)
     return _with_lf([data], screen)[0]
+
+
+def note_file_as_prompt(words: Sequence[str], screen: Screen) -> None:
+    """Says that a prompt is the name of a file, which is continued in place of the text in the file."""
+    if words and Path(words[0]).is_file():
+        name = words[0]
+        screen.say(f"continuing the words '{name}'; to continue the file: xlcli generate - < {shlex.quote(name)}")
 
 
 def read_prompts(name: str, stop: Stop, screen: Screen) -> list[Prompt]:
@@ -129,28 +138,22 @@ class Samples(Sink):
 
 
 class Results(Sink):
-    """Prints a JSON object per prompt, in order; after a signal, prompts at the end without any token are left out."""
+    """Prints a JSON object per prompt, in order; `stop_reason` says which of them a signal has interrupted."""
 
     def __init__(self, prompts: Sequence[Prompt], screen: Screen, *, n_samples: int, without_prompt: bool) -> None:
         self._screen, self._n_samples, self._without_prompt = screen, n_samples, without_prompt
         self._n = len(prompts)
         self._n_complete = 0
         self._ids = (table_of_id for _, table_of_id in prompts)
-        self._held: list[dict[str, Any]] = []  # results without a token, after which there may be none with any
         self._meter = ProgressMeter("generating", self._n, "prompts")
 
     def add(self, event: tuple[Generated, ...]) -> None:
         """Takes the samples of the next prompt."""
         samples = [generated_object(result, without_prompt=self._without_prompt) for result in event]
         row = samples[0] if self._n_samples == 1 else {"samples": samples}
-        self._held.append(next(self._ids) | row)
-        is_complete = all(result.stop_reason != "interrupted" for result in event)
-        if is_complete:
+        self._screen.object(next(self._ids) | row)
+        if all(result.stop_reason != "interrupted" for result in event):
             self._n_complete += 1
-        if is_complete or any(result.tokens for result in event):
-            for held_row in self._held:
-                self._screen.object(held_row)
-            self._held = []
         for progress in self._meter.report(self._n_complete):
             self._screen.progress(progress)
 

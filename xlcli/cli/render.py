@@ -73,7 +73,7 @@ class Screen:
         # What is printed, and in which form.
         self._levels = set() if hidden else {"warning"}
         if not (hidden or quiet):
-            self._levels |= {"info", "hint"}
+            self._levels.add("info")
         if verbose and not hidden:
             self._levels.add("detail")
         wants_no_color = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -192,10 +192,9 @@ class Screen:
             self.say(f"{path} was not written: the evaluation was stopped", "warning")
 
     def shows(self, event: object) -> bool:
-        """Shows an event of a workflow if it is a notice, or a hint beside text, or progress; True if it is."""
+        """Shows an event of a workflow if it is a notice or progress; True if it is."""
         if isinstance(event, Notice):
-            if event.level != "hint" or not self.json:
-                self.say(event.text, event.level)
+            self.say(event.text, event.level)
         elif isinstance(event, Progress):
             self.progress(event)
         else:

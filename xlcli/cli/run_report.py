@@ -10,6 +10,8 @@ from xlcli.errors import counted, named
 from xlcli.store.commit import place_of_run
 
 LITTLE_GAIN = 0.005  # share of the bits; a smaller gain over the model that a run started from is told as little
+FEW_STEPS = 300  # of a run by time, after fewer than which a longer time is proposed
+LONGER = 4  # times the seconds of such a run, as its new time
 
 
 def progress_line(progress: events.Progress) -> str:
@@ -82,18 +84,15 @@ def plan_text(plan: events.Plan) -> str:
         budget += f", resuming at step {plan.resumed_at}"
     rows += [("machine", machine), ("budget", budget)]
     if plan.n_ranks > 1:
-        here = "on this machine"
-        if plan.n_local_ranks < plan.n_ranks:
-            here = f"({plan.n_local_ranks} {here})"
         sequences = approximate_count(plan.rows or 0, "sequence")
-        rows.append(("ranks", f"{plan.n_ranks:,} processes {here}, {sequences} each"))
+        rows.append(("ranks", f"{plan.n_ranks:,} processes, {sequences} each"))
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
 def describe_scored_text(text: events.ScoredText) -> str:
     """Text and memory length of a score in words."""
     whole = f"{approximate_count(text.of_bytes, 'byte')} of validation text, memory {text.mem_len}"
-    if text.bytes < text.of_bytes:
+    if text.is_partial:
         return f"first {compact_number(text.bytes)} of {whole}"
     return whole
 
@@ -103,12 +102,14 @@ def trained_text(event: events.Trained) -> str:
     text = f"model     {event.folder}\n"
     if event.bits_per_byte is not None:
         text += f"valid     {event.bits_per_byte:.4f} bits per byte"
+        if event.scored is not None and event.scored.is_partial:
+            text += f" of the first {approximate_count(event.scored.bytes, 'byte')}"
         if event.best_step == 0:
             text += " (the weights that the run started from: no step was better)"
         elif event.best_step is not None:
             text += f" (step {event.best_step})"
         text += "\n"
-        if event.scored:
+        if event.scored is not None:
             text += f"          of the {describe_scored_text(event.scored)}\n"
             text += _validations_text(event)
     steps, tokens = approximate_count(event.step, "step"), approximate_count(event.tokens, "token")
@@ -131,13 +132,23 @@ def _validations_text(event: events.Trained) -> str:
     return text
 
 
+def _more_time_text(event: events.Trained) -> str:
+    """How to train for longer, if the time was over after few steps while the model still improved."""
+    if not event.improves or event.step >= FEW_STEPS:
+        return ""
+    minutes = max(1, round(LONGER * event.seconds / 60))
+    steps = approximate_count(event.step, "step")
+    reason = f"The time was over after {steps}, while the model still improved.\n"
+    return f"{reason}To train on, run the same command with --resume --max-time {minutes}m.\n"
+
+
 def _next_commands(event: events.Trained) -> str:
     folder = shlex.quote(str(event.folder))
     generate = f"xlcli generate -m {folder}\n"
     if not event.stopped:
         # Without a score the model has no validation text that `eval` could read.
         text = "FILE " if event.bits_per_byte is None else ""
-        return f"Next:\n  xlcli eval {text}-m {folder}\n  {generate}"
+        return f"Next:\n  xlcli eval {text}-m {folder}\n  {generate}{_more_time_text(event)}"
     stopped = "Stopped and saved. To continue, run the same command with --resume.\n"
     if place_of_run(event.folder) != event.folder:
         earlier = f"The earlier model stays in {folder} until the first validation.\n"

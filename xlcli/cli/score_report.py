@@ -323,6 +323,8 @@ def stats_line(stats: events.StreamStats) -> str:
     if stats.skipped:
         units += f" ({approximate_count(stats.skipped, 'line')} left out)"
     size = f"{units}, {format_bytes(stats.bytes)}"
+    if stats.bits_per_byte is None:
+        return f"nothing to score: {size}"
     tokens = f"{approximate_count(stats.tokens, 'token')}, {stats.bits_per_byte:.4f} bits per byte"
     speed = f"{compact_number(stats.tokens_per_second)} tokens/s"
     if not stats.records:

@@ -264,7 +264,7 @@ class _ScorePrinter(Sink):
         """Says, beside the output, a remark on the model, how much was selected, and totals not printed as text."""
         from xlcli.metrics import misfit
 
-        remark = misfit(self._model, stats.bits_per_byte)
+        remark = misfit(self._model, stats.bits, stats.bytes)
         if remark is not None:
             self._screen.say(remark)
         if stats.shown is not None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from xlcli.cli.objects import fields, text_object, to_json
 from xlcli.cli.outputs import LIST, Sink, output_file
-from xlcli.cli.parquet import parquet_file
 from xlcli.cli.render import Screen
 from xlcli.errors import DataError, named
 from xlcli.events import DocumentScore, Done, Row, Scored, StoppedEarlyError, TokenScore
@@ -49,12 +48,12 @@ class Table:
     A table has the columns of the first row. A text of an event with a tab or a line end is a JSON string in it. A
     column of the input that is called as one of the events gets `input_` before its name.
 
-    The form is `jsonl`, `csv`, `tsv`, or `parquet`, whose lines are JSON for `parquet_file`. `warn` is called once if a
-    later row has other columns. `continued`: an earlier process has written the header.
+    The form is `jsonl`, `csv` or `tsv`. `warn` is called once if a later row has other columns. `continued`: an earlier
+    process has written the header.
     """
 
     def __init__(self, warn: Callable[[str], None], form: str, *, continued: bool = False) -> None:
-        self.json = form in ("jsonl", "parquet")
+        self.json = form == "jsonl"
         self._dialect = "excel" if form == "csv" else "excel-tab"
         self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
@@ -113,13 +112,6 @@ def beside(fields: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, A
     return values
 
 
-def listing(path: str, form: str, screen: Screen, kinds: tuple[type[Scored], ...], models: Sequence[str]) -> Sink:
-    """The list of events of these classes, with columns for each of several models."""
-    if len(models) > 1:
-        return JoinedListing(path, form, screen, kinds, models)
-    return Listing(path, form, screen, kinds)
-
-
 class Listing(Sink):
     """Prints lines of events of some classes, or writes them to a file, in its place once whole, after `Done`."""
 
@@ -130,10 +122,7 @@ class Listing(Sink):
         self._is_saved = path == "-"
         self._write: Callable[[bytes], object] | None = None
         if path != "-":
-            opened = output_file(Path(path))
-            if form == "parquet":
-                opened = parquet_file(Path(path))
-            self._write = self._file.enter_context(opened)
+            self._write = self._file.enter_context(output_file(Path(path)))
 
     def add(self, event: Any) -> None:
         if isinstance(event, Done):

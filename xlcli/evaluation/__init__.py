@@ -36,7 +36,7 @@ from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is
 from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.machine import peak_rss_bytes
-from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
+from xlcli.metrics import LEAST_JUDGED, LN2, TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
@@ -213,7 +213,7 @@ class _Evaluation(NamedTuple):
                 yield Notice(_REGION_NOTICE, "warning")
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
-            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each", "hint")
+            yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each")
 
     def _unknown_words(self) -> int | None:
         """Number of words of the text that are scored as `<unk>`; None if the vocabulary has no such entry."""
@@ -250,7 +250,7 @@ class _Evaluation(NamedTuple):
             is_whole = totals.tokens == text.n_scored
             if not is_whole:
                 yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
-            remark = misfit(self.model.name, bits_per(totals.nats, totals.bytes))
+            remark = misfit(self.model.name, totals.nats / LN2, totals.bytes)
             if remark:
                 yield Notice(remark)
 
@@ -313,6 +313,8 @@ def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]
     if model.tokenizer.kind in ("bytes", "ids"):
         return
     sizes = text.tokens.sizes(slice(None))
+    if sizes.sum() < LEAST_JUDGED:
+        return
     share_of_bytes = float((sizes == 1).sum() / sizes.sum())  # of all tokens, with those of a context
     if share_of_bytes > SPELLED_SHARE:
         share = f"{share_of_bytes:.0%} of the bytes of the text are tokens of their own"

@@ -144,7 +144,7 @@ def foreign_notice(parts: Sequence[Row | DocumentScore], model: str) -> Iterator
             name = f"number {part.document}"
             if part.file is not None:
                 name += f", {part.file},"
-        elif misfit(model, part.bits_per_byte):
+        elif misfit(model, part.bits, part.bytes):
             foreign.append(name)
     n_documents = len(parts) // 2
     if 0 < len(foreign) < n_documents:

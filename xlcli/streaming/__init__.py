@@ -312,6 +312,9 @@ class _Stream:
         n_bytes = output.n_bytes - start.n_bytes
         n_tokens = output.n_tokens - start.n_tokens
         bits = output.bits - start.bits
+        bits_per_byte = None
+        if n_bytes:
+            bits_per_byte = bits / n_bytes
         seconds = max(time.monotonic() - self._started, 1e-9)
         busy_seconds = max(seconds - self._waiting_seconds, 1e-9)
         return StreamStats(
@@ -319,7 +322,7 @@ class _Stream:
             bytes=n_bytes,
             tokens=n_tokens,
             bits=bits,
-            bits_per_byte=bits / max(1, n_bytes),
+            bits_per_byte=bits_per_byte,
             seconds=seconds,
             busy_seconds=busy_seconds,
             lines_per_second=n_lines / busy_seconds,

@@ -15,7 +15,7 @@ CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0  # default time budgets
 VALIDATIONS = 10  # default number of validations in a run
 SAVE_SECONDS = 60.0  # default time between checkpoints
 RATES = {"muon": 6e-3, "adamw": 2e-3}  # default learning rates
-IMPORTED_RATE, IMPORTED_WARMUP = 1e-4, 5  # learning rate, warmup steps of a run from an imported model (benchmarks/log)
+IMPORTED_RATE = 1e-4  # learning rate of a run from an imported model (benchmarks/log)
 TINY_BELOW = 100_000  # bytes of training text below which the default preset is `tiny`
 SHORT_BELOW = 2_000_000  # bytes of training text below which the default preset is `short`, unless it is `tiny`
 BASE_ABOVE = 8_000_000  # bytes of training text from which the default preset on a GPU is `base`
@@ -67,8 +67,6 @@ def fill_in(
     if model is not None:
         lr, adam_lr = _inherited_rates(train.optimizer, model, n_tokens)
     filled_train: Tree = {}
-    if model is not None and imported(model.record) and train.warmup_steps is None:
-        filled_train["warmup_steps"] = IMPORTED_WARMUP
     if train.lr is None:
         filled_train["lr"] = lr
     if train.adam_lr is None:

@@ -275,6 +275,9 @@ def _read(
     yield from _text_notices(parts, binary=text.binary)
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
+    if all(block.isspace() for block in parts.train.read()):
+        name = parts.train.corpus.name
+        raise DataError(f"the training text of {name} is nothing but white space.", "Give a file that contains text.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:
         raise InvalidSettingError("train.patience", "needs a validation text", "Leave it out, or give --valid.")
     if by_document and len(parts.train.documents) == 1:

@@ -199,7 +199,18 @@ def finish(
         scored=scored,
         start_validation=start_validation,
         best_validation=counters.best_bits,
+        improves=_improves(run),
     )
+
+
+def _improves(run: TrainingRun) -> bool:
+    """True if the last step of a run was the best, and nothing but its time can have ended it."""
+    budgets = run.budgets(run.counters.seconds)
+    if budgets.pop("max_time", None) is None:
+        return False
+    has_budget_left = all(budget.used < budget.limit for budget in budgets.values())
+    is_last_best = run.counters.best_step == run.counters.step > 0
+    return has_budget_left and is_last_best and run.patience.end == 1.0
 
 
 def final_evaluation(

@@ -404,7 +404,6 @@ def _plan(folder: Path, data: Prepared, resumed_at: int) -> Iterator[Plan]:
         resumed_at=resumed_at,
         init=data.origin.get("model"),
         n_ranks=runtime.ranks.size,
-        n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,
         valid_from_end=parts.valid.corpus is parts.train.corpus and not parts.drawn,
         left_out=tuple(left_out),

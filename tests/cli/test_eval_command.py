@@ -12,6 +12,7 @@ import time
 import weakref
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from programs import TEXT, Terminal
 from programs import command as command_line
@@ -721,6 +722,53 @@ def test_a_name_that_is_not_utf8(run, model):
     done = run("eval", name, "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["file"] == "a\ufffd.txt"
+
+
+def test_words_in_parquet_are_those_of_json_lines(run, models, items):
+    Path("mixed.jsonl").write_text('{"a": 1, "b": {"c": 2}, "text": "The dog"}\n{"a": "x", "d": 0.5, "text": "sat"}\n')
+    columns = ("--columns", "last,previous=1,logprobs=2", "--reset-on-document")
+    for texts in (items, ("mixed.jsonl",)):
+        for names in (models, models[:2]):
+            for name in ("w.parquet", "w.jsonl"):
+                assert run("eval", *texts, *names, "--words", name, *columns).code == 0
+            table = pyarrow.parquet.read_table("w.parquet")
+            rows = [json.loads(line) for line in Path("w.jsonl").read_text().splitlines()]
+            assert table.num_rows == len(rows) > 2
+            for found, expected in zip(table.to_pylist(), rows, strict=True):
+                for key, value in expected.items():
+                    if isinstance(value, list):  # nested
+                        assert json.loads(found[key]) == value
+                    else:
+                        assert found[key] == (str(value) if key == "a" else value)  # of mixed kinds
+            types = {field.name.split("_")[0]: str(field.type) for field in table.schema}
+            assert (types["bits"], types["last"], types["number"], types["logprobs"]) == (
+                "double",
+                "bool",
+                "int64",
+                "string",
+            )
+    assert run("eval", *items, "-m", "tiny", "--per-token", "t.parquet").code == 0
+    assert "".join(pyarrow.parquet.read_table("t.parquet")["text"].to_pylist()) == "The dog sat.\nA fox, lazy\n"
+
+
+def test_an_empty_list_in_parquet(run, model):
+    Path("blank.txt").write_text("\n")
+    assert run("eval", "blank.txt", "--words", "w.parquet").code == 0
+    assert pyarrow.parquet.read_table("w.parquet").num_rows == 0
+
+
+def test_parquet_without_its_package_is_refused_before_the_work(run, model, items, without_torch, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "pyarrow" else find_spec(name))
+    done = run("eval", *items, "--words", "w.parquet")
+    assert (done.code, "xlcli[parquet]" in done.err, Path("w.parquet").exists()) == (2, True, False)
+
+
+def test_an_interrupt_leaves_a_parquet_file_as_it_was(run, model, interrupted):
+    Path("w.parquet").write_text("before")
+    interrupted(2)
+    done = run("eval", "--segment-len", "16", "--set=eval.batch_size=1", "--mem-len", "0", "--words", "w.parquet")
+    assert (done.code, Path("w.parquet").read_text()) == (130, "before")
 
 
 def test_columns_of_models_have_names_that_are_legal_in_r():

@@ -23,11 +23,13 @@ from xlcli.store.layout import TOKENIZER
 
 PerToken = Annotated[
     str | None,
-    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; also as .csv or .tsv."),
+    option("Results", "--per-token FILE.jsonl", "Write each token with its bits; also as .csv, .tsv or .parquet."),
 ]
 Words = Annotated[
     str | None,
-    option("Results", "--words FILE.tsv", "Write the bits of each word or compared row; also as .csv or .jsonl."),
+    option(
+        "Results", "--words FILE.tsv", "Write the bits of each word or compared row; also as .csv, .jsonl, .parquet."
+    ),
 ]
 Regions = Annotated[
     str | None, option("Results", "--regions FILE.tsv", "Write the bits of each region of a text (--region-mark).")

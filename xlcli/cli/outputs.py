@@ -25,7 +25,8 @@ class Kind(NamedTuple):
     suffixes: tuple[str, ...] = ()
 
 
-LIST = Kind((".csv", ".tsv", ".jsonl"))
+PARQUET = ".parquet"
+LIST = Kind((".csv", ".tsv", ".jsonl", PARQUET))
 TABLE = Kind((".csv",))
 PAGE = Kind((".html",))
 PICTURE = Kind((".png", ".svg", ".pdf"))
@@ -47,7 +48,7 @@ def check_outputs(outputs: Mapping[str, tuple[str | None, Kind]], inputs: Iterab
             continue
         option = f"--{parameter.replace('_', '-')}"
         path = Path(name)
-        _check_kind(path, kind)
+        _check_kind(option, path, kind)
         if name == "-":  # standard output, which has no suffix and replaces nothing
             _check_place(option, name, path, options)
             continue
@@ -74,10 +75,12 @@ def _check_place(option: str, name: str, place: Path, options: dict[Path, str]) 
         raise ConfigError(f"{option} {name} is also the output of {earlier}.", _OTHER)
 
 
-def _check_kind(path: Path, kind: Kind) -> None:
-    """`ConfigError` if a picture needs a package that is missing, or a page goes to standard output."""
+def _check_kind(option: str, path: Path, kind: Kind) -> None:
+    """`ConfigError` if an output needs a package that is missing, or is a page for standard output."""
     if kind is PICTURE and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
+    if path.suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(f"{option} {path} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
     if kind is PAGE and str(path) == "-":
         raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
 

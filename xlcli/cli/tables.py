@@ -18,6 +18,7 @@ from typing import Any
 
 from xlcli.cli.objects import fields, text_object, to_json
 from xlcli.cli.outputs import LIST, Sink, output_file
+from xlcli.cli.parquet import parquet_file
 from xlcli.cli.render import Screen
 from xlcli.errors import DataError, named
 from xlcli.events import DocumentScore, Done, Row, Scored, StoppedEarlyError, TokenScore
@@ -48,12 +49,12 @@ class Table:
     A table has the columns of the first row. A text of an event with a tab or a line end is a JSON string in it. A
     column of the input that is called as one of the events gets `input_` before its name.
 
-    The form is `jsonl`, `csv` or `tsv`. `warn` is called once if a later row has other columns. `continued`: an earlier
-    process has written the header.
+    The form is `jsonl`, `csv`, `tsv`, or `parquet`, whose lines are JSON for `parquet_file`. `warn` is called once if a
+    later row has other columns. `continued`: an earlier process has written the header.
     """
 
     def __init__(self, warn: Callable[[str], None], form: str, *, continued: bool = False) -> None:
-        self.json = form == "jsonl"
+        self.json = form in ("jsonl", "parquet")
         self._dialect = "excel" if form == "csv" else "excel-tab"
         self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
@@ -122,7 +123,10 @@ class Listing(Sink):
         self._is_saved = path == "-"
         self._write: Callable[[bytes], object] | None = None
         if path != "-":
-            self._write = self._file.enter_context(output_file(Path(path)))
+            opened = output_file(Path(path))
+            if form == "parquet":
+                opened = parquet_file(Path(path))
+            self._write = self._file.enter_context(opened)
 
     def add(self, event: Any) -> None:
         if isinstance(event, Done):

@@ -271,7 +271,7 @@ class RegionScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class DocumentScore(Event):
-    """A document, scored alone or after others. `characters`, `words`, `word_perplexity`: as of `TextCounts`."""
+    """A document, scored alone or after others. `characters`, `words`, and what is per each: as of `TextCounts`."""
 
     document: int
     bytes: int
@@ -280,8 +280,11 @@ class DocumentScore(Event):
     tokens: int
     bits: float
     bits_per_byte: float
+    bits_per_char: float | None
     word_perplexity: float | None
-    trained_on: bool = False  # a file with the same text as its file is in the training text of the model
+    # `trained_on`: a file with the same text as its file is in the training text of the model; None if that is unknown.
+    # Left out if the record of the model lists no files.
+    columns: Mapping[str, bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +321,7 @@ class PairShare:
     share_per_token: float  # the same of means per token
     # Not in JSON: 1 for each pair whose first text is more probable, -1 if the second one is, else 0.
     signs: tuple[int, ...] = field(default=(), repr=False)
+    ties: int = 0  # pairs whose texts are equal, or equally probable
 
 
 @dataclass(frozen=True, slots=True)

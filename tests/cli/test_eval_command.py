@@ -528,16 +528,27 @@ def test_plot(run, model):
 
 def test_a_plot_has_a_curve_for_each_model(run, models, monkeypatch):
     figure = pytest.importorskip("matplotlib.figure")
-    labels, real = [], figure.Figure.savefig
+    pictures, real = [], figure.Figure.savefig
 
     def save(self, *arguments, **options):
-        labels.extend(text.get_text() for text in self.axes[0].get_legend().get_texts())
+        pictures.append(self)
         return real(self, *arguments, **options)
+
+    def labels(picture):
+        [legend] = picture.legends
+        return [text.get_text().split(":")[0] for text in legend.get_texts()]
 
     monkeypatch.setattr(figure.Figure, "savefig", save)
     Path("models/linear").rename("models/$lin{$")
     assert run("eval", "-m", "tiny", "-m", "$lin{$", "--plot", "x.png").code == 0
-    assert [label.split(":")[0] for label in labels] == ["memory 16, tiny", "memory 16, $lin{$"]
+    assert labels(pictures[0]) == ["tiny, memory 16", "$lin{$, memory 16"]
+    command = ("eval", "-m", "tiny", "-m", "$lin{$", "--sweep-mem-len", "8,0,16", "--plot", "x.png")
+    found = json.loads(run(*command, "--json").out)["sweep"]
+    assert labels(pictures[1]) == ["tiny", "$lin{$"]
+    bits = {(score["model"], score["mem_len"]): score["bits_per_byte"] for score in found}
+    for line, model in zip(pictures[1].axes[0].lines, ("tiny", "$lin{$"), strict=True):
+        assert list(line.get_ydata()) == [bits[model, length] for length in (0, 8, 16)]
+    assert [tick.get_text() for tick in pictures[1].axes[0].get_xticklabels()] == ["0", "8", "16"]
 
 
 def test_windows_that_overlap_by_themselves_have_no_plot(run, untrained):

@@ -264,8 +264,10 @@ def test_every_figure_of_pairs_stands_in_its_place():
     ]
     lines = pairs_text([score, other], config.ModelConfig()).splitlines()
     assert [line.split() for line in lines[-3:]] == [
-        ["group", "pairs", "one", "two"], ["all", "40", "0.750", "0.375"], ["a", "30", "0.500", "0.250"],
-    ]  # fmt: skip
+        ["group", "pairs", "one", "95", "%", "two", "95", "%"],
+        ["all", "40", "0.750", "0.598", "to", "0.858", "0.375", "0.598", "to", "0.858"],
+        ["a", "30", "0.500", "0.331", "to", "0.669", "0.250", "0.331", "to", "0.669"],
+    ]
 
 
 def test_totals():

@@ -40,7 +40,8 @@ from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import Scorer, make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import HELD_OUT, trained_files
+from xlcli.store.layout import HELD_OUT
+from xlcli.store.origin import was_trained_on
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
@@ -260,12 +261,14 @@ class _Evaluation(NamedTuple):
                 rows: list[Scored] = []
                 if options.by_row and is_whole:
                     rows += figures.row_scores(text, scores.nats, options)
+                    yield from figures.tie_notice(rows)
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
                 fields |= figures.row_results(rows, options)
                 if shows_documents and is_whole:
                     record = self.model.record
                     fields["by_document"] = tuple(figures.document_scores(text, scores.nats, record, by_line=False))
                     yield from figures.foreign_notice(fields["by_document"], self.model.name)
+                    yield from figures.script_notice(fields["by_document"])
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
@@ -329,8 +332,7 @@ def _file_notices(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
     if repeated:
         remark = "each counts, and intervals over documents are too narrow"
         yield Notice(f"the same text in {named(repeated, most=3)}: {remark}", "warning")
-    known = trained_files(model.record)
-    names = [name for digest, name in files if digest in known]
+    names = [name for digest, name in files if was_trained_on(model.record, digest)]
     if not names:
         return
     what = f"{names[0]} is"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean, variance
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,27 @@ def compare(score: Score, other: Score) -> Comparison | None:
     if not score.sums or len(score.sums) != len(other.sums):
         return None
     return Comparison(spread=spread_of(np.array(score.sums), np.array(other.sums)))
+
+
+def seed_difference(scores: Sequence[Score], others: Sequence[Score]) -> dict[str, float]:
+    """Difference of the means of two groups, each of several training seeds, with its 95 % interval (Welch 1947).
+
+    Its key is `share` for pairs of texts, else `bits_per_byte`; the bounds are `low` and `high`.
+    """
+    if scores[0].pairs:
+        figure = "share"
+        values, other_values = ([score.pairs[0].share for score in group] for group in (scores, others))
+    else:
+        figure = "bits_per_byte"
+        values, other_values = ([score.bits_per_byte for score in group] for group in (scores, others))
+    difference = fmean(values) - fmean(other_values)
+    error, other_error = variance(values) / len(values), variance(other_values) / len(other_values)  # squared
+    squared_error = error + other_error
+    margin = 0.0
+    if squared_error > 0:
+        freedom = squared_error**2 / (error**2 / (len(values) - 1) + other_error**2 / (len(other_values) - 1))
+        margin = half_width(math.sqrt(squared_error), freedom)
+    return {figure: difference, "low": difference - margin, "high": difference + margin}
 
 
 def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:

@@ -231,12 +231,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def trained_files(record: Mapping[str, Any]) -> Sequence[str]:
-    """Digests of the files that a model was trained on (`Part.files`), by its record; none in records without them."""
-    digests = record.get(TRAIN_FILES)
-    return digests if isinstance(digests, list) else ()
-
-
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
     """The text that `bits_per_byte` belongs to; None if the record does not say it, or has impossible numbers."""
     match record.get("scored"):

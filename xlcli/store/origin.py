@@ -14,7 +14,15 @@ from xlcli.config.workflows import TokenizerKind
 from xlcli.errors import CheckpointError, ConfigError, InvalidSettingError
 from xlcli.files import read_json
 from xlcli.store.discover import bundled_models
-from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
+from xlcli.store.layout import (
+    MOST_TRAIN_FILES,
+    TOKENIZER,
+    TRAIN_FILES,
+    SavedConfig,
+    read_config_file,
+    read_record,
+    verify_file,
+)
 
 INIT = "init"  # key of `record.json`: the model that a run started from
 NEW = "none"  # value of `--init` in place of a model: new weights
@@ -105,6 +113,17 @@ def imported(record: Mapping[str, Any]) -> Tree:
         return about
     origin = origin_of(record)
     return imported(origin) if origin else {}
+
+
+def was_trained_on(record: Mapping[str, Any], digest: str) -> bool | None:
+    """Whether a model was trained on the file with this digest (`Part.files`); None if its record does not say."""
+    digests = record.get(TRAIN_FILES)
+    if not isinstance(digests, list):
+        return None
+    if digest in digests:
+        return True
+    is_whole_list = len(digests) < MOST_TRAIN_FILES and INIT not in record  # of its origin the files are not listed
+    return False if is_whole_list else None
 
 
 def text_size(record: Mapping[str, Any]) -> tuple[int, int] | None:

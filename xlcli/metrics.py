@@ -140,25 +140,11 @@ def half_width(standard_error: float, freedom: float) -> float:
     """Half the width of the 95 % confidence interval of a mean, with `freedom` degrees of freedom (1 or more).
 
     The quantile of Student's t distribution is a Cornish-Fisher expansion (Abramowitz and Stegun 1964, 26.7.5), less
-    than 2 % too small with 4 degrees of freedom or more, and 4 % with 2. Below that it is summed, to 0.3 %.
+    than 2 % too small with 4 degrees of freedom or more, and 4 % with 2. Below that it is at most 3 % too large.
     """
     if freedom < 2:
-        return standard_error * _quantile_of_few(freedom)
+        of_one, of_two = 12.7062, 4.3027  # quantiles, between which their logarithm is nearly linear in 1 / freedom
+        return standard_error * of_two * (of_one / of_two) ** (2 / freedom - 1)
     z = 1.959964  # 97.5 % quantile of the normal distribution
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return standard_error * (z + math.fsum(term / freedom**i for i, term in enumerate(terms, 1)))
-
-
-def _quantile_of_few(freedom: float) -> float:
-    """97.5 % quantile of Student's t distribution: the angles atan(t / sqrt(freedom)) have density cos(angle) ** e."""
-    n_angles = 10_000  # from 0 to a right angle
-    step = math.pi / 2 / n_angles
-    densities = [math.cos((i + 0.5) * step) ** (freedom - 1) for i in range(n_angles)]
-    remaining = 0.95 * sum(densities)
-    angle = 0.0
-    for density in densities:
-        remaining -= density
-        angle += step
-        if remaining <= 0:
-            break
-    return math.sqrt(freedom) * math.tan(angle)

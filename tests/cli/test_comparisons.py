@@ -117,8 +117,8 @@ def test_models_that_differ_in_their_seeds_have_a_mean(run):
     assert seeds["mean"]["bits_per_byte"] == pytest.approx(fmean(bits))
     assert seeds["sd"]["bits_per_byte"] == pytest.approx(math.sqrt(sum((b - fmean(bits)) ** 2 for b in bits) / 2))
     *_, first, _, _, _, mean, sd = lines(run("eval", "corpus.txt", *models))
-    assert mean[:7] == "mean of a, b and 1 more".split()
-    assert sd[:8] == "standard deviation of a, b and 1 more".split()
+    assert mean[:7] == ["mean", "of", "a,", "b", "and", "1", "more"]
+    assert sd[:8] == ["standard", "deviation", "of", "a,", "b", "and", "1", "more"]
     assert (mean[7:11], sd[8:12]) == (first[1:5], first[1:5])  # what the models have in common
     assert (mean[11], sd[12]) == (f"{fmean(bits):.4f}", f"{stdev(bits):.4f}")
     assert run("eval", "corpus.txt", *models, "--csv", "seeds.csv").code == 0
@@ -129,11 +129,11 @@ def test_models_that_differ_in_their_seeds_have_a_mean(run):
     pairs = ("eval", "rows.tsv", "--pairs", "text,other", *models)
     shares = [score["pairs"][0]["share"] for score in json.loads(run(*pairs, "--json").out)["sweep"]]
     *_, heading, row, _, _ = lines(run(*pairs))
-    assert heading[-8:] == "mean of a, b and 1 more SD".split()
+    assert heading[-8:] == ["mean", "of", "a,", "b", "and", "1", "more", "SD"]
     assert row[2:-2:4] == [f"{value:.3f}" for value in shares]
     assert row[-2:] == [f"{value:.3f}" for value in (fmean(shares[:3]), stdev(shares[:3]))]
     assert seeds["difference"] is None
-    Path("rows.tsv").write_text("text\tsame\n" + "".join(f"{text}\t{text}\n" for text in ("Go", "I am", "A", "it", "So")))
+    Path("rows.tsv").write_text("text\tsame\n" + "".join(f"{text}\t{text}\n" for text in ("Go", "I", "A", "it", "So")))
     done = run("eval", *ROWS, "-m", "a", "-m", "d")
     assert "Two or more seeds" in done.out.decode()
     shutil.copytree("models/d", "models/e")
@@ -147,9 +147,11 @@ def test_models_that_differ_in_their_seeds_have_a_mean(run):
     assert difference["bits_per_byte"] == pytest.approx(means[1] - means[0])
     *_, heading, row = lines(run("eval", *ROWS, *groups))
     assert heading == ["bits/byte", "from", "to"]
-    assert row == ["d,", "e", "-", "a,", "b", *(f"{value:+.4f}" for value in difference.values())]
+    to, *figures = difference.values()
+    assert to == ["a", "b"]
+    assert row == ["d,", "e", "-", "a,", "b,", "memory", "16", *(f"{value:+.4f}" for value in figures)]
     *_, heading, row = lines(run("eval", "rows.tsv", "--pairs", "text,same", *groups))
-    assert (heading[0], row[5:]) == ("share", ["+0.0000"] * 3)
+    assert (heading[0], row[7:]) == ("share", ["+0.0000"] * 3)
     record = json.loads(Path("models/b/record.json").read_text())
     record["runtime"]["seed"] = 3  # of a copy of c
     write_record(Path("models/b"), record)

@@ -13,14 +13,7 @@ from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, writ
 from xlcli.cli.page import Page
 from xlcli.cli.plot import draw_by_context, draw_by_memory
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import (
-    describe_context,
-    describe_learning,
-    document_name,
-    over_seeds,
-    score_rows,
-    seed_rows,
-)
+from xlcli.cli.score_report import describe_context, describe_learning, document_name, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import csv_text, form_of, listing
 from xlcli.config import EvalConfig, ModelConfig
@@ -269,8 +262,7 @@ def seed_statistics(scores: Sequence[events.Score], run: Run) -> list[dict[str, 
             group = [score for score in scores if score.model in names and score.mem_len == mem_len]
             if len(group) < 2:
                 continue
-            row = over_seeds(group)
             first = first_groups.setdefault(mem_len, group)
-            row["difference"] = None if first is group else seed_difference(group, first)
-            rows.append(row)
+            difference = None if first is group else seed_difference(group, first)
+            rows.append({**over_seeds(group), "difference": difference})
     return rows

@@ -1,4 +1,4 @@
-"""Plots: loss by context length, training curve, speed. Matplotlib is optional."""
+"""Plots: loss by context and memory length, training curve. Matplotlib is optional."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.outputs import write_output
 from xlcli.cli.quantities import averaged
-from xlcli.events import Score, Speed
+from xlcli.events import Score
 from xlcli.files import process_folder
 from xlcli.markup import visible
 from xlcli.store.layout import numbers
@@ -82,24 +82,6 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
     axes.set(xlabel="tokens", ylabel="bits per byte")
     _save(figure, title, name)
     return True
-
-
-def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
-    """Draws milliseconds per token over memory length, from the median to the 90th percentile, and recomputed."""
-    figure, axes = _picture()
-    lengths = [speed.mem_len for speed in speeds]
-    medians = [speed.ms_per_token for speed in speeds]
-    above = [speed.ms_per_token_p90 - speed.ms_per_token for speed in speeds]
-    below = [0.0] * len(above)
-    axes.errorbar(lengths, medians, [below, above], marker="o", capsize=3, label=speeds[0].task)
-    recomputed = [(speed.mem_len, speed.recompute_ms_per_token) for speed in speeds if speed.recompute_ms_per_token]
-    if recomputed:
-        axes.plot(*zip(*recomputed, strict=True), marker="o", label="recomputing the window")
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set(xlabel="memory in tokens", ylabel="ms per token")
-    _save(figure, f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}", name)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:

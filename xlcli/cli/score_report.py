@@ -146,14 +146,13 @@ def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of a table, named in place of models, for results of `over_seeds`."""
     for group in seeds:
         common = {key: group[key] for key in COMMON}
-        name = seeds_name(group)
+        name = seeds_name(group["models"])
         yield {"model": f"mean of {name}", **common, **group["mean"]}
         yield {"model": f"standard deviation of {name}", **common, **group["sd"]}
 
 
-def seeds_name(group: Mapping[str, Any]) -> str:
-    """Models that differ in their seeds, in words: `xl-1, xl-2 and 3 more`."""
-    return named(group["models"], most=2)
+seeds_name = partial(named, most=2)
+"""Models that differ in their seeds, in words: `xl-1, xl-2 and 3 more`."""
 
 
 def sweep_text(
@@ -222,34 +221,28 @@ def spread_text(
     return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *rows], width)}"
 
 
-def seeds_text(
-    scores: Sequence[events.Score], seeds: Sequence[Mapping[str, Any]], width: int | None = None
-) -> str:
-    """What training seeds say of the differences above: a table of groups of seeds, or that there are too few.
+def seeds_text(scores: Sequence[events.Score], seeds: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
+    """Table of the differences of groups of seeds, or a remark that intervals above do not cover the training.
 
-    `seeds` are results of `over_seeds` with their `difference`. Empty if nothing above is a difference of models.
+    `seeds` are results of `over_seeds` with their `difference`. Empty if no models are compared by intervals.
     """
-    differences = [group for group in seeds if group["difference"] is not None]
-    if differences:
-        first_names = {group["mem_len"]: seeds_name(group) for group in seeds if group["difference"] is None}
-        rows = []
-        for group in differences:
-            name = f"{seeds_name(group)} - {first_names[group['mem_len']]}"
-            if len(first_names) > 1:
-                name += f", memory {group['mem_len']}"
-            rows.append([name, *(f"{value:+.4f}" for value in group["difference"].values())])
-        figure = "share" if scores[0].pairs else "bits/byte"
-        about = "Differences of means over training seeds, with 95 % intervals (Welch), which those above do not cover"
-        return f"\n{about}\n\n{table([('', figure, 'from', 'to'), *rows], width)}"
+    rows = []
+    for group in seeds:
+        if group["difference"] is not None:
+            to, *figures = group["difference"].values()
+            name = f"{seeds_name(group['models'])} - {seeds_name(to)}, memory {group['mem_len']}"
+            rows.append([name, *(f"{value:+.4f}" for value in figures)])
+    if rows:
+        heading = ["", "share" if scores[0].pairs else "bits/byte", "from", "to"]
+        about = "Means over training seeds, which other intervals do not cover: differences with 95 % intervals (Welch)"
+        return f"\n{about}\n\n{table([heading, *rows], width)}"
     has_one_model = len({score.model for score in scores}) == 1
     spread = scores[0].spread
     has_intervals = bool(scores[0].pairs) or (spread is not None and spread.bits_per_byte_low is not None)
     if has_one_model or not has_intervals:
         return ""
-    return (
-        "\nThis does not cover chance in training: another seed can make as large a difference. "
-        "Two or more seeds of each kind of model have an interval over seeds.\n"
-    )
+    remark = "Intervals do not cover chance in training: another seed can make as large a difference."
+    return f"\n{remark} Two or more seeds of each kind of model have an interval over seeds.\n"
 
 
 def documents_text(scores: Sequence[events.Score], width: int | None = None) -> str:
@@ -267,11 +260,8 @@ def documents_text(scores: Sequence[events.Score], width: int | None = None) -> 
         cells += [f"{document.bits_per_byte:.4f}" for document in documents]
         if shows_characters:
             cells.append(decimals_or_blank(first.bits_per_char, 4))
-        trained_models: dict[str, None] = {}  # each once, in order
-        for score, document in zip(scores, documents, strict=True):
-            if document.columns.get("trained_on"):
-                trained_models[score.model] = None
-        cells.append(", ".join(trained_models))
+        models = [score.model for score, each in zip(scores, documents, strict=True) if each.columns.get("trained_on")]
+        cells.append(", ".join(dict.fromkeys(models)))
         rows.append((-first.bits_per_byte, cells))
     if not rows:
         return ""
@@ -351,7 +341,7 @@ def pairs_text(
 def _seed_columns(scores: Sequence[events.Score], group: Mapping[str, Any]) -> list[list[str]]:
     """Columns of means and standard deviations of the shares of models that differ in their seed only."""
     of_seeds = [score for score in scores if score.model in group["models"] and score.mem_len == group["mem_len"]]
-    means, deviations = [f"mean of {seeds_name(group)}"], ["SD"]
+    means, deviations = [f"mean of {seeds_name(group['models'])}"], ["SD"]
     for pairs in zip(*(score.pairs for score in of_seeds), strict=True):  # those of a group of pairs
         shares = [pair.share for pair in pairs]
         means.append(f"{fmean(shares):.3f}")

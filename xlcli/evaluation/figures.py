@@ -32,8 +32,7 @@ from xlcli.events import (
     Scored,
 )
 from xlcli.metrics import LN2, TextCounter, TextCounts, bits_per, misfit, perplexity, share_interval
-from xlcli.store.layout import TRAIN_FILES
-from xlcli.store.origin import was_trained_on
+from xlcli.store.origin import TRAIN_FILES, was_trained_on
 from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
 from xlcli.text.pretokenize import divided

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,8 +210,6 @@ def _fingerprint(model: Tree) -> str:
 
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
-TRAIN_FILES, MOST_TRAIN_FILES = "train_files", 2000
-"""Key of `record.json`: digests of the files that were trained on, and how many at most (40 kB)."""
 _STEP_LIMIT = 2**63
 _LINE_LIMIT = 2**16  # maximum size of a row in bytes
 

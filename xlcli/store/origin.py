@@ -14,17 +14,10 @@ from xlcli.config.workflows import TokenizerKind
 from xlcli.errors import CheckpointError, ConfigError, InvalidSettingError
 from xlcli.files import read_json
 from xlcli.store.discover import bundled_models
-from xlcli.store.layout import (
-    MOST_TRAIN_FILES,
-    TOKENIZER,
-    TRAIN_FILES,
-    SavedConfig,
-    read_config_file,
-    read_record,
-    verify_file,
-)
+from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
 
 INIT = "init"  # key of `record.json`: the model that a run started from
+TRAIN_FILES, MOST_TRAIN_FILES = "train_files", 2000  # key: digests of the files that were trained on (at most 40 kB)
 NEW = "none"  # value of `--init` in place of a model: new weights
 
 _OF_THE_RUN = frozenset(  # keys of `train` with their own defaults in the new run; others are the model's

@@ -377,7 +377,6 @@ class Done(Event):
     """End of the parts that were asked for: the whole text is scored, but maybe not all of its `Score` is measured."""
 
 
-ROUNDING_TOKENS = 2**14  # number of tokens at the beginning of a text on which the cost of rounding is measured
 VALIDATION_TOKENS = 2**15
 """Maximum number of tokens of a validation during training, from the beginning of the validation text."""
 
@@ -411,8 +410,6 @@ class Score(Event):
     dtype: str
     weight_dtype: str = "float32"  # number type that weights were rounded to
     memory_dtype: str = "float32"  # number type that the memory was rounded to
-    # Difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, if it is rounded.
-    rounding_cost: float | None = None
     unknown_words: int | None = None  # words scored as `<unk>`, if the vocabulary is one of words
     documents: int = 1  # documents that were scored to their end, each on its own; 1 if the text was not divided
     each_line: bool = False  # the documents are lines

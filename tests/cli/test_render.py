@@ -232,7 +232,7 @@ def test_color_follows_bits(monkeypatch, capsysbinary):
 def test_every_figure_of_a_score_stands_in_its_place():
     score = dataclasses.replace(
         SCORE, bytes=1200, chars=1100, words=150, tokens=360, bits_per_byte=2.0212, bits_per_char=2.2345,
-        perplexity=34.567, word_perplexity=789.12, mean_steps=1.25, rounding_cost=-0.00123,
+        perplexity=34.567, word_perplexity=789.12, mean_steps=1.25,
         by_context=(ContextBin(1, 2, 40, 3.5), ContextBin(2, 4, 80, 2.5, 0.25)),
     )  # fmt: skip
     lines = score_table(score, config.ModelConfig()).splitlines()
@@ -243,9 +243,6 @@ def test_every_figure_of_a_score_stands_in_its_place():
         ("perplexity per token", "34.567"),
         ("perplexity per word", "789.12"),
         ("mean steps", "1.25"),
-    ]
-    assert [line.rstrip() for line in lines if line.startswith("Cost")] == [
-        "Cost of rounding: -0.0012 bits per byte over the first 360 tokens"
     ]
     assert [line.split() for line in lines[-2:]] == [
         ["1", "40", "3.5000", "-"],

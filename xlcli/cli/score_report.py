@@ -14,7 +14,6 @@ from xlcli.cli.quantities import (
     approximate_count,
     compact_number,
     decimals_or_blank,
-    difference_or_blank,
     format_bytes,
     format_duration,
     number_or_blank,
@@ -56,10 +55,6 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         if value:
             text += f"  {name:22}{value:>10}\n"
     text += f"\n{speed}, peak RAM {format_bytes(score.peak_rss_bytes)}, {machine}\n"
-    if score.rounding_cost is not None:
-        tokens = f"{min(events.ROUNDING_TOKENS, score.tokens):,} tokens"
-        cost = f"{difference_or_blank(score.rounding_cost)} bits per byte over the first {tokens}"
-        text += f"Cost of rounding: {cost}\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
         text += "\n" + table([heading, *map(context_cells, score.by_context)])
@@ -115,7 +110,6 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {  # columns of a tabl
     "perplexity": ("perplexity", partial(decimals_or_blank, digits=3)),
     "tokens/s": ("tokens_per_second", compact_number),
     "correct": ("correct", partial(decimals_or_blank, digits=3)),
-    "rounding": ("rounding_cost", difference_or_blank),
     "mean steps": ("mean_steps", partial(decimals_or_blank, digits=2)),
 }
 COMMON = "position", "attention", "parameters", "mem_len"  # fields of `Score` that models with other seeds share

@@ -1,4 +1,4 @@
-"""Further figures of an evaluation: the loss by context, the cost of rounding, and pairs of texts.
+"""Further figures of an evaluation: the loss by context, documents, and pairs of texts.
 
 The texts of a pair are successive documents, each scored as if it were alone, with its line end. Two comparisons: of
 probabilities, and of means per token, which do not prefer the shorter text. Equal ones count half.
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig
 from xlcli.errors import DataError, named
-from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text, text_batches
-from xlcli.evaluation.text import TokenizedText, TokenScores
+from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text
+from xlcli.evaluation.text import TokenizedText
 from xlcli.events import (
     ContextBin,
     ContinuationScore,
@@ -76,18 +76,6 @@ def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
             batch = starts[first : first + batch_size]
             loaders.append(EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch))
     return loaders
-
-
-def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None, float | None]:
-    """Bits per byte by which scores exceed those of a pass without rounding over their beginning; None if stopped."""
-    n_tokens = exact.text.n_scored
-    batches = text_batches(exact)
-    meter = ProgressMeter("unrounded", n_tokens, "tokens")
-    totals = yield from score_text(exact, batches, ContextSums(batches.longest), meter)
-    if totals.tokens < n_tokens:
-        return None
-    rounded = scores.nats[: len(exact.text.tokens)].sum(dtype=np.float64)
-    return bits_per(float(rounded) - totals.nats, totals.bytes)
 
 
 def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64]:

@@ -144,7 +144,7 @@ def half_width(standard_error: float, freedom: float) -> float:
     """
     if freedom < 2:
         of_one, of_two = 12.7062, 4.3027  # quantiles, between which their logarithm is nearly linear in 1 / freedom
-        return standard_error * of_two * (of_one / of_two) ** (2 / freedom - 1)
+        return standard_error * of_two * math.pow(of_one / of_two, 2 / freedom - 1)
     z = 1.959964  # 97.5 % quantile of the normal distribution
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return standard_error * (z + math.fsum(term / freedom**i for i, term in enumerate(terms, 1)))

@@ -256,7 +256,10 @@ class _Evaluation(NamedTuple):
                     rows += figures.row_scores(text, scores.nats, options)
                     yield from figures.tie_notice(rows)
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
-                fields |= figures.row_results(rows, options)
+                if options.pairs:
+                    fields["pairs"] = figures.pair_shares(rows, options.by)
+                elif options.by and rows:
+                    fields |= figures.share_correct(rows, options.by)
                 if shows_documents and is_whole:
                     record = self.model.record
                     fields["by_document"] = tuple(figures.document_scores(text, scores.nats, record, by_line=False))

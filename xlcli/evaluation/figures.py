@@ -207,15 +207,6 @@ def _are_lowest(values: NDArray[np.float64], groups: NDArray[np.int64] | None) -
     return are_lowest
 
 
-def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:
-    """Fields of `Score` that rows and their scores make: `pairs`, or `correct` and `correct_per_byte`."""
-    if options.pairs:
-        return {"pairs": pair_shares(scores, options.by)}
-    if options.by and scores:
-        return share_correct(scores, options.by)
-    return {}
-
-
 def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[PairShare, ...]:
     """Results of all pairs and, if rows are grouped by a key, of each group."""
     groups = defaultdict[str | None, list[PairScore]](list)

@@ -251,7 +251,7 @@ class _Evaluation(NamedTuple):
             # What is measured of documents, rows and beginning needs all of their tokens.
             fields: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
-                rows: list[Scored] = []
+                rows: list[Any] = []
                 if options.by_row and is_whole:
                     rows += figures.row_scores(text, scores.nats, options)
                     yield from figures.tie_notice(rows)

@@ -444,6 +444,24 @@ def test_arguments_of_other_types_are_errors_of_the_project(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.parametrize("kind", ["pandas", "dict", "set"])
+def test_a_table_is_no_path(books, tmp_path, kind):
+    tables = {"dict": {"item": [1], "text": [TEXT]}, "set": {"a.txt"}}
+    if kind == "pandas":
+        table = pytest.importorskip("pandas").DataFrame(tables["dict"])
+    else:
+        table = tables[kind]
+    for call in (
+        lambda: xlcli.evaluate(books, table),
+        lambda: xlcli.train(table, tmp_path / "m", preset="tiny"),
+        lambda: xlcli.resume(table, tmp_path / "m"),
+        lambda: books.score(table),
+    ):
+        with pytest.raises(xlcli.ConfigError, match="order" if kind == "set" else "table") as caught:
+            call()
+        assert caught.value.remedy
+
+
 @pytest.mark.parametrize("mem_len", [-1, 1.5, "x"])
 def test_illegal_options_are_errors_of_the_project(books, mem_len):
     for call in (books.score, books.read, books.generate):

@@ -14,8 +14,6 @@ from xlcli.config import EvalConfig, validate
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import ContinuationScore, Notice, Row, Score
-from xlcli.presets import models_folder
-from xlcli.store.folder import load
 
 ROWS = [
     ("a", "The quick brown fox jumps over", "the lazy dog."),
@@ -185,14 +183,6 @@ def test_tables_json_and_lines_of_windows_are_read_alike(tmp_path):
     lf = [("a", "One\ntwo", "three\nfour"), ("a", "One", "two")]
     found = [scores(model, write(tmp_path / "rows.json", each)) for each in (crlf, lf)]
     assert found[0] == found[1]
-
-
-def test_the_cost_of_rounding_is_of_what_is_scored(tmp_path):
-    books = load(models_folder() / "books", EvalConfig(), device="cpu")
-    path = write(tmp_path / "rows.json", ROWS)
-    *_, rounded = events_of(books, path, memory_dtype="int8")
-    *_, exact = events_of(books, path)
-    assert rounded.rounding_cost == pytest.approx(rounded.bits_per_byte - exact.bits_per_byte, abs=1e-3)
 
 
 @pytest.mark.parametrize("nothing", ["", None])

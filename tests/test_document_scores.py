@@ -8,6 +8,7 @@ import pytest
 import torch
 from toys import PROSE, RUNTIME, toy
 
+from xlcli.cli.score_report import documents_text
 from xlcli.config import EvalConfig
 from xlcli.evaluation import evaluate
 from xlcli.events import DocumentScore, Notice, Row, Score, TokenScore
@@ -56,6 +57,7 @@ def test_each_document_is_the_sum_of_its_tokens(kind, write, options, tmp_path):
         assert document.characters == len(text.decode())
         assert document.bits == pytest.approx(bits, abs=1e-9)
         assert document.bits_per_byte == pytest.approx(bits / len(text), abs=1e-9)
+        assert document.bits_per_char == pytest.approx(bits / len(text.decode()), abs=1e-9)
         assert document.word_perplexity == pytest.approx(2 ** (bits / document.words), rel=1e-9)
         start += len(text)
     assert math.fsum(document.bits for document in found) == pytest.approx(score.nats / math.log(2), abs=1e-9)
@@ -114,6 +116,15 @@ def test_characters_are_not_bytes_and_none_without_utf8(tmp_path):
     paths = files_in(tmp_path, ["“Zürich”\n".encode(), b"caf\xe9\n"])
     found = only(evaluate(toy("bytes"), paths, EvalConfig(), RUNTIME, documents=True), DocumentScore)
     assert [(each.bytes, each.characters) for each in found] == [(14, 9), (5, None)]
+    assert [each.bits_per_char for each in found] == [pytest.approx(found[0].bits / 9), None]
+
+
+@pytest.mark.parametrize(("second", "is_told"), [("It said “no” to all.\n", True), ("It said no to all.\n", False)])
+def test_documents_with_other_characters_are_reported(second, is_told, tmp_path):
+    paths = files_in(tmp_path, [b"It said no to all.\n", second.encode()])
+    events = [*evaluate(toy("bytes"), paths, EvalConfig(), RUNTIME)]
+    assert any("bytes per character" in event.text for event in only(events, Notice)) == is_told
+    assert ("bits/char" in documents_text([only(events, Score)[0]])) == is_told
 
 
 @pytest.mark.parametrize("n", [1, 2, 20, 21])

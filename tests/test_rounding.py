@@ -1,16 +1,13 @@
 """Weights and memory in other number types: results, their cost, and what belongs to a model or a state."""
 
-import itertools
-import math
 import re
 
 import pytest
 import torch
 from toys import PROSE, RUNTIME, slow_bits, toy
 
-from xlcli import evaluation
 from xlcli.config import EvalConfig, GenerateConfig, InferenceConfig, ModelConfig, StreamConfig
-from xlcli.errors import CheckpointError, ConfigError, StateError
+from xlcli.errors import ConfigError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, Score, TokenScore
 from xlcli.generation import generate
@@ -107,19 +104,6 @@ def test_rows_of_rounded_matrices_are_found_again(folder):
             assert torch.equal(dequantize(values, scales), weight)
 
 
-def test_weights_as_stored_can_be_read_again(folder):
-    loaded, plain = store.load(folder, InferenceConfig(weight_dtype="int8")), store.load(folder)
-    unrounded = loaded.unrounded()
-    assert unrounded.weight_dtype == "float32"
-    assert plain.unrounded() is plain
-    expected = weights_of(plain.network)
-    assert all(torch.equal(weight, expected[name]) for name, weight in weights_of(unrounded.network).items())
-    other = toy(dtype=torch.float32, seed=1)
-    store.save_model(folder, plain.config, weights_of(other.network), plain.tokenizer, {})
-    with pytest.raises(CheckpointError, match="changed"):
-        loaded.unrounded()
-
-
 def test_the_number_type_of_weights_is_an_option_of_loading(folder):
     model = store.load(folder, InferenceConfig(weight_dtype="int8"))
     for dtype in ("auto", "int8"):
@@ -137,45 +121,6 @@ def test_memories_without_keys_and_values_are_not_rounded(variant, dtype):
     with pytest.raises(ConfigError, match="memory_dtype") as error:
         generated(model, memory_dtype=dtype)
     assert "float32" in error.value.remedy
-
-
-@pytest.mark.parametrize("options", [{}, {"mem_len": 0}, {"span": "growing"}, {"sweep_mem_len": (4, 9)}])
-def test_the_cost_of_rounding(folder, prose, monkeypatch, options):
-    """The difference in bits per byte to float32 over the first tokens of the text."""
-    monkeypatch.setattr(evaluation, "ROUNDING_TOKENS", 100)
-    loaded = store.load(folder, InferenceConfig(weight_dtype="int8"))
-    found, _ = evaluated(loaded, prose, memory_dtype="bfloat16", **options)
-    for score in found:
-        same = {"mem_len": score.mem_len, "span": score.span}
-        _, bits = evaluated(loaded, prose, memory_dtype="bfloat16", **same)
-        [plain], plain_bits = evaluated(store.load(folder), prose, **same)
-        assert (plain.rounding_cost, plain.weight_dtype, plain.memory_dtype) == (None, "float32", "float32")
-        assert (score.weight_dtype, score.memory_dtype) == ("int8", "bfloat16")
-        difference = math.fsum(bits[:100]) - math.fsum(plain_bits[:100])
-        assert abs(difference) > 1e-3
-        assert score.rounding_cost == pytest.approx(difference / 100, abs=1e-5)  # one token is one byte
-    assert len(found) == max(1, len(options.get("sweep_mem_len", ())))
-
-
-def test_the_cost_of_rounding_by_document(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "ROUNDING_TOKENS", 100)
-    for i in range(3):
-        (tmp_path / f"{i}.txt").write_bytes(TEXT[:70])
-    paths = sorted(tmp_path.glob("?.txt"))
-    model = toy()
-    options = EvalConfig(memory_dtype="int8", reset_on_document=True)
-    *_, score = evaluate(model, paths, options, RUNTIME)
-    rounded, plain = slow_bits(model, TEXT[:70], memory_dtype="int8"), slow_bits(model, TEXT[:70])
-    difference = sum(rounded) + sum(rounded[:30]) - sum(plain) - sum(plain[:30])
-    assert score.rounding_cost == pytest.approx(difference / 100, abs=1e-5)
-
-
-def test_a_stopped_evaluation_has_no_cost(prose):
-    calls = itertools.count()
-    options = EvalConfig(memory_dtype="int8", segment_len=8, batch_size=1)
-    *_, score = evaluate(toy(), [prose], options, RUNTIME, stop=lambda: next(calls) > 9)
-    assert score.partial
-    assert score.rounding_cost is None
 
 
 def test_sizes_of_memory():

@@ -13,7 +13,7 @@ from toys import PROSE, RUNTIME, slow_bits, toy
 from xlcli.cli.score_report import spread_text
 from xlcli.config import EvalConfig
 from xlcli.evaluation import evaluate
-from xlcli.evaluation.spread import compare, discordance, mcnemar, remark_on_memory, spread_of
+from xlcli.evaluation.spread import compare, discordance, mcnemar, remark_on_memory, seed_difference, spread_of
 from xlcli.events import Notice, PairShare, Score
 from xlcli.metrics import half_width
 
@@ -128,6 +128,37 @@ def test_a_difference_of_documents_that_end_elsewhere():
     error = left_out(rows, lambda rows: means([row[:2] for row in rows])[0] - means([row[2:] for row in rows])[0])
     n_effective = second[:, 1].sum() ** 2 / (second[:, 1] ** 2).sum()
     assert found.bits_per_byte_low == pytest.approx(found.bits_per_byte - half_width(error, n_effective - 1))
+
+
+def student_quantile(freedom):
+    """97.5 % quantile by the substitution t = tan(x), with trapezoids."""
+    x = np.linspace(0, np.pi / 2, 2_000_001)[:-1]
+    density = (1 + np.tan(x) ** 2 / freedom) ** (-(freedom + 1) / 2) / np.cos(x) ** 2
+    mass = np.append(0, np.cumsum((density[1:] + density[:-1]) / 2))
+    return np.tan(np.interp(0.95 * mass[-1], mass, x))
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.2, 1.7, 1.99])
+def test_few_degrees_of_freedom_have_the_half_width_of_student(freedom):
+    assert half_width(2.0, freedom) == pytest.approx(2 * student_quantile(freedom), rel=0.03)
+    assert student_quantile(1.0) == pytest.approx(12.7062, rel=1e-3)
+
+
+@pytest.mark.parametrize(("n", "m", "is_noisy"), [(2, 2, False), (4, 4, False), (6, 3, True)])
+def test_the_difference_of_groups_of_seeds_holds_in_95_percent(n, m, is_noisy, rows):
+    draw, score = np.random.default_rng(5), score_of(rows)
+    spreads = (0.02, 0.08 if is_noisy else 0.02)
+    n_held = 0
+    for _ in range(1_500):
+        first, second = (
+            [replace(score, bits_per_byte=value) for value in draw.normal(mean, spread, size)]
+            for mean, spread, size in zip((1.5, 1.4), spreads, (n, m), strict=True)
+        )
+        found = seed_difference(first, second)
+        n_held += found["low"] <= 0.1 <= found["high"]
+    assert 0.93 < n_held / 1_500 < 0.99
+    nothing = {"to": [score.model] * 2, "bits_per_byte": 0.0, "low": 0.0, "high": 0.0}
+    assert seed_difference([score] * 2, [score] * 2) == nothing
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (1, 0), (5, 5), (3, 11), (40, 61), (1200, 1300)])

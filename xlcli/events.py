@@ -275,7 +275,7 @@ class RegionScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class DocumentScore(Event):
-    """A document, scored alone or after others. `characters`, `words`, `word_perplexity`: as of `TextCounts`."""
+    """A document, scored alone or after others. `characters`, `words`, and what is per each: as of `TextCounts`."""
 
     document: int
     bytes: int
@@ -284,8 +284,11 @@ class DocumentScore(Event):
     tokens: int
     bits: float
     bits_per_byte: float
+    bits_per_char: float | None
     word_perplexity: float | None
-    trained_on: bool = False  # a file with the same text as its file is in the training text of the model
+    # `trained_on`: a file with the same text as its file is in the training text of the model; None if that is unknown.
+    # Left out if the record of the model lists no files.
+    columns: Mapping[str, bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +325,7 @@ class PairShare:
     share_per_token: float  # the same of means per token
     # Not in JSON: 1 for each pair whose first text is more probable, -1 if the second one is, else 0.
     signs: tuple[int, ...] = field(default=(), repr=False)
+    ties: int = 0  # pairs whose texts are equal, or equally probable
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +381,6 @@ class Done(Event):
     """End of the parts that were asked for: the whole text is scored, but maybe not all of its `Score` is measured."""
 
 
-ROUNDING_TOKENS = 2**14  # number of tokens at the beginning of a text on which the cost of rounding is measured
 VALIDATION_TOKENS = 2**15
 """Maximum number of tokens of a validation during training, from the beginning of the validation text."""
 
@@ -411,8 +414,6 @@ class Score(Event):
     dtype: str
     weight_dtype: str = "float32"  # number type that weights were rounded to
     memory_dtype: str = "float32"  # number type that the memory was rounded to
-    # Difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, if it is rounded.
-    rounding_cost: float | None = None
     unknown_words: int | None = None  # words scored as `<unk>`, if the vocabulary is one of words
     documents: int = 1  # documents that were scored to their end, each on its own; 1 if the text was not divided
     each_line: bool = False  # the documents are lines

@@ -141,11 +141,14 @@ def share_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def half_width(standard_error: float, freedom: float) -> float:
-    """Half the width of the 95 % confidence interval of a mean, with `freedom` degrees of freedom (2 or more).
+    """Half the width of the 95 % confidence interval of a mean, with `freedom` degrees of freedom (1 or more).
 
     The quantile of Student's t distribution is a Cornish-Fisher expansion (Abramowitz and Stegun 1964, 26.7.5), less
-    than 2 % too small with 4 degrees of freedom or more, and 4 % with 2.
+    than 2 % too small with 4 degrees of freedom or more, and 4 % with 2. Below that it is at most 3 % too large.
     """
+    if freedom < 2:
+        of_one, of_two = 12.7062, 4.3027  # quantiles, between which their logarithm is nearly linear in 1 / freedom
+        return standard_error * of_two * math.pow(of_one / of_two, 2 / freedom - 1)
     z = 1.959964  # 97.5 % quantile of the normal distribution
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return standard_error * (z + math.fsum(term / freedom**i for i, term in enumerate(terms, 1)))

@@ -47,13 +47,6 @@ def test_many_lengths_are_several_tables(run, model):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_plot(run, model, tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "speed.png"
-    assert run("bench", "eval", "--seconds", "0.02", "--plot", path).code == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(("options", "message"), [
     (("--preset", "tiny", "-m", "tiny"), "--preset"),
     (("--set", "model.dim=32"), "model.dim"),

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -77,9 +78,26 @@ def test_two_models_have_counts_of_discordant_pairs(run, models):
     won = [[row[f"first_bits_{name}"] < row[f"second_bits_{name}"] for row in rows] for name in ("tiny", "linear")]
     wanted = [sum(a > b for a, b in zip(*order, strict=True)) for order in (won, won[::-1])]
     assert [counts["only_other"], counts["only_model"]] == wanted
-    *_, heading, row = lines(run("eval", *pairs, *models))
-    assert heading == ["group", "pairs", "tiny", "linear", "only", "tiny", "only", "linear", "p"]
-    assert row[4:] == [*map(str, wanted), f"{counts['p']:.2g}"]
+    *_, heading, row, _, about_seeds = lines(run("eval", *pairs, *models))
+    assert heading == ["group", "pairs", "tiny", "95", "%", "linear", "95", "%", "only", "tiny", "only", "linear", "p"]
+    assert row[10:] == [*map(str, wanted), f"{counts['p']:.2g}"]
+    assert "seed" in about_seeds
+
+
+def test_pairs_of_equal_texts_are_named_and_counted_as_ties(run, models):
+    Path("rows.tsv").write_text("text\tother\nThe dog\tThe dog\nA fox\tThe fox and it\nIt\tIt\nWe go\tGo\n")
+    command = ("eval", "rows.tsv", "--pairs", "text,other")
+    done = run(*command, *models)
+    assert [line for line in done.err.splitlines() if "2 of 4 pairs" in line and "(1, 3)" in line]
+    *_, heading, _, _, _ = lines(done)
+    assert heading.count("ties") == 2
+    pairs = json.loads(run(*command, "-m", "tiny", "--json").out)["pairs"]
+    assert [pair["ties"] for pair in pairs] == [2]
+    *_, heading, row = lines(run(*command, "-m", "tiny"))
+    assert (heading[5], row[6]) == ("ties", "2")
+    Path("rows.tsv").write_text("text\tother\nThe dog\tA dog\n")
+    done = run(*command, "-m", "tiny")
+    assert ("pairs count" in done.err, b"ties" in done.out) == (False, False)
 
 
 def test_models_that_differ_in_their_seeds_have_a_mean(run):
@@ -98,22 +116,42 @@ def test_models_that_differ_in_their_seeds_have_a_mean(run):
     assert seeds["models"] == ["a", "b", "c"]
     assert seeds["mean"]["bits_per_byte"] == pytest.approx(fmean(bits))
     assert seeds["sd"]["bits_per_byte"] == pytest.approx(math.sqrt(sum((b - fmean(bits)) ** 2 for b in bits) / 2))
-    *_, mean, sd = lines(run("eval", "corpus.txt", *models))
-    first = lines(run("eval", "corpus.txt", *models))[-6]
-    assert mean[:4] == ["mean", "of", "3", "seeds"]
-    assert sd[:2] == ["standard", "deviation"]
-    assert (mean[4:8], sd[2:6]) == (first[1:5], first[1:5])  # what the models have in common
-    assert (mean[8], sd[6]) == (f"{fmean(bits):.4f}", f"{stdev(bits):.4f}")
+    *_, first, _, _, _, mean, sd = lines(run("eval", "corpus.txt", *models))
+    assert mean[:7] == ["mean", "of", "a,", "b", "and", "1", "more"]
+    assert sd[:8] == ["standard", "deviation", "of", "a,", "b", "and", "1", "more"]
+    assert (mean[7:11], sd[8:12]) == (first[1:5], first[1:5])  # what the models have in common
+    assert (mean[11], sd[12]) == (f"{fmean(bits):.4f}", f"{stdev(bits):.4f}")
     assert run("eval", "corpus.txt", *models, "--csv", "seeds.csv").code == 0
     *_, mean, sd = read(Path("seeds.csv").read_text())
-    assert (mean["model"], float(mean["bits_per_byte"])) == ("mean of 3 seeds", seeds["mean"]["bits_per_byte"])
+    assert (mean["model"], float(mean["bits_per_byte"])) == ("mean of a, b and 1 more", seeds["mean"]["bits_per_byte"])
     assert (sd["mem_len"], float(sd["bits_per_byte"])) == (mean["mem_len"], seeds["sd"]["bits_per_byte"])
     Path("rows.tsv").write_text("text\tother\nThe dog sat.\tA dog\nA fox, lazy\tThe fox and\nIt went in.\tI\n")
     pairs = ("eval", "rows.tsv", "--pairs", "text,other", *models)
     shares = [score["pairs"][0]["share"] for score in json.loads(run(*pairs, "--json").out)["sweep"]]
-    *_, heading, row = lines(run(*pairs))
-    assert heading == ["group", "pairs", *"abcd", "mean", "SD"]
-    assert row[2:] == [f"{value:.3f}" for value in (*shares, fmean(shares[:3]), stdev(shares[:3]))]
+    *_, heading, row, _, _ = lines(run(*pairs))
+    assert heading[-8:] == ["mean", "of", "a,", "b", "and", "1", "more", "SD"]
+    assert row[2:-2:4] == [f"{value:.3f}" for value in shares]
+    assert row[-2:] == [f"{value:.3f}" for value in (fmean(shares[:3]), stdev(shares[:3]))]
+    assert seeds["difference"] is None
+    Path("rows.tsv").write_text("text\tsame\n" + "".join(f"{text}\t{text}\n" for text in ("Go", "I", "A", "it", "So")))
+    done = run("eval", *ROWS, "-m", "a", "-m", "d")
+    assert "Two or more seeds" in done.out.decode()
+    shutil.copytree("models/d", "models/e")
+    record = json.loads(Path("models/e/record.json").read_text())
+    record["runtime"]["seed"] = 5
+    write_record(Path("models/e"), record)
+    groups = [part for name in "abde" for part in ("-m", name)]
+    found = json.loads(run("eval", *ROWS, *groups, "--json").out)
+    difference = found["seeds"][1]["difference"]
+    means = [group["mean"]["bits_per_byte"] for group in found["seeds"]]
+    assert difference["bits_per_byte"] == pytest.approx(means[1] - means[0])
+    *_, heading, row = lines(run("eval", *ROWS, *groups))
+    assert heading == ["bits/byte", "from", "to"]
+    to, *figures = difference.values()
+    assert to == ["a", "b"]
+    assert row == ["d,", "e", "-", "a,", "b,", "memory", "16", *(f"{value:+.4f}" for value in figures)]
+    *_, heading, row = lines(run("eval", "rows.tsv", "--pairs", "text,same", *groups))
+    assert (heading[0], row[7:]) == ("share", ["+0.0000"] * 3)
     record = json.loads(Path("models/b/record.json").read_text())
     record["runtime"]["seed"] = 3  # of a copy of c
     write_record(Path("models/b"), record)

@@ -27,7 +27,7 @@ KEYS = {
     "model", "position", "attention", "parameters",
     "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
-    "seconds", "device", "dtype", "weight_dtype", "memory_dtype", "rounding_cost", "unknown_words", "documents",
+    "seconds", "device", "dtype", "weight_dtype", "memory_dtype", "unknown_words", "documents",
     "stride", "adapt", "context_cache", "mean_steps", "partial", "by_context", "pairs",
     "correct", "correct_per_byte", "spread",
 }  # fmt: skip
@@ -528,16 +528,27 @@ def test_plot(run, model):
 
 def test_a_plot_has_a_curve_for_each_model(run, models, monkeypatch):
     figure = pytest.importorskip("matplotlib.figure")
-    labels, real = [], figure.Figure.savefig
+    pictures, real = [], figure.Figure.savefig
 
     def save(self, *arguments, **options):
-        labels.extend(text.get_text() for text in self.axes[0].get_legend().get_texts())
+        pictures.append(self)
         return real(self, *arguments, **options)
+
+    def labels(picture):
+        [legend] = picture.legends
+        return [text.get_text().split(":")[0] for text in legend.get_texts()]
 
     monkeypatch.setattr(figure.Figure, "savefig", save)
     Path("models/linear").rename("models/$lin{$")
     assert run("eval", "-m", "tiny", "-m", "$lin{$", "--plot", "x.png").code == 0
-    assert [label.split(":")[0] for label in labels] == ["memory 16, tiny", "memory 16, $lin{$"]
+    assert labels(pictures[0]) == ["tiny, memory 16", "$lin{$, memory 16"]
+    command = ("eval", "-m", "tiny", "-m", "$lin{$", "--sweep-mem-len", "8,0,16", "--plot", "x.png")
+    found = json.loads(run(*command, "--json").out)["sweep"]
+    assert labels(pictures[1]) == ["tiny", "$lin{$"]
+    bits = {(score["model"], score["mem_len"]): score["bits_per_byte"] for score in found}
+    for line, model in zip(pictures[1].axes[0].lines, ("tiny", "$lin{$"), strict=True):
+        assert list(line.get_ydata()) == [bits[model, length] for length in (0, 8, 16)]
+    assert [tick.get_text() for tick in pictures[1].axes[0].get_xticklabels()] == ["0", "8", "16"]
 
 
 def test_windows_that_overlap_by_themselves_have_no_plot(run, untrained):
@@ -663,21 +674,15 @@ def test_a_rounded_memory_is_for_softmax_attention(run, untrained, command):
     assert f"{command}.memory_dtype" in done.err
 
 
-def test_the_cost_of_rounding_is_printed(run, model):
+def test_rounding_is_printed(run, model):
     rounded = ("--set=eval.weight_dtype=int8", "--set=eval.memory_dtype=bfloat16")
     score = json.loads(run("eval", "--json", "--mem-len", "8", *rounded).out)
     assert (score["weight_dtype"], score["memory_dtype"]) == ("int8", "bfloat16")
-    assert 0 < abs(score["rounding_cost"]) < 0.1
     text = run("eval", "--mem-len", "8", *rounded).out.decode()
     assert re.search(r"cpu float32, int8 weights, bfloat16 memory\n", text)
-    tokens = f"{score['tokens']:,} tokens"
-    assert (
-        f"Cost of rounding: {round(score['rounding_cost'], 4) + 0.0:+.4f} bits per byte over the first {tokens}" in text
-    )
     sweep = run("eval", "--sweep-mem-len", "8,16", *rounded).out.decode()
     assert sweep.startswith("tiny on ")
     assert sweep.splitlines()[0].endswith(", span uniform, int8 weights, bfloat16 memory")
-    assert sweep.splitlines()[2].split()[-1] == "rounding"
 
 
 def test_a_memory_length_without_effect_causes_a_warning(run, untrained):

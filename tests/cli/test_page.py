@@ -467,6 +467,18 @@ def test_pages_name_the_memory_of_the_model_and_of_the_session(run, untrained, t
     assert memory("page.html").startswith("no memory: independent segments of 16 tokens")
 
 
+def test_pages_name_what_the_model_learns_and_a_state(run, model, text):
+    learning = ("--adapt", "--context-cache", "10k")
+    for name in ("eval", "stream"):
+        assert run(name, text, *learning, "--html", "page.html").code == 0
+        assert memory("page.html").endswith(", weights adapted while reading, cache of 10,000 tokens")
+    assert run("stream", text, *learning, "--state-out", "s", "--emit", "none").code == 0
+    assert run("stream", text, "--state-in", "s", "--html", "page.html").code == 0
+    learned, state = memory("page.html").split(", continues a state after ")
+    assert learned.endswith(", weights adapted while reading, cache of 10,000 tokens")
+    assert state.endswith(" tokens")
+
+
 def test_a_page_needs_a_file_and_one_memory(run, model, text):
     for name in ("eval", "stream"):
         done = run(name, text, "--html", "-")

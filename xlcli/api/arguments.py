@@ -113,10 +113,12 @@ def _unknown_setting(name: str, function: str, known: Sequence[str]) -> ConfigEr
     return ConfigError(problem, f"Settings of {function} are {', '.join(known)}.")
 
 
-def paths(value: object) -> list[str]:
+def paths(value: Any) -> list[str]:
     """The path, or the several paths, that were given as the argument `text`; `ConfigError` if one is no path."""
-    is_one = isinstance(value, str | bytes | os.PathLike) or hasattr(value, "readline")
-    if is_one or not isinstance(value, Iterable):
+    if _is_table(value):
+        remedy = "Pass the path of its file, with text_field='text', or score one column: model.score(table['text'])."
+        raise ConfigError("a table or dictionary is no path.", remedy)
+    if not is_several(value):
         return [path_of(value, "text")]
     return [path_of(path, "text") for path in value]
 
@@ -132,9 +134,13 @@ def path_of(value: object, name: str) -> str:
     return value
 
 
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping) or hasattr(value, "columns")  # of pandas, for example
+
+
 def is_several(text: object) -> bool:
     """True for a list of texts or another iterable; `ConfigError` for what has texts, but in no order or not alone."""
-    if isinstance(text, Mapping) or hasattr(text, "columns"):  # of pandas, for example
+    if _is_table(text):
         raise ConfigError("a table or dictionary is no list of texts.", "Pass one column: table['text'].")
     if isinstance(text, set | frozenset):
         raise ConfigError("a set has no order.", "Pass a list: sorted(texts).")

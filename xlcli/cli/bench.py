@@ -11,9 +11,8 @@ from xlcli import config as settings
 from xlcli.cli import options
 from xlcli.cli.command import App, Call
 from xlcli.cli.loading import check_settings, find_model, load_model
-from xlcli.cli.options import option, plot_option
-from xlcli.cli.outputs import PICTURE, Kept
-from xlcli.cli.plot import draw_speed
+from xlcli.cli.options import option
+from xlcli.cli.outputs import Kept
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes, number_or_blank
 from xlcli.cli.score_report import rounding
 from xlcli.cli.terminal import table, wrapped
@@ -42,7 +41,6 @@ def bench(
             autocompletion=options.complete_presets,
         ),
     ] = None,
-    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
 ) -> int:
     if preset is not None and call.is_typed("model"):
         raise ConfigError("--preset and --model cannot be combined.", "Give one of them.")
@@ -59,12 +57,8 @@ def bench(
         call.show_config(config)
         if folder is None:
             check_settings("bench", config.bench, config, f"preset {preset}")
-    call.check_files([] if folder is None else [folder], {"plot": (plot, PICTURE)})
 
     def show(speeds: list[Speed]) -> None:
-        if speeds and plot is not None:
-            draw_speed(plot, speeds)
-            screen.say(f"plot written to {plot}")
         if speeds and screen.json:
             screen.object({"sweep": speeds} if len(config.bench.mem_lens) > 1 else speeds[0])
         elif speeds:

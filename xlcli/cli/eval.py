@@ -20,7 +20,7 @@ from xlcli.cli.objects import score_object
 from xlcli.cli.options import option
 from xlcli.cli.outputs import Kept
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import documents_text, pairs_text, score_table, spread_text, sweep_text
+from xlcli.cli.score_report import documents_text, pairs_text, score_table, seeds_text, spread_text, sweep_text
 from xlcli.cli.signals import Stop
 from xlcli.config import Config, EvalConfig
 from xlcli.errors import DataError
@@ -213,6 +213,7 @@ def show_scores(scores: list[Score], run: Run, *, to_stderr: bool) -> None:
         text = score_table(scores[0], run.shape)
     text += documents_text(scores, screen.columns)
     text += spread_text(scores, comparisons, screen.columns)
+    text += seeds_text(scores, seeds, screen.columns)
     if to_stderr:
         screen.say(text)
     else:

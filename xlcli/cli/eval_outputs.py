@@ -11,9 +11,9 @@ from xlcli.cli.command import Call
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.outputs import LIST, PAGE, PICTURE, TABLE, Kept, Kind, Sink, write_output
 from xlcli.cli.page import Page
-from xlcli.cli.plot import draw_by_context
+from xlcli.cli.plot import draw_by_context, draw_by_memory
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import describe_context, document_name, over_seeds, score_rows, seed_rows
+from xlcli.cli.score_report import describe_context, describe_learning, document_name, over_seeds, score_rows, seed_rows
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import JoinedListing, Listing, csv_text, form_of
 from xlcli.config import EvalConfig, ModelConfig
@@ -41,7 +41,7 @@ Csv = Annotated[
     str | None,
     option("Results", "--csv FILE.csv", "Write the table of figures: a row for each model and memory length."),
 ]
-Plot = Annotated[str | None, plot_option("Results", "Plot loss by context length")]
+Plot = Annotated[str | None, plot_option("Results", "Plot the loss by context, or by memory length of a sweep")]
 
 
 class Run(NamedTuple):
@@ -193,6 +193,7 @@ class _PageSink(Sink):
         if score.word_perplexity is not None:
             perplexities.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
         context = describe_context(self._run.shape, score.mem_len, score.segment_len, score.stride)
+        context += describe_learning(adapt=score.adapt, context_cache=score.context_cache)
         title = ", ".join(PurePath(name).name for name in score.file.split(", "))
         self._page.save(title, score.model, context, perplexities, score.by_context)
         screen.say(f"page written to {self._page.path}")
@@ -223,8 +224,8 @@ class FigureTable(ResultFile):
             write_output(Path(self.path), [text.encode("utf-8", "surrogateescape")])
 
 
-class ContextPlot(ResultFile):
-    """`--plot`: the loss by context, unless the evaluation was stopped."""
+class Picture(ResultFile):
+    """`--plot`: the loss by memory length of a sweep, else by context, unless the evaluation was stopped."""
 
     name = "plot"
     kind = PICTURE
@@ -234,26 +235,37 @@ class ContextPlot(ResultFile):
         return Kept(events.Score, lambda scores: self._draw(scores, run))
 
     def _draw(self, scores: Sequence[events.Score], run: Run) -> None:
-        curves = [score for score in scores if score.by_context]
         if run.stop():
             run.screen.not_written(self.path)
-        elif not curves:
-            run.screen.say(f"{self.path} was not written: overlapping windows have no loss by context", "warning")
-        else:
+            return
+        has_several_lengths = len({score.model for score in scores}) < len(scores)
+        curves = [score for score in scores if score.by_context]
+        if has_several_lengths:
+            draw_by_memory(self.path, scores)
+        elif curves:
             draw_by_context(self.path, curves)
-            run.screen.say(f"plot written to {self.path}")
+        else:
+            run.screen.say(f"{self.path} was not written: overlapping windows have no loss by context", "warning")
+            return
+        run.screen.say(f"plot written to {self.path}")
 
 
-OUTPUTS = TokenList, WordList, RegionList, DocumentList, PageFile, FigureTable, ContextPlot
+OUTPUTS = TokenList, WordList, RegionList, DocumentList, PageFile, FigureTable, Picture
 
 
 def seed_statistics(scores: Sequence[events.Score], run: Run) -> list[dict[str, Any]]:
-    """Means and standard deviations over seeds, at each memory length."""
+    """Means and standard deviations over seeds, at each memory length, and `difference` to the first group there."""
+    from xlcli.evaluation.spread import seed_difference
+
     lengths = dict.fromkeys(score.mem_len for score in scores)
+    first_groups: dict[int, list[events.Score]] = {}  # by memory length
     rows = []
     for names in run.seeds:
         for mem_len in lengths:
             group = [score for score in scores if score.model in names and score.mem_len == mem_len]
-            if len(group) > 1:
-                rows.append(over_seeds(group))
+            if len(group) < 2:
+                continue
+            first = first_groups.setdefault(mem_len, group)
+            difference = None if first is group else seed_difference(group, first)
+            rows.append({**over_seeds(group), "difference": difference})
     return rows

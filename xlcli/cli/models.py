@@ -27,8 +27,8 @@ from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import linked, write_atomic
 from xlcli.presets import find_preset, list_presets, read_preset
 from xlcli.store.discover import CARD, ModelSummary, bundled_models, find, local_models, summarize
-from xlcli.store.layout import HELD_OUT, METRICS, TRAIN_FILES, read_config, read_metrics, read_record
-from xlcli.store.origin import INIT, origin_of
+from xlcli.store.layout import HELD_OUT, METRICS, read_config, read_metrics, read_record
+from xlcli.store.origin import INIT, TRAIN_FILES, origin_of
 
 _HEADING = ("name", "position", "attention", "params", "bits/byte", "age", "corpus")
 

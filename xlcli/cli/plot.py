@@ -1,4 +1,4 @@
-"""Plots: loss by context length, training curve, speed. Matplotlib is optional."""
+"""Plots: loss by context and memory length, training curve. Matplotlib is optional."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.outputs import write_output
 from xlcli.cli.quantities import averaged
-from xlcli.events import Score, Speed
+from xlcli.events import Score
 from xlcli.files import process_folder
 from xlcli.markup import visible
 from xlcli.store.layout import numbers
@@ -22,27 +22,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SMOOTHED = 50  # number of means in the smoothed training curve
+ENTRY_INCHES = 0.21  # height of a line of the legend below a picture
 _TOO_LARGE = 10**18  # numbers of a forged curve with which Matplotlib cannot calculate
 
 
 def draw_by_context(path: str, scores: Sequence[Score]) -> None:
-    """Draws bits per byte over context length in tokens with 95 % intervals, a line per model and memory length."""
+    """Draws bits per byte over context length in tokens with 95 % intervals, a line per model."""
     figure, axes = _picture()
-    n_models = len({score.model for score in scores})
     for score in scores:
         middles = [(part.start + part.stop) / 2 for part in score.by_context]
         values = [part.bits_per_byte for part in score.by_context]
         # A margin that is not a number has no bar.
         margins = [math.nan if part.margin is None else part.margin for part in score.by_context]
-        label = f"memory {score.mem_len}"
-        if n_models > 1:
-            label += f", {visible(score.model)}"
-        label += f": {score.bits_per_byte:.4f}"
+        label = f"{visible(score.model)}, memory {score.mem_len}: {score.bits_per_byte:.4f}"
         axes.errorbar(middles, values, margins, marker="o", capsize=3, label=label)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set(xlabel="tokens of context seen", ylabel="bits per byte")
-    models = f"{n_models} models" if n_models > 1 else scores[0].model
-    _save(figure, f"{models} on {scores[0].file}", path)
+    _save(figure, f"loss by context on {scores[0].file}", path)
+
+
+def draw_by_memory(path: str, scores: Sequence[Score]) -> None:
+    """Draws bits per byte over memory length, at equal distances since one may be 0, a line per model."""
+    figure, axes = _picture()
+    lengths = sorted({score.mem_len for score in scores})
+    for model in dict.fromkeys(score.model for score in scores):
+        own = sorted((score.mem_len, score.bits_per_byte) for score in scores if score.model == model)
+        places = [lengths.index(length) for length, _ in own]
+        axes.plot(places, [value for _, value in own], marker="o", label=visible(model))
+    axes.set_xticks(range(len(lengths)), map(str, lengths))
+    label = "memory in tokens"
+    if lengths[0] == 0:
+        label += f" (0: segments of {min(scores, key=lambda score: score.mem_len).segment_len} tokens)"
+    axes.set(xlabel=label, ylabel="bits per byte")
+    _save(figure, f"loss by memory length on {scores[0].file}", path)
 
 
 def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
@@ -71,24 +84,6 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
     return True
 
 
-def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
-    """Draws milliseconds per token over memory length, from the median to the 90th percentile, and recomputed."""
-    figure, axes = _picture()
-    lengths = [speed.mem_len for speed in speeds]
-    medians = [speed.ms_per_token for speed in speeds]
-    above = [speed.ms_per_token_p90 - speed.ms_per_token for speed in speeds]
-    below = [0.0] * len(above)
-    axes.errorbar(lengths, medians, [below, above], marker="o", capsize=3, label=speeds[0].task)
-    recomputed = [(speed.mem_len, speed.recompute_ms_per_token) for speed in speeds if speed.recompute_ms_per_token]
-    if recomputed:
-        axes.plot(*zip(*recomputed, strict=True), marker="o", label="recomputing the window")
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set(xlabel="memory in tokens", ylabel="ms per token")
-    _save(figure, f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}", name)
-
-
 def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
     """Tokens and values of this key, of the rows that have both; not numbers too large to draw."""
     tokens, values = [], []
@@ -105,10 +100,14 @@ def _picture() -> tuple[Figure, Axes]:
     """A new picture and its axes. Of settings in files, Matplotlib reads only those that `MATPLOTLIBRC` names."""
     folder = os.environ["MPLCONFIGDIR"] = str(process_folder())
     with contextlib.chdir(folder):  # it would read those of the working folder when it is imported
+        from matplotlib.colors import TABLEAU_COLORS
         from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    return figure, figure.add_subplot()
+    axes = figure.add_subplot()
+    colors = list(TABLEAU_COLORS)  # the same color returns with another style of line
+    axes.set_prop_cycle(linestyle=["-"] * 10 + ["--"] * 10 + [":"] * 10, color=colors * 3)
+    return figure, axes
 
 
 def _save(figure: Figure, title: str, name: str) -> None:
@@ -116,8 +115,10 @@ def _save(figure: Figure, title: str, name: str) -> None:
     (axes,) = figure.axes
     axes.set_title(visible(title), parse_math=False)
     axes.grid(alpha=0.3)
-    for label in axes.legend().get_texts():
+    legend = figure.legend(loc="outside lower left")  # beside the data, which it could hide
+    for label in legend.get_texts():
         label.set_parse_math(False)
+    figure.set_figheight(4.5 + ENTRY_INCHES * len(legend.get_texts()))
     path, picture = Path(name), io.BytesIO()
     figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
     write_output(path, [picture.getvalue()])

@@ -33,13 +33,6 @@ def decimals_or_blank(value: float | None, digits: int) -> str:
     return number_or_blank(value, f".{digits}f")
 
 
-def difference_or_blank(value: float | None) -> str:
-    """A difference with four decimals and its sign: `+0.0012`; zero is never negative. Nothing for None."""
-    if value is None:
-        return ""
-    return f"{round(value, 4) + 0.0:+.4f}"
-
-
 def approximate_count(number: int, noun: str) -> str:
     """A number of things: `1 line`, `1.2k tokens`."""
     return f"{compact_number(number)} {plural_noun(number, noun)}"

@@ -14,14 +14,13 @@ from xlcli.cli.quantities import (
     approximate_count,
     compact_number,
     decimals_or_blank,
-    difference_or_blank,
     format_bytes,
     format_duration,
     number_or_blank,
 )
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
-from xlcli.errors import shortened
+from xlcli.errors import named, shortened
 
 
 def score_table(score: events.Score, model: ModelConfig) -> str:
@@ -42,10 +41,7 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         if model.effective_mem_len(score.mem_len) is not None:
             recurrence += f", span {score.span}"
         recurrence += f", batch {score.batch_size}"
-    if score.adapt:
-        recurrence += ", weights adapted while reading"
-    if score.context_cache:
-        recurrence += f", cache of {score.context_cache:,} tokens"
+    recurrence += describe_learning(adapt=score.adapt, context_cache=score.context_cache)
     title = f"{score.model} on {score.file}"
     if score.partial:
         title += ", PARTIAL: stopped before the end"
@@ -59,10 +55,6 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         if value:
             text += f"  {name:22}{value:>10}\n"
     text += f"\n{speed}, peak RAM {format_bytes(score.peak_rss_bytes)}, {machine}\n"
-    if score.rounding_cost is not None:
-        tokens = f"{min(events.ROUNDING_TOKENS, score.tokens):,} tokens"
-        cost = f"{difference_or_blank(score.rounding_cost)} bits per byte over the first {tokens}"
-        text += f"Cost of rounding: {cost}\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
         text += "\n" + table([heading, *map(context_cells, score.by_context)])
@@ -95,6 +87,16 @@ def describe_context(model: ModelConfig, mem_len: int, segment_len: int, stride:
     return f"memory of {approximate_count(effective, 'token')}{sinks}"
 
 
+def describe_learning(*, adapt: bool, context_cache: int | None) -> str:
+    """What a model learns while it reads, to put behind its context in words; empty if nothing."""
+    text = ""
+    if adapt:
+        text += ", weights adapted while reading"
+    if context_cache:
+        text += f", cache of {context_cache:,} tokens"
+    return text
+
+
 def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
     """Tokens of context, as `1` or `2 to 3`, number of tokens, bits per byte and margin of a bin."""
     seen = str(context.start)
@@ -108,7 +110,6 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {  # columns of a tabl
     "perplexity": ("perplexity", partial(decimals_or_blank, digits=3)),
     "tokens/s": ("tokens_per_second", compact_number),
     "correct": ("correct", partial(decimals_or_blank, digits=3)),
-    "rounding": ("rounding_cost", difference_or_blank),
     "mean steps": ("mean_steps", partial(decimals_or_blank, digits=2)),
 }
 COMMON = "position", "attention", "parameters", "mem_len"  # fields of `Score` that models with other seeds share
@@ -139,8 +140,13 @@ def seed_rows(seeds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of a table, named in place of models, for results of `over_seeds`."""
     for group in seeds:
         common = {key: group[key] for key in COMMON}
-        yield {"model": f"mean of {len(group['models'])} seeds", **common, **group["mean"]}
-        yield {"model": "standard deviation", **common, **group["sd"]}
+        name = seeds_name(group["models"])
+        yield {"model": f"mean of {name}", **common, **group["mean"]}
+        yield {"model": f"standard deviation of {name}", **common, **group["sd"]}
+
+
+seeds_name = partial(named, most=2)
+"""Models that differ in their seeds, in words: `xl-1, xl-2 and 3 more`."""
 
 
 def sweep_text(
@@ -203,29 +209,60 @@ def spread_text(
     counted = f"{first.documents:,} {unit}"
     if scores[0].each_line:
         counted += " that are not blank"
-    about = f"95 % intervals over {counted}"
+    about = f"95 % intervals over {counted}, taken as independent"
     if first.bits_per_byte_low is None:
         about = f"{counted} are too few for 95 % intervals"
     return f"\n{about}; mean: over {unit}\n\n{table([('', *SPREAD.values()), *rows], width)}"
 
 
+def seeds_text(scores: Sequence[events.Score], seeds: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
+    """Table of the differences of groups of seeds, or a remark that intervals above do not cover the training.
+
+    `seeds` are results of `over_seeds` with their `difference`. Empty if no models are compared by intervals.
+    """
+    rows = []
+    for group in seeds:
+        if group["difference"] is not None:
+            to, *figures = group["difference"].values()
+            name = f"{seeds_name(group['models'])} - {seeds_name(to)}, memory {group['mem_len']}"
+            rows.append([name, *(f"{value:+.4f}" for value in figures)])
+    if rows:
+        heading = ["", "share" if scores[0].pairs else "bits/byte", "from", "to"]
+        about = "Means over training seeds, which other intervals do not cover: differences with 95 % intervals (Welch)"
+        return f"\n{about}\n\n{table([heading, *rows], width)}"
+    has_one_model = len({score.model for score in scores}) == 1
+    spread = scores[0].spread
+    has_intervals = bool(scores[0].pairs) or (spread is not None and spread.bits_per_byte_low is not None)
+    if has_one_model or not has_intervals:
+        return ""
+    remark = "Intervals do not cover chance in training: another seed can make as large a difference."
+    return f"\n{remark} Two or more seeds of each kind of model have an interval over seeds.\n"
+
+
 def documents_text(scores: Sequence[events.Score], width: int | None = None) -> str:
     """Table of the documents of the text by one or several models, the least predictable one first; empty if none."""
+    names = [document_name(row) for row in scores[0].by_document[::2]]  # rows and their documents stand by turns
+    by_model = [score.by_document[1::2] for score in scores]
+    has_one_model = len(scores) == 1
+    shows_characters = has_one_model and any(document.characters != document.bytes for document in by_model[0])
     rows = []
-    for i in range(0, len(scores[0].by_document), 2):  # a row and its score, by turns
-        row, document = scores[0].by_document[i : i + 2]
-        cells = [document_name(row) or str(document.document), str(document.bytes)]
-        cells.append(number_or_blank(document.words, ""))
-        if len(scores) == 1:
-            cells.append(decimals_or_blank(document.word_perplexity, 2))
-        cells += [f"{score.by_document[i + 1].bits_per_byte:.4f}" for score in scores]
-        trained_models = dict.fromkeys(score.model for score in scores if score.by_document[i + 1].trained_on)
-        cells.append(", ".join(trained_models))
-        rows.append((-document.bits_per_byte, cells))
+    for name, *documents in zip(names, *by_model, strict=True):
+        first = documents[0]
+        cells = [name or str(first.document), str(first.bytes), number_or_blank(first.words, "")]
+        if has_one_model:
+            cells.append(decimals_or_blank(first.word_perplexity, 2))
+        cells += [f"{document.bits_per_byte:.4f}" for document in documents]
+        if shows_characters:
+            cells.append(decimals_or_blank(first.bits_per_char, 4))
+        models = [score.model for score, each in zip(scores, documents, strict=True) if each.columns.get("trained_on")]
+        cells.append(", ".join(dict.fromkeys(models)))
+        rows.append((-first.bits_per_byte, cells))
     if not rows:
         return ""
     heading = ["document", "bytes", "words"]
-    heading += ["perplexity per word", "bits/byte"] if len(scores) == 1 else _labels(scores)
+    heading += ["perplexity per word", "bits/byte"] if has_one_model else _labels(scores)
+    if shows_characters:
+        heading.append("bits/char")
     heading.append("training text of")
     columns = zip(heading, *(cells for _, cells in sorted(rows)), strict=True)
     filled = [column for column in columns if any(column[1:])]  # words may be unknown, and no document trained on
@@ -274,15 +311,15 @@ def pairs_text(
         ["group", *("all" if pair.group is None else pair.group for pair in first.pairs)],
         ["pairs", *(str(pair.pairs) for pair in first.pairs)],
     ]
+    for name, score in zip(names, scores, strict=True):
+        columns.append([name, *(f"{pair.share:.3f}" for pair in score.pairs)])
+        columns.append(["95 %", *(f"{pair.low:.3f} to {pair.high:.3f}" for pair in score.pairs)])
+        if any(pair.ties for pair in score.pairs):
+            columns.append(["ties", *(str(pair.ties) for pair in score.pairs)])
     if len(scores) == 1:
         meaning = f"{first.model}; {describe_context(shape, first.mem_len, first.segment_len, first.stride)}\n{meaning}"
-        columns.append(["share", *(f"{pair.share:.3f}" for pair in first.pairs)])
-        columns.append(["95 %", *(f"{pair.low:.3f} to {pair.high:.3f}" for pair in first.pairs)])
+        columns[2][0] = "share"
         columns.append(["per token", *(f"{pair.share_per_token:.3f}" for pair in first.pairs)])
-    else:
-        for name, score in zip(names, scores, strict=True):
-            shares = [f"{pair.share:.3f}" for pair in score.pairs]
-            columns.append([name, *(shares or ["-"] * len(first.pairs))])
     for group in seeds:
         columns += _seed_columns(scores, group)
     if len(scores) == 2 and comparisons and comparisons[0] is not None:
@@ -298,7 +335,7 @@ def pairs_text(
 def _seed_columns(scores: Sequence[events.Score], group: Mapping[str, Any]) -> list[list[str]]:
     """Columns of means and standard deviations of the shares of models that differ in their seed only."""
     of_seeds = [score for score in scores if score.model in group["models"] and score.mem_len == group["mem_len"]]
-    means, deviations = ["mean"], ["SD"]
+    means, deviations = [f"mean of {seeds_name(group['models'])}"], ["SD"]
     for pairs in zip(*(score.pairs for score in of_seeds), strict=True):  # those of a group of pairs
         shares = [pair.share for pair in pairs]
         means.append(f"{fmean(shares):.3f}")

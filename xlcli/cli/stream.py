@@ -20,8 +20,9 @@ from xlcli.cli.options import option
 from xlcli.cli.outputs import PAGE, STATE, Sink, check_standard_output
 from xlcli.cli.page import Page
 from xlcli.cli.pipe import followed, label, open_source, portions
+from xlcli.cli.quantities import approximate_count
 from xlcli.cli.render import Screen
-from xlcli.cli.score_report import describe_context, stats_line
+from xlcli.cli.score_report import describe_context, describe_learning, stats_line
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import Table, beside, form_of
 from xlcli.config import StreamConfig
@@ -135,13 +136,23 @@ def print_scores(
     sinks: list[Sink] = [_ScorePrinter(screen, settings, model.name, resume)]
     if html is not None:
         page = Page(Path(html))
-        mem_len = settings.reading(model.config.model, model.config.train.reading).mem_len
-        if resume is not None:
-            mem_len = resume.model_state.span.mem_len
-        context = describe_context(model.config.model, mem_len, model.config.train.segment_len)
-        sinks.append(_PageOfStream(page, title, context, model.name, screen))
+        sinks.append(_PageOfStream(page, title, describe_session(opened, settings), model.name, screen))
         arguments |= {"on_token": page.add, "on_word": page.add_word}  # whatever is printed
     screen.drive(streaming.stream(model, text, settings, runtime, **arguments), *sinks)
+
+
+def describe_session(opened: OpenedModel, settings: StreamConfig) -> str:
+    """Context of a token in words, with what the model learns, and the state that the stream continues."""
+    config, resume = opened.model.config, opened.resume
+    if resume is None:
+        mem_len = settings.reading(config.model, config.train.reading).mem_len
+        learning = describe_learning(adapt=settings.adapt, context_cache=settings.context_cache)
+        return describe_context(config.model, mem_len, config.train.segment_len) + learning
+    state = resume.model_state  # its settings hold
+    context = describe_context(config.model, state.span.mem_len, config.train.segment_len)
+    context_cache = None if state.cache is None else state.cache.settings["context_cache"]
+    context += describe_learning(adapt=state.adaptation is not None, context_cache=context_cache)
+    return f"{context}, continues a state after {approximate_count(state.seen, 'token')}"
 
 
 def open_log(log: Path, resume: SessionState | None, screen: Screen, *, from_end: bool) -> FollowedFile:

@@ -33,14 +33,15 @@ from xlcli.evaluation.passes import ContextSums, Pass, Totals, score_text, text_
 from xlcli.evaluation.regions import check_regions, with_regions
 from xlcli.evaluation.spread import remark_on_memory, spread_of
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, odd_texts, tokenize
-from xlcli.events import ROUNDING_TOKENS, Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
+from xlcli.events import Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.machine import peak_rss_bytes
 from xlcli.metrics import LEAST_JUDGED, LN2, TextCounts, bits_per, misfit, perplexity
-from xlcli.online import Scorer, make_scorer, not_finite
+from xlcli.online import make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import HELD_OUT, trained_files
+from xlcli.store.layout import HELD_OUT
+from xlcli.store.origin import was_trained_on
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
@@ -175,20 +176,14 @@ class _Evaluation(NamedTuple):
         """Notices on the text, then the events of each memory length of `options.sweep`, the last one its `Score`."""
         model, options = self.model, self.options
         yield from self._notices_on_text()
-        learning = model.learning(options)
-        scorer = make_scorer(model.network, model.tokenizer, learning)
-        unrounded = model.unrounded()  # with the weights before rounding; the model itself, if they are not rounded
-        exact_scorer = make_scorer(unrounded.network, model.tokenizer, learning)
+        scorer = make_scorer(model.network, model.tokenizer, model.learning(options))
         sweep = [choose_lengths(model, self.runtime, one, self.text) for one in options.sweep]
         yield from window_notice(sweep[0], options, self.text.longest_document)
         yield from compile_cache(options, self.stop)
         scores: list[Score] = []
         for number, lengths in enumerate(sweep, 1):
             run = Pass(model, scorer, self.runtime, self.text, lengths, self.stop)
-            exact_run = None  # over the beginning of the text, if there is rounding whose cost it can show
-            if unrounded is not model or lengths.memory_dtype != "float32":
-                exact_run = _exact_beginning(run, unrounded, exact_scorer)
-            for event in self._score(run, exact_run, f"evaluation {number} of {len(sweep)}"):
+            for event in self._score(run, f"evaluation {number} of {len(sweep)}"):
                 if isinstance(event, Score):
                     scores.append(event)
                 yield event
@@ -222,11 +217,10 @@ class _Evaluation(NamedTuple):
             return None
         return n_unknown(self.text.tokens.ids, unknown_id)
 
-    def _score(self, run: Pass, exact: Pass | None, stage: str) -> Iterator[Event]:
+    def _score(self, run: Pass, stage: str) -> Iterator[Event]:
         """Events of a memory length, the last of which is its `Score`, unless no token was scored.
 
-        `exact` is the beginning of the pass without rounding, if anything is rounded; `stage` names the progress.
-        Scores of single tokens are on disk until the `Score`.
+        `stage` names the progress. Scores of single tokens are on disk until the `Score`.
         """
         options, text = self.options, self.text
         # The prediction after the last token says how its word ends.
@@ -235,7 +229,7 @@ class _Evaluation(NamedTuple):
         by_document = run.lengths.by_document
         has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
         shows_documents = has_few_documents and not (options.by_row or options.each_line)
-        needs_tokens = self.is_listed or shows_documents or exact is not None or by_document or options.by_row
+        needs_tokens = self.is_listed or shows_documents or by_document or options.by_row
         with ExitStack() as files:
             scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
             sums = ContextSums(batches.longest)
@@ -257,21 +251,24 @@ class _Evaluation(NamedTuple):
             # What is measured of documents, rows and beginning needs all of their tokens.
             fields: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
-                rows: list[Scored] = []
+                rows: list[Any] = []
                 if options.by_row and is_whole:
                     rows += figures.row_scores(text, scores.nats, options)
+                    yield from figures.tie_notice(rows)
                 yield from self._parts(run, scores, rows, is_whole=is_whole)
-                fields |= figures.row_results(rows, options)
+                if options.pairs:
+                    fields["pairs"] = figures.pair_shares(rows, options.by)
+                elif options.by and rows:
+                    fields |= figures.share_correct(rows, options.by)
                 if shows_documents and is_whole:
                     record = self.model.record
                     fields["by_document"] = tuple(figures.document_scores(text, scores.nats, record, by_line=False))
                     yield from figures.foreign_notice(fields["by_document"], self.model.name)
+                    yield from figures.script_notice(fields["by_document"])
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
-            if scores is not None and exact is not None and is_whole:
-                fields["rounding_cost"] = yield from figures.rounding_cost(exact, scores)
             if is_whole:
                 fields["unknown_words"] = self._unknown_words()
         yield Score(**_score_fields(run, options, totals, batches.size, seconds), **fields)
@@ -331,8 +328,7 @@ def _file_notices(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
     if repeated:
         remark = "each counts, and intervals over documents are too narrow"
         yield Notice(f"the same text in {named(repeated, most=3)}: {remark}", "warning")
-    known = trained_files(model.record)
-    names = [name for digest, name in files if digest in known]
+    names = [name for digest, name in files if was_trained_on(model.record, digest)]
     if not names:
         return
     what = f"{names[0]} is"
@@ -340,14 +336,6 @@ def _file_notices(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
         what = f"{len(names)} of the {len(files)} files ({named(names, most=3)}) are"
     remark = "scores of text that a model was trained on say little of new text"
     yield Notice(f"{what} in the training text of {model.name}; {remark}", "warning")
-
-
-def _exact_beginning(run: Pass, unrounded: LoadedModel, exact_scorer: Scorer) -> Pass:
-    """The pass over the beginning of the text without rounded weights and memory: shows what rounding costs."""
-    n_tokens = min(ROUNDING_TOKENS, len(run.text.tokens))
-    beginning = replace(run.text, tokens=run.text.tokens.first(n_tokens))
-    exact_lengths = replace(run.lengths, memory_dtype="float32")
-    return replace(run, model=unrounded, scorer=exact_scorer, text=beginning, lengths=exact_lengths)
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""Further figures of an evaluation: the loss by context, the cost of rounding, and pairs of texts.
+"""Further figures of an evaluation: the loss by context, documents, and pairs of texts.
 
 The texts of a pair are successive documents, each scored as if it were alone, with its line end. Two comparisons: of
 probabilities, and of means per token, which do not prefer the shorter text. Equal ones count half.
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig
-from xlcli.errors import DataError
-from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text, text_batches
-from xlcli.evaluation.text import TokenizedText, TokenScores
+from xlcli.errors import DataError, named
+from xlcli.evaluation.passes import Batches, ContextSums, Pass, score_text
+from xlcli.evaluation.text import TokenizedText
 from xlcli.events import (
     ContextBin,
     ContinuationScore,
@@ -32,12 +32,13 @@ from xlcli.events import (
     Scored,
 )
 from xlcli.metrics import LN2, TextCounter, TextCounts, bits_per, misfit, perplexity, share_interval
-from xlcli.store.layout import trained_files
+from xlcli.store.origin import TRAIN_FILES, was_trained_on
 from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
 from xlcli.text.pretokenize import divided
 
 WINDOW_LIMIT = 2**20  # maximum number of tokens in the windows for the loss by context length
+MOST_UNLIKE = 1.02  # ratio of bytes per character of two documents, to which a few curly quotes come
 SHORT_WINDOW = 64  # tokens of at least half of them, in tokens, since a long window has few tokens with a short context
 
 
@@ -77,18 +78,6 @@ def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
     return loaders
 
 
-def rounding_cost(exact: Pass, scores: TokenScores) -> Generator[Progress, None, float | None]:
-    """Bits per byte by which scores exceed those of a pass without rounding over their beginning; None if stopped."""
-    n_tokens = exact.text.n_scored
-    batches = text_batches(exact)
-    meter = ProgressMeter("unrounded", n_tokens, "tokens")
-    totals = yield from score_text(exact, batches, ContextSums(batches.longest), meter)
-    if totals.tokens < n_tokens:
-        return None
-    rounded = scores.nats[: len(exact.text.tokens)].sum(dtype=np.float64)
-    return bits_per(float(rounded) - totals.nats, totals.bytes)
-
-
 def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64]:
     """Bits, bytes and number of the scored tokens of each document (d 3), given the surprisal of all tokens (n)."""
     scored = np.ones(len(nats), bool) if text.scored is None else text.scored
@@ -103,7 +92,8 @@ def document_scores(
 ) -> Iterator[Row | DocumentScore]:
     """Each row or file, or each line, and its score, given the surprisal of all tokens (n).
 
-    A token belongs to the document that it ends in. Training text is told by the record of the model. Reads the text.
+    A token belongs to the document that it ends in. The record of the model says whether it is training text, if it has
+    a list of these. Reads the text.
     """
     part = replace(text.part, starts=None)
     edges = [*part.documents, part.n_bytes]
@@ -112,7 +102,7 @@ def document_scores(
     rows = part.corpus.rows()
     upcoming = next(rows, None)
     row = Row(1, {})
-    trained_names = {name for digest, name in part.files() if digest in trained_files(record)}
+    trained_on = {name: was_trained_on(record, digest) for digest, name in part.files()}
     for index, counts in enumerate(_counts_of(part)):
         while upcoming is not None and upcoming[0] <= edges[index]:
             row = upcoming[1]
@@ -121,6 +111,9 @@ def document_scores(
         n_bytes = edges[index + 1] - edges[index]
         inside = nats[n_before[index] : n_before[index + 1]]
         sum_of_nats = float(inside.sum(dtype=np.float64))
+        columns = {}
+        if TRAIN_FILES in record:
+            columns["trained_on"] = trained_on[row.file or part.corpus.sources[0].name]
         yield Row(number, row.fields, file=row.file)
         yield DocumentScore(
             document=number,
@@ -130,8 +123,9 @@ def document_scores(
             tokens=len(inside),
             bits=sum_of_nats / LN2,
             bits_per_byte=bits_per(sum_of_nats, n_bytes),
+            bits_per_char=bits_per(sum_of_nats, counts.chars) if counts.chars else None,
             word_perplexity=perplexity(sum_of_nats, counts.words) if counts.words else None,
-            trained_on=(row.file or part.corpus.sources[0].name) in trained_names,
+            columns=columns,
         )
 
 
@@ -150,6 +144,18 @@ def foreign_notice(parts: Sequence[Row | DocumentScore], model: str) -> Iterator
     if 0 < len(foreign) < n_documents:
         remark = f"{len(foreign)} of {n_documents} documents cost more than 8 bits per byte ({foreign[0]} is the first"
         yield Notice(f"{remark}), the cost without any model: their scores mean little", "warning")
+
+
+def script_notice(parts: Sequence[Row | DocumentScore]) -> Iterator[Notice]:
+    """A warning of documents with unlike bytes per character, as of other quotes or scripts."""
+    sizes = []
+    for part in parts:
+        if isinstance(part, DocumentScore) and part.characters:
+            sizes.append(part.bytes / part.characters)
+    if sizes and max(sizes) > MOST_UNLIKE * min(sizes):
+        range_of_sizes = f"{min(sizes):.2f} to {max(sizes):.2f} bytes per character"
+        remark = "bits per byte do not compare them. Compare bits per character, and translations by their total bits"
+        yield Notice(f"the documents have {range_of_sizes}, so {remark} (--documents FILE.tsv)", "warning")
 
 
 def _counts_of(part: Part) -> Iterator[TextCounts]:
@@ -201,15 +207,6 @@ def _are_lowest(values: NDArray[np.float64], groups: NDArray[np.int64] | None) -
     return are_lowest
 
 
-def row_results(scores: Sequence[Any], options: EvalConfig) -> dict[str, Any]:
-    """Fields of `Score` that rows and their scores make: `pairs`, or `correct` and `correct_per_byte`."""
-    if options.pairs:
-        return {"pairs": pair_shares(scores, options.by)}
-    if options.by and scores:
-        return share_correct(scores, options.by)
-    return {}
-
-
 def pair_shares(scores: Iterable[Row | PairScore], by: str | None) -> tuple[PairShare, ...]:
     """Results of all pairs and, if rows are grouped by a key, of each group."""
     groups = defaultdict[str | None, list[PairScore]](list)
@@ -235,7 +232,16 @@ def _pair_share(group: str | None, pairs: Sequence[PairScore]) -> PairShare:
     share = (n + sum(signs)) / 2 / n
     share_per_token = (n + sum(signs_per_token)) / 2 / n
     low, high = share_interval(share, n)
-    return PairShare(group, n, share, low, high, share_per_token, tuple(signs))
+    return PairShare(group, n, share, low, high, share_per_token, tuple(signs), signs.count(0))
+
+
+def tie_notice(rows: Iterable[Scored]) -> Iterator[Notice]:
+    """A warning that names pairs whose texts are equally probable: most are mistakes of their table."""
+    pairs = [row for row in rows if isinstance(row, PairScore)]
+    ties = [str(pair.pair) for pair in pairs if pair.first_bits == pair.second_bits]
+    if ties:
+        remark = "both texts are equal, or equally probable"
+        yield Notice(f"{len(ties)} of {len(pairs)} pairs count as half ({named(ties, most=3)}): {remark}", "warning")
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:

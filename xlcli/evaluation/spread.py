@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean, variance
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,25 @@ def compare(score: Score, other: Score) -> Comparison | None:
     if not score.sums or len(score.sums) != len(other.sums):
         return None
     return Comparison(spread=spread_of(np.array(score.sums), np.array(other.sums)))
+
+
+def seed_difference(scores: Sequence[Score], others: Sequence[Score]) -> dict[str, Any]:
+    """Difference of the means of two groups, each of several training seeds, with its 95 % interval (Welch 1947).
+
+    `to` are the other models. The figure is `share` of pairs of texts, else `bits_per_byte`; `low` and `high` bound it.
+    """
+    figure = "share" if scores[0].pairs else "bits_per_byte"
+    values = [getattr(score.pairs[0] if score.pairs else score, figure) for score in scores]
+    other_values = [getattr(score.pairs[0] if score.pairs else score, figure) for score in others]
+    difference = fmean(values) - fmean(other_values)
+    error, other_error = variance(values) / len(values), variance(other_values) / len(other_values)  # squared
+    squared_error = error + other_error
+    margin = 0.0
+    if squared_error > 0:
+        freedom = squared_error**2 / (error**2 / (len(values) - 1) + other_error**2 / (len(other_values) - 1))
+        margin = half_width(math.sqrt(squared_error), freedom)
+    bounds = {"low": difference - margin, "high": difference + margin}
+    return {"to": [score.model for score in others], figure: difference, **bounds}
 
 
 def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -118,18 +118,6 @@ class LoadedModel:
             return learning
         rate = IMPORTED_ADAPTATION_RATE if imported(self.record) else ADAPTATION_RATE
         return learning.model_copy(update={"adapt_lr": rate})
-
-    def unrounded(self) -> LoadedModel:
-        """This model with its weights as stored, or this object if they are not rounded; errors as of `load`."""
-        if self.weight_dtype == "float32":
-            return self
-        device = next(self.network.parameters()).device
-        encoding = layout.read_config_file(self.folder).encoding
-        network, metadata = read_network(self.folder, self.config.model, encoding, device)
-        network.limit_distances(self.network.clamp_len, self.network.full_len)
-        if metadata["sha256"] != self.fingerprints["weights"]:
-            raise CheckpointError(f"the weights in {self.folder} have changed.", "Run the command again.")
-        return replace(self, network=network, weight_dtype="float32", encoding="float32")
 
     def check_settings(self, options: InferenceConfig) -> None:
         """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,8 +210,6 @@ def _fingerprint(model: Tree) -> str:
 
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
-TRAIN_FILES, MOST_TRAIN_FILES = "train_files", 2000
-"""Key of `record.json`: digests of the files that were trained on, and how many at most (40 kB)."""
 _STEP_LIMIT = 2**63
 _LINE_LIMIT = 2**16  # maximum size of a row in bytes
 
@@ -229,12 +227,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     if path.is_symlink() and "finished" not in record:  # it has no checksum, and copies of the model have its content
         raise CheckpointError(f"{path} is a symbolic link to a file that is not the record of a model.", _RESTORE)
     return record
-
-
-def trained_files(record: Mapping[str, Any]) -> Sequence[str]:
-    """Digests of the files that a model was trained on (`Part.files`), by its record; none in records without them."""
-    digests = record.get(TRAIN_FILES)
-    return digests if isinstance(digests, list) else ()
 
 
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:

@@ -17,6 +17,7 @@ from xlcli.store.discover import bundled_models
 from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
 
 INIT = "init"  # key of `record.json`: the model that a run started from
+TRAIN_FILES, MOST_TRAIN_FILES = "train_files", 2000  # key: digests of the files that were trained on (at most 40 kB)
 NEW = "none"  # value of `--init` in place of a model: new weights
 
 _OF_THE_RUN = frozenset(  # keys of `train` with their own defaults in the new run; others are the model's
@@ -105,6 +106,17 @@ def imported(record: Mapping[str, Any]) -> Tree:
         return about
     origin = origin_of(record)
     return imported(origin) if origin else {}
+
+
+def was_trained_on(record: Mapping[str, Any], digest: str) -> bool | None:
+    """Whether a model was trained on the file with this digest (`Part.files`); None if its record does not say."""
+    digests = record.get(TRAIN_FILES)
+    if not isinstance(digests, list):
+        return None
+    if digest in digests:
+        return True
+    is_whole_list = len(digests) < MOST_TRAIN_FILES and INIT not in record  # of its origin the files are not listed
+    return False if is_whole_list else None
 
 
 def text_size(record: Mapping[str, Any]) -> tuple[int, int] | None:

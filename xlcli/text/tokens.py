@@ -18,7 +18,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,15 +83,6 @@ class TokenFile:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def first(self, n: int) -> TokenFile:
-        return replace(
-            self,
-            ids=self.ids[:n],
-            n_bytes=int(self.sizes(slice(n)).sum()),
-            text_sizes=None if self.text_sizes is None else self.text_sizes[:n],
-            documents=None if self.documents is None else self.documents[self.documents < n],
-        )
 
     def sizes(self, index: Any) -> NDArray[Any]:
         """Bytes of text of the tokens at `index`, any index of a one-dimensional array."""

@@ -25,7 +25,7 @@ from xlcli.state import State
 from xlcli.store import folder as store
 from xlcli.store import layout
 from xlcli.store.commit import place_of_run
-from xlcli.store.origin import INIT
+from xlcli.store.origin import INIT, MOST_TRAIN_FILES, TRAIN_FILES
 from xlcli.text.loaders import EvalBatch, EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.prepare import Prepared
@@ -261,7 +261,7 @@ def describe_run(run: TrainingRun, data: Prepared) -> dict[str, Any]:
         "corpus": corpus.name,
         "corpus_sha256": corpus.facts.sha256,
         "crlf": sum(corpus.facts.crlf),
-        layout.TRAIN_FILES: [digest for digest, _ in parts.train.files()][: layout.MOST_TRAIN_FILES],
+        TRAIN_FILES: [digest for digest, _ in parts.train.files()][:MOST_TRAIN_FILES],
         "train": {"bytes": parts.train.n_bytes, "tokens": len(data.train_ids), "start": parts.train.start},
         "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},

@@ -53,7 +53,7 @@ NO_STATE = StateFiles(None, None)
 
 
 def state_files(call: Call, state: str | None, state_in: str | None, state_out: str | None) -> StateFiles:
-    """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists and has content.
+    """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists.
 
     `ConfigError` if `--state` is given beside another one, `StateError` if there is no state to continue.
     """
@@ -69,11 +69,17 @@ def state_files(call: Call, state: str | None, state_in: str | None, state_out: 
         after = Path(state_out)
     if state is not None:
         after = Path(state)
-        if after.exists() and after.stat().st_size > 0:
+        if after.exists():
             before = after
     if before is not None and not is_state_file(before):
-        problem = "is damaged or not a state file" if before.exists() else "does not exist"
-        raise StateError(f"state {before} {problem}.", "Make one with --state FILE, or start without it.")
+        problem = "does not exist"
+        remedy = "Make one with --state FILE, or start without it."
+        if before.exists():
+            problem = "is damaged or not a state file"
+            if before.stat().st_size == 0:
+                problem = "is empty"
+                remedy = "Restore it, or remove it to begin a new one."
+        raise StateError(f"state {before} {problem}.", remedy)
     return StateFiles(before, after)
 
 

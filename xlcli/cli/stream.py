@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from xlcli.text.follow import FollowedFile
 
 SAVE_SECONDS = 60.0  # interval between two saves with `--state`, unless `--save-every` says otherwise
-ALL_BYTES = frozenset(bytes([byte]) for byte in range(256))
 app = App()
 
 Follow = Annotated[
@@ -174,7 +173,7 @@ def read_text(
     """Text of `data` as it arrives. `source` is its descriptor; None for a followed file, of JSON or plain text."""
     from xlcli.config.base import compile_pattern
     from xlcli.text.documents import LINE_TEXT, live_texts
-    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes, with_replaced_bytes, without_nul
+    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes, without_utf16
     from xlcli.text.json_rows import json_rows
     from xlcli.text.line_rows import EventStart, line_rows
 
@@ -197,7 +196,7 @@ def read_text(
     if settings.reads_lines:
         if source is not None:
             data = plain_text(data, name, any_bytes=any_bytes, notice=warn)
-            data = without_nul(data, name) if must_be_text else data
+            data = without_utf16(data, name) if must_be_text else data
         data = with_notice_of_bytes(data, name, warn) if must_be_text else data
         return read(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
     text_fields = [settings.text_field] if settings.text_field else []
@@ -207,11 +206,8 @@ def read_text(
     if source is not None:
         formats = {"any_bytes": any_bytes, "token_ids": kind == "ids"}
         text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
-        text = without_nul(text, name) if must_be_text else text
-    text = with_notice_of_bytes(text, name, warn) if must_be_text else text
-    vocabulary = opened.model.tokenizer
-    lacks_bytes = vocabulary.kind == "tokenizers" and not ALL_BYTES.issubset(vocabulary.texts)
-    return with_replaced_bytes(text) if lacks_bytes else text
+        text = without_utf16(text, name) if must_be_text else text
+    return with_notice_of_bytes(text, name, warn) if must_be_text else text
 
 
 @dataclass

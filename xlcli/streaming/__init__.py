@@ -89,7 +89,7 @@ def stream(
         yield Row(words.document, words.fields)
     yield from running.run(portions)
     yield from oddities.notices()
-    yield from map(Notice, model.tokenizer.take_notices())
+    yield from running.remarks()
     totals = running.stats(final=True)
     yield from unknown_notice(running.n_unknown, totals.tokens)
     yield totals
@@ -238,7 +238,10 @@ class _Stream:
                     output.words.reset()
             for text, (nats, features) in zip(texts, self._call_model(texts), strict=True):
                 yield from output.feed(text, nats / LN2, features)
-            yield from self._remarks_and_totals()
+            yield from self.remarks()
+            if time.monotonic() - self._told >= STATS_SECONDS:
+                self._told = time.monotonic()
+                yield self.stats(final=False)
             if saves_after:
                 self.save()
 
@@ -252,18 +255,16 @@ class _Stream:
             self.n_unknown += n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
         return scores
 
-    def _remarks_and_totals(self) -> Iterator[Notice | StreamStats]:
-        """Remarks on the text so far, each once in a stream, and the totals if they are due."""
+    def remarks(self) -> Iterator[Notice]:
+        """Remarks on the text so far, each once in a stream."""
         remarks = window_notice(self.session.state.span, self.session.options, self.session.state.seen)
+        remarks = [*remarks, *map(Notice, self.session.model.tokenizer.take_notices())]
         if self.intake.line_ends.replaced:
             remarks = [Notice(f"{CRLF_NOTICE}; --binary keeps them"), *remarks]
         for remark in remarks:
             if remark.text not in self._said:
                 self._said.add(remark.text)
                 yield remark
-        if time.monotonic() - self._told >= STATS_SECONDS:
-            self._told = time.monotonic()
-            yield self.stats(final=False)
 
     def end(self) -> Iterator[StreamEvent]:
         """Scores the lines that wait for others, and the unfinished end of the text."""

@@ -152,12 +152,15 @@ class TokenizersTokenizer(PieceTokenizer):
         is_complete = self._set_texts([texts.get(i, b"") for i in range(vocab_size)])
         if not is_complete and (not of_bytes or self._byte_ids[ord("\n")] < 0):
             raise _lossy(name, "it has no tokens for line ends or bytes")
+        if not is_complete:
+            self.stand_in = next(iter(self._find("\ufffd")), start_id)
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:
-        if not self.splitter.take_cut():
-            return []
-        return [f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"]
+        notices = super().take_notices()
+        if self.splitter.take_cut():
+            notices.append(f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not")
+        return notices
 
     def _find(self, text: str) -> list[int]:
         try:

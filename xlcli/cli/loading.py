@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
+_KERNEL_BYTES = 130 * 2**20  # RAM in bytes of numba with the compiled code of a context cache
 _FLOAT32_BYTES = 4
 _ADAPTATION_BYTES = 2 * _FLOAT32_BYTES  # per weight, for adapted weights and gradients; 6 were measured
 _WIDENING_BYTES = 2 * _FLOAT32_BYTES  # per weight, for rounded weights, which all become float32; 8 to 9 were measured
@@ -139,11 +140,19 @@ def check_settings(section: str, settings: InferenceConfig, config: Config | Sav
 
 
 def print_plan(
-    folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
+    folder: Path,
+    settings: InferenceConfig,
+    screen: Screen,
+    *,
+    batch_size: int,
+    action: str,
+    is_endless: bool = False,
+    saves_state: bool = False,
 ) -> None:
-    """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
+    """Prints the plan of a command that uses a model: model size, RAM and, if it `saves_state`, disk needed.
 
-    Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has too little RAM.
+    The model is not loaded. Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has
+    too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)
@@ -155,8 +164,16 @@ def print_plan(
         weights_bytes = min(weights_bytes, summary.bytes)
     state_bytes = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
+    saved_bytes = state_bytes
+    cache_tokens = settings.learning.context_cache
+    if cache_tokens is not None:
+        from xlcli.memory.context_cache import SAVED_TOKEN_BYTES, index_bytes
+
+        needed_bytes += _KERNEL_BYTES + index_bytes(cache_tokens)
+        saved_bytes += SAVED_TOKEN_BYTES * cache_tokens
     if settings.learning.adapt:
         needed_bytes += _ADAPTATION_BYTES * parameters
+        saved_bytes += _FLOAT32_BYTES * parameters
         is_rounded = weights_bytes < _FLOAT32_BYTES * parameters
         if is_rounded:
             needed_bytes += _WIDENING_BYTES * parameters
@@ -164,6 +181,8 @@ def print_plan(
     if screen.json:
         plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}
         plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
+        if saves_state:
+            plan["saved_bytes"] = saved_bytes
         screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
     else:
         unit = "window" if reading.stride else "text"
@@ -176,6 +195,8 @@ def print_plan(
             f"memory   {texts}: {format_bytes(state_bytes)}\n"
             f"needs    about {format_bytes(needed_bytes)} of RAM; {format_bytes(available)} available\n"
         )
+        if saves_state:
+            screen.report(f"state    up to {format_bytes(saved_bytes)} on disk, twice that while it is replaced\n")
     # A finite text may be shorter than the memory.
     least_bytes = needed_bytes if is_endless else _PROGRAM_BYTES + weights_bytes
     require_memory(f"model {folder.name}", least_bytes, "Use a smaller --mem-len or model.")

@@ -71,13 +71,21 @@ def stream(
         settings = settings.model_copy(update={"save_every": SAVE_SECONDS})
     texts = [name] if follow else check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     saved = state_files(call, state, state_in, state_out)
-    call.require("frozen", "--state FILE with the state of a baseline", is_given=saved.before is not None)
+    baseline = "--state-in FILE, which stream NORMAL.log --state-out FILE makes"
+    call.require("frozen", baseline, is_given=saved.before is not None)
     folder = find_model(call, model, settings, saved)
     outputs = {"state": (state, STATE), "state_out": (state_out, STATE), "html": (html, PAGE)}
     call.check_files([folder, *texts], outputs)
     if dry_run:
-        is_endless = follow or name == "-"
-        print_plan(folder, settings, call.screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
+        print_plan(
+            folder,
+            settings,
+            call.screen,
+            batch_size=1,
+            action=f"scores {name}",
+            is_endless=follow or name == "-",
+            saves_state=saved.after is not None,
+        )
         return 0
     check_standard_output(name)
     log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100
@@ -86,6 +94,9 @@ def stream(
         call.screen.expect_pipes([name])
         opened = open_model(call, folder, settings, config.runtime, saved, log)
         if log is None:
+            continues_state = state is not None and opened.resume is not None
+            if continues_state and name != "-":
+                call.screen.say(f"{name} is read from its beginning; only with --follow a state goes on within a file")
             data = portions(descriptor or 0, stop, settings.pause_ms, settings.save_every)
         else:
             file = open_log(log, opened.resume, call.screen, from_end=from_end)

@@ -122,7 +122,7 @@ class _Stream:
         position = StreamPosition() if resume is None else resume.stream
         if options.frozen:
             if resume is None:
-                remedy = "Make it: xlcli stream NORMAL.log --state FILE."
+                remedy = "Make it: xlcli stream NORMAL.log --state-out FILE."
                 raise ConfigError("--frozen needs the state of a baseline.", remedy)
             if position.n_bytes != position.line_start:
                 problem = "the state ends within a line, with which no other line can begin."

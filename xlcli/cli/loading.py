@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xlcli.cli.command import Call
 from xlcli.cli.quantities import approximate_count, compact_number, format_bytes
 from xlcli.cli.render import Screen
-from xlcli.cli.run_report import describe_scored_text
 from xlcli.cli.score_report import describe_context, rounding
 from xlcli.cli.usage import nearest
 from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig
@@ -22,7 +21,7 @@ from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSetting
 from xlcli.files import cache_folder
 from xlcli.machine import available_bytes, require_memory
 from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
-from xlcli.store.layout import SMALLEST_STORED, SavedConfig, is_model, read_config, scored_text
+from xlcli.store.layout import SMALLEST_STORED, SavedConfig, is_model, read_config
 from xlcli.store.lock import lock_state
 
 if TYPE_CHECKING:
@@ -140,19 +139,11 @@ def check_settings(section: str, settings: InferenceConfig, config: Config | Sav
 
 
 def print_plan(
-    folder: Path,
-    settings: InferenceConfig,
-    screen: Screen,
-    *,
-    batch_size: int,
-    action: str,
-    is_endless: bool = False,
-    saves_state: bool = False,
+    folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
 ) -> None:
-    """Prints the plan of a command that uses a model: model size, RAM and, if it `saves_state`, disk needed.
+    """Prints the plan of a command that uses a model: model size, RAM, and disk of a state. The model is not loaded.
 
-    The model is not loaded. Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has
-    too little RAM.
+    Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has too little RAM.
     """
     config = read_config(folder)
     model = settings.shape(config.model)
@@ -162,9 +153,9 @@ def print_plan(
     weights_bytes = _FLOAT32_BYTES * parameters
     if parameters >= SMALLEST_STORED:
         weights_bytes = min(weights_bytes, summary.bytes)
-    state_bytes = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
+    saved_bytes = model.memory_bytes(reading.longest, reading.memory_dtype)  # of one text
+    state_bytes = batch_size * saved_bytes
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
-    saved_bytes = state_bytes
     cache_tokens = settings.learning.context_cache
     if cache_tokens is not None:
         from xlcli.memory.context_cache import SAVED_TOKEN_BYTES, index_bytes
@@ -178,6 +169,7 @@ def print_plan(
         if is_rounded:
             needed_bytes += _WIDENING_BYTES * parameters
     available = available_bytes()
+    saves_state = not isinstance(settings, EvalConfig)
     if screen.json:
         plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}
         plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
@@ -196,7 +188,7 @@ def print_plan(
             f"needs    about {format_bytes(needed_bytes)} of RAM; {format_bytes(available)} available\n"
         )
         if saves_state:
-            screen.report(f"state    up to {format_bytes(saved_bytes)} on disk, twice that while it is replaced\n")
+            screen.report(f"state    up to {format_bytes(saved_bytes)} on disk, if it is saved\n")
     # A finite text may be shorter than the memory.
     least_bytes = needed_bytes if is_endless else _PROGRAM_BYTES + weights_bytes
     require_memory(f"model {folder.name}", least_bytes, "Use a smaller --mem-len or model.")
@@ -287,7 +279,7 @@ def _report_model(
     """Prints warnings of a model, what was loaded (--verbose), and a warning of a memory length without effect."""
     for warning in model.warnings:
         screen.say(warning, "warning")
-    screen.say(_describe_model(model, folder), "detail")
+    screen.say(f"model {model.name}: {folder}", "detail")
     reading = settings.reading(model.config.model, model.config.train.reading)
     dtypes = runtime.dtype_name + rounding(model.weight_dtype, reading.memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {approximate_count(runtime.threads, 'thread')}", "detail")
@@ -297,16 +289,6 @@ def _report_model(
     warning_of_idle_memory = model.config.model.mem_len_warning(max(mem_lens))
     if warning_of_idle_memory is not None:
         screen.say(warning_of_idle_memory, "warning")
-
-
-def _describe_model(model: LoadedModel, folder: Path) -> str:
-    """Name, folder and score of training: `model m: models/m, 2.013 bits per byte of the 1M bytes of ...`."""
-    about = f"model {model.name}: {folder}"
-    bits_per_byte = model.record.get("bits_per_byte")  # a record may be edited, or of an unfinished run
-    text = scored_text(model.record)
-    if isinstance(bits_per_byte, float) and text is not None:
-        about += f", {bits_per_byte:.3f} bits per byte of the {describe_scored_text(text)}"
-    return about
 
 
 class OpenedModel(NamedTuple):

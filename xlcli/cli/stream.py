@@ -77,15 +77,8 @@ def stream(
     outputs = {"state": (state, STATE), "state_out": (state_out, STATE), "html": (html, PAGE)}
     call.check_files([folder, *texts], outputs)
     if dry_run:
-        print_plan(
-            folder,
-            settings,
-            call.screen,
-            batch_size=1,
-            action=f"scores {name}",
-            is_endless=follow or name == "-",
-            saves_state=saved.after is not None,
-        )
+        is_endless = follow or name == "-"
+        print_plan(folder, settings, call.screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
         return 0
     check_standard_output(name)
     log = Path(os.path.abspath(name)) if follow else None  # noqa: PTH100

@@ -89,7 +89,7 @@ def stream(
         yield Row(words.document, words.fields)
     yield from running.run(portions)
     yield from oddities.notices()
-    yield from running.remarks()
+    yield from map(Notice, model.tokenizer.take_notices())
     totals = running.stats(final=True)
     yield from unknown_notice(running.n_unknown, totals.tokens)
     yield totals
@@ -238,7 +238,7 @@ class _Stream:
                     output.words.reset()
             for text, (nats, features) in zip(texts, self._call_model(texts), strict=True):
                 yield from output.feed(text, nats / LN2, features)
-            yield from self.remarks()
+            yield from self._remarks()
             if time.monotonic() - self._told >= STATS_SECONDS:
                 self._told = time.monotonic()
                 yield self.stats(final=False)
@@ -255,10 +255,11 @@ class _Stream:
             self.n_unknown += n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
         return scores
 
-    def remarks(self) -> Iterator[Notice]:
+    def _remarks(self) -> Iterator[Notice]:
         """Remarks on the text so far, each once in a stream."""
         remarks = window_notice(self.session.state.span, self.session.options, self.session.state.seen)
-        remarks = [*remarks, *map(Notice, self.session.model.tokenizer.take_notices())]
+        if self.intake.has_stand_ins:
+            remarks = [Notice("bytes for which the model has no token are read as U+FFFD"), *remarks]
         if self.intake.line_ends.replaced:
             remarks = [Notice(f"{CRLF_NOTICE}; --binary keeps them"), *remarks]
         for remark in remarks:

@@ -56,6 +56,8 @@ class Intake:
         self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
     ) -> None:
         self._splitter = model.tokenizer.splitter
+        self._stand_in = model.tokenizer.stand_in
+        self.has_stand_ins = False  # true if a byte had no token
         # The bytes of a text that is given as bytes have tokens of their own, or none.
         self._tokens = model.tokenizer.tokens if options.binary else model.tokenizer.any_tokens
         self._options = options
@@ -221,6 +223,7 @@ class Intake:
             ids, sizes = self._tokens(part, byte)
             if not len(ids) and not self._is_ended:
                 raise DataError(f"the line at byte {byte} has no tokens.", "Leave it out.")
+            self.has_stand_ins = self.has_stand_ins or bool(((ids == self._stand_in) & (sizes == 1)).any())
             self._queue += Tokens(ids, sizes, part)
 
     def _n_complete(self) -> int:

@@ -57,7 +57,7 @@ class Tokenizer(ABC):
         """
 
     def any_tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """`tokens`, but with `stand_in` for each byte that has no token; its size is 1 there."""
+        """`tokens`, but with `stand_in` for each byte that has no token, with the size 1."""
         return self.tokens(data, at)
 
     @abstractmethod
@@ -122,7 +122,6 @@ class PieceTokenizer(Tokenizer):
 
     _special: Pattern[str]
     """Characters, in a group, that are spelled in bytes."""
-    _has_stood_in = False  # `any_tokens` has used `stand_in` since the last `take_notices`
 
     def _set_texts(self, texts: list[bytes]) -> bool:
         """Sets the text of each id, and the first id of each byte; False if a byte has no token (its id is -1 then)."""
@@ -148,15 +147,7 @@ class PieceTokenizer(Tokenizer):
 
     def any_tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         ids, sizes = self._spelled(data)
-        is_missing = ids < 0
-        self._has_stood_in = self._has_stood_in or bool(is_missing.any())
-        return np.where(is_missing, np.int32(self.stand_in), ids), sizes
-
-    def take_notices(self) -> list[str]:
-        if not self._has_stood_in:
-            return []
-        self._has_stood_in = False
-        return ["bytes for which the model has no token are read as U+FFFD"]
+        return np.where(ids < 0, np.int32(self.stand_in), ids), sizes
 
     def _spelled(self, data: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, -1 for a byte without a token, and the bytes of text of each; both (t)."""

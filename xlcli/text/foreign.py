@@ -157,10 +157,9 @@ class TokenizersTokenizer(PieceTokenizer):
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:
-        notices = super().take_notices()
-        if self.splitter.take_cut():
-            notices.append(f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not")
-        return notices
+        if not self.splitter.take_cut():
+            return []
+        return [f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"]
 
     def _find(self, text: str) -> list[int]:
         try:

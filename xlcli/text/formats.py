@@ -292,7 +292,7 @@ def without_utf16(portions: Portions, name: str) -> Portions:
 
 
 def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Portions:
-    """The text as it is. Calls `notice` for its first line that is not UTF-8, and its first with NUL, unless of rows."""
+    """The text as it is; calls `notice` for the first line that is not UTF-8 and the first with NUL, unless of rows."""
     utf8 = Utf8()
     line = 1  # in which the next portion begins
     for portion in portions:

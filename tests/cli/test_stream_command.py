@@ -299,18 +299,23 @@ def test_a_state_without_a_place_says_that_a_file_is_read_from_its_beginning(pip
     assert ["from its beginning" in done.err for done in (first, second)] == [False, True]
 
 
-def test_a_dry_run_counts_cache_and_state(piped, model, tmp_path):
+def test_a_dry_run_counts_the_state_file(piped, model, tmp_path):
     state = tmp_path / "s"
-    plain = objects(piped(TEXT, "--dry-run", "--json").out)[0]
     for more in ([], ["--context-cache", "40"], ["--adapt"]):
         plan = objects(piped(TEXT, "--dry-run", "--json", "--state", state, *more).out)[0]
         assert piped(TEXT * 9, "--state", state, *more).code == 0
         least = 50_000 if "--context-cache" in more else 9_000  # what any state has: names, and weights of a cache
         assert 0 <= state.stat().st_size - plan["saved_bytes"] < least
         state.unlink()
-        if "--context-cache" in more:
-            index = sum(array.nbytes for array in new_index(40) if array.ndim)
-            assert plan["needed_bytes"] - plain["needed_bytes"] == pytest.approx(index + 130 * 2**20, abs=20)
+
+
+def test_a_dry_run_counts_the_index_of_a_cache(piped, model):
+    sizes = (40, 5000, 2**17)
+    plans = [objects(piped(TEXT, "--dry-run", "--json", "--context-cache", str(size)).out)[0] for size in sizes]
+    indexes = [sum(array.nbytes for array in new_index(size)) for size in sizes]
+    for size, plan, index in zip(sizes, plans, indexes, strict=True):
+        grown = plan["needed_bytes"] - plans[0]["needed_bytes"]
+        assert 0.75 * (index - indexes[0]) <= grown <= 1.4 * (index - indexes[0]), size
 
 
 REFUSED = {

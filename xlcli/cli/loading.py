@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
-_KERNEL_BYTES = 130 * 2**20  # RAM in bytes of numba with the compiled code of a context cache
+_CACHE_BYTES = 130 * 2**20  # RAM in bytes that a context cache of any size needs, most of it for compiled code
+_INDEXED_BYTES = 280  # per token of a context cache, in its index: at most 35 numbers of 8 bytes
+_SAVED_BYTES = 8  # per token of a context cache, in a state file
 _FLOAT32_BYTES = 4
 _ADAPTATION_BYTES = 2 * _FLOAT32_BYTES  # per weight, for adapted weights and gradients; 6 were measured
 _WIDENING_BYTES = 2 * _FLOAT32_BYTES  # per weight, for rounded weights, which all become float32; 8 to 9 were measured
@@ -158,10 +160,8 @@ def print_plan(
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
     cache_tokens = settings.learning.context_cache
     if cache_tokens is not None:
-        from xlcli.memory.context_cache import SAVED_TOKEN_BYTES, index_bytes
-
-        needed_bytes += _KERNEL_BYTES + index_bytes(cache_tokens)
-        saved_bytes += SAVED_TOKEN_BYTES * cache_tokens
+        needed_bytes += _CACHE_BYTES + _INDEXED_BYTES * cache_tokens
+        saved_bytes += _SAVED_BYTES * cache_tokens
     if settings.learning.adapt:
         needed_bytes += _ADAPTATION_BYTES * parameters
         saved_bytes += _FLOAT32_BYTES * parameters

@@ -177,7 +177,7 @@ def read_text(
     """Text of `data` as it arrives. `source` is its descriptor; None for a followed file, of JSON or plain text."""
     from xlcli.config.base import compile_pattern
     from xlcli.text.documents import LINE_TEXT, live_texts
-    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes, without_utf16
+    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes
     from xlcli.text.json_rows import json_rows
     from xlcli.text.line_rows import EventStart, line_rows
 
@@ -200,7 +200,6 @@ def read_text(
     if settings.reads_lines:
         if source is not None:
             data = plain_text(data, name, any_bytes=any_bytes, notice=warn)
-            data = without_utf16(data, name) if must_be_text else data
         data = with_notice_of_bytes(data, name, warn) if must_be_text else data
         return read(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
     text_fields = [settings.text_field] if settings.text_field else []
@@ -210,7 +209,6 @@ def read_text(
     if source is not None:
         formats = {"any_bytes": any_bytes, "token_ids": kind == "ids"}
         text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
-        text = without_utf16(text, name) if must_be_text else text
     return with_notice_of_bytes(text, name, warn) if must_be_text else text
 
 

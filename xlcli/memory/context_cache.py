@@ -24,7 +24,6 @@ ORDERS = (1, 2, 3, 6, 12)  # numbers of latest tokens that are a context
 COLUMN, ABOVE, HEAD = range(len(ORDERS), len(ORDERS) + 3)  # contexts that know the place in a line (kernels/mixture.py)
 N_KINDS = HEAD + 1
 LINE, REACH = 128, 256  # largest place in a line that a context knows; how many tokens back a context can reach
-SAVED_TOKEN_BYTES = 8  # size in a state file of a token with its follower
 MAX_WINDOW = 2**22  # maximum number of tokens of a cache
 SLACK = 2**14  # tokens that can be taken back, and tokens kept that are older than the window; at least `REACH`
 N_READ, WINDOW = range(2)  # places in `Index.sizes`: number of tokens read, and of tokens of the window
@@ -61,22 +60,11 @@ class Learned(NamedTuple):
     bias: Array  # added to the logit of each token (v)
 
 
-def _sizes(window: int) -> tuple[int, int]:
-    """Number of places in the rings of the index of a window, and of heads of one kind of contexts."""
-    return window + SLACK, 1 << (window - 1).bit_length()
-
-
-def index_bytes(window: int) -> int:
-    """Size in bytes of the index of a window."""
-    n, n_heads = _sizes(window)
-    return 8 * (3 * n + N_KINDS * (2 * n + n_heads))
-
-
 def new_index(window: int) -> Index:
     """Index of no tokens, for a window; `ResourceError` if it does not fit the machine."""
-    n, n_heads = _sizes(window)
-    remedy = "Use a smaller --context-cache."
-    require_memory(f"a context cache of {window:,} tokens", index_bytes(window), remedy)
+    n, n_heads = window + SLACK, 1 << (window - 1).bit_length()
+    n_bytes = 8 * (3 * n + N_KINDS * (2 * n + n_heads))
+    require_memory(f"a context cache of {window:,} tokens", n_bytes, "Use a smaller --context-cache.")
     return Index(
         tokens=np.zeros(n, np.int64),
         followers=np.zeros(n, np.int64),

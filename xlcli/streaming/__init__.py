@@ -82,7 +82,10 @@ def stream(
         portions = oddities.watched(portions, has_rows=not is_log)
     if saves_start:
         running.save()
-    yield from _reading_notice(resume, options)
+    if resume is not None and resume.stream.reads not in (None, options.reads):
+        none = "none of --text-field, --text-regex and --event-start"
+        made, given = resume.stream.reads or none, options.reads or none
+        yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
     yield from compile_cache(running.session.options, stop)
     words = running.output.position.words
     if words is not None and words.document:  # a row of a table in which the stream continues
@@ -93,15 +96,6 @@ def stream(
     totals = running.stats(final=True)
     yield from unknown_notice(running.n_unknown, totals.tokens)
     yield totals
-
-
-def _reading_notice(resume: SessionState | None, options: StreamConfig) -> Iterator[Notice]:
-    """Warning if the text of a saved stream was found in its lines by other options."""
-    if resume is None or resume.stream.reads in (None, options.reads):
-        return
-    none = "none of --text-field, --text-regex and --event-start"
-    made, given = resume.stream.reads or none, options.reads or none
-    yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
 
 
 class _Stream:
@@ -331,6 +325,6 @@ class _Stream:
             final=final,
             shown=output.selection.n_shown if output.options.selects else None,
             crlf=self.intake.line_ends.replaced,
-            records=output.records.n_output,
+            records=output.records.n_begun - len(output.records.waiting),
             skipped=output.records.n_skipped,
         )

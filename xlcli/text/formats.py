@@ -280,19 +280,11 @@ class Utf8:
         return text
 
 
-def without_utf16(portions: Portions, name: str) -> Portions:
-    """The text; `DataError` if its first `HEAD` bytes, unless of rows, are UTF-16 without a byte-order mark."""
-    head = b""
-    for portion in portions:
-        if portion and not isinstance(portion, Document) and len(head) < HEAD:
-            head = (head + portion)[:HEAD]
-            if utf16_encoding(head) is not None:
-                raise with_nul_bytes(name, head)
-        yield portion
-
-
 def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Portions:
-    """The text as it is; calls `notice` for the first line that is not UTF-8 and the first with NUL, unless of rows."""
+    """The text as it is; calls `notice` for the first line that is not UTF-8 and the first with NUL, unless of rows.
+
+    `DataError` if the text is UTF-16 without a byte-order mark.
+    """
     utf8 = Utf8()
     line = 1  # in which the next portion begins
     for portion in portions:
@@ -305,6 +297,8 @@ def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Porti
                 bad_line = line + portion.count(b"\n", 0, max(utf8.bad - start, 0))
                 notice(f"line {bad_line:,} of {name} is not UTF-8: its bytes are scored")
             if utf8.has_nul and not had_nul:
+                if utf16_encoding(portion[:HEAD]) is not None:
+                    raise with_nul_bytes(name, portion[:HEAD])
                 nul_line = line + portion.count(b"\n", 0, portion.index(b"\0"))
                 notice(f"line {nul_line:,} of {name} has NUL bytes, which are scored: it may be binary or UTF-16")
             line += portion.count(b"\n")

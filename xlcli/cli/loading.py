@@ -169,13 +169,10 @@ def print_plan(
         if is_rounded:
             needed_bytes += _WIDENING_BYTES * parameters
     available = available_bytes()
-    saves_state = not isinstance(settings, EvalConfig)
     if screen.json:
         plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}
         plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
-        if saves_state:
-            plan["saved_bytes"] = saved_bytes
-        screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
+        screen.object(plan | {"saved_bytes": saved_bytes, "needed_bytes": needed_bytes, "available_bytes": available})
     else:
         unit = "window" if reading.stride else "text"
         texts = f"{counted(batch_size, unit)} at a time"
@@ -187,7 +184,7 @@ def print_plan(
             f"memory   {texts}: {format_bytes(state_bytes)}\n"
             f"needs    about {format_bytes(needed_bytes)} of RAM; {format_bytes(available)} available\n"
         )
-        if saves_state:
+        if not isinstance(settings, EvalConfig):
             screen.report(f"state    up to {format_bytes(saved_bytes)} on disk, if it is saved\n")
     # A finite text may be shorter than the memory.
     least_bytes = needed_bytes if is_endless else _PROGRAM_BYTES + weights_bytes

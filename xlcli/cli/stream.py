@@ -71,8 +71,7 @@ def stream(
         settings = settings.model_copy(update={"save_every": SAVE_SECONDS})
     texts = [name] if follow else check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     saved = state_files(call, state, state_in, state_out)
-    baseline = "--state-in FILE, which stream NORMAL.log --state-out FILE makes"
-    call.require("frozen", baseline, is_given=saved.before is not None)
+    call.require("frozen", "--state-in FILE (of stream NORMAL.log --state-out FILE)", is_given=saved.before is not None)
     folder = find_model(call, model, settings, saved)
     outputs = {"state": (state, STATE), "state_out": (state_out, STATE), "html": (html, PAGE)}
     call.check_files([folder, *texts], outputs)
@@ -87,8 +86,7 @@ def stream(
         call.screen.expect_pipes([name])
         opened = open_model(call, folder, settings, config.runtime, saved, log)
         if log is None:
-            continues_state = state is not None and opened.resume is not None
-            if continues_state and name != "-":
+            if state is not None and opened.resume is not None and name != "-":
                 call.screen.say(f"{name} is read from its beginning; only with --follow a state goes on within a file")
             data = portions(descriptor or 0, stop, settings.pause_ms, settings.save_every)
         else:

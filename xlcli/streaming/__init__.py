@@ -17,19 +17,19 @@ connected by a saved session thus give the scores of one stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError, DataError, StateError
 from xlcli.events import Notice, Row, StreamStats, TokenScore, WordScore
-from xlcli.inference import InferenceSession, SaveState, Scored, compile_cache, window_notice
+from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.metrics import LN2
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState, StreamPosition
-from xlcli.streaming.intake import Intake, Tokens
+from xlcli.streaming.intake import Intake
 from xlcli.streaming.output import ScoredEvent, StreamOutput
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE
@@ -230,7 +230,12 @@ class _Stream:
                 session.reset()
                 if output.words is not None:
                     output.words.reset()
-            for text, (nats, features) in zip(texts, self._call_model(texts), strict=True):
+            if len(texts) == 1:  # it continues the session
+                scores = [session.score(texts[0].ids, output.predictions)]
+            else:  # each is scored as after a reset
+                scores = session.score_each([text.ids for text in texts], output.predictions)
+            for text, (nats, features) in zip(texts, scores, strict=True):
+                self.n_unknown += n_unknown(text.ids, session.model.tokenizer.unknown_id)
                 yield from output.feed(text, nats / LN2, features)
             yield from self._remarks()
             if time.monotonic() - self._told >= STATS_SECONDS:
@@ -238,16 +243,6 @@ class _Stream:
                 yield self.stats(final=False)
             if saves_after:
                 self.save()
-
-    def _call_model(self, texts: Sequence[Tokens]) -> Sequence[Scored]:
-        """Scores one text, which continues the session, or several, each as after a reset."""
-        if len(texts) == 1:
-            scores = [self.session.score(texts[0].ids, self.output.predictions)]
-        else:
-            scores = self.session.score_each([text.ids for text in texts], self.output.predictions)
-        for text in texts:
-            self.n_unknown += n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
-        return scores
 
     def _remarks(self) -> Iterator[Notice]:
         """Remarks on the text so far, each once in a stream."""

@@ -55,8 +55,7 @@ class Intake:
     def __init__(
         self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
     ) -> None:
-        self._splitter = model.tokenizer.splitter
-        self._stand_in = model.tokenizer.stand_in
+        self._tokenizer = model.tokenizer
         self.has_stand_ins = False  # true if a byte had no token
         # The bytes of a text that is given as bytes have tokens of their own, or none.
         self._tokens = model.tokenizer.tokens if options.binary else model.tokenizer.any_tokens
@@ -74,7 +73,7 @@ class Intake:
         # A CR at the end waits for what follows it; those before it have been decided.
         self._arrived = rest if options.binary else rest.removesuffix(b"\r")
         self.line_ends = LineEnds(rest[len(self._arrived) :])  # reads CR LF as LF
-        self._pretokenizer = PreTokenizer(self._splitter, by_line=self._reset_pattern is not None)
+        self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
         self._queue = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized])
         self._documents = deque(pending.documents)  # offsets in the text that waits
         self._offset = position.n_bytes  # of the queue in the whole text
@@ -217,13 +216,14 @@ class Intake:
         """Tokenizes whole words and appends them to the queue; before a line that may be a reset, a token ends."""
         if not words:
             return
-        by_line = self._reset_pattern is not None and not self._splitter.ends_at_lines
+        by_line = self._reset_pattern is not None and not self._tokenizer.splitter.ends_at_lines
         for part in LINE.findall(words) if by_line else [words]:
             byte = self._offset + len(self._queue.text)
             ids, sizes = self._tokens(part, byte)
             if not len(ids) and not self._is_ended:
                 raise DataError(f"the line at byte {byte} has no tokens.", "Leave it out.")
-            self.has_stand_ins = self.has_stand_ins or bool(((ids == self._stand_in) & (sizes == 1)).any())
+            stands_in = (ids == self._tokenizer.stand_in) & (sizes == 1)
+            self.has_stand_ins = self.has_stand_ins or bool(stands_in.any())
             self._queue += Tokens(ids, sizes, part)
 
     def _n_complete(self) -> int:

@@ -281,10 +281,7 @@ class Utf8:
 
 
 def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Portions:
-    """The text as it is; calls `notice` for the first line that is not UTF-8 and the first with NUL, unless of rows.
-
-    `DataError` if the text is UTF-16 without a byte-order mark.
-    """
+    """The text as it is; `notice` gets the first line not in UTF-8 and the first with NUL; `DataError` for UTF-16."""
     utf8 = Utf8()
     line = 1  # in which the next portion begins
     for portion in portions:

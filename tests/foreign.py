@@ -81,3 +81,20 @@ LOSSLESS = ["gpt2", "smollm2", "pythia", "llama3", "qwen", "slashes", "llama2", 
 def ours(package: tokenizers.Tokenizer) -> TokenizersTokenizer:
     size = package.get_vocab_size() + 7
     return TokenizersTokenizer(package.to_str().encode(), vocab_size=size, start_id=0)
+
+
+MISSING = (0x04, 0x1D, 0xC0, 0xF1, 0xF5, 0xFF, 0xB8)
+
+
+def lacking(values: tuple[int, ...]) -> tuple[TokenizersTokenizer, tokenizers.Tokenizer]:
+    """A tokenizer of bytes without those of some values."""
+    content = json.loads(trained("smollm2").to_str())
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [value for value in range(256) if value not in printable]
+    names = {value: chr(value) for value in printable} | {value: chr(256 + i) for i, value in enumerate(others)}
+    missing = {names[value] for value in values}
+    model = content["model"]
+    model["vocab"] = {text: i for text, i in model["vocab"].items() if not missing & {*text}}
+    model["merges"] = [pair for pair in model["merges"] if not missing & {*"".join(pair)}]
+    data = json.dumps(content)
+    return TokenizersTokenizer(data.encode(), vocab_size=500, start_id=0), tokenizers.Tokenizer.from_str(data)

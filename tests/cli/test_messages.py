@@ -48,6 +48,7 @@ VARYING = {
     r"(?<=Use batch_size )\d+": "N",
     r"\b[0-9a-f]{12}\b": "HASH",
     r"[\d.]+k? tokens/s": "N tokens/s",
+    r"[\d.]+k? records/s": "N records/s",
     r"[\d.]+k? lines/s": "N lines/s",
     r"busy [\d.]+ s": "busy N s",
     r"\d+\.\d{3,4}(?= bits| by the model)": "N",

@@ -278,3 +278,5 @@ def test_totals():
     )  # fmt: skip
     line = "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, busy 3.0 s of 9.0 s"
     assert stats_line(stats) == line
+    of_records = stats_line(dataclasses.replace(stats, records=6))
+    assert (of_records.split(", ")[0], "2 records/s" in of_records) == ("6 records", True)

@@ -11,6 +11,8 @@ import time
 import pytest
 from programs import TEXT, Terminal, command, environment
 
+from xlcli.memory.context_cache import new_index
+
 
 @pytest.fixture
 def piped(run, monkeypatch, tmp_path):
@@ -276,8 +278,48 @@ def test_a_stream_goes_on_after_a_line_that_is_not_utf8(piped, tmp_path):
     assert len(re.findall(r"line 3 of \S+ is not UTF-8", done.err)) == 1
 
 
+def test_a_stream_goes_on_after_nul(piped):
+    done = piped(b"one\na\0b\nlast", "-m", "books", "--json")
+    assert [line["text"] for line in objects(done.out)] == ["one", "a\0b", "last"]
+    assert len(re.findall(r"line 2 of \S+ has NUL", done.err)) == 1
+
+
+@pytest.mark.parametrize("options", [["--follow", "--from-end"], ["--follow"], []])
+def test_an_empty_state_is_refused(options, run, model, tmp_path):
+    log, state = tmp_path / "app.log", tmp_path / "s"
+    log.write_bytes(b"one\n")
+    state.touch()
+    done = run("stream", log, "--state", state, *options)
+    assert (done.code, "empty" in done.err) == (3, True)
+    assert state.stat().st_size == 0
+
+
+def test_a_state_without_a_place_says_that_a_file_is_read_from_its_beginning(piped, model, tmp_path):
+    first, second = (piped(TEXT, "--state", tmp_path / "s") for _ in range(2))
+    assert ["from its beginning" in done.err for done in (first, second)] == [False, True]
+
+
+def test_a_dry_run_counts_the_state_file(piped, model, tmp_path):
+    state = tmp_path / "s"
+    for more in ([], ["--context-cache", "40"], ["--adapt"]):
+        plan = objects(piped(TEXT, "--dry-run", "--json", "--state", state, *more).out)[0]
+        assert piped(TEXT * 9, "--state", state, *more).code == 0
+        least = 50_000 if "--context-cache" in more else 9_000  # what any state has: names, and weights of a cache
+        assert 0 <= state.stat().st_size - plan["saved_bytes"] < least
+        state.unlink()
+
+
+def test_a_dry_run_counts_the_index_of_a_cache(piped, model):
+    sizes = (40, 5000, 2**17)
+    plans = [objects(piped(TEXT, "--dry-run", "--json", "--context-cache", str(size)).out)[0] for size in sizes]
+    indexes = [sum(array.nbytes for array in new_index(size)) for size in sizes]
+    for size, plan, index in zip(sizes, plans, indexes, strict=True):
+        grown = plan["needed_bytes"] - plans[0]["needed_bytes"]
+        assert 0.75 * (index - indexes[0]) <= grown <= 1.4 * (index - indexes[0]), size
+
+
 REFUSED = {
-    "binary": (b"a\0b\n", ["-m", "books"]),
+    "binary": (b"PK\x03\x04 a\n", ["-m", "books"]),
     "UTF-16": ("cafe\ncafe\n".encode("utf-16-le"), ["-m", "books"]),
     "no such column": (b"a,b\n1,2\n", ["--text-field", "text"]),
     "the second row without the key": (b'{"text": "a", "x": 1}\n{"text": "b"}\n', ["--reset-on-change", "x"]),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import tokenizers
-from foreign import TEXT, trained
+from foreign import MISSING, TEXT, lacking
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -308,23 +308,6 @@ def test_a_model_of_sentencepiece_becomes_the_tokenizer(source):
             import_model(folder, folder.parent / "damaged")
 
 
-def lacking(values: tuple[int, ...]) -> tuple[TokenizersTokenizer, tokenizers.Tokenizer]:
-    """A tokenizer of bytes without those of some values."""
-    content = json.loads(trained("smollm2").to_str())
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [value for value in range(256) if value not in printable]
-    names = {value: chr(value) for value in printable} | {value: chr(256 + i) for i, value in enumerate(others)}
-    missing = {names[value] for value in values}
-    model = content["model"]
-    model["vocab"] = {text: i for text, i in model["vocab"].items() if not missing & {*text}}
-    model["merges"] = [pair for pair in model["merges"] if not missing & {*"".join(pair)}]
-    data = json.dumps(content)
-    return TokenizersTokenizer(data.encode(), vocab_size=500, start_id=0), tokenizers.Tokenizer.from_str(data)
-
-
-MISSING = (0x04, 0x1D, 0xC0, 0xF1, 0xF5, 0xFF, 0xB8)
-
-
 @pytest.fixture(scope="module")
 def incomplete():
     return lacking(MISSING)
@@ -345,6 +328,16 @@ def test_a_text_is_spelled_or_its_first_byte_without_a_token_is_named(incomplete
     else:
         with pytest.raises(DataError, match=f"0x{data[place]:02x}.* {100 + place} "):
             tokenizer.tokens(data, 100)
+    ids, sizes = tokenizer.any_tokens(data)
+    read = 0
+    for token, size in zip(ids.tolist(), sizes.tolist(), strict=True):
+        of_token = data[read : read + size]
+        if of_token[0] in MISSING:
+            assert (token, size) == (tokenizer.stand_in, 1)
+        else:
+            assert tokenizer.decode([token]) == of_token
+        read += size
+    assert read == len(data)
 
 
 def test_a_vocabulary_without_line_ends_or_of_characters_without_bytes_is_refused():

@@ -26,13 +26,10 @@ from pyarrow import parquet
 from xlcli.errors import DataError
 from xlcli.text.formats import (
     FRAMES,
-    HEAD,
     LineEnds,
     is_plain,
     text_of,
     with_notice_of_bytes,
-    with_replaced_bytes,
-    without_nul,
 )
 from xlcli.text.sources import InputFormat
 
@@ -214,22 +211,15 @@ def test_a_json_line_has_a_maximum_size(size):
     assert b"".join(text_of(portions(other, b"{}"), "x")) == other + b"\n{}"
 
 
-def test_the_first_bytes_of_a_stream_have_no_nul():
-    def check(*portions):
-        return b"".join(part or b"" for part in without_nul(iter(portions), "x"))
-
-    assert check(b"a" * 10, None, b"a" * HEAD, b"\xff\0") == b"a" * (HEAD + 10) + b"\xff\0"
-    with pytest.raises(DataError, match="NUL"):
-        check(b"a", b"\0")
+def test_the_first_bytes_of_a_stream_are_not_utf16():
     for encoding in ("utf-16-le", "utf-16-be"):
+        text = ("هذا كتاب جديد في المكتبة\n" * 3).encode(encoding)
         with pytest.raises(DataError, match="UTF-16") as error:
-            check(("هذا كتاب جديد في المكتبة\n" * 3).encode(encoding))
+            list(with_notice_of_bytes(iter([text]), "x", print))
         assert encoding in error.value.remedy
-    with pytest.raises(DataError, match="contains NUL"):
-        check(b"\0" * 20)
 
 
-def test_the_first_line_that_is_not_utf8_is_named_once():
+def test_the_first_line_that_is_not_utf8_and_the_first_with_nul_are_named_once():
     good = "漢".encode()
     for bad, line in ((b"abc\nd\xff\n\xff\n", 2), (b"\xe6b\n", 1), (b"a\n\n" + good + b"\n\xe6\n", 4)):
         for size in (1, 3, 100):
@@ -238,13 +228,13 @@ def test_the_first_line_that_is_not_utf8_is_named_once():
             assert b"".join(with_notice_of_bytes(iter(cut), "x", said.append)) == bad
             assert len(said) == 1
             assert said[0].startswith(f"line {line} of x ")
-
-
-def test_bytes_that_are_not_utf8_are_replaced_however_the_text_is_cut():
-    text = "漢".encode() + b"\xc1\xc0 a\xe6"
-    for size in (1, 2, 100):
-        cut = [text[start : start + size] for start in range(0, len(text), size)]
-        assert b"".join(with_replaced_bytes(iter(cut))).decode() == "漢\ufffd\ufffd a\ufffd"
+            with_nul = [*cut, b"a\n\0", b"\0\n"]
+            said.clear()
+            assert b"".join(with_notice_of_bytes(iter(with_nul), "x", said.append)) == b"".join(with_nul)
+            assert len(said) == 2
+            nul_line = with_nul[-2].count(b"\n") + bad.count(b"\n") + 1
+            assert said[1].startswith(f"line {nul_line} of x ")
+            assert "NUL" in said[1]
 
 
 def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: Path):

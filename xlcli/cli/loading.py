@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20  # RAM in bytes of the interpreter with torch imported
+_CACHE_BYTES = 130 * 2**20  # RAM in bytes that a context cache of any size needs, most of it for compiled code
+_INDEXED_BYTES = 280  # per token of a context cache, in its index: at most 35 numbers of 8 bytes
+_SAVED_BYTES = 8  # per token of a context cache, in a state file
 _FLOAT32_BYTES = 4
 _ADAPTATION_BYTES = 2 * _FLOAT32_BYTES  # per weight, for adapted weights and gradients; 6 were measured
 _WIDENING_BYTES = 2 * _FLOAT32_BYTES  # per weight, for rounded weights, which all become float32; 8 to 9 were measured
@@ -52,7 +55,7 @@ NO_STATE = StateFiles(None, None)
 
 
 def state_files(call: Call, state: str | None, state_in: str | None, state_out: str | None) -> StateFiles:
-    """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists and has content.
+    """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists.
 
     `ConfigError` if `--state` is given beside another one, `StateError` if there is no state to continue.
     """
@@ -68,11 +71,17 @@ def state_files(call: Call, state: str | None, state_in: str | None, state_out: 
         after = Path(state_out)
     if state is not None:
         after = Path(state)
-        if after.exists() and after.stat().st_size > 0:
+        if after.exists():
             before = after
     if before is not None and not is_state_file(before):
-        problem = "is damaged or not a state file" if before.exists() else "does not exist"
-        raise StateError(f"state {before} {problem}.", "Make one with --state FILE, or start without it.")
+        problem = "does not exist"
+        remedy = "Make one with --state FILE, or start without it."
+        if before.exists():
+            problem = "is damaged or not a state file"
+            if before.stat().st_size == 0:
+                problem = "is empty"
+                remedy = "Restore it, or remove it to begin a new one."
+        raise StateError(f"state {before} {problem}.", remedy)
     return StateFiles(before, after)
 
 
@@ -134,7 +143,7 @@ def check_settings(section: str, settings: InferenceConfig, config: Config | Sav
 def print_plan(
     folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
 ) -> None:
-    """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
+    """Prints the plan of a command that uses a model: model size, RAM, and disk of a state. The model is not loaded.
 
     Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has too little RAM.
     """
@@ -146,10 +155,16 @@ def print_plan(
     weights_bytes = _FLOAT32_BYTES * parameters
     if parameters >= SMALLEST_STORED:
         weights_bytes = min(weights_bytes, summary.bytes)
-    state_bytes = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
+    saved_bytes = model.memory_bytes(reading.longest, reading.memory_dtype)  # of one text
+    state_bytes = batch_size * saved_bytes
     needed_bytes = _PROGRAM_BYTES + weights_bytes + 2 * state_bytes  # a call makes a new state of the one before
+    cache_tokens = settings.learning.context_cache
+    if cache_tokens is not None:
+        needed_bytes += _CACHE_BYTES + _INDEXED_BYTES * cache_tokens
+        saved_bytes += _SAVED_BYTES * cache_tokens
     if settings.learning.adapt:
         needed_bytes += _ADAPTATION_BYTES * parameters
+        saved_bytes += _FLOAT32_BYTES * parameters
         is_rounded = weights_bytes < _FLOAT32_BYTES * parameters
         if is_rounded:
             needed_bytes += _WIDENING_BYTES * parameters
@@ -157,7 +172,7 @@ def print_plan(
     if screen.json:
         plan = {"model": str(folder), "does": action, "parameters": parameters, "mem_len": reading.mem_len}
         plan |= {"batch_size": batch_size, "weights_bytes": weights_bytes, "state_bytes": state_bytes}
-        screen.object(plan | {"needed_bytes": needed_bytes, "available_bytes": available})
+        screen.object(plan | {"saved_bytes": saved_bytes, "needed_bytes": needed_bytes, "available_bytes": available})
     else:
         unit = "window" if reading.stride else "text"
         texts = f"{counted(batch_size, unit)} at a time"
@@ -169,6 +184,8 @@ def print_plan(
             f"memory   {texts}: {format_bytes(state_bytes)}\n"
             f"needs    about {format_bytes(needed_bytes)} of RAM; {format_bytes(available)} available\n"
         )
+        if not isinstance(settings, EvalConfig):
+            screen.report(f"state    up to {format_bytes(saved_bytes)} on disk, if it is saved\n")
     # A finite text may be shorter than the memory.
     least_bytes = needed_bytes if is_endless else _PROGRAM_BYTES + weights_bytes
     require_memory(f"model {folder.name}", least_bytes, "Use a smaller --mem-len or model.")

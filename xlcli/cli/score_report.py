@@ -363,8 +363,9 @@ def stats_line(stats: events.StreamStats) -> str:
     if stats.bits_per_byte is None:
         return f"nothing to score: {size}"
     tokens = f"{approximate_count(stats.tokens, 'token')}, {stats.bits_per_byte:.4f} bits per byte"
-    speed = f"{compact_number(stats.tokens_per_second)} tokens/s"
-    if not stats.records:
-        speed = f"{compact_number(stats.lines_per_second)} lines/s, {speed}"
+    texts_per_second = f"{compact_number(stats.lines_per_second)} lines/s"
+    if stats.records:
+        texts_per_second = f"{compact_number(stats.records / stats.busy_seconds)} records/s"
+    speed = f"{texts_per_second}, {compact_number(stats.tokens_per_second)} tokens/s"
     time = f"busy {format_duration(stats.busy_seconds)} of {format_duration(stats.seconds)}"
     return f"{size}, {tokens}, {speed}, {time}"

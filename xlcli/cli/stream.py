@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from xlcli.text.follow import FollowedFile
 
 SAVE_SECONDS = 60.0  # interval between two saves with `--state`, unless `--save-every` says otherwise
-ALL_BYTES = frozenset(bytes([byte]) for byte in range(256))
 app = App()
 
 Follow = Annotated[
@@ -73,7 +72,7 @@ def stream(
         settings = settings.model_copy(update={"save_every": SAVE_SECONDS})
     texts = [name] if follow else check_texts([name], "xlcli stream -m {}")  # what is followed is waited for
     saved = state_files(call, state, state_in, state_out)
-    call.require("frozen", "--state FILE with the state of a baseline", is_given=saved.before is not None)
+    call.require("frozen", "--state-in FILE (of stream NORMAL.log --state-out FILE)", is_given=saved.before is not None)
     folder = find_model(call, model, settings, saved)
     outputs = {"state": (state, STATE), "state_out": (state_out, STATE), "html": (html, PAGE)}
     call.check_files([folder, *texts], outputs)
@@ -88,6 +87,8 @@ def stream(
         call.screen.expect_pipes([name])
         opened = open_model(call, folder, settings, config.runtime, saved, log)
         if log is None:
+            if state is not None and opened.resume is not None and name != "-":
+                call.screen.say(f"{name} is read from its beginning; only with --follow a state goes on within a file")
             data = portions(descriptor or 0, stop, settings.pause_ms, settings.save_every)
         else:
             file = open_log(log, opened.resume, call.screen, from_end=from_end)
@@ -185,7 +186,7 @@ def read_text(
     """Text of `data` as it arrives. `source` is its descriptor; None for a followed file, of JSON or plain text."""
     from xlcli.config.base import compile_pattern
     from xlcli.text.documents import LINE_TEXT, live_texts
-    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes, with_replaced_bytes, without_nul
+    from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes
     from xlcli.text.json_rows import json_rows
     from xlcli.text.line_rows import EventStart, line_rows
 
@@ -208,7 +209,6 @@ def read_text(
     if settings.reads_lines:
         if source is not None:
             data = plain_text(data, name, any_bytes=any_bytes, notice=warn)
-            data = without_nul(data, name) if must_be_text else data
         data = with_notice_of_bytes(data, name, warn) if must_be_text else data
         return read(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
     text_fields = [settings.text_field] if settings.text_field else []
@@ -218,11 +218,7 @@ def read_text(
     if source is not None:
         formats = {"any_bytes": any_bytes, "token_ids": kind == "ids"}
         text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
-        text = without_nul(text, name) if must_be_text else text
-    text = with_notice_of_bytes(text, name, warn) if must_be_text else text
-    vocabulary = opened.model.tokenizer
-    lacks_bytes = vocabulary.kind == "tokenizers" and not ALL_BYTES.issubset(vocabulary.texts)
-    return with_replaced_bytes(text) if lacks_bytes else text
+    return with_notice_of_bytes(text, name, warn) if must_be_text else text
 
 
 @dataclass

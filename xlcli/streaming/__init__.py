@@ -17,19 +17,19 @@ connected by a saved session thus give the scores of one stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from xlcli.config import StreamConfig
 from xlcli.errors import ConfigError, DataError, StateError
 from xlcli.events import Notice, Row, StreamStats, TokenScore, WordScore
-from xlcli.inference import InferenceSession, SaveState, Scored, compile_cache, window_notice
+from xlcli.inference import InferenceSession, SaveState, compile_cache, window_notice
 from xlcli.metrics import LN2
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState, StreamPosition
-from xlcli.streaming.intake import Intake, Tokens
+from xlcli.streaming.intake import Intake
 from xlcli.streaming.output import ScoredEvent, StreamOutput
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE
@@ -82,7 +82,10 @@ def stream(
         portions = oddities.watched(portions, has_rows=not is_log)
     if saves_start:
         running.save()
-    yield from _reading_notice(resume, options)
+    if resume is not None and resume.stream.reads not in (None, options.reads):
+        none = "none of --text-field, --text-regex and --event-start"
+        made, given = resume.stream.reads or none, options.reads or none
+        yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
     yield from compile_cache(running.session.options, stop)
     words = running.output.position.words
     if words is not None and words.document:  # a row of a table in which the stream continues
@@ -93,15 +96,6 @@ def stream(
     totals = running.stats(final=True)
     yield from unknown_notice(running.n_unknown, totals.tokens)
     yield totals
-
-
-def _reading_notice(resume: SessionState | None, options: StreamConfig) -> Iterator[Notice]:
-    """Warning if the text of a saved stream was found in its lines by other options."""
-    if resume is None or resume.stream.reads in (None, options.reads):
-        return
-    none = "none of --text-field, --text-regex and --event-start"
-    made, given = resume.stream.reads or none, options.reads or none
-    yield Notice(f"the state was made with {made}, this stream has {given}; use the same or a new state", "warning")
 
 
 class _Stream:
@@ -122,7 +116,7 @@ class _Stream:
         position = StreamPosition() if resume is None else resume.stream
         if options.frozen:
             if resume is None:
-                remedy = "Make it: xlcli stream NORMAL.log --state FILE."
+                remedy = "Make it: xlcli stream NORMAL.log --state-out FILE."
                 raise ConfigError("--frozen needs the state of a baseline.", remedy)
             if position.n_bytes != position.line_start:
                 problem = "the state ends within a line, with which no other line can begin."
@@ -236,34 +230,31 @@ class _Stream:
                 session.reset()
                 if output.words is not None:
                     output.words.reset()
-            for text, (nats, features) in zip(texts, self._call_model(texts), strict=True):
+            if len(texts) == 1:  # it continues the session
+                scores = [session.score(texts[0].ids, output.predictions)]
+            else:  # each is scored as after a reset
+                scores = session.score_each([text.ids for text in texts], output.predictions)
+            for text, (nats, features) in zip(texts, scores, strict=True):
+                self.n_unknown += n_unknown(text.ids, session.model.tokenizer.unknown_id)
                 yield from output.feed(text, nats / LN2, features)
-            yield from self._remarks_and_totals()
+            yield from self._remarks()
+            if time.monotonic() - self._told >= STATS_SECONDS:
+                self._told = time.monotonic()
+                yield self.stats(final=False)
             if saves_after:
                 self.save()
 
-    def _call_model(self, texts: Sequence[Tokens]) -> Sequence[Scored]:
-        """Scores one text, which continues the session, or several, each as after a reset."""
-        if len(texts) == 1:
-            scores = [self.session.score(texts[0].ids, self.output.predictions)]
-        else:
-            scores = self.session.score_each([text.ids for text in texts], self.output.predictions)
-        for text in texts:
-            self.n_unknown += n_unknown(text.ids, self.session.model.tokenizer.unknown_id)
-        return scores
-
-    def _remarks_and_totals(self) -> Iterator[Notice | StreamStats]:
-        """Remarks on the text so far, each once in a stream, and the totals if they are due."""
+    def _remarks(self) -> Iterator[Notice]:
+        """Remarks on the text so far, each once in a stream."""
         remarks = window_notice(self.session.state.span, self.session.options, self.session.state.seen)
+        if self.intake.has_stand_ins:
+            remarks = [Notice("bytes for which the model has no token are read as U+FFFD"), *remarks]
         if self.intake.line_ends.replaced:
             remarks = [Notice(f"{CRLF_NOTICE}; --binary keeps them"), *remarks]
         for remark in remarks:
             if remark.text not in self._said:
                 self._said.add(remark.text)
                 yield remark
-        if time.monotonic() - self._told >= STATS_SECONDS:
-            self._told = time.monotonic()
-            yield self.stats(final=False)
 
     def end(self) -> Iterator[StreamEvent]:
         """Scores the lines that wait for others, and the unfinished end of the text."""
@@ -332,6 +323,6 @@ class _Stream:
             final=final,
             shown=output.selection.n_shown if output.options.selects else None,
             crlf=self.intake.line_ends.replaced,
-            records=output.records.n_output,
+            records=output.records.n_begun - len(output.records.waiting),
             skipped=output.records.n_skipped,
         )

@@ -56,6 +56,9 @@ class Intake:
         self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
     ) -> None:
         self._tokenizer = model.tokenizer
+        self.has_stand_ins = False  # true if a byte had no token
+        # The bytes of a text that is given as bytes have tokens of their own, or none.
+        self._tokens = model.tokenizer.tokens if options.binary else model.tokenizer.any_tokens
         self._options = options
         self._reset_pattern = None
         if options.each_line or (options.frozen and not position.records):
@@ -216,9 +219,11 @@ class Intake:
         by_line = self._reset_pattern is not None and not self._tokenizer.splitter.ends_at_lines
         for part in LINE.findall(words) if by_line else [words]:
             byte = self._offset + len(self._queue.text)
-            ids, sizes = self._tokenizer.tokens(part, byte)
+            ids, sizes = self._tokens(part, byte)
             if not len(ids) and not self._is_ended:
                 raise DataError(f"the line at byte {byte} has no tokens.", "Leave it out.")
+            stands_in = (ids == self._tokenizer.stand_in) & (sizes == 1)
+            self.has_stand_ins = self.has_stand_ins or bool(stands_in.any())
             self._queue += Tokens(ids, sizes, part)
 
     def _n_complete(self) -> int:

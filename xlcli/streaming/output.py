@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -220,20 +219,16 @@ class Selection:
         self.top = options.top
         self.n_shown = 0
         self.recent = deque(recent, RECENT)
-        self._sorted = sorted(self.recent)
 
     def take(self, score: float) -> bool:
         """Takes the next score, and remembers it for `top`. True if it is selected, which is counted."""
         is_selected = self.min_bits is None or score >= self.min_bits
         if self.top is not None:
             score = round(score, 3)  # equal lines may differ by rounding errors
-            n_as_high = len(self._sorted) - bisect_left(self._sorted, score)
-            n_top = self.top * len(self._sorted)
+            n_as_high = sum(other >= score for other in self.recent)
+            n_top = self.top * len(self.recent)
             is_selected = is_selected and n_top >= 1 and n_as_high < n_top
-            if len(self.recent) == RECENT:  # the oldest one is forgotten
-                del self._sorted[bisect_left(self._sorted, self.recent.popleft())]
-            self.recent.append(score)
-            insort(self._sorted, score)
+            self.recent.append(score)  # which forgets the oldest one if there are `RECENT`
         if is_selected:
             self.n_shown += 1
         return is_selected

@@ -26,11 +26,6 @@ class Records:
         self._has_events = has_events
         self._end = 0  # offset of the end of the text that has arrived
 
-    @property
-    def n_output(self) -> int:
-        """Number of records that were output in this run."""
-        return self.n_begun - len(self.waiting)
-
     def count(self, document: Document) -> None:
         """Takes note of the place of a row in the input; one without text is skipped."""
         self.input_line = document.line

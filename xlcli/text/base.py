@@ -38,6 +38,7 @@ class Tokenizer(ABC):
     id_sizes: NDArray[np.int32] | None  # bytes of text of each id (v); None if they depend on the text
     splitter: Splitter = WORDS  # where a text may be cut
     unknown_id: int | None = None  # id of what is not in the vocabulary, if there is one
+    stand_in = -1  # id that a byte without a token gets from `any_tokens`; -1 if each byte has a token
     separate_ids: Collection[int] = ()  # ids before which a word ends, whatever their text
     special_names: Collection[str] = ()  # names of tokens that are text like any other, such as <|im_start|>
 
@@ -54,6 +55,10 @@ class Tokenizer(ABC):
 
         `at` is the offset of `data` in the text, for errors. `DataError` if the text has no tokens of this kind.
         """
+
+    def any_tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`tokens`, but with `stand_in` for each byte that has no token, with the size 1."""
+        return self.tokens(data, at)
 
     @abstractmethod
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
@@ -132,15 +137,24 @@ class PieceTokenizer(Tokenizer):
         """Ids of a text; some other text where the tokenizer changes it."""
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        ids, sizes = self._spelled(data)
+        missing = np.flatnonzero(ids < 0)
+        if missing.size:
+            place = int(sizes[: missing[0]].sum())  # of the first byte without a token
+            problem = f"the model has no token for byte 0x{data[place]:02x}, at offset {at + place} of the text."
+            raise DataError(problem, "Remove the byte, or use another model: --binary cannot help.")
+        return ids, sizes
+
+    def any_tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        ids, sizes = self._spelled(data)
+        return np.where(ids < 0, np.int32(self.stand_in), ids), sizes
+
+    def _spelled(self, data: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Ids of `data`, -1 for a byte without a token, and the bytes of text of each; both (t)."""
         assert self.id_sizes is not None
         encoded_parts = map(self._cache.__getitem__, self.splitter.split(data))
         ids = np.frombuffer(b"".join(encoded_parts), np.int32)
-        missing = np.flatnonzero(ids < 0)
-        if missing.size:
-            place = int(self.id_sizes[ids[: missing[0]]].sum())  # of the first byte without a token
-            problem = f"the model has no token for byte 0x{data[place]:02x}, at offset {at + place} of the text."
-            raise DataError(problem, "Remove the byte, or use another model: --binary cannot help.")
-        return ids, self.id_sizes[ids]
+        return ids, np.where(ids < 0, np.int32(1), self.id_sizes[ids])
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """Text of `ids`, each decoded independently; special tokens have none."""

@@ -152,6 +152,8 @@ class TokenizersTokenizer(PieceTokenizer):
         is_complete = self._set_texts([texts.get(i, b"") for i in range(vocab_size)])
         if not is_complete and (not of_bytes or self._byte_ids[ord("\n")] < 0):
             raise _lossy(name, "it has no tokens for line ends or bytes")
+        if not is_complete:
+            self.stand_in = next(iter(self._find("\ufffd")), start_id)
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:

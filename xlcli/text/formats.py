@@ -228,13 +228,20 @@ def not_text(name: str, reason: str) -> DataError:
 
 
 def with_nul_bytes(name: str, head: bytes) -> DataError:
-    """Error for a source with NUL bytes in its first bytes; in UTF-16 each is the first byte of two, or each second."""
-    places = np.flatnonzero(np.frombuffer(head, np.uint8) == 0)
-    if len(places) < LEAST_NULS or len({*(places % 2).tolist()}) > 1:
+    """Error for a source with NUL bytes in its first bytes, of which it says so if they are UTF-16."""
+    encoding = utf16_encoding(head)
+    if encoding is None:
         return not_text(name, "contains NUL bytes")
-    encoding = "utf-16-be" if places[0] % 2 == 0 else "utf-16-le"
     problem = f"{name} is probably UTF-16 without a byte-order mark: it contains NUL bytes at every second place only."
     return DataError(problem, f"Convert it: iconv -f {encoding} -t utf-8 OLD > NEW, or use --binary to read its bytes.")
+
+
+def utf16_encoding(head: bytes) -> str | None:
+    """The encoding if NUL bytes are the first of two bytes each, or the second, as in UTF-16; else None."""
+    places = np.flatnonzero(np.frombuffer(head, np.uint8) == 0)
+    if len(places) < LEAST_NULS or len({*(places % 2).tolist()}) > 1:
+        return None
+    return "utf-16-be" if places[0] % 2 == 0 else "utf-16-le"
 
 
 def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
@@ -273,41 +280,26 @@ class Utf8:
         return text
 
 
-def without_nul(portions: Portions, name: str) -> Portions:
-    """The text; `DataError` if its first `HEAD` bytes, unless of rows, have NUL bytes."""
-    n_read = 0
-    for portion in portions:
-        if portion and not isinstance(portion, Document) and n_read < HEAD:
-            head = portion[: HEAD - n_read]
-            if b"\0" in head:
-                raise with_nul_bytes(name, head)
-            n_read += len(head)
-        yield portion
-
-
 def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Portions:
-    """The text as it is; calls `notice` once, with the number of the first line that is not UTF-8, unless of rows."""
+    """The text as it is; `notice` gets the first line not in UTF-8 and the first with NUL; `DataError` for UTF-16."""
     utf8 = Utf8()
-    line = 1
-    for portion in portions:
-        if portion and utf8.bad is None and not isinstance(portion, Document):
-            start = utf8.n_bytes
-            utf8.feed(portion)
-            if utf8.bad is not None:
-                line += portion.count(b"\n", 0, max(utf8.bad - start, 0))
-                notice(f"line {line:,} of {name} is not UTF-8: its bytes, or U+FFFD, are scored")
-            line += portion.count(b"\n")
-        yield portion
-
-
-def with_replaced_bytes(portions: Portions) -> Portions:
-    """The text with U+FFFD for bytes that are not UTF-8, unless of rows, which were decoded; a character may wait."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    line = 1  # in which the next portion begins
     for portion in portions:
         if portion and not isinstance(portion, Document):
-            portion = decoder.decode(portion).encode()
+            start = utf8.n_bytes
+            was_utf8 = utf8.bad is None
+            had_nul = utf8.has_nul
+            utf8.feed(portion)
+            if was_utf8 and utf8.bad is not None:
+                bad_line = line + portion.count(b"\n", 0, max(utf8.bad - start, 0))
+                notice(f"line {bad_line:,} of {name} is not UTF-8: its bytes are scored")
+            if utf8.has_nul and not had_nul:
+                if utf16_encoding(portion[:HEAD]) is not None:
+                    raise with_nul_bytes(name, portion[:HEAD])
+                nul_line = line + portion.count(b"\n", 0, portion.index(b"\0"))
+                notice(f"line {nul_line:,} of {name} has NUL bytes, which are scored: it may be binary or UTF-16")
+            line += portion.count(b"\n")
         yield portion
-    yield decoder.decode(b"", final=True).encode()
 
 
 def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> Portions:

@@ -254,7 +254,15 @@ def test_words_end_between_tokens_only():
         "x",
         "?",
     ]
-    for blank in "\N{NO-BREAK SPACE}\N{THIN SPACE}\N{IDEOGRAPHIC SPACE}":
+    thai = ("ฉัน\u200bกิน", "\u200b", "ข้าว", "\u200bที่", "\u200b\n", "\u200bบ้าน")
+    assert [w[:3] for w in fed(*(token.encode() for token in thai))] == [
+        (1, 0, "ฉัน\u200bกิน"),
+        (1, 24, "ข้าว"),
+        (1, 39, "ที่"),
+        (2, 55, "บ้าน"),
+    ]
+    assert [w[2] for w in fed(*(bytes([byte]) for byte in "ฉัน\u200bกิน\u200b".encode()))] == ["ฉัน", "กิน"]
+    for blank in "\N{NO-BREAK SPACE}\N{THIN SPACE}\N{IDEOGRAPHIC SPACE}\N{ZERO WIDTH SPACE}":
         assert [w[2] for w in fed(f"sat{blank}".encode(), b"there", blank.encode(), b"\n", b"x")] == [
             "sat",
             "there",

@@ -31,6 +31,7 @@ from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, l
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
 from xlcli.text.oddities import Oddities
+from xlcli.text.tokenizers import Coverage
 
 StopReason = Literal["length", "stop", "interrupted"]
 
@@ -133,7 +134,10 @@ def generate_prompts(
 
 
 def _odd_prompts(prompts: Sequence[bytes], model: LoadedModel) -> Iterator[Notice]:
-    """Notices on prompts that are not what they look like, end in a blank where tokens begin with one, or have tags."""
+    """Notices on prompts that are not what they look like, end in a blank where tokens begin with one, or have tags.
+
+    Also on a vocabulary that lacks their words.
+    """
     tokenizer = model.tokenizer
     tags = [name for name in tokenizer.special_names if any(name.encode() in prompt for prompt in prompts)]
     if tags:
@@ -149,10 +153,13 @@ def _odd_prompts(prompts: Sequence[bytes], model: LoadedModel) -> Iterator[Notic
             kinds = "prompt"
             break
     oddities = Oddities("prompt", kinds)
+    coverage = Coverage(tokenizer, model.name)
     for prompt in prompts:
         oddities.begin()
         oddities.search(prompt)
+        coverage.add(*tokenizer.tokens(prompt))
     yield from oddities.notices()
+    yield from coverage.notices()
 
 
 def _generated(

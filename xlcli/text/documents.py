@@ -11,12 +11,13 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
 from xlcli.errors import ConfigError, DataError, named, shortened
 from xlcli.files import as_utf8
+from xlcli.text.pretokenize import UNBLANKED
 
 DEFAULT_FIELD = "text"  # key of the text in JSON lines and Parquet files
 _USUAL = "text message msg log short_message body content sentence question prompt input response answer output"
@@ -104,12 +105,15 @@ class LineRow(dict[str, Any]):
 
 
 class Joined(tuple[str, ...]):
-    """Keys of a context and its continuation, one text of a row. `joiner` divides them where no white space does."""
+    """Keys of a context and its continuation, one text of a row. `joiner` divides them where no white space does.
 
-    def __new__(cls, keys: Sequence[str], joiner: str) -> Self:  # a tuple is made here, and `joiner` is set below
+    A `joiner` of None is a blank, or nothing within a script without blanks.
+    """
+
+    def __new__(cls, keys: Sequence[str], joiner: str | None) -> Self:  # a tuple is made here, `joiner` is set below
         return super().__new__(cls, keys)
 
-    def __init__(self, keys: Sequence[str], joiner: str) -> None:
+    def __init__(self, keys: Sequence[str], joiner: str | None) -> None:
         self.joiner = joiner
 
     def divide(self, row: Mapping[str, str]) -> tuple[bytes, bytes]:
@@ -119,9 +123,26 @@ class Joined(tuple[str, ...]):
         """
         context, continuation = ((row[key] or "").replace("\r\n", "\n").rstrip("\r") for key in self)
         blanks = context[len(context.rstrip(" ")) :]
-        if context and not (context[-1].isspace() or continuation[:1].isspace()):
-            blanks = self.joiner
+        has_white_space = context[-1:].isspace() or continuation[:1].isspace()
+        if context and not has_white_space:
+            default = "" if is_within_unblanked(context, continuation) else " "
+            blanks = default if self.joiner is None else self.joiner
         return context.rstrip(" ").encode(), (blanks + continuation).encode()
+
+
+def is_within_unblanked(before: str, after: str) -> bool:
+    """True if two parts of a text meet within a script without blanks: both their letters next to the border are."""
+    return _begins_unblanked(reversed(before)) and _begins_unblanked(after)
+
+
+def _begins_unblanked(characters: Iterable[str]) -> bool:
+    """True if the first one of them that is neither a blank nor a mark is of a script without blanks."""
+    for char in characters:
+        if re.match(UNBLANKED, char):
+            return True
+        if char.isalnum():
+            return False
+    return False
 
 
 def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:

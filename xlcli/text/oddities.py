@@ -7,6 +7,7 @@ full-width letters beside Chinese or Japanese.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,11 @@ def is_no_encyclopedia(line: str) -> bool:
 def has_no_digit(line: str) -> bool:
     """False of lines of logs, in whose brackets are times and levels."""
     return not any(map(str.isdigit, line))
+
+
+def is_no_letter_of_uzbek(letters: str) -> bool:
+    """False of o‘ and g‘, as most people write these letters of Uzbek."""
+    return not re.match("[og]‘", letters.lower())
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +156,8 @@ _LIKE_LATIN = "АВЕЅІЈКМНОРСТУХаеорсухіѕјһԁԛԝ"  # le
 _ONLY_LIKE_LATIN = rf"^\P{{Cyrillic}}*?([{_LIKE_LATIN}]+)(?:\P{{Cyrillic}}|[{_LIKE_LATIN}])*$"
 _LOOK_ALIKE = rf"\p{{Latin}}[{_OTHER_SCRIPTS}]|[{_OTHER_SCRIPTS}]\p{{Latin}}|{_ONLY_LIKE_LATIN}"
 _APOSTROPHE = (
-    r"\p{Latin}([\x{b4}\x{2032}\x{ff07}\x{2bc}\x{2018}\x{201b}])\p{Latin}"
-    r"|^[^`]*[a-z](`)(?:s|t|m|d|re|ve|ll)\b[^`]*$"
+    r"\p{Latin}([\x{b4}\x{2032}\x{ff07}\x{2018}\x{201b}])\p{Latin}"
+    r"|^[^`]*[a-z](`)(?:s|t|m|d|re|ve|ll)\b[^`]*$|[a-z](\x{2bc})(?:s|t|m|re|ve|ll)\b"
 )
 _HYPHEN = r"[\x{2010}\x{2011}]|\p{L}([\x{2012}\x{2212}])\p{L}"
 _MISSING = (
@@ -197,9 +203,10 @@ KINDS = (  # the shares are higher than in books, Markdown and logs
     Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}", "any"),
     Kind("look-alike letters of another script", "write it in one script", _LOOK_ALIKE, accepts=has_latin),
     Kind("lines under or through letters", _REMOVE, _LINES),
-    Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
+    Kind("accents or primes as apostrophes", "write '", _APOSTROPHE, accepts=is_no_letter_of_uzbek),
     WrongEncoding("characters of a wrong encoding", _ENCODING, misreadings.WORTH_A_LOOK, "any"),
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
+    Kind("the long s (\u017f)", "write s", r"\x{17f}"),
     Kind("Arabic presentation forms", _PLAIN, _ARABIC_FORMS),
     Kind(
         "Persian letters in Arabic or Arabic ones in Persian",

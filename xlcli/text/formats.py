@@ -25,6 +25,7 @@ import zstandard
 
 from xlcli.errors import DataError
 from xlcli.text.documents import DEFAULT_FIELD, Document, Notice, Portions, Read, texts_of
+from xlcli.text.misreadings import conversion, likely_encodings
 from xlcli.text.parquet_rows import PARQUET, parquet_rows
 from xlcli.text.recognition import read_while, recognized, texts_in
 
@@ -237,10 +238,13 @@ def with_nul_bytes(name: str, head: bytes) -> DataError:
     return DataError(problem, f"Convert it: iconv -f {encoding} -t utf-8 OLD > NEW, or use --binary to read its bytes.")
 
 
-def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
-    """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
+def not_utf8(name: str, offset: int, data: bytes, *, is_cut: bool = False) -> DataError:
+    """Error for text whose byte at `offset` is not UTF-8, and begins `data`.
+
+    `is_cut`: it begins a character that the end cuts off.
+    """
     reason = f"is not UTF-8: the byte at offset {offset} is invalid"
-    remedy = "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW (cp1256 if it is Arabic, cp874 if it is Thai)"
+    remedy = conversion(data)
     if is_cut:
         reason = f"ends inside a UTF-8 character, at offset {offset}"
         remedy = "Cut it at a line end, as head -n does"
@@ -254,6 +258,7 @@ class Utf8:
         self.n_bytes = 0
         self.n_chars: int | None = 0  # number of characters so far; None if the text is not UTF-8
         self.bad: int | None = None  # offset of the first byte that is not UTF-8
+        self.from_bad = b""  # the text from that byte on, `HEAD` bytes at most
         self.is_cut = False  # true if `bad` begins a character that the end of the text cuts off
         self.has_nul = False  # true if there is a NUL byte, a sign of binary data
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -268,6 +273,7 @@ class Utf8:
                 self.n_chars += len(text)
             except UnicodeDecodeError as error:
                 self.n_chars, self.bad, self.is_cut = None, self.n_bytes - held + error.start, final
+                self.from_bad = error.object[error.start :][:HEAD]
         self.n_bytes += len(block)
         self.has_nul = self.has_nul or b"\0" in block
         return text
@@ -295,7 +301,9 @@ def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Porti
             utf8.feed(portion)
             if utf8.bad is not None:
                 line += portion.count(b"\n", 0, max(utf8.bad - start, 0))
-                notice(f"line {line:,} of {name} is not UTF-8: its bytes, or U+FFFD, are scored")
+                remark = f"line {line:,} of {name} is not UTF-8: its bytes, or U+FFFD, are scored"
+                likely = " or ".join(likely_encodings(utf8.from_bad))
+                notice(f"{remark}; it is probably {likely}" if likely else remark)
             line += portion.count(b"\n")
         yield portion
 

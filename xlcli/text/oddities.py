@@ -25,6 +25,7 @@ from xlcli.text.misreadings import Found
 
 PATTERN_BYTES = 2**26  # maximum size of the automaton of all patterns
 MARKED_LETTERS = 256  # of a letter and its marks that are looked at: NFC takes the square of their number
+LONGEST_EXAMINED = 2**13  # bytes of a line that is no UTF-8 of which the encoding is guessed
 EXCERPT = 24  # number of characters that are shown on either side
 
 
@@ -348,8 +349,10 @@ class Oddities:
             if kind not in self._first:
                 where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
                 self._first[kind] = f"{where}: '{_excerpt(line, place.start, place.end)}'"
-                if place.diagnosis:
-                    self._first[kind] += f", probably {place.diagnosis}"
+                likely = misreadings.likely_encodings(bytes(text[:LONGEST_EXAMINED])) if "\ufffd" in line else []
+                diagnosis = " or ".join(likely) or place.diagnosis
+                if diagnosis:
+                    self._first[kind] += f", probably {diagnosis}"
 
     def _search_held(self) -> None:
         if self._held:

@@ -1,7 +1,7 @@
 """Surprisal of words, from tokens that are parts of words.
 
-A word is what is separated by white space or zero-width spaces. A token has the blank before its word, so the tokens of
-" dog" do not say that the word ends there: " doggy" may begin with the same token. The probability of a word is therefore that of its
+A word is what is separated by white space. A token has the blank before its word, so the tokens of " dog" do not say
+that the word ends there: " doggy" may begin with the same token. The probability of a word is therefore that of its
 tokens, times the probability that it ends after them, divided by the probability that the word before it ended, which
 its first token contains (Pimentel and Meister 2024, arXiv 2406.14561; Oh and Schuler 2024, arXiv 2406.10851). A word
 ends if the next token begins with white space: the sum of the probabilities of all such tokens. After a line end, and
@@ -10,6 +10,7 @@ at the beginning of a text, a word begins whatever the next token is.
 Chinese characters, Hiragana and their punctuation are words of their own, as by the default word boundaries of Unicode
 (UAX 29), because such text has no blanks. `punctuation` also divides a word where a letter meets a punctuation mark.
 Only boundaries between tokens count: a word that ends within a token is joined with the next one, and never divided.
+Zero-width spaces, which divide words of Thai and Khmer, count as white space.
 """
 
 from __future__ import annotations
@@ -354,8 +355,8 @@ def with_remark_on_rows(events: Iterable[E], *, punctuation: bool) -> Iterator[E
             n_joined += 1
             first = first or event.word
     if n_joined:
-        rows = f"{n_joined:,} rows have several words, which tokens do not divide ('{shortened(first, 40)}' is the first)"
-        yield Notice(f"{rows}: do not compare `number` between sentences or models", "warning")
+        remark = f"{n_joined:,} rows have several words, which tokens do not divide (first: '{shortened(first, 40)}')"
+        yield Notice(f"{remark}: do not compare `number` between sentences or models", "warning")
 
 
 def _end_bits(last: int | None, word_ends: Sequence[float]) -> float:

@@ -17,9 +17,9 @@ TEXTS = {
     "Chinese": "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。",
     "Japanese": "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。",
     "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. 인간은 천부적으로 이성과 양심을",
-    "German": "Alle Menschen sind frei und gleich an Würde und Rechten. Sie sollen einander schöne Größe wünschen, täglich",
+    "German": "Alle Menschen sind frei und gleich an Würde und Rechten. Sie sollen einander Größe wünschen, täglich",
     "French": "Tous les êtres humains naissent libres et égaux en dignité. Ils sont doués de raison et de conscience",
-    "Polish": "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw. Są oni obdarzeni rozumem",
+    "Polish": "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw. Są oni obdarzeni",
 }
 ENCODINGS = {
     "Arabic": ["cp1256", "iso-8859-6", "cp720"],
@@ -51,12 +51,11 @@ def damaged(data):
     ("language", "encoding"), [(language, each) for language, encodings in ENCODINGS.items() for each in encodings]
 )
 def test_the_first_encoding_that_is_named_reads_the_text(language, encoding):
-    python_name = encoding.replace("macintosh", "mac_roman")
     for n_times in (1, 100):
-        data = damaged((TEXTS[language] * n_times).encode(python_name))
+        data = damaged((TEXTS[language] * n_times).encode(encoding))
         found = likely_encodings(data)
         assert len(found) in (1, 2)
-        assert data.decode(found[0].replace("macintosh", "mac_roman")) == data.decode(python_name)
+        assert data.decode(found[0]) == data.decode(encoding)
         assert f"iconv -f {found[0]} -t utf-8" in conversion(data)
 
 
@@ -84,13 +83,13 @@ def misread(text, written, read):
 @pytest.mark.parametrize(
     ("language", "written", "read"),
     [
-        ("Arabic", "iso8859_6", "cp1256"),
-        ("Arabic", "cp1256", "iso8859_6"),
-        *(("Russian", written, read) for written in ("koi8_r", "cp866", "iso8859_5") for read in ("cp1251",)),
-        ("Russian", "cp1251", "koi8_r"),
-        ("Ukrainian", "cp1251", "koi8_r"),
-        ("Japanese", "shift_jis", "latin-1"),
-        ("Japanese", "shift_jis", "cp1252"),
+        ("Arabic", "iso-8859-6", "cp1256"),
+        ("Arabic", "cp1256", "iso-8859-6"),
+        *(("Russian", written, read) for written in ("koi8-r", "cp866", "iso-8859-5") for read in ("cp1251",)),
+        ("Russian", "cp1251", "koi8-r"),
+        ("Ukrainian", "cp1251", "koi8-r"),
+        ("Japanese", "shift-jis", "latin-1"),
+        ("Japanese", "shift-jis", "cp1252"),
     ],
 )
 def test_an_alphabet_in_another_of_its_encodings_is_named(language, written, read):

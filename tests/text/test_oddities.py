@@ -201,14 +201,14 @@ def test_text_in_utf8_that_was_read_otherwise_is_named(text, read):
 @pytest.mark.parametrize(
     ("language", "text", "written"),
     [
-        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720", "iso8859_6")),
+        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720", "iso-8859-6")),
         *(("Hebrew", HEBREW, written) for written in ("cp1255", "cp862")),
-        *(("Cyrillic", RUSSIAN, written) for written in ("cp1251", "koi8_r", "cp866", "iso8859_5")),
+        *(("Cyrillic", RUSSIAN, written) for written in ("cp1251", "koi8-r", "cp866", "iso-8859-5")),
         *(("Greek", GREEK, written) for written in ("cp1253", "cp737")),
         ("Thai", THAI, "cp874"),
         ("Chinese", "你好，我们在黑暗的夜里航行。", "gb18030"),
-        ("Japanese", "夜は暗かったです。", "euc_jp"),
-        ("Korean", "밤은 어두웠고 우리는 어두운 밤에 걸었다", "euc_kr"),
+        ("Japanese", "夜は暗かったです。", "euc-jp"),
+        ("Korean", "밤은 어두웠고 우리는 어두운 밤에 걸었다", "euc-kr"),
     ],
 )
 @pytest.mark.parametrize("read", ["cp1252", "mac_roman", "cp437", "cp850"])

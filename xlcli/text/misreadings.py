@@ -23,7 +23,10 @@ class Found(NamedTuple):
 
 
 class _Language(NamedTuple):
-    """Encodings of a language, and letters of which so large a share of its letters beyond ASCII, or more, consists."""
+    """Encodings of a language, by names of Python and iconv, and its `usual` letters.
+
+    They are at least `least_share` of its letters beyond ASCII.
+    """
 
     name: str
     encodings: tuple[str, ...]
@@ -34,14 +37,14 @@ class _Language(NamedTuple):
 _LEVEL_1 = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
 """The 3,755 most common Chinese characters in GB 2312."""
 _LANGUAGES = (
-    _Language("Arabic", ("cp1256", "cp720", "iso8859_6"), frozenset("اليمونرتبه")),
+    _Language("Arabic", ("cp1256", "cp720", "iso-8859-6"), frozenset("اليمونرتبه")),
     _Language("Hebrew", ("cp1255", "cp862"), frozenset("יוהלארמתבש")),
-    _Language("Cyrillic", ("cp1251", "koi8_r", "cp866", "iso8859_5"), frozenset("оеаинтсрвлі")),
+    _Language("Cyrillic", ("cp1251", "koi8-r", "cp866", "iso-8859-5"), frozenset("оеаинтсрвлі")),
     _Language("Greek", ("cp1253", "cp737"), frozenset("αοιετσνηυςρκάόίέή")),
     _Language("Thai", ("cp874",), frozenset("านรอกเงมยลวดสตทัี่้ิ")),
-    _Language("Chinese", ("gb18030",), frozenset(_LEVEL_1.decode("gb2312", "ignore")), 0.75),
-    _Language("Japanese", ("euc_jp", "shift_jis"), frozenset(map(chr, range(0x3041, 0x30FF))), 0.3),
-    _Language("Korean", ("euc_kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.6),
+    _Language("Chinese", ("gb18030",), frozenset(_LEVEL_1.decode("gb2312", "ignore")), 0.85),
+    _Language("Japanese", ("euc-jp", "shift-jis"), frozenset(map(chr, range(0x3041, 0x30FF))), 0.3),
+    _Language("Korean", ("euc-kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.8),
 )
 _ALPHABETS = _LANGUAGES[:4]  # with one byte for a letter, in several encodings
 
@@ -64,10 +67,12 @@ for _alphabet in _ALPHABETS:
         _others = [(_alphabet, encoding) for encoding in _alphabet.encodings if encoding != _read]
         _READINGS.append(_Reading(_read, _others, right=_alphabet))
 _IN_LATIN = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿßœąćęłńśźżčďěňřšťůžğışőűățș£§°©®²³µ¼½¿¡–—‘’“”„…•€™\ufeff\ufffd"
-_LATIN = _Language("Latin", ("cp1252", "cp1250", "iso8859_2", "cp1254", "mac_roman", "cp850"), frozenset(_IN_LATIN), 1.0)
+_LATIN = _Language("Latin", (), frozenset(_IN_LATIN), 1.0)
+_IN_LATIN_LETTERS = ("cp1252", "cp1250", "iso-8859-2", "cp1254", "macintosh", "cp850")
+_ANY_LATIN = _LATIN._replace(encodings=_IN_LATIN_LETTERS, least_share=0.7)
 _OTHER_SIGNS = {
-    "(?:[\x81-\x9f][@-~\x80-ü]){3}": "Japanese in shift_jis, read as latin-1",
-    "(?:‚[\xa0-ñŸ]|ƒ[@-~]){2}": "Japanese in shift_jis, read as cp1252",  # Hiragana, Katakana
+    "(?:[\x81-\x9f][@-~\x80-ü]){3}": "Japanese in shift-jis, read as latin-1",
+    "(?:‚[\xa0-ñŸ]|ƒ[@-~]){2}": "Japanese in shift-jis, read as cp1252",  # Hiragana, Katakana
     r"\?\?[\s,]+\?\?|n\?t\b": "letters that were replaced by ?",
     "[a-zà-ÿ]Õ[a-zà-ÿ]": "mac_roman read as cp1252",
     "[\x80-\x9f]": "cp1252 read as latin-1",
@@ -86,14 +91,8 @@ _LEAST_DIFFERENT, _LARGEST_SHARE = 5, 0.4  # fewer different letters, or more of
 _NO_BYTE = "\uffff"
 _ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 _LEAST_ALONE = 0.25  # share of single bytes beyond ASCII: at most 0.1 in other scripts, at least 0.3 in Latin ones
-_LEAST_LATIN = 0.7  # share of usual letters
 _WITHIN_WORD = re.compile("(?<=[a-z])[^\x00-\x7f\\w’](?=[a-z])|\ufffd")  # what no word has
 _CLEARLY = 0.1  # by which the first encoding exceeds others that are not named
-_IN_ICONV = {
-    encoding: encoding.replace("iso8859_", "iso-8859-").replace("mac_roman", "macintosh").replace("_", "-")
-    for language in (*_LANGUAGES, _LATIN)
-    for encoding in language.encodings
-}
 
 
 @cache
@@ -179,7 +178,7 @@ def _is_right(stretch: str, language: _Language) -> bool:
 
 
 def likely_encodings(data: bytes) -> list[str]:
-    """The encodings, two at most, in which bytes are probably a text, the likeliest first, by their names in iconv.
+    """The encodings, two at most, in which bytes are probably a text, the likeliest first.
 
     None for bytes that are UTF-8 in most places, or no text of the languages that are known here.
     """
@@ -188,16 +187,18 @@ def likely_encodings(data: bytes) -> list[str]:
     n_beyond = sum(byte > 0x7F for byte in data)
     # Letters with accents stand alone among those of ASCII; other scripts have no ASCII letters.
     is_latin = len(_ALONE.findall(data)) > _LEAST_ALONE * n_beyond
-    likely: list[tuple[float, str]] = []
-    for language in [_LATIN._replace(least_share=_LEAST_LATIN)] if is_latin else _LANGUAGES:
+    if n_beyond < _LEAST_LETTERS and not is_latin:
+        return []
+    likely = []
+    for language in (_ANY_LATIN,) if is_latin else _LANGUAGES:
         for encoding in language.encodings:
             text = data.decode(encoding, "replace")
             within_word = _WITHIN_WORD.findall(text)
             excess = _excess(text, language) - len(within_word) / max(1, n_beyond)
             if excess > 0.0:
-                likely.append((excess, encoding))
-    likely.sort(key=lambda pair: -pair[0])
-    return [_IN_ICONV.get(name, name) for excess, name in likely if excess > likely[0][0] - _CLEARLY][:2]
+                likely.append((excess, -len(likely), encoding))  # of equal ones the first, which is more usual
+    likely.sort(reverse=True)
+    return [encoding for excess, _, encoding in likely if excess > likely[0][0] - _CLEARLY][:2]
 
 
 def _is_list(stretch: str) -> bool:
@@ -213,7 +214,7 @@ def _excess(text: str, language: _Language) -> float:
     """By how much the share of usual letters among the characters beyond ASCII exceeds the least one of the language.
 
     It is negative, too, if most are capital letters. Such a letter behind a small one, or a Latin letter, takes the
-    place of a usual one: Arabic in iso8859_6 is é and ê among Arabic letters in cp1256.
+    place of a usual one: Arabic in iso-8859-6 is é and ê among Arabic letters in cp1256.
     """
     characters = [char for char in text if not char.isascii()]
     n_capital = sum(map(str.isupper, characters))
@@ -233,7 +234,7 @@ def _is_mostly_utf8(data: bytes) -> bool:
 
 
 def conversion(data: bytes) -> str:
-    """How to make a text UTF-8 that is not, with these bytes from the first one on that is damaged: `Convert it: ...`."""
+    """What to type to make a text UTF-8 that has these bytes from the first one on that is not."""
     if _is_mostly_utf8(data):
         return "Remove what is damaged: iconv -c -f utf-8 -t utf-8 OLD > NEW"
     likely = likely_encodings(data) or ["ENCODING"]

@@ -50,10 +50,8 @@ def generate(
     """Continues `prompt`.
 
     Args:
-        model: The model.
         prompt: Text to continue, which is not part of the output. May be empty.
         options: Length, sampling and stop texts.
-        runtime: Device and number type.
         seed: Seed of the first sample; sample i has the seed `seed + i` and can be repeated alone with it. None
             continues the generator of `resume`, if it has one, else takes a random seed.
         resume: Session saved by `generate` or `stream`, whose text the prompt follows.
@@ -146,13 +144,9 @@ def _odd_prompts(prompts: Sequence[bytes], model: LoadedModel) -> Iterator[Notic
             remark += f"; to chat, export the model (xlcli export {shlex.quote(model.name)} -o FOLDER)"
             remark += " and use apply_chat_template of transformers there"
         yield Notice(remark)
-    kinds = "line"
-    for i in range(tokenizer.vocab_size):
-        text = tokenizer.decode([i])
-        if len(text) > 1 and text.startswith(b" "):  # most vocabularies have one among the first
-            kinds = "prompt"
-            break
-    oddities = Oddities("prompt", kinds)
+    pieces = (tokenizer.decode([i]) for i in range(tokenizer.vocab_size))
+    begins_with_blank = any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)  # soon found, if at all
+    oddities = Oddities("prompt", "prompt" if begins_with_blank else "line")
     coverage = Coverage(tokenizer, model.name)
     for prompt in prompts:
         oddities.begin()

@@ -326,7 +326,6 @@ def generate(
     """Continues a text; see `xlcli.generation.generate`.
 
     Args:
-        model: Model.
         prompt: Text to continue; may be empty.
         state: State to continue (default: nothing read).
         seed: Seed of the first sample; sample i has `seed + i`. None continues the generator of `state`, if
@@ -370,7 +369,6 @@ def stream(
     """Scores text as it arrives; see `xlcli.streaming.stream`.
 
     Args:
-        model: Model.
         text: A text, or its parts in order: an open file, a socket, any iterable. Scores do not depend on the division.
             CR LF is read as LF, unless `binary` is set.
         state: State to continue (default: nothing read).

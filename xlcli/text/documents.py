@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ LONGEST_LINE = 2**24
 """Maximum size of a JSON object or a row of a table in bytes. Parsing can take 64 bytes of RAM per byte."""
 SKIP_SECONDS = 60.0  # least time between two remarks on rows of a stream that are skipped
 _WORD = re.compile(r"(?<!\S)[^\W\d_]++[.,;:!?]*+(?!\S)")
+_BEGINS_UNBLANKED = re.compile(rf"\W*?{UNBLANKED}")  # behind blanks and marks
 
 LONGEST_EVENT = 2**16  # number of bytes after which a line begins a new event, whatever it is
 LINE_TEXT = "text"  # key of the text in rows of plain lines
@@ -132,17 +133,9 @@ class Joined(tuple[str, ...]):
 
 def is_within_unblanked(before: str, after: str) -> bool:
     """True if two parts of a text meet within a script without blanks: both their letters next to the border are."""
-    return _begins_unblanked(reversed(before)) and _begins_unblanked(after)
-
-
-def _begins_unblanked(characters: Iterable[str]) -> bool:
-    """True if the first one of them that is neither a blank nor a mark is of a script without blanks."""
-    for char in characters:
-        if re.match(UNBLANKED, char):
-            return True
-        if char.isalnum():
-            return False
-    return False
+    last_letter = _BEGINS_UNBLANKED.match(before[::-1])
+    first_letter = _BEGINS_UNBLANKED.match(after)
+    return last_letter is not None and first_letter is not None
 
 
 def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:

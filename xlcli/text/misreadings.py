@@ -86,6 +86,7 @@ _UTF8_WORD = re.compile(
     "(?<![^ \t])[!-~]*(?:(?:[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|\xf0[\x80-\xbf]{3})[!-~]*)+(?![^ \t])"
 )
 _STRETCH = re.compile(r"(?<![a-zA-Z\x80-\xff])[\x80-\xff]{3,}(?:[\s\d!-/:;]*+[\x80-\xff]){3,}(?![a-zA-Z])", re.ASCII)
+_SAMPLE = 2**13  # bytes of a text from which its encoding is guessed
 _LEAST_LETTERS = 20  # letters of an alphabet that are looked at: fewer may be unusual ones in any text
 _LEAST_DIFFERENT, _LARGEST_SHARE = 5, 0.4  # fewer different letters, or more of one of them, are a list and no text
 _NO_BYTE = "\uffff"
@@ -182,6 +183,7 @@ def likely_encodings(data: bytes) -> list[str]:
 
     None for bytes that are UTF-8 in most places, or no text of the languages that are known here.
     """
+    data = data[:_SAMPLE]
     if _is_mostly_utf8(data):
         return []
     n_beyond = sum(byte > 0x7F for byte in data)

@@ -7,7 +7,6 @@ full-width letters beside Chinese or Japanese.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +24,6 @@ from xlcli.text.misreadings import Found
 
 PATTERN_BYTES = 2**26  # maximum size of the automaton of all patterns
 MARKED_LETTERS = 256  # of a letter and its marks that are looked at: NFC takes the square of their number
-LONGEST_EXAMINED = 2**13  # bytes of a line that is no UTF-8 of which the encoding is guessed
 EXCERPT = 24  # number of characters that are shown on either side
 
 
@@ -51,11 +49,6 @@ def is_no_encyclopedia(line: str) -> bool:
 def has_no_digit(line: str) -> bool:
     """False of lines of logs, in whose brackets are times and levels."""
     return not any(map(str.isdigit, line))
-
-
-def is_no_letter_of_uzbek(letters: str) -> bool:
-    """False of o‘ and g‘, as most people write these letters of Uzbek."""
-    return not re.match("[og]‘", letters.lower())
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +149,8 @@ _OTHER_SCRIPTS = r"\p{Cyrillic}\p{Armenian}\p{Cherokee}ΑΒΕΖΗΙΚΜΝΟΡΤ�
 _LIKE_LATIN = "АВЕЅІЈКМНОРСТУХаеорсухіѕјһԁԛԝ"  # letters of Cyrillic
 _ONLY_LIKE_LATIN = rf"^\P{{Cyrillic}}*?([{_LIKE_LATIN}]+)(?:\P{{Cyrillic}}|[{_LIKE_LATIN}])*$"
 _LOOK_ALIKE = rf"\p{{Latin}}[{_OTHER_SCRIPTS}]|[{_OTHER_SCRIPTS}]\p{{Latin}}|{_ONLY_LIKE_LATIN}"
-_APOSTROPHE = (
-    r"\p{Latin}([\x{b4}\x{2032}\x{ff07}\x{2018}\x{201b}])\p{Latin}"
+_APOSTROPHE = (  # but o‘ and g‘ as in Uzbek
+    r"\p{Latin}([\x{b4}\x{2032}\x{ff07}\x{201b}])\p{Latin}|[^ogOG\P{Latin}](\x{2018})\p{Latin}"
     r"|^[^`]*[a-z](`)(?:s|t|m|d|re|ve|ll)\b[^`]*$|[a-z](\x{2bc})(?:s|t|m|re|ve|ll)\b"
 )
 _HYPHEN = r"[\x{2010}\x{2011}]|\p{L}([\x{2012}\x{2212}])\p{L}"
@@ -204,7 +197,7 @@ KINDS = (  # the shares are higher than in books, Markdown and logs
     Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}", "any"),
     Kind("look-alike letters of another script", "write it in one script", _LOOK_ALIKE, accepts=has_latin),
     Kind("lines under or through letters", _REMOVE, _LINES),
-    Kind("accents or primes as apostrophes", "write '", _APOSTROPHE, accepts=is_no_letter_of_uzbek),
+    Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
     WrongEncoding("characters of a wrong encoding", _ENCODING, misreadings.WORTH_A_LOOK, "any"),
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
     Kind("the long s (\u017f)", "write s", r"\x{17f}"),
@@ -349,7 +342,7 @@ class Oddities:
             if kind not in self._first:
                 where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
                 self._first[kind] = f"{where}: '{_excerpt(line, place.start, place.end)}'"
-                likely = misreadings.likely_encodings(bytes(text[:LONGEST_EXAMINED])) if "\ufffd" in line else []
+                likely = misreadings.likely_encodings(bytes(text)) if "\ufffd" in line else []
                 diagnosis = " or ".join(likely) or place.diagnosis
                 if diagnosis:
                     self._first[kind] += f", probably {diagnosis}"

@@ -50,8 +50,10 @@ def generate(
     """Continues `prompt`.
 
     Args:
+        model: The model.
         prompt: Text to continue, which is not part of the output. May be empty.
         options: Length, sampling and stop texts.
+        runtime: Device and number type.
         seed: Seed of the first sample; sample i has the seed `seed + i` and can be repeated alone with it. None
             continues the generator of `resume`, if it has one, else takes a random seed.
         resume: Session saved by `generate` or `stream`, whose text the prompt follows.

@@ -95,7 +95,7 @@ class Model:
         Several texts have a list of scores, each as of the text alone; in batches, but for `state` and what learns.
         With `progress` a call of more than a second shows how far it is, in a terminal or notebook.
 
-        Warns (`UserWarning`) of what nobody sees or means, such as needless blanks, and of the name of a file.
+        Warns (`UserWarning`) of what nobody sees or means, of a vocabulary without pieces for it, and of names of files.
         """
         if not is_several(text):
             data = encoded(text)
@@ -326,6 +326,7 @@ def generate(
     """Continues a text; see `xlcli.generation.generate`.
 
     Args:
+        model: Model.
         prompt: Text to continue; may be empty.
         state: State to continue (default: nothing read).
         seed: Seed of the first sample; sample i has `seed + i`. None continues the generator of `state`, if
@@ -369,6 +370,7 @@ def stream(
     """Scores text as it arrives; see `xlcli.streaming.stream`.
 
     Args:
+        model: Model.
         text: A text, or its parts in order: an open file, a socket, any iterable. Scores do not depend on the division.
             CR LF is read as LF, unless `binary` is set.
         state: State to continue (default: nothing read).

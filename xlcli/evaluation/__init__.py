@@ -67,8 +67,10 @@ def evaluate(
     """Scores a text.
 
     Args:
+        model: The model.
         source: Files, folders or `-`, joined to one text; None is the held-out text `options.split` of the model.
         options: Memory lengths, segment length, stride, batch size, and `limit`, the maximum bytes of text.
+        runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, then `Done`, before each `Score`.
         words: Also yield a `WordScore` for each word, or a `PairScore` or `ContinuationScore` for each row if rows are
             compared, after the `Row` that it is in, if any; then `Done`. Regions come as `RegionScore` after their row.

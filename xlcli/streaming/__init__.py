@@ -58,10 +58,12 @@ def stream(
     """Scores text as it arrives. Yields scores as `options` say, and totals of this run about once a second and last.
 
     Args:
+        model: The model that scores.
         portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
             arrived for a while; only then is an unfinished line scored early (`flush_ms`). The next portion is taken
             when the last one has been scored. A stopped stream saves the unscored bytes of the last one.
         options: What is scored, yielded, cleared and saved.
+        runtime: Of `make_runtime`.
         resume: Saved session, whose line numbers and byte offsets go on. `StateError` if it does not fit `options`.
         save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.

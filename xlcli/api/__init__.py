@@ -95,7 +95,7 @@ class Model:
         Several texts have a list of scores, each as of the text alone; in batches, but for `state` and what learns.
         With `progress` a call of more than a second shows how far it is, in a terminal or notebook.
 
-        Warns (`UserWarning`) of what nobody sees or means, of a vocabulary without pieces for it, and of names of files.
+        Warns (`UserWarning`) of what nobody sees, of a vocabulary without pieces for the text, and of names of files.
         """
         if not is_several(text):
             data = encoded(text)

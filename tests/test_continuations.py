@@ -43,8 +43,12 @@ def events_of(model, path, **options):
     return list(evaluate(model, [path], settings, RUNTIME, words=True))
 
 
+def only_scores(events):
+    return [event for event in events if isinstance(event, ContinuationScore)]
+
+
 def scores(model, path, **options):
-    return [event for event in events_of(model, path, **options) if isinstance(event, ContinuationScore)]
+    return only_scores(events_of(model, path, **options))
 
 
 def slow(model, context, continuation, **lengths):
@@ -83,6 +87,35 @@ def test_the_score_is_of_the_continuations_only(tmp_path):
     assert sum(each.tokens for each in score.by_context) <= score.tokens
     [alone] = scores(model, write(tmp_path / "one.json", ROWS[2:3]), mem_len=9)
     assert alone.bits == pytest.approx(found[2].bits, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "blanks"),
+    [
+        ("昨天他去学校", "学习。", ""),
+        ("他说：", "“你好”", ""),
+        ("ฉันจึงกาง", "ร่ม", ""),
+        ("「はい」", "「いいえ」", ""),
+        ("ฉันกิน ", "ข้าว", " "),
+        ("在", "2024年", " "),
+        ("The word", "世界", " "),
+        ("世界", "is a word", " "),
+    ],
+)
+def test_within_a_script_without_blanks_there_is_none_at_the_border(context, continuation, blanks, tmp_path):
+    model, path = toy("bytes"), write(tmp_path / "rows.json", [("a", context, continuation)])
+    *events, score = events_of(model, path)
+    [found] = only_scores(events)
+    bits, n_bytes, _ = slow(model, context.strip().encode(), (blanks + continuation).encode())
+    assert (found.bits, found.bytes) == (pytest.approx(bits, abs=1e-5), n_bytes)
+    is_in_one_script = "The" not in context and "2024" not in continuation and "word" not in continuation
+    assert (score.words is None) == is_in_one_script  # no perplexity per word
+    remarks = [each.text for each in events if isinstance(each, Notice) and "without a blank" in each.text]
+    assert len(remarks) == (blanks == "")
+    for joiner in ("", " ", "-"):
+        if not context.endswith(" "):
+            [found] = scores(model, path, joiner=joiner)
+            assert found.bytes == len((joiner + continuation).encode())
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])

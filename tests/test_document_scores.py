@@ -2,16 +2,20 @@
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from toys import PROSE, RUNTIME, toy
 
+from xlcli import api
 from xlcli.cli.score_report import documents_text
-from xlcli.config import EvalConfig
+from xlcli.config import EvalConfig, GenerateConfig, StreamConfig
 from xlcli.evaluation import evaluate
 from xlcli.events import DocumentScore, Notice, Row, Score, TokenScore
+from xlcli.generation import generate
+from xlcli.streaming import stream
 
 LINES = [line for line in PROSE.splitlines() if line.strip()]
 
@@ -146,10 +150,35 @@ def test_documents_that_cost_more_than_without_a_model_are_named(tmp_path):
         assert all(f"number {worst.document}, {paths[worst.document - 1]}, is the first" in text for text in told)
 
 
-def test_a_text_that_is_spelled_in_bytes_is_reported(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "is_told"), [("\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n" * 3, True), (PROSE, False), ("12345", False)]
+)
+def test_a_text_that_is_spelled_in_bytes_is_reported(text, is_told, tmp_path, recwarn):
     model = toy("sentencepiece")
-    thai = "\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n"
-    for text, is_told in ((thai * 12, True), (thai, False), (PROSE, False)):
-        (tmp_path / "text").write_text(text)
-        events = evaluate(model, [tmp_path / "text"], EvalConfig(), RUNTIME)
-        assert any("tokens of their own" in event.text for event in only(events, Notice)) == is_told
+    (tmp_path / "text").write_text(text)
+    runs = {
+        "eval": evaluate(model, [tmp_path / "text"], EvalConfig(), RUNTIME),
+        "stream": stream(model, [text.encode()], StreamConfig(), RUNTIME),
+        "generate": generate(model, text.encode(), GenerateConfig(max_new_tokens=1), RUNTIME, seed=1),
+    }
+    for name, events in runs.items():
+        notices = [event for event in only(events, Notice) if "tokens of their own" in event.text]
+        assert [notice.level for notice in notices] == ["warning"] * is_told, name
+    warnings.simplefilter("always")
+    for texts in (text, [text]):
+        api.Model(model, RUNTIME).score(texts)
+        assert sum("tokens of their own" in str(warning.message) for warning in recwarn) == is_told
+        recwarn.clear()
+
+
+def test_a_text_of_unknown_words_is_reported_by_all(tmp_path, recwarn):
+    model, text = toy("words"), "zzz yyy xxx\n"
+    (tmp_path / "text").write_text(text)
+    for events in (
+        evaluate(model, [tmp_path / "text"], EvalConfig(), RUNTIME),
+        stream(model, [text.encode()], StreamConfig(), RUNTIME),
+        generate(model, text.encode(), GenerateConfig(max_new_tokens=1), RUNTIME, seed=1),
+    ):
+        assert sum("75.0 % of the words" in event.text for event in only(events, Notice)) == 1
+    api.Model(model, RUNTIME).score(text)
+    assert sum("75.0 % of the words" in str(warning.message) for warning in recwarn) == 1

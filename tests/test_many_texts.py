@@ -46,6 +46,7 @@ def test_windows_slide_over_each_text():
         assert_same(score, model.score(text), abs=1e-6, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*not in the vocabulary")
 @pytest.mark.parametrize("kind", ["bytes", "words", "sentencepiece"])
 def test_bits_are_those_of_the_formula(kind):
     model = toy(kind)

@@ -254,13 +254,44 @@ def test_words_end_between_tokens_only():
         "x",
         "?",
     ]
-    for blank in "\N{NO-BREAK SPACE}\N{THIN SPACE}\N{IDEOGRAPHIC SPACE}":
+    thai = ("ฉัน\u200bกิน", "\u200b", "ข้าว", "\u200bที่", "\u200b\n", "\u200bบ้าน")
+    assert [w[:3] for w in fed(*(token.encode() for token in thai))] == [
+        (1, 0, "ฉัน\u200bกิน"),
+        (1, 24, "ข้าว"),
+        (1, 39, "ที่"),
+        (2, 55, "บ้าน"),
+    ]
+    assert [w[2] for w in fed(*(bytes([byte]) for byte in "ฉัน\u200bกิน\u200b".encode()))] == ["ฉัน", "กิน"]
+    for blank in "\N{NO-BREAK SPACE}\N{THIN SPACE}\N{IDEOGRAPHIC SPACE}\N{ZERO WIDTH SPACE}":
         assert [w[2] for w in fed(f"sat{blank}".encode(), b"there", blank.encode(), b"\n", b"x")] == [
             "sat",
             "there",
             "x",
         ]
     assert [w[2] for w in fed(b"x" * 2**14, b"y", b" z")] == ["x" * 2**14, "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("text", "punctuation", "n_rows"),
+    [
+        ("アメリカの 猫、アメリカの", False, 2),  # characters of several tokens do not end the letters before them
+        ("猫,the,dog. 世界", True, 0),
+        ("كتاب، قلم؟ two", True, 2),
+        (PROSE, False, 0),
+    ],
+)
+def test_rows_of_several_words_are_counted_in_a_warning(text, punctuation, n_rows, tmp_path):
+    path, model = tmp_path / "text", toy("bytes")
+    path.write_text(text)
+    options = {"split_punctuation": punctuation}
+    runs = [
+        [*evaluate(model, [path], EvalConfig(**options), RUNTIME, words=True)],
+        [*stream(model, [text.encode()], StreamConfig(emit="words", **options), RUNTIME)],
+    ]
+    for events in runs:
+        told = [each.text for each in only(events, Notice) if "several words" in each.text]
+        assert len(told) == (n_rows > 0)
+        assert all(remark.startswith(f"{n_rows} rows") and "`number`" in remark for remark in told)
 
 
 def test_the_rest_of_a_word_that_was_cut_is_not_corrected_for_an_end_before_it():

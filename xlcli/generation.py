@@ -31,6 +31,7 @@ from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, l
 from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
 from xlcli.text.oddities import Oddities
+from xlcli.text.tokenizers import Coverage
 
 StopReason = Literal["length", "stop", "interrupted"]
 
@@ -133,7 +134,10 @@ def generate_prompts(
 
 
 def _odd_prompts(prompts: Sequence[bytes], model: LoadedModel) -> Iterator[Notice]:
-    """Notices on prompts that are not what they look like, end in a blank where tokens begin with one, or have tags."""
+    """Notices on prompts that are not what they look like, end in a blank where tokens begin with one, or have tags.
+
+    Also on a vocabulary that lacks their words.
+    """
     tokenizer = model.tokenizer
     tags = [name for name in tokenizer.special_names if any(name.encode() in prompt for prompt in prompts)]
     if tags:
@@ -142,17 +146,16 @@ def _odd_prompts(prompts: Sequence[bytes], model: LoadedModel) -> Iterator[Notic
             remark += f"; to chat, export the model (xlcli export {shlex.quote(model.name)} -o FOLDER)"
             remark += " and use apply_chat_template of transformers there"
         yield Notice(remark)
-    kinds = "line"
-    for i in range(tokenizer.vocab_size):
-        text = tokenizer.decode([i])
-        if len(text) > 1 and text.startswith(b" "):  # most vocabularies have one among the first
-            kinds = "prompt"
-            break
-    oddities = Oddities("prompt", kinds)
+    pieces = (tokenizer.decode([i]) for i in range(tokenizer.vocab_size))
+    begins_with_blank = any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)  # soon found, if at all
+    oddities = Oddities("prompt", "prompt" if begins_with_blank else "line")
+    coverage = Coverage(tokenizer, model.name)
     for prompt in prompts:
         oddities.begin()
         oddities.search(prompt)
+        coverage.add(*tokenizer.tokens(prompt))
     yield from oddities.notices()
+    yield from coverage.notices()
 
 
 def _generated(

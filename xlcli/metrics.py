@@ -13,11 +13,10 @@ import re
 from dataclasses import dataclass
 
 from xlcli.text.formats import Utf8
+from xlcli.text.pretokenize import UNBLANKED
 
 LN2 = math.log(2.0)  # nats per bit
-_UNBLANKED = re.compile(  # Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese and marks: no blanks between words
-    "[\u0e00-\u109f\u1780-\u17ff\u200b\u3001-\u3003\u3040-\u30ff\u3400-\u9fff\uff00-\uff1f\U00020000-\U0003ffff]+"
-)
+_STRETCH = re.compile(f"{UNBLANKED}+")
 LEAST_UNBLANKED = 0.05  # share of the characters of a text: a name or a quotation in such a script changes little
 LEAST_JUDGED = 200  # bytes of a text from which on its score may say that a model is of no use for it
 LONGEST_MEAN = 8  # characters in a row, above which they are phrases: words of Thai have about four
@@ -81,10 +80,10 @@ class TextCounter:
             return
         text = self._utf8.feed(data)
         if not text.isascii():
-            stretches = _UNBLANKED.findall(text)
+            stretches = _STRETCH.findall(text)
             self._n_unblanked += sum(map(len, stretches))
             self._n_stretches += len(stretches)
-            is_continued = _UNBLANKED.match(self._last) and _UNBLANKED.match(text)
+            is_continued = _STRETCH.match(self._last) and _STRETCH.match(text)
             if is_continued:
                 self._n_stretches -= 1
         self._last = text[-1:] or self._last

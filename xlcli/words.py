@@ -10,12 +10,13 @@ at the beginning of a text, a word begins whatever the next token is.
 Chinese characters, Hiragana and their punctuation are words of their own, as by the default word boundaries of Unicode
 (UAX 29), because such text has no blanks. `punctuation` also divides a word where a letter meets a punctuation mark.
 Only boundaries between tokens count: a word that ends within a token is joined with the next one, and never divided.
+Zero-width spaces, which divide words of Thai and Khmer, count as white space.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor
 
 from xlcli.config import EvalConfig, StreamConfig
-from xlcli.events import Prediction, Row, TokenLogprob, TokenScore, WordScore
+from xlcli.errors import shortened
+from xlcli.events import E, Notice, Prediction, Row, TokenLogprob, TokenScore, WordScore
 from xlcli.files import as_utf8
 from xlcli.metrics import LN2
 from xlcli.model.head import Readout
@@ -37,6 +39,9 @@ BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)  # kinds of character
 LONGEST = 2**14  # number of bytes from which a word is cut, so that RAM stays bounded
 
 _SINGLE = re2.compile(r"[\p{Han}\p{Hiragana}\x{3001}-\x{303f}\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff20}]")
+_ZERO_WIDTH_SPACE = "\u200b"  # divides words of Thai and Khmer
+BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _ZERO_WIDTH_SPACE
+"""All characters that divide words."""
 _INSIDE = "'’-\u2010\u2011_"  # punctuation marks that count as letters, with two hyphens
 _MARKS = re2.compile(rf"[^\p{{L}}\p{{M}}\p{{N}}\p{{C}}\s{re2.escape(_INSIDE)}]+")
 
@@ -64,12 +69,12 @@ class Boundaries:
             kind = self._ascii[text[-1]]
         else:
             kind = self._kind(text[-4:].decode("utf-8", "surrogateescape")[-1])
-        if kind == BLANK and text.decode("utf-8", "replace").strip():
+        if kind == BLANK and text.decode("utf-8", "replace").strip(BLANKS):
             return LINE_END
         return kind
 
     def _kind(self, char: str) -> int:
-        if char.isspace():
+        if char in BLANKS:
             return LINE_END if char == "\n" else BLANK
         if char.isprintable() and _SINGLE.match(char):
             return CHARACTER
@@ -274,15 +279,15 @@ class Words:
 
         `prediction` is that of the next token; None if there is none, or the word ends whatever it is.
         """
-        word = self.at.text.decode("utf-8", "surrogateescape").lstrip()
+        text = self.at.text.decode("utf-8", "surrogateescape")
+        word = text.lstrip(BLANKS)
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         yield from self._begin_rows(start)
         line = self.at.line
         number = self.at.number  # of the word in its line
         if word:
             # The first token of the word may begin in a line before.
-            n_blanks = len(self.at.text) - len(self.at.text.lstrip())
-            n_line_ends = self.at.text.count(b"\n", 0, n_blanks)
+            n_line_ends = text.count("\n", 0, len(text) - len(word))
             line += n_line_ends
             number = 1 if n_line_ends else number + 1
             document = line if self.by_line else self.at.document
@@ -319,7 +324,7 @@ class Words:
             line=line,
             number=number,
             byte=start,
-            word=as_utf8(word.rstrip()),
+            word=as_utf8(word.rstrip(BLANKS)),
             bits=bits,
             naive_bits=at.bits,
             token_entropy=at.entropy,
@@ -331,10 +336,27 @@ class Words:
 
 def split_words(text: str, *, punctuation: bool = False) -> list[str]:
     """The words of a text: what stands between blanks, and single characters, or marks, that are words."""
-    text = _SINGLE.sub(r" \g<0> ", text)
+    text = _SINGLE.sub(r" \g<0> ", text.replace(_ZERO_WIDTH_SPACE, " "))
     if punctuation:
         text = _MARKS.sub(r" \g<0> ", text)
     return text.split()
+
+
+def with_remark_on_rows(events: Iterable[E], *, punctuation: bool) -> Iterator[E | Notice]:
+    """The events, and after them a warning if the `WordScore` of some are of several words that tokens do not divide.
+
+    `punctuation`: marks are words.
+    """
+    n_joined = 0
+    first = ""
+    for event in events:
+        yield event
+        if isinstance(event, WordScore) and len(split_words(event.word, punctuation=punctuation)) > 1:
+            n_joined += 1
+            first = first or event.word
+    if n_joined:
+        remark = f"{n_joined:,} rows have several words, which tokens do not divide (first: '{shortened(first, 40)}')"
+        yield Notice(f"{remark}: do not compare `number` between sentences or models", "warning")
 
 
 def _end_bits(last: int | None, word_ends: Sequence[float]) -> float:

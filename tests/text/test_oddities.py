@@ -101,6 +101,8 @@ def said(text, unit="line", of="line", n_before=0):
         ("don\u00b4t", "apostrophes", "don<U+00B4>t"),
         ("don`t", "apostrophes", "don`t"),
         ("don\u2018t", "apostrophes", "don<U+2018>t"),
+        ("don\u02bct", "apostrophes", "don<U+02BC>t"),
+        ("the be\u017ft of friends", "the long s", "be<U+017F>t"),
         ("it`s", "apostrophes", "it`s"),
         ("a well\u2212known dog", "hyphens", "well<U+2212>known"),
         ("The dog\uff0c he said", "full-width", "dog<U+FF0C>"),
@@ -139,6 +141,8 @@ def test_what_is_odd_in_any_text_is_named_and_shown(text, kind, shown):
         "\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f \u2067abc\u2069",  # Arabic
         "\u0e20\u0e32\u0e29\u0e32\u200b\u0e44\u0e17\u0e22 \u0e19\u0e49\u0e33 \u0e17\u0e35\u0e48",  # Thai
         "\u0e20\u0e32\u0e29\u0e32\u200b\u0e17\u0e35\u0e48\u200b\u200b\u0e40\u0e1b\u0e47\u0e19\u200b, \u0e46",  # too
+        "O\u2018zbekiston, o\u02bbzbek, Ma\u02bcno sanʼat g\u2018alaba cʼhoar",  # Uzbek, Breton
+        "\u043a\u043e\u043c\u043f\u02bc\u044e\u0442\u0435\u0440 \u043f\u02bc\u044f\u0442\u044c",  # Ukrainian
         "Facebook\u0e25\u0e07\u0e17\u0e38\u0e19 iPhone\u0e23\u0e38\u0e48\u0e19",
         "\u0661\u0662\u0663 \u200f5 \u0643\u062a\u0628\u200f",  # Arabic with numbers
         "\u0631\u062d\u0645\u0640\u0670\u0646 1445 \u0647\u0640 \u0627\u0644\u0640BBC",  # tatweel that is needed
@@ -197,14 +201,14 @@ def test_text_in_utf8_that_was_read_otherwise_is_named(text, read):
 @pytest.mark.parametrize(
     ("language", "text", "written"),
     [
-        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720", "iso8859_6")),
+        *(("Arabic", ARABIC, written) for written in ("cp1256", "cp720", "iso-8859-6")),
         *(("Hebrew", HEBREW, written) for written in ("cp1255", "cp862")),
-        *(("Cyrillic", RUSSIAN, written) for written in ("cp1251", "koi8_r", "cp866", "iso8859_5")),
+        *(("Cyrillic", RUSSIAN, written) for written in ("cp1251", "koi8-r", "cp866", "iso-8859-5")),
         *(("Greek", GREEK, written) for written in ("cp1253", "cp737")),
         ("Thai", THAI, "cp874"),
         ("Chinese", "你好，我们在黑暗的夜里航行。", "gb18030"),
-        ("Japanese", "夜は暗かったです。", "euc_jp"),
-        ("Korean", "밤은 어두웠고 우리는 어두운 밤에 걸었다", "euc_kr"),
+        ("Japanese", "夜は暗かったです。", "euc-jp"),
+        ("Korean", "밤은 어두웠고 우리는 어두운 밤에 걸었다", "euc-kr"),
     ],
 )
 @pytest.mark.parametrize("read", ["cp1252", "mac_roman", "cp437", "cp850"])

@@ -48,6 +48,7 @@ from xlcli.store.discover import find, is_state_file
 from xlcli.store.layout import read_config
 from xlcli.store.state_files import load_state, save_state
 from xlcli.text.oddities import Oddities
+from xlcli.text.tokenizers import Coverage
 
 LONGEST_NAME = 255  # bytes of the name of a file
 
@@ -94,15 +95,16 @@ class Model:
         Several texts have a list of scores, each as of the text alone; in batches, but for `state` and what learns.
         With `progress` a call of more than a second shows how far it is, in a terminal or notebook.
 
-        Warns (`UserWarning`) of what nobody sees or means, such as needless blanks, and of the name of a file.
+        Warns (`UserWarning`) of what nobody sees, of a vocabulary without pieces for the text, and of names of files.
         """
         if not is_several(text):
             data = encoded(text)
-            _warn_of([data], "line")
+            _warn_of([data], "line", self.loaded)
             with ProgressLine(len(data), wanted=progress) as line:
                 return self._score(data, state, settings, line)
         texts = [*encoded_texts(text)]
-        _warn_of(texts, "row" if state is None else "line")  # what continues a state may begin with a blank
+        kinds = "row" if state is None else "line"  # what continues a state may begin with a blank
+        _warn_of(texts, kinds, self.loaded)
         chosen = validate(OnlineConfig, settings)
         with ProgressLine(sum(map(len, texts)), wanted=progress) as line:
             if state is not None or chosen.online_option is not None:
@@ -380,13 +382,15 @@ def stream(
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 
-def _warn_of(texts: Sequence[bytes], kinds: str) -> None:
-    """Warns of oddities of these `kinds` in the texts, and of a text that is hardly one but the name of a file."""
+def _warn_of(texts: Sequence[bytes], kinds: str, model: store.LoadedModel) -> None:
+    """Warns of oddities of these `kinds` in the texts, of words that the vocabulary lacks, and of names of files."""
     oddities = Oddities("text", kinds)
+    coverage = Coverage(model.tokenizer, model.name)
     for text in texts:
         oddities.begin()
         oddities.feed(text)
-    for notice in oddities.notices():
+        coverage.add(*model.tokenizer.tokens(text))
+    for notice in [*oddities.notices(), *coverage.notices()]:
         warnings.warn(notice.text, stacklevel=4)
     for text in texts:
         if _is_name_of_file(text):

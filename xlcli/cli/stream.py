@@ -273,7 +273,7 @@ class _ScorePrinter(Sink):
 
         remark = misfit(self._model, stats.bits, stats.bytes)
         if remark is not None:
-            self._screen.say(remark)
+            self._screen.say(remark, "warning")
         if stats.shown is not None:
             self._screen.say(self._shown(stats, stats.shown))
         are_printed_as_text = self._emit == "stats" and not self._screen.json

@@ -194,8 +194,8 @@ class JoinedListing(Listing):
             for suffix, line in zip(self._suffixes, lines, strict=True):
                 _, own_places, columns = json.loads(line)
                 if own_places != places:
-                    reason = f"the models have different words from byte {places.get('byte', 'the end')} on."
-                    raise DataError(reason, "List each by itself: -m NAME.")
+                    reason = f"tokens of the models divide words differently at byte {places.get('byte', '(end)')}."
+                    raise DataError(reason, "List each model by itself (-m NAME), or whole rows: --documents FILE.tsv.")
                 for key, value in columns.items():
                     joined[f"{key}_{suffix}"] = value
             self._write_line(self._table.row(row, joined))

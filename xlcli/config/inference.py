@@ -365,8 +365,10 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=None,
         description="Sum words between these marks, such as '*' or '[]', which are removed; or column:NAME.",
     )
-    joiner: str = Field(
-        default=" ", description="With score_field: text between context and continuation, unless there is white space."
+    joiner: str | None = Field(
+        default=None,
+        description="With score_field: text between context and continuation, unless there is white space. "
+        "Default: a blank, or nothing within a script without blanks, such as Thai.",
     )
 
     def reading(self, model: ModelConfig, trained: ContextSettings) -> ContextSettings:

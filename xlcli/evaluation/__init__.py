@@ -36,7 +36,7 @@ from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is
 from xlcli.events import Done, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings, compile_cache, window_notice
 from xlcli.machine import peak_rss_bytes
-from xlcli.metrics import LEAST_JUDGED, LN2, TextCounts, bits_per, misfit, perplexity
+from xlcli.metrics import LN2, TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
@@ -46,12 +46,11 @@ from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
 from xlcli.text.sources import InputFormat, open_source
-from xlcli.text.tokenizers import n_unknown, unknown_notice
+from xlcli.text.tokenizers import Coverage, n_unknown
 from xlcli.text.tokens import TokenFile
-from xlcli.words import Predictions, Words
+from xlcli.words import Predictions, Words, with_remark_on_rows
 
 Event = Notice | Progress | Scored | Done | Score
-SPELLED_SHARE = 0.9  # `books` spells at most 0.65 of logs in single bytes, 0.32 of Finnish, 1 of Arabic and Russian
 LISTED_DOCUMENTS = 20  # number of documents up to which a `Score` has the score of each
 
 
@@ -197,10 +196,9 @@ class _Evaluation(NamedTuple):
         """What a reader of the score should know of the text and its tokens."""
         model, text, options = self.model, self.text, self.options
         yield from map(Notice, model.tokenizer.take_notices())
-        unknown_words = self._unknown_words()
-        if unknown_words is not None:
-            yield from unknown_notice(unknown_words, len(text.tokens))
-        yield from _spelled_notice(text, model)
+        coverage = Coverage(model.tokenizer, model.name)
+        coverage.add(text.tokens.ids, text.tokens.sizes(slice(None)))  # with the tokens of contexts
+        yield from coverage.notices()
         yield from _file_notices(text, model)
         if text.counts.has_phrases:
             yield Notice(_PHRASES_NOTICE)
@@ -209,13 +207,6 @@ class _Evaluation(NamedTuple):
         n_documents = len(text.part.corpus.facts.documents)
         if n_documents > LISTED_DOCUMENTS and not (self.is_listed or options.by_row or options.each_line):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each")
-
-    def _unknown_words(self) -> int | None:
-        """Number of words of the text that are scored as `<unk>`; None if the vocabulary has no such entry."""
-        unknown_id = self.model.tokenizer.unknown_id
-        if unknown_id is None:
-            return None
-        return n_unknown(self.text.tokens.ids, unknown_id)
 
     def _score(self, run: Pass, stage: str) -> Iterator[Event]:
         """Events of a memory length, the last of which is its `Score`, unless no token was scored.
@@ -246,7 +237,7 @@ class _Evaluation(NamedTuple):
                 yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
             remark = misfit(self.model.name, totals.nats / LN2, totals.bytes)
             if remark:
-                yield Notice(remark)
+                yield Notice(remark, "warning")
 
             # What is measured of documents, rows and beginning needs all of their tokens.
             fields: dict[str, Any] = {"partial": not is_whole}
@@ -269,16 +260,17 @@ class _Evaluation(NamedTuple):
                     fields |= _spread_fields(text, scores, options)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
-            if is_whole:
-                fields["unknown_words"] = self._unknown_words()
+            unknown_id = self.model.tokenizer.unknown_id
+            if is_whole and unknown_id is not None:
+                fields["unknown_words"] = n_unknown(text.tokens.ids, unknown_id)
         yield Score(**_score_fields(run, options, totals, batches.size, seconds), **fields)
 
     def _parts(
         self, run: Pass, scores: TokenScores, rows: Sequence[Scored], *, is_whole: bool
-    ) -> Iterator[Scored | Done]:
+    ) -> Iterator[Scored | Notice | Done]:
         """Tokens, words or `rows` that are compared, if they are asked for, until stopped."""
         options, text = self.options, self.text
-        parts: list[Iterable[Scored]] = []
+        parts: list[Iterable[Scored | Notice]] = []
         if self.words and options.by_row:
             parts.append(rows)
         if self.words and not options.by_row:
@@ -292,7 +284,7 @@ class _Evaluation(NamedTuple):
                 words = with_neighbors(words, options.asked)
             if options.region_mark is not None:
                 words = with_regions(words, text.part.corpus, options.region_column)
-            parts.append(words)
+            parts.append(with_remark_on_rows(words, punctuation=options.split_punctuation))
         elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
         if self.documents and is_whole:
@@ -303,19 +295,6 @@ class _Evaluation(NamedTuple):
             yield part
         if self.is_listed and is_whole:
             yield Done()
-
-
-def _spelled_notice(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
-    """A notice on a text of which the vocabulary has hardly more than single bytes."""
-    if model.tokenizer.kind in ("bytes", "ids"):
-        return
-    sizes = text.tokens.sizes(slice(None))
-    if sizes.sum() < LEAST_JUDGED:
-        return
-    share_of_bytes = float((sizes == 1).sum() / sizes.sum())  # of all tokens, with those of a context
-    if share_of_bytes > SPELLED_SHARE:
-        share = f"{share_of_bytes:.0%} of the bytes of the text are tokens of their own"
-        yield Notice(f"{share}: the vocabulary of {model.name} has no pieces for it", "warning")
 
 
 def _file_notices(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:

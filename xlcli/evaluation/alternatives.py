@@ -26,7 +26,7 @@ from xlcli.files import as_utf8
 from xlcli.metrics import LN2
 from xlcli.state import State
 from xlcli.text.loaders import inputs_and_targets
-from xlcli.words import Predictions, is_ended
+from xlcli.words import BLANKS, Predictions, is_ended
 
 ROWS = 16  # maximum number of sequences per call of the model
 LEAST = 1e-5  # probability below which no sequence is continued
@@ -180,4 +180,4 @@ class NextWords:
 
 
 def _word(text: bytes) -> str:
-    return as_utf8(text.decode("utf-8", "surrogateescape").strip()) or LINE_END
+    return as_utf8(text.decode("utf-8", "surrogateescape").strip(BLANKS)) or LINE_END

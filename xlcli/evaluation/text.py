@@ -10,7 +10,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Corpus, Part
-from xlcli.text.documents import Joined
+from xlcli.text.documents import Joined, is_within_unblanked
 from xlcli.text.oddities import Oddities
 from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
@@ -287,11 +287,15 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
     """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
     counter = TextCounter()
     n_without_context = 0
+    n_unblanked = n_without_blank = 0  # rows whose parts meet within a script without blanks, and so, without one
     borders: list[int] = []  # of each row, offset at which its context ends and its continuation begins
     for row_start, row in part.corpus.rows():
         context, continuation = fields.divide(row.fields)
         borders.append(row_start + len(context))
         n_without_context += not context
+        if is_within_unblanked(context.decode(), continuation.decode()):
+            n_unblanked += 1
+            n_without_blank += not continuation[:1].isspace()
         counter.feed(continuation)
         counter.end_word()
         counter.end_document()
@@ -307,7 +311,13 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
         yield Notice(f"rows without context, whose continuation begins a text: {n_without_context:,}")
     if n_across:
         yield Notice(f"{n_across:,} tokens begin in a context and end in its continuation, with which they count")
-    return TokenizedText(part, tokens, counter.counts(), is_scored)
+    if n_without_blank and fields.joiner is None:
+        remark = "which their script does not have; --set \"eval.joiner=' '\" puts one there"
+        yield Notice(f"{n_without_blank:,} continuations follow their context without a blank, {remark}")
+    counts = counter.counts()
+    if n_unblanked:  # the continuations are parts of phrases, however short
+        counts = replace(counts, words=None)
+    return TokenizedText(part, tokens, counts, is_scored)
 
 
 def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:

@@ -34,8 +34,8 @@ from xlcli.streaming.output import ScoredEvent, StreamOutput
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE
 from xlcli.text.oddities import Oddities
-from xlcli.text.tokenizers import n_unknown, unknown_notice
-from xlcli.words import Predictions
+from xlcli.text.tokenizers import Coverage
+from xlcli.words import Predictions, with_remark_on_rows
 
 STATS_SECONDS = 1.0  # time between two `StreamStats`
 
@@ -90,12 +90,11 @@ def stream(
     words = running.output.position.words
     if words is not None and words.document:  # a row of a table in which the stream continues
         yield Row(words.document, words.fields)
-    yield from running.run(portions)
+    yield from with_remark_on_rows(running.run(portions), punctuation=options.split_punctuation)
     yield from oddities.notices()
     yield from map(Notice, model.tokenizer.take_notices())
-    totals = running.stats(final=True)
-    yield from unknown_notice(running.n_unknown, totals.tokens)
-    yield totals
+    yield from running.coverage.notices()
+    yield running.stats(final=True)
 
 
 class _Stream:
@@ -129,7 +128,7 @@ class _Stream:
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
         self.output.records.arrive(self.intake.end_offset)
-        self.n_unknown = 0  # tokens of words that are not in the vocabulary
+        self.coverage = Coverage(model.tokenizer, model.name)
         self._started = self._told = time.monotonic()
         self._waiting_seconds = 0.0  # how long text was waited for
         self._start = self.output.position  # from which totals are counted
@@ -235,7 +234,7 @@ class _Stream:
             else:  # each is scored as after a reset
                 scores = session.score_each([text.ids for text in texts], output.predictions)
             for text, (nats, features) in zip(texts, scores, strict=True):
-                self.n_unknown += n_unknown(text.ids, session.model.tokenizer.unknown_id)
+                self.coverage.add(text.ids, text.sizes)
                 yield from output.feed(text, nats / LN2, features)
             yield from self._remarks()
             if time.monotonic() - self._told >= STATS_SECONDS:

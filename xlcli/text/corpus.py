@@ -48,6 +48,7 @@ class Facts:
     bad_byte: tuple[str, int] | None
     documents: Sequence[int] = (0,)  # offsets at which documents begin, ascending; the first is 0
     crlf: tuple[int, ...] = ()  # number of CR LF of each file that are read as LF
+    from_bad_byte: bytes = b""  # some text from the first byte on that is not UTF-8
 
 
 class Corpus:
@@ -168,6 +169,7 @@ class Corpus:
             bad_byte=None if utf8.bad is None else self._locate(utf8.bad, sizes),
             documents=documents if self._documents is None else self._documents,
             crlf=tuple(crlf),
+            from_bad_byte=utf8.from_bad,
         )
 
     def read(self, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
@@ -235,7 +237,7 @@ class Corpus:
             raise with_nul_bytes(source.name, block)
         if text.bad is not None:
             name, offset = self._locate(text.bad, sizes)
-            raise not_utf8(name, offset, is_cut=text.is_cut or name != source.name)
+            raise not_utf8(name, offset, text.from_bad, is_cut=text.is_cut or name != source.name)
 
     def _locate(self, place: int, sizes: Sequence[int]) -> tuple[str, int]:
         for source, size in zip(self.sources, sizes, strict=True):

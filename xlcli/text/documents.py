@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from xlcli.errors import ConfigError, DataError, named, shortened
 from xlcli.files import as_utf8
+from xlcli.text.pretokenize import UNBLANKED
 
 DEFAULT_FIELD = "text"  # key of the text in JSON lines and Parquet files
 _USUAL = "text message msg log short_message body content sentence question prompt input response answer output"
@@ -26,6 +27,7 @@ LONGEST_LINE = 2**24
 """Maximum size of a JSON object or a row of a table in bytes. Parsing can take 64 bytes of RAM per byte."""
 SKIP_SECONDS = 60.0  # least time between two remarks on rows of a stream that are skipped
 _WORD = re.compile(r"(?<!\S)[^\W\d_]++[.,;:!?]*+(?!\S)")
+_BEGINS_UNBLANKED = re.compile(rf"\W*?{UNBLANKED}")  # behind blanks and marks
 
 LONGEST_EVENT = 2**16  # number of bytes after which a line begins a new event, whatever it is
 LINE_TEXT = "text"  # key of the text in rows of plain lines
@@ -104,12 +106,15 @@ class LineRow(dict[str, Any]):
 
 
 class Joined(tuple[str, ...]):
-    """Keys of a context and its continuation, one text of a row. `joiner` divides them where no white space does."""
+    """Keys of a context and its continuation, one text of a row. `joiner` divides them where no white space does.
 
-    def __new__(cls, keys: Sequence[str], joiner: str) -> Self:  # a tuple is made here, and `joiner` is set below
+    A `joiner` of None is a blank, or nothing within a script without blanks.
+    """
+
+    def __new__(cls, keys: Sequence[str], joiner: str | None) -> Self:  # a tuple is made here, `joiner` is set below
         return super().__new__(cls, keys)
 
-    def __init__(self, keys: Sequence[str], joiner: str) -> None:
+    def __init__(self, keys: Sequence[str], joiner: str | None) -> None:
         self.joiner = joiner
 
     def divide(self, row: Mapping[str, str]) -> tuple[bytes, bytes]:
@@ -119,9 +124,18 @@ class Joined(tuple[str, ...]):
         """
         context, continuation = ((row[key] or "").replace("\r\n", "\n").rstrip("\r") for key in self)
         blanks = context[len(context.rstrip(" ")) :]
-        if context and not (context[-1].isspace() or continuation[:1].isspace()):
-            blanks = self.joiner
+        has_white_space = context[-1:].isspace() or continuation[:1].isspace()
+        if context and not has_white_space:
+            default = "" if is_within_unblanked(context, continuation) else " "
+            blanks = default if self.joiner is None else self.joiner
         return context.rstrip(" ").encode(), (blanks + continuation).encode()
+
+
+def is_within_unblanked(before: str, after: str) -> bool:
+    """True if two parts of a text meet within a script without blanks: both their letters next to the border are."""
+    last_letter = _BEGINS_UNBLANKED.match(before[::-1])
+    first_letter = _BEGINS_UNBLANKED.match(after)
+    return last_letter is not None and first_letter is not None
 
 
 def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:

@@ -25,6 +25,7 @@ import zstandard
 
 from xlcli.errors import DataError
 from xlcli.text.documents import DEFAULT_FIELD, Document, Notice, Portions, Read, texts_of
+from xlcli.text.misreadings import conversion, likely_encodings
 from xlcli.text.parquet_rows import PARQUET, parquet_rows
 from xlcli.text.recognition import read_while, recognized, texts_in
 
@@ -244,10 +245,13 @@ def utf16_encoding(head: bytes) -> str | None:
     return "utf-16-be" if places[0] % 2 == 0 else "utf-16-le"
 
 
-def not_utf8(name: str, offset: int, *, is_cut: bool = False) -> DataError:
-    """Error for text whose byte at `offset` is not UTF-8; `is_cut`: it begins a character that the end cuts off."""
+def not_utf8(name: str, offset: int, data: bytes, *, is_cut: bool = False) -> DataError:
+    """Error for text whose byte at `offset` is not UTF-8, and begins `data`.
+
+    `is_cut`: it begins a character that the end cuts off.
+    """
     reason = f"is not UTF-8: the byte at offset {offset} is invalid"
-    remedy = "Convert it, for example: iconv -f latin1 -t utf-8 OLD > NEW (cp1256 if it is Arabic, cp874 if it is Thai)"
+    remedy = conversion(data)
     if is_cut:
         reason = f"ends inside a UTF-8 character, at offset {offset}"
         remedy = "Cut it at a line end, as head -n does"
@@ -261,6 +265,7 @@ class Utf8:
         self.n_bytes = 0
         self.n_chars: int | None = 0  # number of characters so far; None if the text is not UTF-8
         self.bad: int | None = None  # offset of the first byte that is not UTF-8
+        self.from_bad = b""  # the text from that byte on, `HEAD` bytes at most
         self.is_cut = False  # true if `bad` begins a character that the end of the text cuts off
         self.has_nul = False  # true if there is a NUL byte, a sign of binary data
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -275,6 +280,7 @@ class Utf8:
                 self.n_chars += len(text)
             except UnicodeDecodeError as error:
                 self.n_chars, self.bad, self.is_cut = None, self.n_bytes - held + error.start, final
+                self.from_bad = error.object[error.start :][:HEAD]
         self.n_bytes += len(block)
         self.has_nul = self.has_nul or b"\0" in block
         return text
@@ -292,7 +298,9 @@ def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Porti
             utf8.feed(portion)
             if was_utf8 and utf8.bad is not None:
                 bad_line = line + portion.count(b"\n", 0, max(utf8.bad - start, 0))
-                notice(f"line {bad_line:,} of {name} is not UTF-8: its bytes are scored")
+                remark = f"line {bad_line:,} of {name} is not UTF-8: its bytes are scored"
+                likely = " or ".join(likely_encodings(utf8.from_bad))
+                notice(f"{remark}; it is probably {likely}" if likely else remark)
             if utf8.has_nul and not had_nul:
                 if utf16_encoding(portion[:HEAD]) is not None:
                     raise with_nul_bytes(name, portion[:HEAD])

@@ -23,7 +23,10 @@ class Found(NamedTuple):
 
 
 class _Language(NamedTuple):
-    """Encodings of a language, and letters of which so large a share of its letters beyond ASCII, or more, consists."""
+    """Encodings of a language, by names of Python and iconv, and its `usual` letters.
+
+    They are at least `least_share` of its letters beyond ASCII.
+    """
 
     name: str
     encodings: tuple[str, ...]
@@ -34,19 +37,42 @@ class _Language(NamedTuple):
 _LEVEL_1 = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
 """The 3,755 most common Chinese characters in GB 2312."""
 _LANGUAGES = (
-    _Language("Arabic", ("cp1256", "cp720", "iso8859_6"), frozenset("اليمونرتبه")),
+    _Language("Arabic", ("cp1256", "cp720", "iso-8859-6"), frozenset("اليمونرتبه")),
     _Language("Hebrew", ("cp1255", "cp862"), frozenset("יוהלארמתבש")),
-    _Language("Cyrillic", ("cp1251", "koi8_r", "cp866", "iso8859_5"), frozenset("оеаинтсрвлі")),
+    _Language("Cyrillic", ("cp1251", "koi8-r", "cp866", "iso-8859-5"), frozenset("оеаинтсрвлі")),
     _Language("Greek", ("cp1253", "cp737"), frozenset("αοιετσνηυςρκάόίέή")),
     _Language("Thai", ("cp874",), frozenset("านรอกเงมยลวดสตทัี่้ิ")),
-    _Language("Chinese", ("gb18030",), frozenset(_LEVEL_1.decode("gb2312", "ignore")), 0.75),
-    _Language("Japanese", ("euc_jp", "shift_jis"), frozenset(map(chr, range(0x3041, 0x30FF))), 0.3),
-    _Language("Korean", ("euc_kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.6),
+    _Language("Chinese", ("gb18030",), frozenset(_LEVEL_1.decode("gb2312", "ignore")), 0.85),
+    _Language("Japanese", ("euc-jp", "shift-jis"), frozenset(map(chr, range(0x3041, 0x30FF))), 0.3),
+    _Language("Korean", ("euc-kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.8),
 )
+_ALPHABETS = _LANGUAGES[:4]  # with one byte for a letter, in several encodings
+
+
+class _Reading(NamedTuple):
+    """An encoding in which text is read by mistake, and languages and encodings in which it was written.
+
+    Text in the `right` language is right as it is.
+    """
+
+    encoding: str
+    written: list[tuple[_Language, str]]
+    right: _Language | None = None
+
+
 _WRITTEN_AS = [(language, encoding) for language in _LANGUAGES for encoding in language.encodings]
+_READINGS = [_Reading(encoding, _WRITTEN_AS) for encoding in _WESTERN]
+for _alphabet in _ALPHABETS:
+    for _read in _alphabet.encodings:
+        _others = [(_alphabet, encoding) for encoding in _alphabet.encodings if encoding != _read]
+        _READINGS.append(_Reading(_read, _others, right=_alphabet))
 _IN_LATIN = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿßœąćęłńśźżčďěňřšťůžğışőűățș£§°©®²³µ¼½¿¡–—‘’“”„…•€™\ufeff\ufffd"
 _LATIN = _Language("Latin", (), frozenset(_IN_LATIN), 1.0)
+_IN_LATIN_LETTERS = ("cp1252", "cp1250", "iso-8859-2", "cp1254", "macintosh", "cp850")
+_ANY_LATIN = _LATIN._replace(encodings=_IN_LATIN_LETTERS, least_share=0.7)
 _OTHER_SIGNS = {
+    "(?:[\x81-\x9f][@-~\x80-ü]){3}": "Japanese in shift-jis, read as latin-1",
+    "(?:‚[\xa0-ñŸ]|ƒ[@-~]){2}": "Japanese in shift-jis, read as cp1252",  # Hiragana, Katakana
     r"\?\?[\s,]+\?\?|n\?t\b": "letters that were replaced by ?",
     "[a-zà-ÿ]Õ[a-zà-ÿ]": "mac_roman read as cp1252",
     "[\x80-\x9f]": "cp1252 read as latin-1",
@@ -60,8 +86,14 @@ _UTF8_WORD = re.compile(
     "(?<![^ \t])[!-~]*(?:(?:[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|\xf0[\x80-\xbf]{3})[!-~]*)+(?![^ \t])"
 )
 _STRETCH = re.compile(r"(?<![a-zA-Z\x80-\xff])[\x80-\xff]{3,}(?:[\s\d!-/:;]*+[\x80-\xff]){3,}(?![a-zA-Z])", re.ASCII)
+_SAMPLE = 2**13  # bytes of a text from which its encoding is guessed
+_LEAST_LETTERS = 20  # letters of an alphabet that are looked at: fewer may be unusual ones in any text
 _LEAST_DIFFERENT, _LARGEST_SHARE = 5, 0.4  # fewer different letters, or more of one of them, are a list and no text
 _NO_BYTE = "\uffff"
+_ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
+_LEAST_ALONE = 0.25  # share of single bytes beyond ASCII: at most 0.1 in other scripts, at least 0.3 in Latin ones
+_WITHIN_WORD = re.compile("(?<=[a-z])[^\x00-\x7f\\w’](?=[a-z])|\ufffd")  # what no word has
+_CLEARLY = 0.1  # by which the first encoding exceeds others that are not named
 
 
 @cache
@@ -123,20 +155,52 @@ def _language(line: str) -> Found | None:
     """The end of the stretch without ASCII letters that looks most like another language, and how it was misread."""
     found = None
     largest_excess = 0.0
-    for read in _WESTERN:
-        as_bytes = line.translate(_byte_of(read))
+    for reading in _READINGS:
+        as_bytes = line.translate(_byte_of(reading.encoding))
         if max(as_bytes, default="") > "\xff":  # a character that this encoding does not have
             continue
         for stretch in _STRETCH.finditer(as_bytes):
-            if _is_list(line[stretch.start() : stretch.end()]):
+            shown = line[stretch.start() : stretch.end()]
+            if _is_list(shown) or (reading.right is not None and _is_right(shown, reading.right)):
                 continue
             data = stretch[0].encode("latin-1")
-            for language, written in _WRITTEN_AS:
+            for language, written in reading.written:
                 excess = _excess(data.decode(written, "replace"), language)
                 if excess > largest_excess:
                     largest_excess = excess
-                    found = Found(stretch.end(), stretch.end(), f"{language.name} in {written}, read as {read}")
+                    diagnosis = f"{language.name} in {written}, read as {reading.encoding}"
+                    found = Found(stretch.end(), stretch.end(), diagnosis)
     return found
+
+
+def _is_right(stretch: str, language: _Language) -> bool:
+    """True if a stretch is a text of the language as it is, or too short to tell."""
+    return sum(map(str.isalpha, stretch)) < _LEAST_LETTERS or _excess(stretch.lower(), language) >= 0.0
+
+
+def likely_encodings(data: bytes) -> list[str]:
+    """The encodings, two at most, in which bytes are probably a text, the likeliest first.
+
+    None for bytes that are UTF-8 in most places, or no text of the languages that are known here.
+    """
+    data = data[:_SAMPLE]
+    if _is_mostly_utf8(data):
+        return []
+    n_beyond = sum(byte > 0x7F for byte in data)
+    # Letters with accents stand alone among those of ASCII; other scripts have no ASCII letters.
+    is_latin = len(_ALONE.findall(data)) > _LEAST_ALONE * n_beyond
+    if n_beyond < _LEAST_LETTERS and not is_latin:
+        return []
+    likely = []
+    for language in (_ANY_LATIN,) if is_latin else _LANGUAGES:
+        for encoding in language.encodings:
+            text = data.decode(encoding, "replace")
+            within_word = _WITHIN_WORD.findall(text)
+            excess = _excess(text, language) - len(within_word) / max(1, n_beyond)
+            if excess > 0.0:
+                likely.append((excess, -len(likely), encoding))  # of equal ones the first, which is more usual
+    likely.sort(reverse=True)
+    return [encoding for excess, _, encoding in likely if excess > likely[0][0] - _CLEARLY][:2]
 
 
 def _is_list(stretch: str) -> bool:
@@ -151,15 +215,32 @@ def _is_list(stretch: str) -> bool:
 def _excess(text: str, language: _Language) -> float:
     """By how much the share of usual letters among the characters beyond ASCII exceeds the least one of the language.
 
-    It is negative, too, if capital letters are where a text hardly has them. A Latin letter takes the place of a usual
-    one: Arabic in iso8859_6 is é and ê among Arabic letters in cp1256.
+    It is negative, too, if most are capital letters. Such a letter behind a small one, or a Latin letter, takes the
+    place of a usual one: Arabic in iso-8859-6 is é and ê among Arabic letters in cp1256.
     """
     characters = [char for char in text if not char.isascii()]
     n_capital = sum(map(str.isupper, characters))
-    has_capitals_inside = any(char.islower() and after.isupper() for char, after in pairwise(text))
-    if has_capitals_inside or 2 * n_capital > len(characters) > 1:
+    if 2 * n_capital > len(characters) > 1:
         return -1.0
     n_usual = sum(char.lower() in language.usual for char in characters)
-    if language is not _LATIN:
+    n_usual -= sum(char.islower() and after.isupper() and not after.isascii() for char, after in pairwise(text))
+    if language.name != "Latin":
         n_usual -= sum(char in _LATIN.usual and char.isalpha() for char in characters)
     return n_usual / max(1, len(characters)) - language.least_share
+
+
+def _is_mostly_utf8(data: bytes) -> bool:
+    n_beyond = sum(not char.isascii() for char in data.decode("utf-8", "ignore"))
+    n_damaged = data.decode("utf-8", "replace").count("\ufffd") - data.count("\ufffd".encode())
+    return n_beyond > n_damaged or n_damaged == 0
+
+
+def conversion(data: bytes) -> str:
+    """What to type to make a text UTF-8 that has these bytes from the first one on that is not."""
+    if _is_mostly_utf8(data):
+        return "Remove what is damaged: iconv -c -f utf-8 -t utf-8 OLD > NEW"
+    likely = likely_encodings(data) or ["ENCODING"]
+    command = f"Convert it: iconv -f {likely[0]} -t utf-8 OLD > NEW"
+    if len(likely) > 1:
+        command += f" (or -f {likely[1]})"
+    return command

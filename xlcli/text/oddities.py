@@ -149,9 +149,9 @@ _OTHER_SCRIPTS = r"\p{Cyrillic}\p{Armenian}\p{Cherokee}ΑΒΕΖΗΙΚΜΝΟΡΤ�
 _LIKE_LATIN = "АВЕЅІЈКМНОРСТУХаеорсухіѕјһԁԛԝ"  # letters of Cyrillic
 _ONLY_LIKE_LATIN = rf"^\P{{Cyrillic}}*?([{_LIKE_LATIN}]+)(?:\P{{Cyrillic}}|[{_LIKE_LATIN}])*$"
 _LOOK_ALIKE = rf"\p{{Latin}}[{_OTHER_SCRIPTS}]|[{_OTHER_SCRIPTS}]\p{{Latin}}|{_ONLY_LIKE_LATIN}"
-_APOSTROPHE = (
-    r"\p{Latin}([\x{b4}\x{2032}\x{ff07}\x{2bc}\x{2018}\x{201b}])\p{Latin}"
-    r"|^[^`]*[a-z](`)(?:s|t|m|d|re|ve|ll)\b[^`]*$"
+_APOSTROPHE = (  # but o‘ and g‘ as in Uzbek
+    r"\p{Latin}([\x{b4}\x{2032}\x{ff07}\x{201b}])\p{Latin}|[^ogOG\P{Latin}](\x{2018})\p{Latin}"
+    r"|^[^`]*[a-z](`)(?:s|t|m|d|re|ve|ll)\b[^`]*$|[a-z](\x{2bc})(?:s|t|m|re|ve|ll)\b"
 )
 _HYPHEN = r"[\x{2010}\x{2011}]|\p{L}([\x{2012}\x{2212}])\p{L}"
 _MISSING = (
@@ -200,6 +200,7 @@ KINDS = (  # the shares are higher than in books, Markdown and logs
     Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
     WrongEncoding("characters of a wrong encoding", _ENCODING, misreadings.WORTH_A_LOOK, "any"),
     Kind("ligatures or mathematical letters", _PLAIN, r"[\x{fb00}-\x{fb06}\x{1d400}-\x{1d7ff}]"),
+    Kind("the long s (\u017f)", "write s", r"\x{17f}"),
     Kind("Arabic presentation forms", _PLAIN, _ARABIC_FORMS),
     Kind(
         "Persian letters in Arabic or Arabic ones in Persian",
@@ -341,8 +342,10 @@ class Oddities:
             if kind not in self._first:
                 where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
                 self._first[kind] = f"{where}: '{_excerpt(line, place.start, place.end)}'"
-                if place.diagnosis:
-                    self._first[kind] += f", probably {place.diagnosis}"
+                likely = misreadings.likely_encodings(bytes(text)) if "\ufffd" in line else []
+                diagnosis = " or ".join(likely) or place.diagnosis
+                if diagnosis:
+                    self._first[kind] += f", probably {diagnosis}"
 
     def _search_held(self) -> None:
         if self._held:

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 LONGEST = 1024  # maximum bytes of a word
+UNBLANKED = "[\u0e00-\u109f\u1780-\u17ff\u200b\u3001-\u30ff\u3400-\u9fff\uff00-\uff1f\U00020000-\U0003ffff]"
+"""Pattern of a character of Thai, Lao, Tibetan, Burmese, Khmer, Japanese or Chinese: no blanks between words."""
 
 _WORD = re.compile(rb" *[^ \n]*\n?")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from xlcli.errors import DataError, named
 from xlcli.text import documents
 from xlcli.text.documents import Notice, Place, Portions, Rows
+from xlcli.text.misreadings import conversion
 
 _ANY_QUOTE = re.compile(rb'(?:^|[\t,;])"')
 """Beginning of a quoted cell as long as it is not known what divides the cells."""
@@ -123,7 +124,7 @@ class _Table:
             return next(csv.reader([row.decode()], delimiter=self._delimiter, strict=True))
         except UnicodeDecodeError:
             problem = f"{place} of {self._name} is not UTF-8."
-            raise DataError(problem, "Save it as CSV UTF-8, or convert it with iconv.") from None
+            raise DataError(problem, f"Save it as CSV UTF-8. {conversion(bytes(row))}.") from None
         except csv.Error:
             reason = "a quote is not doubled or not closed, or a line ends in CR alone"
             raise _broken(f"{place} of {self._name}", reason) from None

@@ -27,6 +27,7 @@ from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Part, Split, gather, split, warn_of_copies
 from xlcli.text.formats import not_utf8
+from xlcli.text.misreadings import conversion
 from xlcli.text.oddities import Oddities
 from xlcli.text.pretokenize import whole_characters
 from xlcli.text.sources import InputFormat
@@ -374,11 +375,12 @@ def _tokenize(
 def _require_utf8(parts: Split, origin: Tree) -> None:
     """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
     for part in (parts.train, parts.valid, parts.test):
-        if part.corpus.facts.bad_byte is not None:
-            error = not_utf8(*part.corpus.facts.bad_byte)
+        facts = part.corpus.facts
+        if facts.bad_byte is not None:
+            error = not_utf8(*facts.bad_byte, facts.from_bad_byte)
             if not origin:
                 raise error
-            remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
+            remedy = f"{conversion(facts.from_bad_byte)}, or train with --init none --tokenizer bytes."
             raise DataError(error.message, remedy)
 
 

@@ -191,7 +191,7 @@ def likely_encodings(data: bytes) -> list[str]:
     is_latin = len(_ALONE.findall(data)) > _LEAST_ALONE * n_beyond
     if n_beyond < _LEAST_LETTERS and not is_latin:
         return []
-    likely = []
+    likely: list[tuple[float, int, str]] = []
     for language in (_ANY_LATIN,) if is_latin else _LANGUAGES:
         for encoding in language.encodings:
             text = data.decode(encoding, "replace")

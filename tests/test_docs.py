@@ -290,6 +290,33 @@ def test_results_of_pcibex_with_quotes_practice_and_equal_items(tmp_path):
     assert all(part in done.stderr for part in ("('3', 'old')", "it ran", "it sat"))
 
 
+def test_rows_have_the_twenty_words_before_each_word(tmp_path):
+    words = [f"w{n}" for n in range(23)]
+    words[1] = '"Stay,'
+    (tmp_path / "text.txt").write_text("  ".join(words) + "\n")
+    run_script("words.md", "Strict contexts", tmp_path)
+    with (tmp_path / "items.tsv").open(newline="") as file:
+        rows = [(row["before"], row["word"]) for row in csv.DictReader(file, dialect="excel-tab")]
+    assert rows[:3] == [("", "w0"), ("w0", '"Stay,'), ('w0 "Stay,', "w2")]
+    assert rows[22] == (" ".join(words[2:22]), "w22")
+    assert len(rows) == len(words)
+
+
+def test_the_text_that_the_others_help_least_comes_first(tmp_path):
+    (tmp_path / "texts").mkdir()
+    story = "The old keeper of the lighthouse counted seventeen herons on the northern breakwater that evening.\n"
+    for name, text in (
+        ("1", story * 2),
+        ("2", story * 2),
+        ("3", "Sell ten shares of the bank; buy none.\n" * 5),
+        ("4", story * 2),
+    ):
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    printed = run_script("adapting.md", "Which text is least like the rest?", tmp_path).stdout.splitlines()
+    assert printed[0].endswith("3.txt")
+    assert len(printed) == 4
+
+
 def test_contrasts_of_regions(tmp_path):
     rows = ["region\titem\tcondition\tbits"]
     for item, contrast in (("a", 1.0), ("b", 2.0), ("c", 4.5)):
@@ -300,14 +327,34 @@ def test_contrasts_of_regions(tmp_path):
     assert done.stdout.splitlines() == ["region 1: 2.50 ± 2.14 bits, 3 items", "region 2: 5.00 ± 4.29 bits, 3 items"]
 
 
+def text_of_tei(folder, document):
+    """What the script for TEI printed, and the text of each file that it wrote, by name."""
+    (folder / "novel.xml").write_text(document)
+    printed = run_script("start.md", "A text in XML or TEI", folder).stdout
+    return printed, {path.name: path.read_text() for path in sorted((folder / "novel").iterdir())}
+
+
 def test_text_of_tei_is_without_header_and_notes(tmp_path):
     header = "<teiHeader><fileDesc><titleStmt><title>T</title></titleStmt></fileDesc></teiHeader>"
     body = "<head>I. <hi>Down</hi></head><p>The\n   dog<note><p>A note.</p></note> ran.<pb/></p>"
     body += "<lg><l>A rose</l> <l>A lily</l></lg>"
     text = f"<text><front><p>Front</p></front><body><div>{body}</div></body></text>"
-    (tmp_path / "novel.xml").write_text(f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
-    run_script("start.md", "A text in XML or TEI", tmp_path)
-    assert (tmp_path / "novel.txt").read_text() == "I. Down\n\nThe dog ran.\n\nA rose\nA lily\n"
+    printed, texts = text_of_tei(tmp_path, f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
+    assert texts == {"01-i-down.txt": "I. Down\n\nThe dog ran.\n\nA rose\nA lily\n"}
+    assert printed.startswith("1 chapters; 0 words ")
+
+
+def test_chapters_of_tei_become_files(tmp_path):
+    first = '<div2 type="chapter"><head>Chapter I</head><p>It rained.</p></div2>'
+    second = '<div2 type="Chapter"><head>Chapter II. At Sea</head><div><p>It blew.</p></div></div2>'
+    front = '<front><div type="chapter"><p>To the reader</p></div></front>'
+    part = f'<div1 type="part"><head>Part the First</head>{first}{second}<div2 type="chapter"/></div1>'
+    printed, texts = text_of_tei(tmp_path, f"<TEI><text>{front}<body>{part}</body></text></TEI>")
+    assert texts == {
+        "01-chapter-i.txt": "Chapter I\n\nIt rained.\n",
+        "02-chapter-ii-at-sea.txt": "Chapter II. At Sea\n\nIt blew.\n",
+    }
+    assert "; 3 words " in printed
 
 
 @pytest.mark.parametrize(
@@ -333,6 +380,31 @@ def test_text_of_tei_is_without_header_and_notes(tmp_path):
 @pytest.mark.parametrize("namespace", ["", ' xmlns="http://www.tei-c.org/ns/1.0"'])
 def test_text_of_tei_is_neither_doubled_nor_joined(tmp_path, namespace, body, lines):
     text = f"<text><front><p>Front</p></front><body>{body}</body><back><p>Back</p></back></text>"
-    (tmp_path / "novel.xml").write_text(f"<TEI{namespace}>{text}</TEI>")
-    run_script("start.md", "A text in XML or TEI", tmp_path)
-    assert [line for line in (tmp_path / "novel.txt").read_text().splitlines() if line] == lines
+    _, texts = text_of_tei(tmp_path, f"<TEI{namespace}>{text}</TEI>")
+    assert [line for text in texts.values() for line in text.splitlines() if line] == lines
+
+
+def run_awk(page, folder):
+    """Runs the first command with awk on a page in a folder."""
+    command = re.search(r"^ *(awk '[^']+' .+)$", (SOURCE / "docs" / page).read_text(), re.MULTILINE)[1]
+    subprocess.run(["bash", "-c", command], cwd=folder, check=True)
+
+
+def test_a_wrapped_text_gets_a_line_for_each_paragraph(tmp_path):
+    wrapped = "\n\n   It rained\n   and  blew.\n \n\n[1] A note\n    with an indent.\n"
+    for text in (wrapped, wrapped.replace("\n", "\r\n")):
+        (tmp_path / "wrapped.txt").write_bytes(text.encode())
+        run_awk("commands.md", tmp_path)
+        assert (tmp_path / "text.txt").read_text() == "It rained and blew.\n\n[1] A note with an indent.\n"
+
+
+def test_a_novel_becomes_a_file_for_each_chapter(tmp_path):
+    headings = ["CHAP. I.", "  Chapter 2: The Sea", "chapter iii", "CHAPTER IV.--IN WHICH", "CHAP V"]
+    others = "chapter of accidents\nchapter ii was a line of a paragraph"
+    parts = [f"{heading}\n\nIt rained in the\n{others}\n" for heading in headings]
+    (tmp_path / "novel.txt").write_text("\n".join(["A Title\n\nChapters\n", *parts]))
+    (tmp_path / "chapters").mkdir()
+    run_awk("training.md", tmp_path)
+    texts = [path.read_text() for path in sorted((tmp_path / "chapters").iterdir())]
+    assert [text.splitlines()[0] for text in texts] == headings
+    assert [text.rstrip("\n") for text in texts] == [part.rstrip("\n") for part in parts]

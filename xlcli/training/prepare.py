@@ -99,10 +99,14 @@ def prepare_new(
     n_bytes = parts.train.n_bytes
     similar = _similar_model(configs, runtime, parts)
     if similar is not None:
-        model = load(similar.folder)
+        summary, likeness = similar
+        model = load(summary.folder)
         # Only this configuration is left to choose, under the preset that the model itself was trained with.
-        configs = {str(model.record.get("preset", "")): configs[similar.name]}
-        yield Notice(f"training starts from {similar.name}, whose text is similar (--init none: from scratch)")
+        configs = {str(model.record.get("preset", "")): configs[summary.name]}
+        yield Notice(
+            f"training starts from {summary.name}, whose text is similar: its tokens have {likeness:.2f} times as many "
+            f"bytes here as in that text, and {LEAST_LIKENESS} is enough (--init none: from scratch)"
+        )
     if model is None and n_bytes < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} {plural_noun(n_bytes, 'byte')} of training text: the model will memorize it and "
@@ -134,8 +138,8 @@ def prepare_new(
     return replace(data, config=config)
 
 
-def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split) -> ModelSummary | None:
-    """The bundled model from which a run without `--init` starts, because its text resembles that of the run, or None.
+def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split) -> tuple[ModelSummary, float] | None:
+    """The bundled model whose text is similar, with which a run without `--init` starts, and its likeness; or None.
 
     `configs` has its name, beside those of presets, if the user left preset, shape and vocabulary open.
     """
@@ -147,8 +151,9 @@ def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split
         config = configs[model.name]
         is_divisible = config.train.batch_size % runtime.ranks.size == 0
         fits_memory = memory.needed_bytes(config, runtime) <= available_bytes()
-        if is_divisible and fits_memory and resembles(model.folder, parts):
-            return model
+        likeness = likeness_to(model.folder, parts)
+        if is_divisible and fits_memory and likeness >= LEAST_LIKENESS:
+            return model, likeness
     return None
 
 
@@ -206,11 +211,9 @@ def prepare_resumed(
 
 def _names_of(init: str) -> set[str]:
     """What the record of a run that started from `init` may call it."""
-    names = {init}
-    if init != NEW:
-        names.add(Path(init).resolve().name)
-        with suppress(CheckpointError):
-            names.add(find(init).resolve().name)
+    names = {init, Path(init).resolve().name}
+    with suppress(CheckpointError):
+        names.add(find(init).resolve().name)
     return names
 
 
@@ -334,10 +337,7 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
                 raise StoppedEarlyError
             yield portion
 
-    n_bytes = min(parts.train.n_bytes, limit)
-    source = f"{n_bytes / 1e3:.0f} kB"
-    if n_bytes >= 1e6:
-        source = f"{n_bytes / 1e6:.1f} MB"
+    source = f"{min(parts.train.n_bytes, limit) / 1e3:,.0f} kB"
     started = time.monotonic()
     # The pool waits at its end, because sentencepiece cannot be interrupted; without a text it ends early.
     with ThreadPoolExecutor(1, "vocabulary") as pool:
@@ -412,22 +412,23 @@ def _misfit(model: LoadedModel, tokens: TokenFile) -> str:
     return f"the vocabulary of {model.name} fits this text badly: {comparison}"
 
 
-def resembles(model: Path, parts: Split) -> bool:
-    """True if a short training text is of the language and style of the model in this folder."""
-    # The tokens of such a text have almost as many bytes as those of the text that the model was trained on.
+def likeness_to(model: Path, parts: Split) -> float:
+    """Bytes per token in a training text, divided by those in the text of the model in this folder.
+
+    0 if the text is too short to tell, long enough to train from scratch or not UTF-8, or the model's text is unknown.
+    """
     sample = b"".join(parts.train.sample(_SAMPLE_BYTES)).strip()
     is_too_short = len(sample) < SHORTEST
     is_long_enough_alone = parts.train.n_bytes >= BEGINS_ANEW
-    if is_too_short or is_long_enough_alone:
-        return False
-    if any(part.corpus.facts.bad_byte for part in (parts.train, parts.valid, parts.test)):
-        return False
+    has_bad_byte = any(part.corpus.facts.bad_byte for part in (parts.train, parts.valid, parts.test))
+    if is_too_short or is_long_enough_alone or has_bad_byte:
+        return 0.0
     try:
         size = text_size(read_record(model))
         ids = load_tokenizer(model).encode(sample)
     except CheckpointError:
-        return False
+        return 0.0
     if size is None:
-        return False
+        return 0.0
     n_bytes, n_tokens = size
-    return len(sample) >= LEAST_LIKENESS * n_bytes / n_tokens * len(ids)
+    return (len(sample) / len(ids)) / (n_bytes / n_tokens)

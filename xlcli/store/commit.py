@@ -159,35 +159,27 @@ def _displace(final: Path) -> None:
         return
     backup = final.with_name(final.name + "~")
     if backup.is_dir():
-        try:
-            verify(final)
-        except CheckpointError:
-            _discard(final)
-            return
         _discard(backup)
     final.rename(backup)
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Removes all but the `keep` newest complete checkpoints, and all of later steps than `newest`.
+    """Removes all but the `keep` newest checkpoints, and all of later steps than `newest`.
 
-    An incomplete checkpoint does not count, and is removed only when `keep` newer ones are complete: it may be
-    unreadable for a moment only. A failed removal is repeated by the next commit.
+    A failed removal is repeated by the next commit.
     """
     kept_steps = {step_of(newest)}
     for path in checkpoints(folder):
         step = step_of(path)
         if path == newest:
             continue
-        is_undone = step >= step_of(newest)  # or has been replaced, if the step is equal
-        is_needless = step in kept_steps or len(kept_steps) >= keep
-        if is_undone or is_needless:
+        is_undone = step > step_of(newest)
+        is_replaced = step in kept_steps
+        if is_undone or is_replaced or len(kept_steps) >= keep:
             with suppress(OSError):
                 _discard(path)
-            continue
-        with suppress(CheckpointError, OSError):
-            if all((path / name).lstat().st_size == size for name, (size, _) in manifest(path).items()):
-                kept_steps.add(step)
+        else:
+            kept_steps.add(step)
 
 
 def _discard(path: Path) -> None:

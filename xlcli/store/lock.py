@@ -8,8 +8,7 @@ The operating system releases the lock when the process dies. Unfinished files a
 H are hexadecimal digits, of a hash in names of files, random in those of folders. Nothing is removed by its name alone.
 The next writer of a file removes what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a
 model folder, under its lock, all of the first kind are removed: files, and folders in which every name is one that
-xlcli gives. The second kind is such a folder with the note of a holder, whose lock is free, or one that has been empty
-for a minute.
+xlcli gives. The second kind is such a folder whose lock is free, and in which nothing was made or removed for a minute.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from xlcli.errors import BusyError, CheckpointError, XLError
 from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
@@ -37,14 +36,7 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 HOLDER = ".lock.json"  # process id and host of the holder, apart from the lock file, which locking may truncate
 _ATTEMPTS = 10
-SECONDS_TO_BEGIN = 60  # time that a process has to write its note into a folder that it has made
-
-
-class Holder(NamedTuple):
-    """Process that holds a lock, or held it when it was killed."""
-
-    pid: int
-    host: str
+SECONDS_TO_LOCK = 60  # time that a process has to lock a folder that it has made
 
 
 @contextmanager
@@ -120,33 +112,17 @@ def _acquire(guard: FileLock, path: Path) -> None:
                 raise
 
 
-def holder(folder: Path) -> Holder | None:
-    """The last holder of the lock that has not released it; None if there is none or its file is unreadable."""
-    try:
-        tree = read_json(folder / HOLDER)
-    except CheckpointError:
-        return None
-    pid, host = tree.get("pid"), tree.get("host")
-    if type(pid) is int and 0 < pid < 2**31 and isinstance(host, str):
-        return Holder(pid, host)
-    return None
-
-
 def _busy(folder: Path) -> BusyError:
-    """The error for a folder in use, which names the holder unless that is a process of this host that has ended."""
-    process = holder(folder)
-    if process is not None and process.host == socket.gethostname():
-        try:
-            os.kill(process.pid, 0)  # signal 0 only checks that it runs
-        except ProcessLookupError:
-            process = None
-        except OSError:
-            pass
-    if process is None:
-        return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
-    host = ascii(process.host[:64])  # which another user may have written
-    problem = f"{folder} is in use by process {process.pid} on {host}.".replace("'", "")
-    return BusyError(problem, "Wait for it, stop it, or train into another folder with --out.")
+    """The error for a folder in use, which names the process that holds its lock, unless its note is unreadable."""
+    problem = f"{folder} is in use by another process."
+    remedy = "Wait for it, or train into another folder."
+    with suppress(CheckpointError):
+        match read_json(folder / HOLDER):
+            case {"pid": int(pid), "host": str(host)} if type(pid) is int and 0 < pid < 2**31:
+                shown_host = ascii(host[:64]).strip("'")  # another user may have written it
+                problem = f"{folder} is in use by process {pid} on {shown_host}."
+                remedy = "Wait for it, stop it, or train into another folder with --out."
+    return BusyError(problem, remedy)
 
 
 # Unfinished files and folders
@@ -205,27 +181,11 @@ def clean_models(folder: Path) -> None:
     """Removes models that were being copied into a folder by processes that have ended, as far as it can."""
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
-            if not _MODEL_NAME.fullmatch(path.name) or not is_own(path):
-                continue
-            has_note = holder(path) is not None
-            if not has_note and not _is_abandoned(path):
+            may_lack_lock = time.time() - path.stat().st_mtime < SECONDS_TO_LOCK
+            if may_lack_lock or not _MODEL_NAME.fullmatch(path.name) or not is_own(path):
                 continue
             with lock(path):  # `BusyError` if a process still copies
-                for entry in list(path.iterdir()):
-                    if entry.name not in (LOCK, HOLDER):
-                        remove(entry)
-                # The note of the holder goes last, so that a kill leaves it.
-                for name in (LOCK, HOLDER):
-                    (path / name).unlink(missing_ok=True)
-                path.rmdir()
-
-
-def _is_abandoned(path: Path) -> bool:
-    """True if a process had a minute to write its note into a folder in which there is nothing else."""
-    for entry in path.iterdir():
-        if entry.name != LOCK and not TEMPORARY_NAME.fullmatch(entry.name):
-            return False
-    return time.time() - path.stat().st_mtime > SECONDS_TO_BEGIN
+                shutil.rmtree(path)
 
 
 def remove(path: Path) -> None:

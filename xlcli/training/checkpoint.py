@@ -30,7 +30,7 @@ from xlcli.files import read_blocks, read_json, write_atomic
 from xlcli.files.tensors import TensorInfo, read_tensors, write_tensors
 from xlcli.ranks import Ranks, is_divided, whole
 from xlcli.runtime import Runtime
-from xlcli.store.commit import commit, latest, manifest
+from xlcli.store.commit import commit, manifest
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.training import defaults
 
@@ -106,15 +106,6 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "torch": torch.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def runtime_settings(folder: Path) -> Tree:
-    """Settings of section `runtime` by the newest checkpoint of the run in `folder`; empty if there is none."""
-    newest = latest(folder / CHECKPOINTS).path
-    if newest is None:
-        return {}
-    facts = read_json(newest / "state.json")
-    return {key: facts.get(key) for key in ("seed", "dtype", "threads")}
 
 
 def check_texts(saved: Mapping[str, str], here: Mapping[str, str], folder: Path) -> None:

@@ -307,8 +307,7 @@ class TrainingRun:
             if not self.model.is_compatible(state):
                 raise StateError("the memory does not fit the model.", "Train again with --overwrite.")
             self.states.append(state)
-        facts = {"reserve": 0.0, **saved.facts}  # which checkpoints of earlier versions do not have
-        self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
+        self.counters = validate(Counters, {name: saved.facts[name] for name in Counters.model_fields})
 
     def _restore_weights(self, saved: Checkpoint) -> None:
         present = weights_of(self.model)

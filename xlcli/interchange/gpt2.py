@@ -291,6 +291,9 @@ class Bloom(GPT2):
                 "skip_bias_add_qkv", "offset_alibi", "pretraining_tp", "slow_but_exact")  # fmt: skip
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
+        ffn_dim = model["feedforward"]["ffn_dim"]
+        if ffn_dim != 4 * model["dim"]:
+            settings.refuse("n_inner", ffn_dim)
         settings.require("apply_residual_connection_post_layernorm", False)
         model["position"] = {"kind": "alibi"}
         model["feedforward"]["kind"] = "gelu-tanh"

@@ -5,10 +5,9 @@ The operating system releases the lock when the process dies. Unfinished files a
     .tmp-xlcli-HHHHHHHHHHHHHHHH        beside the file that is being written, and in a model folder and its checkpoints
     .tmp-xlcli-model-HHHHHHHHHHHHHHHH  a model that is being copied, beside models; it holds its own lock
 
-H are hexadecimal digits, of a hash in names of files, random in those of folders. Nothing is removed by its name alone.
-The next writer of a file removes what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a
-model folder, under its lock, all of the first kind are removed: files, and folders in which every name is one that
-xlcli gives. The second kind is such a folder whose lock is free, and in which nothing was made or removed for a minute.
+H are hexadecimal digits, of a hash in names of files, random in those of folders. The next writer of a file removes
+what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a model folder, under its lock, all of
+the first kind are removed; of the second kind, a folder whose lock is free and that was made more than a minute ago.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING
 from xlcli.errors import BusyError, CheckpointError, XLError
 from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
 from xlcli.store import layout
-from xlcli.store.layout import CHECKPOINTS, CONFIG, KEPT, METRICS, POINT, RECORD, STEP, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS, CONFIG, KEPT, METRICS, RECORD, WEIGHTS
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -133,36 +132,13 @@ RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, KEPT, CHECKPOINTS, WEIGHT
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
-_OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
-_OF_EXPORTS = ("xlcli", "vocab.txt", "tokenizer_config.json")
-_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS, KEPT}
-_FOLDERS = {CHECKPOINTS, KEPT, STAGED, layout.TENSORBOARD, *_OF_EXPORTS}
 MODEL = f"{TEMPORARY}model-"
 _MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
 
 
-def is_own(path: Path) -> bool:
-    """True if a path is a regular file, or a folder of files and folders with names that xlcli gives, at any depth."""
-    if path.is_symlink():
-        return False
-    if not path.is_dir():
-        return path.is_file()
-    for entry in path.iterdir():
-        name = entry.name
-        if entry.is_dir():
-            is_of_xlcli = name in _FOLDERS or bool(STEP.fullmatch(name) or POINT.fullmatch(name))
-        else:
-            is_of_xlcli = name in _FILES or name.startswith(layout.EVENTS)
-        if not is_of_xlcli and not TEMPORARY_NAME.fullmatch(name):
-            return False
-        if not is_own(entry):
-            return False
-    return True
-
-
 def is_unfinished(path: Path) -> bool:
-    """True if an entry of a model folder, or of its checkpoints, is an unfinished file or folder of xlcli."""
-    return TEMPORARY_NAME.fullmatch(path.name) is not None and is_own(path)
+    """True if an entry of a model folder, or of its checkpoints, is an unfinished file or folder, by its name."""
+    return TEMPORARY_NAME.fullmatch(path.name) is not None and not path.is_symlink()
 
 
 def clean(folder: Path) -> None:
@@ -182,7 +158,7 @@ def clean_models(folder: Path) -> None:
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
             may_lack_lock = time.time() - path.stat().st_mtime < SECONDS_TO_LOCK
-            if may_lack_lock or not _MODEL_NAME.fullmatch(path.name) or not is_own(path):
+            if may_lack_lock or path.is_symlink() or not _MODEL_NAME.fullmatch(path.name):
                 continue
             with lock(path):  # `BusyError` if a process still copies
                 shutil.rmtree(path)

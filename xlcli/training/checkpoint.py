@@ -72,16 +72,13 @@ def restoring(path: Path) -> Iterator[Checkpoint]:
 
     The body of the `with` restores a run from it. Entries of `state.json` and tensors are not checked one by one: where
     one is missing, malformed or does not fit the run, the body fails with a built-in error, which becomes a
-    `CheckpointError` here, as for a checkpoint that is incomplete or of another format.
+    `CheckpointError` here, as for a checkpoint that is incomplete.
     """
     missing = sorted(set(CHECKPOINT_FILES) - manifest(path).keys())
     if missing:
         raise CheckpointError(f"{path} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts = read_json(path / "state.json")
     try:
-        if facts["schema"] != SCHEMA:
-            problem = f"{path} has format {facts['schema']}; this xlcli reads format {SCHEMA}."
-            raise CheckpointError(problem, "Resume with the xlcli that wrote it, or train again with --overwrite.")
         yield Checkpoint(path, facts)
     except (StateError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error.message}", _ANEW) from None

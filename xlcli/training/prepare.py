@@ -25,7 +25,7 @@ from xlcli.store.layout import read_config_file, read_record
 from xlcli.store.origin import NEW, imported, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
-from xlcli.text.corpus import Part, Split, gather, split, warn_of_copies
+from xlcli.text.corpus import Split, gather, split, warn_of_copies
 from xlcli.text.formats import not_utf8
 from xlcli.text.oddities import Oddities
 from xlcli.text.pretokenize import whole_characters
@@ -265,19 +265,15 @@ def _text_notices(parts: Split, *, binary: bool) -> Iterator[Progress | Notice]:
     for corpus in corpora:
         notices += corpus.notices()
     yield from dict.fromkeys(notices)
-    is_utf8 = parts.train.corpus.facts.n_chars is not None
-    if is_utf8 and not binary:
-        yield from _odd_lines(parts.train)
+    train = parts.train
+    is_utf8 = train.corpus.facts.n_chars is not None
+    if is_utf8 and not binary:  # what nobody sees or means in many lines at its beginning
+        beginning = b"".join(train.corpus.read(train.start, min(train.stop, train.start + ODD_BYTES)))
+        oddities = Oddities("line", "line", least_share=ODD_SHARE)
+        oddities.feed(beginning[: whole_characters(beginning)])
+        yield from oddities.notices()
     for earlier, held_out in combinations(corpora, 2):
         yield from warn_of_copies(held_out, earlier)
-
-
-def _odd_lines(part: Part) -> Iterator[Notice]:
-    """A notice on what nobody sees or means in many lines of a training text, of which the beginning is looked at."""
-    beginning = b"".join(part.corpus.read(part.start, min(part.stop, part.start + ODD_BYTES)))
-    oddities = Oddities("line", "line", least_share=ODD_SHARE)
-    oddities.feed(beginning[: whole_characters(beginning)])
-    yield from oddities.notices()
 
 
 def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Generator[Progress | Notice, None, Tokenizer]:

@@ -294,7 +294,14 @@ class TrainingRun:
         `StateError` if the memory does not fit the model, `CheckpointError` if a tensor is damaged; built-in errors if
         an entry is missing or malformed.
         """
-        self._restore_weights(saved)
+        present = weights_of(self.model)
+        expected = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
+        weights = saved.tensors("weights", expected)
+        with torch.no_grad():
+            for name, tensor in present.items():
+                # Each rank reads the whole weight, and keeps its part.
+                whole = weights[name].to(tensor.device)
+                local(tensor).copy_(local(divided(whole, tensor)))
         self.optimizers.load(saved.tensors("optimizer"))
         memory = saved.tensors("memory")
         descriptions = saved.facts["states"]
@@ -304,16 +311,6 @@ class TrainingRun:
                 raise StateError("the memory does not fit the model.", "Train again with --overwrite.")
             self.states[i] = state
         self.counters = validate(Counters, {name: saved.facts[name] for name in Counters.model_fields})
-
-    def _restore_weights(self, saved: Checkpoint) -> None:
-        present = weights_of(self.model)
-        expected = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
-        weights = saved.tensors("weights", expected)
-        with torch.no_grad():
-            for name, tensor in present.items():
-                # Each rank reads the whole weight, and keeps its part.
-                whole = weights[name].to(tensor.device)
-                local(tensor).copy_(local(divided(whole, tensor)))
 
     def _on_this_rank(self, tensor: Tensor) -> Tensor:
         """Rows of this rank of a tensor that has one for each sequence of the run, on its device."""

@@ -127,7 +127,9 @@ class TrainConfig(BaseConfig):
         Field(default=(0.9, 0.95), description="Betas of AdamW.")
     )
     momentum: Rate = Field(default=0.95, description="Momentum of Muon.")
-    warmup_steps: Length | None = Field(default=None, description="Steps of learning-rate warmup. Default: 40, at most a tenth of the budget.")
+    warmup_steps: Length | None = Field(
+        default=None, description="Steps of learning-rate warmup. Default: 40, at most a tenth of the budget."
+    )
     lr_schedule: ScheduleName = Field(default="linear", description="Learning-rate schedule after the warmup.")
     decay_fraction: PositiveShare = Field(
         default=0.2, description="Last share of the budget, in which the schedule wsd decays."

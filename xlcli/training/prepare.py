@@ -213,7 +213,7 @@ def _names_of(init: str) -> set[str]:
 
 def _origin(model: LoadedModel) -> Tree:
     """Entry `INIT` of the record of a run that starts from this model: its name, weights, text and import."""
-    origin = {"model": model.name, "weights": model.fingerprints["weights"]}
+    origin: Tree = {"model": model.name, "weights": model.fingerprints["weights"]}
     for key in ("corpus", "tokens"):
         if key in model.record:
             origin[key] = model.record[key]

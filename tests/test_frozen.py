@@ -153,7 +153,7 @@ def test_what_was_read_is_taken_back_from_the_cache_exactly(window, monkeypatch)
     """What is predicted and saved afterwards is as before, also if the text was longer than can be taken back."""
     monkeypatch.setattr("xlcli.memory.context_cache.SLACK", 300)
     draw = np.random.default_rng(window)
-    n_kinds, line_end = 5, 4
+    n_kinds, line_ends = 5, np.arange(5) == 4
 
     def read_on(cache, n):
         """Log-probabilities of n further tokens."""
@@ -161,7 +161,7 @@ def test_what_was_read_is_taken_back_from_the_cache_exactly(window, monkeypatch)
         texts[0] = abs(texts[0])
         log_p = np.full((n, n_kinds), -np.log(n_kinds))
         for unread in (*cache.unread, texts):
-            read(cache.index, cache.learned, line_end, unread, log_p if unread is texts else log_p[:0])
+            read(cache.index, cache.learned, line_ends, unread, log_p if unread is texts else log_p[:0])
         cache.unread.clear()
         return texts, log_p
 

@@ -19,7 +19,7 @@ from xlcli.kernels.mixture import read
 from xlcli.memory.context_cache import REACH, new_index, new_learned
 from xlcli.memory.online import UNKNOWN
 from xlcli.model.head import Readout
-from xlcli.online.mixture import CachedModel, line_end_of
+from xlcli.online.mixture import CachedModel
 from xlcli.state import State
 from xlcli.store.state_files import PendingText, SessionState, load_state, save_state
 
@@ -40,21 +40,28 @@ MIXED = {
 }
 
 
+def only(tokens, n_kinds):
+    """True for these tokens (v)."""
+    return np.isin(np.arange(n_kinds), tokens)
+
+
 def distributions(n_kinds, n):
     """Log-probabilities (n v) of a model that knows nothing."""
     return np.log(np.random.default_rng(0).dirichlet(np.ones(n_kinds), n))
 
 
+@pytest.mark.parametrize("n_ends", [1, 2])
 @pytest.mark.parametrize(("n_kinds", "window", "ids"), MIXED.values(), ids=MIXED)
-def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids):
+def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids, n_ends):
+    line_ends = range(n_kinds - n_ends, n_kinds)
     ids = [*ids, ids[0]]
     followers = [*ids[1:]]
     followers[7::50] = [UNKNOWN] * len(followers[7::50])
     log_p = distributions(n_kinds, len(followers))
     mixed = log_p.copy()
     learned = new_learned(n_kinds)
-    read(new_index(window), learned, n_kinds - 1, np.array((ids[:-1], followers)), mixed)
-    slow = oracle.Mixture(n_kinds, window, n_kinds - 1)
+    read(new_index(window), learned, only(line_ends, n_kinds), np.array((ids[:-1], followers)), mixed)
+    slow = oracle.Mixture(n_kinds, window, line_ends)
     for token, follower, p, found in zip(ids, followers, log_p.tolist(), mixed, strict=False):
         expected = slow.read(token, None if follower == UNKNOWN else follower, p)
         assert found == pytest.approx(expected, rel=0, abs=1e-10)
@@ -65,7 +72,7 @@ def test_the_mixture_is_that_of_the_oracle(n_kinds, window, ids):
 def test_predictions_sum_to_one(n_kinds):
     ids = np.array([random.Random(0).randrange(n_kinds) for _ in range(50)] * 3)
     mixed = distributions(n_kinds, len(ids) - 1)
-    read(new_index(90), new_learned(n_kinds), 0, np.array((ids[:-1], ids[1:])), mixed)
+    read(new_index(90), new_learned(n_kinds), only(0, n_kinds), np.array((ids[:-1], ids[1:])), mixed)
     assert np.exp(mixed).sum(axis=1) == pytest.approx(1, abs=1e-12)
 
 
@@ -78,8 +85,8 @@ def test_an_index_of_the_latest_tokens_continues_like_the_whole_one(seed, n_kind
     results = []
     for part in (texts, texts[:, max(0, n_tokens - window - REACH) :]):
         index, learned, log_p = new_index(window), new_learned(n_kinds), distributions(n_kinds, 1)
-        read(index, learned, 0, np.ascontiguousarray(part), log_p[:0])
-        read(index, learned, 0, np.array([[1], [UNKNOWN]]), log_p)
+        read(index, learned, only(0, n_kinds), np.ascontiguousarray(part), log_p[:0])
+        read(index, learned, only(0, n_kinds), np.array([[1], [UNKNOWN]]), log_p)
         results.append(log_p)
     assert np.array_equal(*results)
 
@@ -91,16 +98,9 @@ def test_rings_that_are_full_continue_like_longer_ones(monkeypatch):
     for slack in (REACH, 4000):
         monkeypatch.setattr("xlcli.memory.context_cache.SLACK", slack)
         mixed = distributions(3, 3000)
-        read(new_index(30), new_learned(3), 2, texts, mixed)
+        read(new_index(30), new_learned(3), only(2, 3), texts, mixed)
         results.append(mixed)
     assert np.array_equal(*results)
-
-
-def test_line_ends():
-    assert line_end_of(toy("bytes").tokenizer) == 10
-    for kind in ("sentencepiece", "words"):
-        tokenizer = toy(kind).tokenizer
-        assert tokenizer.decode([line_end_of(tokenizer)]) == b"\n"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def model():
 
 
 def reader(model):
-    return CachedModel(model.network, {"context_cache": WINDOW}, vocab_size=256, line_end=10)
+    return CachedModel(model.network, {"context_cache": WINDOW}, line_ends=only(10, 256))
 
 
 def read_text(reader, ids, lengths, state=None):

@@ -7,15 +7,15 @@ import math
 from collections import Counter, defaultdict
 
 ORDERS = (1, 2, 3, 6, 12)
-FIRST_SLOPE, RATE, BIAS_RATE = 1.0, 0.25, 0.02
+FIRST_SLOPES, RATE, BIAS_RATE = (1, 1.5, 2.5, 2.5, 2.5, 1, 1, 1), 0.25, 0.02
 
 
-def contexts(read, line_end):
+def contexts(read, line_ends):
     """Every context of the last token of a text, as a value that equal contexts share."""
     at = len(read) - 1
     get = lambda i: read[i] if i >= 0 else None  # noqa: E731
     found = [tuple(get(at - i) for i in range(order)) for order in ORDERS]
-    starts = [i for i in range(at + 1) if read[i] == line_end or i == 0]
+    starts = [i for i in range(at + 1) if read[i] in line_ends or i == 0]
     line, before = starts[-1], starts[-2] if len(starts) > 1 else None
     column, above, head = min(at - line, 128), None, (None, None)
     if column < 128:
@@ -28,23 +28,23 @@ def contexts(read, line_end):
 class Mixture:
     """Mixture over tokens 0 to `n_kinds` - 1; None is a follower that is unknown."""
 
-    def __init__(self, n_kinds, window, line_end):
-        self.window, self.line_end = window, line_end
+    def __init__(self, n_kinds, window, line_ends):
+        self.window, self.line_ends = window, line_ends
         self.tokens, self.followers, self.contexts = [], [], []
-        self.weights = defaultdict(lambda: [0.0, FIRST_SLOPE])
+        self.weights = {}
         self.squares = defaultdict(lambda: [1.0, 1.0])
         self.bias = [0.0] * n_kinds
 
     def read(self, token, follower, log_p):
         """Log-probabilities of the token that follows, given those of the model; learns from the follower."""
         self.tokens.append(token)
-        self.contexts.append(contexts(self.tokens, self.line_end))
+        self.contexts.append(contexts(self.tokens, self.line_ends))
         self.followers.append(None)
         logits = [p + bias for p, bias in zip(log_p, self.bias, strict=True)]
         features = self.features(logits)
         raised = defaultdict(float)
         for candidate, cell, surprise in features:
-            constant, slope = self.weights[cell]
+            constant, slope = self.weights.setdefault(cell, [0.0, FIRST_SLOPES[cell[0]]])
             raised[candidate] += constant + slope * surprise
         for candidate, change in raised.items():
             logits[candidate] += min(max(change, -30), 30)

@@ -66,14 +66,14 @@ def hashed(key: Any, value: Any) -> Any:
 
 
 @inner()
-def append(index: Index, token: int, line_end: int) -> None:
+def append(index: Index, token: int, line_ends: Array) -> None:
     """Adds a token to the index: where its line begins, and the key (hash) of each context that ends with it."""
     n, at = len(index.tokens), index.sizes[N_READ]
     place = at % n
     index.sizes[N_READ] = at + 1
     index.tokens[place] = token
     index.followers[place] = NO_TOKEN
-    is_line_start = token == line_end or at == 0
+    is_line_start = line_ends[token] or at == 0
     index.lines[place] = at if is_line_start else index.lines[(at - 1) % n]
     key, n_hashed = np.uint64(1), 0
     for kind, order in enumerate(ORDERS):  # the hash of a longer context goes on from that of a shorter one
@@ -214,12 +214,12 @@ def learn(candidates: Array, found: Found, target: int, learned: Learned) -> Non
 
 
 @compiled()
-def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Array) -> None:
+def read(index: Index, learned: Learned, line_ends: Array, texts: Array, log_p: Array) -> None:
     """Reads tokens one after the other: predicts what follows each of the last n, then learns from what did.
 
     Index, `learned` and `log_p` change in place. The first row of `texts` (2 t) are the tokens, the second one what
     followed each, -1 if it is not known. `log_p` (n v) are log-probabilities by the model of what follows the last n
-    tokens, and become those of the mixture. `line_end` is the token that ends a line.
+    tokens, and become those of the mixture. `line_ends` (v) are true for the tokens that end a line.
     """
     vocab_size = log_p.shape[1]
     found = Found(
@@ -235,7 +235,7 @@ def read(index: Index, learned: Learned, line_end: int, texts: Array, log_p: Arr
     for i in range(n_tokens):
         token, follower = texts[0, i], texts[1, i]
         is_known = follower >= 0
-        append(index, token, line_end)
+        append(index, token, line_ends)
         if i >= n_not_predicted:
             candidates = find(index, found)
             predict(candidates, found, learned, log_p[i - n_not_predicted])
@@ -253,7 +253,7 @@ PROGRAM = "from xlcli.kernels import mixture; mixture.FILES.compile_here(*mixtur
 def example_arguments() -> tuple[Any, ...]:
     """Arguments of the types that the kernel has for every cache."""
     index, learned = context_cache.new_index(1), context_cache.new_learned(2)
-    return index, learned, 0, np.empty((2, 1), np.int64), np.empty((1, 2))
+    return index, learned, np.empty(2, np.bool_), np.empty((2, 1), np.int64), np.empty((1, 2))
 
 
 def _kernel_files() -> KernelFiles | None:

@@ -28,7 +28,7 @@ MAX_WINDOW = 2**22  # maximum number of tokens of a cache
 SLACK = 2**14  # tokens that can be taken back, and tokens kept that are older than the window; at least `REACH`
 N_READ, WINDOW = range(2)  # places in `Index.sizes`: number of tokens read, and of tokens of the window
 N_LEVELS = 8  # classes of a number of followers
-FIRST_SLOPE = 1.0  # initial weight of the surprise of a token
+FIRST_SLOPES = np.array([1, 1.5, 2.5, 2.5, 2.5, 1, 1, 1])  # initial weights (k) of the surprise of a token
 MOST_LEARNED = 1e3  # maximum of a weight in a state file
 SAVED_RANGES = {"weights": (-MOST_LEARNED, MOST_LEARNED), "squares": (1, 2**53), "bias": (-MOST_LEARNED, MOST_LEARNED)}
 """Smallest and largest number in a state file of each array of `Learned`; squares begin with 1 and only grow."""
@@ -78,7 +78,7 @@ def new_index(window: int) -> Index:
 
 def new_learned(vocab_size: int) -> Learned:
     weights = np.zeros((N_KINDS, 2, N_LEVELS, N_LEVELS, 2))
-    weights[..., 1] = FIRST_SLOPE
+    weights[..., 1] = FIRST_SLOPES[:, None, None, None]
     return Learned(weights, np.ones_like(weights), np.zeros(vocab_size))
 
 

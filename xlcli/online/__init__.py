@@ -16,7 +16,7 @@ from xlcli.model.decoder import Decoder
 from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights, head_tables, is_compatible
-from xlcli.online.mixture import CachedModel, line_end_of
+from xlcli.online.mixture import CachedModel
 from xlcli.state import State
 from xlcli.text.base import Tokenizer
 
@@ -67,8 +67,8 @@ def make_scorer(
         scorer = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
     if learning.context_cache is not None:
         # The cache is outside: it corrects the predictions of the adapted weights.
-        settings, line_end = learning.model_dump(include=SETTINGS["cache"]), line_end_of(tokenizer)
-        scorer = CachedModel(scorer, settings, network.config.vocab_size, line_end, step)
+        settings = learning.model_dump(include=SETTINGS["cache"])
+        scorer = CachedModel(scorer, settings, tokenizer.line_ends, step)
     return scorer  # type: ignore[no-any-return]
 
 

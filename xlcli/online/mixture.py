@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xlcli.memory.context_cache import ContextCache, new_index, new_learned
@@ -15,21 +16,11 @@ from xlcli.memory.online import UNKNOWN
 from xlcli.model.head import Readout
 from xlcli.model.lm import ScoreOutput
 from xlcli.state import State
-from xlcli.text.base import Tokenizer
 
 if TYPE_CHECKING:
     from xlcli.online import Scorer
 
 MOST_LOGITS = 2**21  # number of log-probabilities in RAM at once, if a step of the scorer does not have more
-NO_ID = -1
-
-
-def line_end_of(tokenizer: Tokenizer) -> int:
-    """Id of a line end, `NO_ID` if it is no id of its own."""
-    if tokenizer.id_sizes is None:
-        return tokenizer.start_id
-    ids = tokenizer.encode(b"\n")
-    return int(ids[0]) if len(ids) == 1 else NO_ID
 
 
 @dataclass(frozen=True)
@@ -38,20 +29,19 @@ class CachedModel:
 
     inner: Scorer  # scorer whose predictions are corrected
     settings: Mapping[str, Any]  # a saved state must have the same; `context_cache` is the number of latest tokens
-    vocab_size: int  # number of ids that the scorer predicts
-    line_end: int  # id of a line end, or `NO_ID`
+    line_ends: NDArray[np.bool_]  # true for those of the ids (v) that end a line
     step: int = 1  # number of tokens that the scorer takes at once; it is called with multiples
 
     def init_state(self, batch: int, **options: Any) -> State:
         index = new_index(self.settings["context_cache"])
-        cache = ContextCache(self.settings, new_learned(self.vocab_size), index)
+        cache = ContextCache(self.settings, new_learned(len(self.line_ends)), index)
         return replace(self.inner.init_state(batch, **options), cache=cache)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
         n_tokens = tokens.shape[1]
         n_unscored = n_tokens - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
-        part_len = self.step * max(1, MOST_LOGITS // (self.vocab_size * self.step))
+        part_len = self.step * max(1, MOST_LOGITS // (len(self.line_ends) * self.step))
         outs = []
         for start in range(0, n_tokens, part_len):
             part = slice(start, start + part_len)
@@ -96,10 +86,11 @@ class CachedModel:
         cache = state.cache
         assert isinstance(cache, ContextCache)
         if cache.unread:
-            read(cache.index, cache.learned, self.line_end, cache.unread.pop(), np.empty((0, self.vocab_size)))
+            no_predictions = np.empty((0, len(self.line_ends)))
+            read(cache.index, cache.learned, self.line_ends, cache.unread.pop(), no_predictions)
         tokens_and_followers = np.ascontiguousarray(texts.cpu().numpy())
         mixed = np.array(predictions[0].double().cpu().numpy(), order="C")
-        read(cache.index, cache.learned, self.line_end, tokens_and_followers, mixed)
+        read(cache.index, cache.learned, self.line_ends, tokens_and_followers, mixed)
         return torch.from_numpy(mixed)[None]
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:

@@ -87,15 +87,6 @@ def test_same_step_again_and_a_given_up_course(place):
     assert is_whole(latest(place).path)
 
 
-def test_pruning_spares_a_good_one_behind_an_incomplete_one(place):
-    save(place, 1, 2, keep=2)
-    (place / step_name(2) / FILES[0]).unlink()
-    save(place, 3, keep=2)
-    assert names(place) == ["LATEST", "step-00000001", "step-00000002", "step-00000003"]
-    save(place, 4, keep=2)
-    assert names(place) == ["LATEST", "step-00000003", "step-00000004"]
-
-
 def test_what_the_writer_raises_passes_and_leaves_nothing(place):
     save(place, 1)
 

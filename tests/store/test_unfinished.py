@@ -34,9 +34,6 @@ def test_what_a_crash_left_is_removed(tmp_path, content):
         ".tmp-1-0123abcd",
         ".tmp-old-model-1/config.json",
         ".tmp-xlcli-1/config.json",
-        f"{NAME}/thesis.txt",
-        f"{NAME}/checkpoints/notes/thesis.txt",
-        f"{NAME}/config.json/thesis.txt",
     ],
 )
 def test_what_the_user_wrote_stays(tmp_path, path):
@@ -55,4 +52,4 @@ def test_links_stay(tmp_path):
     clean(tmp_path / "m")
     clean(tmp_path)
     assert (tmp_path / "m" / NAME).is_symlink()
-    assert (tmp_path / NAME / "config.json").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "there"]

@@ -281,17 +281,6 @@ def test_damage_to_one_copy_of_the_best_weights_changes_nothing(damaged):
     assert remains("m") == remains("whole")
 
 
-def test_the_best_weights_may_be_taken_from_an_earlier_checkpoint():
-    text, tree = corpus(), small(train={"max_steps": 6, "keep_checkpoints": 3})
-    After(5).run(tree, text, "m")
-    best = Path("m/model.safetensors").read_bytes()
-    assert (Path("m/checkpoints/step-00000004/best.safetensors")).read_bytes() == best
-    _damage("m/model.safetensors")
-    Path("m/checkpoints/step-00000005/best.safetensors").unlink()
-    After(0).run({}, text, "m", resume=True)
-    assert Path("m/model.safetensors").read_bytes() == best
-
-
 def test_when_the_best_weights_are_lost_the_present_ones_are_validated():
     text, tree = corpus(), small(train={"eval_every": 4, "keep_checkpoints": 1})
     After(5).run(tree, text, "m")
@@ -366,19 +355,27 @@ def test_a_validation_that_is_repeated_has_one_row():
     assert remains("m") == remains("whole")
 
 
-@pytest.mark.parametrize("record", ["", "{", '{"corpus": "a', None])
-def test_a_torn_record_blocks_nothing(record):
-    text, tree = corpus(), small(runtime={"seed": 7, "dtype": "bfloat16"})
-    go(tree, text, "whole")
-    After(4).run(tree, text, "m")
-    if record is None:
-        Path("m/record.json").unlink()
-    else:
-        Path("m/record.json").write_text(record)
-        assert "record.json" in load(Path("m")).warnings[0]
-    events = go({}, text, "m", resume=True, preset=None)
-    assert any("threads" in n.text for n in of_kind(events, Notice))
-    assert remains("m") == remains("whole")
+@pytest.mark.parametrize("record", ["", "{", '{"corpus": "a'])
+def test_a_torn_record_is_named(record):
+    """The model can be used without it; a run cannot be resumed, whose settings it holds."""
+    text = corpus()
+    After(4).run(small(), text, "m")
+    Path("m/record.json").write_text(record)
+    assert "record.json" in load(Path("m")).warnings[0]
+    with pytest.raises(CheckpointError, match=r"record\.json"):
+        go({}, text, "m", resume=True, preset=None)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_without_its_record_a_run_has_the_default_seed(seed):
+    text = corpus()
+    After(4).run(small(runtime={"seed": seed}), text, "m")
+    Path("m/record.json").unlink()
+    if seed:
+        with pytest.raises(CheckpointError, match="seed 7"):
+            go({}, text, "m", resume=True, preset=None)
+        return
+    assert go({}, text, "m", resume=True, preset=None)[-1].step == 6
     assert json.loads(Path("m/record.json").read_bytes())["finished"]
 
 
@@ -402,8 +399,8 @@ def test_when_all_are_damaged_it_says_so():
 
 
 FACTS = (
-    "schema", "step", "tokens", "seconds", "n_read", "best_bits", "best_step", "validated_step", "validation_due",
-    "rollbacks", "stale", "plateau", "limits", "lr",
+    "step", "tokens", "seconds", "n_read", "best_bits", "best_step", "validated_step", "validation_due",
+    "rollbacks", "stale", "plateau", "reserve", "limits", "lr",
     "corpus", "states", "seed", "threads", "processes", "device", "dtype", "torch", "processor",
 )  # fmt: skip
 
@@ -413,23 +410,19 @@ def test_every_fact_is_needed():
     After(3).run(small(), text, "m")
     point = latest(Path("m/checkpoints")).path
     facts = json.loads((point / "state.json").read_bytes())
-    assert set(facts) == {*FACTS, "reserve"}
+    assert set(facts) == {*FACTS, "schema"}
     for name in FACTS:
         _rewrite(point, {key: value for key, value in facts.items() if key != name})
         with pytest.raises(CheckpointError, match=rf"step-00000003\b.*{name}") as caught:
             go({}, text, "m", resume=True)
         assert caught.value.remedy
-    _rewrite(point, {key: value for key, value in facts.items() if key != "reserve"})  # as of earlier versions
-    assert go({}, text, "m", resume=True)[-1].step == 6
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 1}, r"format\D+1\D+2\b"),
-        ({"schema": 3}, r"format\D+3\D+2\b"),
         ({"seed": 5}, r"seed\D+5\b"),
-        ({"states": []}, "train.grad_accum"),
+        ({"states": []}, "incomplete"),
         ({"states": [{"memory": "hidden"}]}, "unknown"),
         ({"states": 3}, "incomplete"),
         ({"step": "abc"}, r"\bstep\s.*'abc'"),

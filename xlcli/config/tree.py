@@ -42,16 +42,15 @@ def read_toml(path: str | Path) -> Tree:
             data = file.read(TOML_LIMIT + 1)
         if len(data) > TOML_LIMIT:
             raise ConfigError(f"{path} is larger than 1 MiB.", "A configuration file is short; check the path.")
-        tree: Tree = _check_depth(tomllib.loads(data.decode("utf-8-sig")))
-        return tree
+        tree = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         if error.errno == errno.EIO:
             raise ResourceError(f"cannot read {path}: {error.strerror}.", "Check the disk.") from None
         raise ConfigError(f"cannot read {path}: {error.strerror}.", "Check the path.") from None
-    except RecursionError:
-        raise ConfigError(f"{path} nests deeper than {DEPTH} levels.", "Check the path.") from None
-    except ValueError as error:  # also a number of more than 4,300 digits
+    except (ValueError, RecursionError) as error:  # also a number of more than 4,300 digits
         raise ConfigError(f"{path} is not TOML: {error}.", "Correct that line.") from None
+    _check_depth(str(path), tree)
+    return tree
 
 
 def parse_override(text: str) -> Tree:
@@ -60,12 +59,9 @@ def parse_override(text: str) -> Tree:
     names = key.strip().split(".")
     if not equals or not all(name.isidentifier() for name in names):
         raise ConfigError(f"'{text}' is not of the form a.b=c.", "Type for example --set model.dim=256.")
-    too_deep = ConfigError(f"'{key[:80]}' nests deeper than {DEPTH} levels.", "Check the key and its value.")
     try:
         parsed: Any = tomllib.loads(f"value = {value.strip()}")["value"]
-    except RecursionError:
-        raise too_deep from None
-    except ValueError as error:  # a plain string, unless it was to be a list or a table
+    except (ValueError, RecursionError) as error:  # a plain string, unless it was to be a list or a table
         parsed = value.strip()
         if parsed[:1] in ("[", "{"):
             raise ConfigError(
@@ -74,25 +70,20 @@ def parse_override(text: str) -> Tree:
             ) from None
     for name in reversed(names):  # from the inside out
         parsed = {name: parsed}
-    try:
-        tree: Tree = _check_depth(parsed)
-        return tree
-    except RecursionError:
-        raise too_deep from None
-
-
-def _check_depth(tree: Any, depth: int = DEPTH) -> Any:
-    """The tree; `RecursionError` if it nests deeper than this number of levels."""
-    if depth < 0:
-        raise RecursionError
-    values: Iterable[Any] = ()
-    if isinstance(tree, dict):
-        values = tree.values()
-    elif isinstance(tree, list):
-        values = tree
-    for value in values:
-        _check_depth(value, depth - 1)
+    _check_depth(f"'{key[:80]}'", parsed)
+    tree: Tree = parsed
     return tree
+
+
+def _check_depth(name: str, value: Any, n_levels: int = DEPTH) -> None:
+    """`ConfigError` if a value of the settings `name` nests deeper than this number of levels."""
+    if n_levels < 0:
+        raise ConfigError(f"{name} nests deeper than {DEPTH} levels.", "Check its keys and values.")
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            _check_depth(name, inner, n_levels - 1)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 from pydantic import BeforeValidator
@@ -25,16 +26,15 @@ def count(value: str) -> int:
     match = _COUNT.fullmatch(value.strip())
     if not match or match[2].lower() not in _SCALES:
         raise ValueError("not a whole number such as 512, 10k or 1e6")
-    digits = match[1].replace("_", "")
+    amount = Decimal(match[1].replace("_", ""))  # as 4.1 * 10**6 is no whole number of floating point
     scale = _SCALES[match[2].lower()]
-    if len(digits) < 20 and re.fullmatch(r"[+-]?[0-9]+", digits):
-        return int(digits) * scale
-    result = float(digits) * scale
-    if abs(result) >= 2.0**63:
+    limit = 2**63 // scale
+    if not -limit < amount < limit:
         raise ValueError("far too large")
-    if not math.isclose(result, round(result), rel_tol=1e-15):  # 4.1 * 10**6 is no whole number of floating point
+    result = amount * scale
+    if result != int(result):
         raise ValueError("not a whole number")
-    return round(result)
+    return int(result)
 
 
 def number(value: str) -> float:

@@ -74,20 +74,16 @@ def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
     return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
-def write_atomic(path: Path, data: bytes | Iterable[bytes] | Callable[[Path], None], mode: int = 0o666) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
     Writes and syncs a temporary file beside it, renames it over `path`, syncs the folder. A replaced file keeps its
-    mode, a new one has `mode` without the umask. A function as `data` is given the temporary file to write.
+    mode, a new one has `mode` without the umask.
     """
-    with replacing(path, mode) as (write, temporary):
-        if callable(data):
-            data(temporary)
-        elif isinstance(data, bytes):
-            write(data)
-        else:
-            for piece in data:
-                write(piece)
+    pieces = [data] if isinstance(data, bytes) else data
+    with replacing(path, mode) as (write, _):
+        for piece in pieces:
+            write(piece)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import RESTORE, json_digest, open_regular, version, write_all, write_atomic
+from xlcli.files import RESTORE, json_digest, open_regular, replacing, version, write_all
 from xlcli.machine import require_memory
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tu
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file with `write_atomic`; equal input gives equal bytes.
+    """Writes a safetensors file as `write_atomic` does; equal input gives equal bytes.
 
     Sets in the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
     `ConfigError` if the tensors are too many for a header of `HEADER_LIMIT` bytes.
@@ -112,20 +112,16 @@ def write_in_order(
     """
     entries, beginning = _layout(path, infos, metadata)
     data_start = len(beginning(NO_CHECKSUM))
-
-    def save(temporary: Path) -> None:
-        checksum = hashlib.sha256()
-        with temporary.open("r+b", buffering=0) as file:
-            for name, tensor in tensors:
-                if TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) != infos[name]:
-                    raise ValueError(f"tensor {name!r} is not of the announced type and shape")
-                content = _add_to_digest(checksum, name, tensor)
-                os.lseek(file.fileno(), data_start + entries[name]["data_offsets"][0], os.SEEK_SET)
-                write_all(file.fileno(), content)
-            os.lseek(file.fileno(), 0, os.SEEK_SET)
-            write_all(file.fileno(), beginning(checksum.hexdigest()))
-
-    write_atomic(path, save)
+    checksum = hashlib.sha256()
+    with replacing(path) as (_, temporary), temporary.open("r+b", buffering=0) as file:
+        for name, tensor in tensors:
+            if TensorInfo(type_name(tensor.dtype), tuple(tensor.shape)) != infos[name]:
+                raise ValueError(f"tensor {name!r} is not of the announced type and shape")
+            content = _add_to_digest(checksum, name, tensor)
+            os.lseek(file.fileno(), data_start + entries[name]["data_offsets"][0], os.SEEK_SET)
+            write_all(file.fileno(), content)
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        write_all(file.fileno(), beginning(checksum.hexdigest()))
 
 
 def _layout(

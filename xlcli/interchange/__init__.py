@@ -34,7 +34,6 @@ from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save
 from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
 from xlcli.store.origin import first_cause
 from xlcli.store.weights import encode, encode_in_order, stored_infos, weights, weights_bytes
-from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 
 _ALL: tuple[Format, ...] = (  # a new format is added here, and to the choices of `--format` in `xlcli/cli/options.py`
@@ -102,7 +101,8 @@ def import_model(
     _check_sizes(path, model, infos)
     size = weights_bytes(model, encoding_first)
     require_memory(f"importing {path}", size, "Import a smaller model.")  # which is read again to check it
-    tokenizer = _tokenizer(format_, source, model)
+    is_our_export = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
+    tokenizer = load_tokenizer(source.path / OWN) if is_our_export else format_.tokenizer(source, model)
     with new_folder(target) as folder:
         stored = encode_in_order(format_.weights(source, model), model, encoding_first)
         save_in_order(folder, config, _counted(stored, size, show), tokenizer, {}, encoding=encoding_first)
@@ -132,14 +132,6 @@ def _check_sizes(path: Path, model: ModelConfig, infos: Mapping[str, TensorInfo]
         raise CheckpointError(f"{path} has fewer weights than its settings describe.", DOWNLOAD)
     if (model.vocab_size or 0) > _MOST_TOKENS:
         raise CheckpointError(f"{path} has a vocabulary of more than {_MOST_TOKENS:,} tokens.", CAN)
-
-
-def _tokenizer(format_: Format, source: Source, model: ModelConfig) -> Tokenizer:
-    """The tokenizer of a source: our own if xlcli exported it, else made from the files of the other program."""
-    is_our_export = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
-    if is_our_export:
-        return load_tokenizer(source.path / OWN)
-    return format_.tokenizer(source, model)
 
 
 def _encoding_of_source(path: Path, infos: Mapping[str, TensorInfo], format_: Format) -> str | None:

@@ -53,15 +53,7 @@ _GEMMA3 = _LLAMA | {
     "rope.freq_base_swa": "rope_local_base_freq",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-_GPT2 = {
-    "block_count": "n_layer",
-    "context_length": "n_positions",
-    "embedding_length": "n_embd",
-    "feed_forward_length": "n_inner",
-    "attention.head_count": "n_head",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    "attention.causal": "is_causal",
-}
+_GPT2 = _SIZES | {"attention.layer_norm_epsilon": "layer_norm_epsilon"}
 _GPT_NEOX = _SIZES | {
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "rope.dimension_count": "rotary_pct",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import open_regular, version, write_atomic
+from xlcli.files import open_regular, replacing, version
 from xlcli.files.tensors import TensorInfo, type_name
 from xlcli.interchange.pickles import StoredTensor
 
@@ -161,7 +161,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def write_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes a file with `write_atomic`, matrices in their own type, others in float32."""
+    """Writes a file as `write_atomic` does, matrices in their own type, others in float32."""
     gguf = package()
     writer = gguf.GGUFWriter(None, metadata["general.architecture"])
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -175,10 +175,8 @@ def write_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Te
         kind = gguf.GGMLQuantizationType[type_name(data.dtype)]
         writer.add_tensor(name, data.view(torch.uint8).numpy(), raw_dtype=kind)
 
-    def save(temporary: Path) -> None:
+    with replacing(path) as (_, temporary):
         writer.write_header_to_file(temporary)
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-
-    write_atomic(path, save)

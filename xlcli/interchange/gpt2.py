@@ -16,6 +16,20 @@ from xlcli.interchange.source import Settings, Source
 
 _TANH = dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh")
 _ACTIVATIONS = {**_TANH, "gelu": "gelu", "relu": "relu"}
+_DROPOUTS = ("embedding", "attention", "residual")
+_KEYS = {  # settings by their names here, and the names that families give them
+    "vocab_size": ("vocab_size",),
+    "dim": ("n_embd", "n_embed", "hidden_size"),
+    "length": ("n_positions", "max_position_embeddings", "seq_length"),
+    "n_layers": ("n_layer", "num_layers", "num_hidden_layers"),
+    "n_heads": ("n_head", "num_heads", "num_attention_heads"),
+    "ffn_dim": ("n_inner", "intermediate_size", "ffn_dim"),
+    "kind": ("activation_function", "hidden_act"),
+    "epsilon": ("layer_norm_epsilon", "layer_norm_eps"),
+    "embedding": ("embd_pdrop", "embed_dropout"),
+    "attention": ("attn_pdrop", "attention_dropout"),
+    "residual": ("resid_pdrop", "resid_dropout", "hidden_dropout", "dropout"),
+}
 N_PADDING = 2  # rows of padding before those of the positions, in the table of an OPT
 
 
@@ -44,19 +58,12 @@ class GPT2(Format):
         **dict.fromkeys(PARTS, "attn.c_attn."),
     }
 
-    # Names of settings, the first of which that is there counts, and the value where none is (`...`: one must be).
-    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "vocab_size": ("vocab_size", ...),
-        "dim": ("n_embd", ...),
-        "length": ("n_positions", ...),
-        "n_layers": ("n_layer", ...),
-        "n_heads": ("n_head", ...),
-        "ffn_dim": ("n_inner", None),
-        "kind": ("activation_function", "gelu_new"),
-        "epsilon": ("layer_norm_epsilon", 1e-5),
-        "embedding": ("embd_pdrop", 0.1),
-        "attention": ("attn_pdrop", 0.1),
-        "residual": ("resid_pdrop", 0.1),
+    # Values of settings that a model may leave out, by their names here.
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "ffn_dim": None,
+        "kind": "gelu_new",
+        "epsilon": 1e-5,
+        **dict.fromkeys(_DROPOUTS, 0.1),
     }
     harmless: ClassVar[tuple[str, ...]] = ("reorder_and_upcast_attn",)  # settings that change no prediction
 
@@ -65,21 +72,14 @@ class GPT2(Format):
         settings.require("model_type", *self.model_types)
 
         def take(kind: Any, *names: str) -> dict[str, Any]:
-            """Settings of one type by their names here; without those that the family does not have."""
-            values = {}
-            for name in names:
-                if name in self.keys:
-                    *keys, value = self.keys[name]
-                    for key in reversed(keys):  # the first one that is there counts, so it is taken last
-                        value = settings.take(key, kind, value)
-                    values[name] = value
-            return values
+            """Settings of one type by their names here."""
+            return {name: settings.take_any(_KEYS[name], kind, self.defaults.get(name, ...)) for name in names}
 
         sizes = take(int, "vocab_size", "dim", "n_layers", "ffn_dim")
         length = take(int, "length")["length"]
         settings.require("n_ctx", length)
         settings.require("afn", source.config.get("activation_function", "gelu_new"))
-        ffn_dim = sizes.pop("ffn_dim", None) or 4 * sizes["dim"]
+        ffn_dim = sizes.pop("ffn_dim") or 4 * sizes["dim"]
         model = sizes | {
             "attention": {"kind": "full", "bias": "all"} | take(int, "n_heads"),
             # Texts longer than the table of positions are read in overlapping windows.
@@ -87,7 +87,7 @@ class GPT2(Format):
             "norm": {"kind": "layer"} | take(float, "epsilon"),
             "feedforward": {"ffn_dim": ffn_dim} | take(_ACTIVATIONS, "kind"),
             "embedding": {"tied": self.is_tied(source, settings.take("tie_word_embeddings", bool, default=True))},
-            "dropout": take(float, "embedding", "attention", "residual"),
+            "dropout": take(float, *_DROPOUTS),
             "bias": True,
         }
         train = with_memory(0, length) | {"segment_len": length, "span": "growing"}
@@ -114,17 +114,7 @@ class GPTNeo(GPT2):
         "attention.output.": "attn.attention.out_proj.",
         **projections("attn.attention."),
     }
-    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **GPT2.keys,
-        "dim": ("hidden_size", ...),
-        "length": ("max_position_embeddings", ...),
-        "n_layers": ("num_layers", ...),
-        "n_heads": ("num_heads", ...),
-        "ffn_dim": ("intermediate_size", None),
-        "embedding": ("embed_dropout", 0.0),
-        "attention": ("attention_dropout", 0.0),
-        "residual": ("resid_dropout", 0.0),
-    }
+    defaults: ClassVar[Mapping[str, Any]] = {**GPT2.defaults, **dict.fromkeys(_DROPOUTS, 0.0)}
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
         types = settings.take("attention_types", list, [[["global", "local"], 12]])
@@ -199,20 +189,12 @@ class GPTNeoX(GPT2):
         "feedforward.down.": "mlp.dense_4h_to_h.",
         **dict.fromkeys(PARTS, "attention.query_key_value."),
     }
-    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **GPTNeo.keys,
-        "n_layers": ("num_hidden_layers", ...),
-        "n_heads": ("num_attention_heads", ...),
-        "kind": ("hidden_act", "gelu"),
-        "epsilon": ("layer_norm_eps", 1e-5),
-        "embedding": ("hidden_dropout", 0.0),
-        "residual": ("hidden_dropout", 0.0),
-    }
+    defaults: ClassVar[Mapping[str, Any]] = {**GPTNeo.defaults, "kind": "gelu"}
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
         if not settings.take("attention_bias", bool, default=True):
             model["attention"]["bias"] = "none"
-        model["dropout"]["residual"] = model["dropout"]["embedding"]  # one setting, which was read for the first
+        model["dropout"]["embedding"] = model["dropout"]["residual"]  # one setting
         is_parallel = settings.take("use_parallel_residual", bool, default=True)
         model["norm"]["placement"] = "parallel" if is_parallel else "pre"
         base, scaling, share = rotary(settings, "rotary_emb_base", "rotary_pct", 0.25)
@@ -251,17 +233,7 @@ class OPT(GPT2):
         "feedforward.up.": "fc1.",
         "feedforward.down.": "fc2.",
     }
-    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "vocab_size": ("vocab_size", ...),
-        "dim": ("hidden_size", ...),
-        "length": ("max_position_embeddings", ...),
-        "n_layers": ("num_hidden_layers", ...),
-        "n_heads": ("num_attention_heads", ...),
-        "ffn_dim": ("ffn_dim", ...),
-        "kind": ("activation_function", "relu"),
-        "attention": ("attention_dropout", 0.0),
-        "residual": ("dropout", 0.1),
-    }
+    defaults: ClassVar[Mapping[str, Any]] = {**GPTNeo.defaults, "kind": "relu", "residual": 0.1}
     harmless = ("activation_dropout", "layerdrop", "init_std", "learned_embeddings")
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
@@ -314,21 +286,14 @@ class Bloom(GPT2):
         "feedforward.down.": "mlp.dense_4h_to_h.",
         **dict.fromkeys(PARTS, "self_attention.query_key_value."),
     }
-    keys: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "vocab_size": ("vocab_size", 250_880),
-        "dim": ("n_embed", "hidden_size", 64),
-        "length": ("seq_length", 2048),
-        "n_layers": ("n_layer", "num_hidden_layers", 2),
-        "n_heads": ("n_head", "num_attention_heads", 8),
-        "epsilon": ("layer_norm_epsilon", 1e-5),
-        "attention": ("attention_dropout", 0.0),
-        "residual": ("hidden_dropout", 0.0),
-    }
+    defaults: ClassVar[Mapping[str, Any]] = {**GPTNeo.defaults, "length": 2048}
     harmless = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "skip_bias_add",
                 "skip_bias_add_qkv", "offset_alibi", "pretraining_tp", "slow_but_exact")  # fmt: skip
 
     def adapt(self, settings: Settings, model: dict[str, Any], train: dict[str, Any]) -> None:
-        settings.require("n_inner", 4 * model["dim"])
+        ffn_dim = model["feedforward"]["ffn_dim"]
+        if ffn_dim != 4 * model["dim"]:
+            settings.refuse("n_inner", ffn_dim)
         settings.require("apply_residual_connection_post_layernorm", False)
         model["position"] = {"kind": "alibi"}
         model["feedforward"]["kind"] = "gelu-tanh"

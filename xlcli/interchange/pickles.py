@@ -82,9 +82,6 @@ class Record:
     name: str
     state: Any = None
 
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
 
 @dataclass(eq=False)
 class Storage:
@@ -271,7 +268,7 @@ class _Reader(pickle._Unpickler):
     def build(self) -> None:
         state, value = self.stack.pop(), self.stack[-1]
         if isinstance(value, Record):
-            value.__setstate__(state)
+            value.state = state
         elif type(value) is not dict:  # attributes of an ordered dictionary, such as versions of modules, are left out
             raise TypeError("only records have a state")
 

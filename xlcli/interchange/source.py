@@ -188,6 +188,15 @@ class Settings:
             self.refuse(key, value)
         return kind(value)
 
+    def take_any(self, keys: Sequence[str], kind: Any, default: Any = ...) -> Any:
+        """`take` of a setting that models call by one of these names; the first that is there counts."""
+        present = [key for key in keys if self.left.get(key) is not None]
+        if not present and default is ...:
+            names_in_file = [self.source.names[key] for key in keys if key in self.source.names]
+            self.refuse(" or ".join(names_in_file or keys), None)
+        values = [self.take(key, kind, default) for key in present or keys]
+        return values[0]
+
     def require(self, key: str, *values: Any) -> None:
         """Refuses a setting that is there and has none of these values."""
         value = self.left.pop(key, None)

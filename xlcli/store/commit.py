@@ -29,9 +29,8 @@ from typing import NamedTuple
 
 from xlcli import files
 from xlcli.errors import CheckpointError, XLError
-from xlcli.files.tensors import read_header
-from xlcli.store.layout import BEST, CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, WEIGHTS
-from xlcli.store.lock import HOLDER, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
+from xlcli.store.layout import BEST, CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, TENSORBOARD, WEIGHTS
+from xlcli.store.lock import HOLDER, LOCK, RUN_FILES, STAGED, clean, is_unfinished, remove
 
 # Checkpoints
 
@@ -63,6 +62,7 @@ def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int) ->
     """
     temporary = files.temporary_path(folder)
     final = folder / step_name(step)
+    replaced = final.with_name(f"{final.name}~")
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link.", "Put a folder there, or link the whole model folder.")
     try:
@@ -73,7 +73,9 @@ def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int) ->
         try:
             write(temporary)
             _seal(temporary)
-            _displace(final)
+            if final.is_dir():  # `latest` finds it under its other name until it is replaced
+                remove(replaced)
+                final.rename(replaced)
             temporary.rename(final)
         except BaseException:
             with suppress(OSError):
@@ -153,41 +155,23 @@ def manifest(path: Path) -> dict[str, tuple[int, str]]:
     return result
 
 
-def _displace(final: Path) -> None:
-    """Renames an existing checkpoint of this name to `name~`, under which `latest` finds it until it is replaced."""
-    if not final.is_dir():
-        return
-    backup = final.with_name(final.name + "~")
-    if backup.is_dir():
-        try:
-            verify(final)
-        except CheckpointError:
-            _discard(final)
-            return
-        _discard(backup)
-    final.rename(backup)
-
-
 def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Removes all but the `keep` newest complete checkpoints, and all of later steps than `newest`.
+    """Removes all but the `keep` newest checkpoints, and all of later steps than `newest`.
 
-    An incomplete checkpoint does not count, and is removed only when `keep` newer ones are complete: it may be
-    unreadable for a moment only. A failed removal is repeated by the next commit.
+    A failed removal is repeated by the next commit.
     """
     kept_steps = {step_of(newest)}
     for path in checkpoints(folder):
         step = step_of(path)
         if path == newest:
             continue
-        is_undone = step >= step_of(newest)  # or has been replaced, if the step is equal
-        is_needless = step in kept_steps or len(kept_steps) >= keep
-        if is_undone or is_needless:
+        is_undone = step > step_of(newest)
+        is_replaced = step in kept_steps
+        if is_undone or is_replaced or len(kept_steps) >= keep:
             with suppress(OSError):
                 _discard(path)
-            continue
-        with suppress(CheckpointError, OSError):
-            if all((path / name).lstat().st_size == size for name, (size, _) in manifest(path).items()):
-                kept_steps.add(step)
+        else:
+            kept_steps.add(step)
 
 
 def _discard(path: Path) -> None:
@@ -213,12 +197,18 @@ def foreign_entry(folder: Path) -> str | None:
     try:
         for path in sorted(folder.iterdir()):
             is_lock = path.name == HOLDER or (path.name == LOCK and path.lstat().st_size == 0)
-            is_staged_run = path.name == STAGED and is_own(path)
-            if not (is_lock or is_staged_run or is_unfinished(path)):
+            if not (is_lock or _is_staged_run(path) or is_unfinished(path)):
                 return path.name
     except OSError as error:
         raise files.cannot_read(folder, error) from None
     return None
+
+
+def _is_staged_run(path: Path) -> bool:
+    """True if an entry of a model folder is a staged run, or the rest of one, and holds nothing else."""
+    if path.name != STAGED or not _is_folder(path):
+        return False
+    return all(entry.name in (*RUN_FILES, TENSORBOARD) or is_unfinished(entry) for entry in path.iterdir())
 
 
 def belongs_to_run(folder: Path, path: Path) -> bool:
@@ -276,14 +266,11 @@ def finish_replacement(folder: Path) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """True if a folder holds a configuration, weights or a checkpoint of xlcli."""
+    """True if a folder holds a configuration or a checkpoint of xlcli."""
     if not _is_folder(folder):
         return False
     with suppress(CheckpointError):
         if {"schema", "model", "sha256"} <= files.read_json(folder / CONFIG).keys():
-            return True
-    with suppress(CheckpointError):
-        if "metadata_sha256" in read_header(folder / WEIGHTS)[1]:
             return True
     with suppress(OSError):
         return any((path / MANIFEST).is_file() for path in checkpoints(folder / CHECKPOINTS))

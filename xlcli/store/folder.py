@@ -269,13 +269,12 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     )
 
 
-def _versions(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Name, inode, size and time of change of each file that `load` reads, if it is there."""
-    versions = []
+def _versions(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """`files.version` of each file that `load` reads, if it is there."""
+    versions = {}
     for name in (CONFIG, WEIGHTS, *TOKENIZER):
         with suppress(OSError):
-            status = (folder / name).stat()
-            versions.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+            versions[name] = disk.version((folder / name).stat())
     return versions
 
 

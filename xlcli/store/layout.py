@@ -28,7 +28,6 @@ WEIGHTS = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 STEP = re.compile(r"step-(\d{8,18})(~?)")  # folder name of a checkpoint, with its step; one with `~` is being replaced
 KEPT = "kept"  # folder of the models of `train.keep_at`
-POINT = re.compile(r"[1-9]\d*[kMG]?")  # name of such a model: the tokens that were read
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
 CHECKPOINT_FILES = (  # files of every checkpoint
@@ -41,7 +40,7 @@ CHECKPOINT_FILES = (  # files of every checkpoint
 BEST = "best.safetensors"  # a copy of the weights file of the model. A checkpoint can be used without it
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}  # file of the validation text and of the test text
 DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}  # offsets at which its documents begin, if separate
-TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."  # folder of TensorBoard; beginning of its file names
+TENSORBOARD = "tensorboard"  # folder of TensorBoard
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
 CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())  # files whose checksums `config.json` has

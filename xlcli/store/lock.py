@@ -5,11 +5,9 @@ The operating system releases the lock when the process dies. Unfinished files a
     .tmp-xlcli-HHHHHHHHHHHHHHHH        beside the file that is being written, and in a model folder and its checkpoints
     .tmp-xlcli-model-HHHHHHHHHHHHHHHH  a model that is being copied, beside models; it holds its own lock
 
-H are hexadecimal digits, of a hash in names of files, random in those of folders. Nothing is removed by its name alone.
-The next writer of a file removes what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a
-model folder, under its lock, all of the first kind are removed: files, and folders in which every name is one that
-xlcli gives. The second kind is such a folder with the note of a holder, whose lock is free, or one that has been empty
-for a minute.
+H are hexadecimal digits, of a hash in names of files, random in those of folders. The next writer of a file removes
+what an earlier one has left if nobody holds its lock (`files.write_atomic`). In a model folder, under its lock, all of
+the first kind are removed; of the second kind, a folder whose lock is free and that was made more than a minute ago.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from xlcli.errors import BusyError, CheckpointError, XLError
 from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, remove_empty, write_atomic
 from xlcli.store import layout
-from xlcli.store.layout import CHECKPOINTS, CONFIG, KEPT, METRICS, POINT, RECORD, STEP, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS, CONFIG, KEPT, METRICS, RECORD, WEIGHTS
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -37,14 +35,7 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 HOLDER = ".lock.json"  # process id and host of the holder, apart from the lock file, which locking may truncate
 _ATTEMPTS = 10
-SECONDS_TO_BEGIN = 60  # time that a process has to write its note into a folder that it has made
-
-
-class Holder(NamedTuple):
-    """Process that holds a lock, or held it when it was killed."""
-
-    pid: int
-    host: str
+SECONDS_TO_LOCK = 60  # time that a process has to lock a folder that it has made
 
 
 @contextmanager
@@ -120,33 +111,17 @@ def _acquire(guard: FileLock, path: Path) -> None:
                 raise
 
 
-def holder(folder: Path) -> Holder | None:
-    """The last holder of the lock that has not released it; None if there is none or its file is unreadable."""
-    try:
-        tree = read_json(folder / HOLDER)
-    except CheckpointError:
-        return None
-    pid, host = tree.get("pid"), tree.get("host")
-    if type(pid) is int and 0 < pid < 2**31 and isinstance(host, str):
-        return Holder(pid, host)
-    return None
-
-
 def _busy(folder: Path) -> BusyError:
-    """The error for a folder in use, which names the holder unless that is a process of this host that has ended."""
-    process = holder(folder)
-    if process is not None and process.host == socket.gethostname():
-        try:
-            os.kill(process.pid, 0)  # signal 0 only checks that it runs
-        except ProcessLookupError:
-            process = None
-        except OSError:
-            pass
-    if process is None:
-        return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
-    host = ascii(process.host[:64])  # which another user may have written
-    problem = f"{folder} is in use by process {process.pid} on {host}.".replace("'", "")
-    return BusyError(problem, "Wait for it, stop it, or train into another folder with --out.")
+    """The error for a folder in use, which names the process that holds its lock, unless its note is unreadable."""
+    problem = f"{folder} is in use by another process."
+    remedy = "Wait for it, or train into another folder."
+    with suppress(CheckpointError):
+        match read_json(folder / HOLDER):
+            case {"pid": int(pid), "host": str(host)} if type(pid) is int and 0 < pid < 2**31:
+                shown_host = ascii(host[:64]).strip("'")  # another user may have written it
+                problem = f"{folder} is in use by process {pid} on {shown_host}."
+                remedy = "Wait for it, stop it, or train into another folder with --out."
+    return BusyError(problem, remedy)
 
 
 # Unfinished files and folders
@@ -157,36 +132,13 @@ RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, KEPT, CHECKPOINTS, WEIGHT
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
-_OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
-_OF_EXPORTS = ("xlcli", "vocab.txt", "tokenizer_config.json")
-_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, *_OF_EXPORTS, LOCK, HOLDER} - {CHECKPOINTS, KEPT}
-_FOLDERS = {CHECKPOINTS, KEPT, STAGED, layout.TENSORBOARD, *_OF_EXPORTS}
 MODEL = f"{TEMPORARY}model-"
 _MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
 
 
-def is_own(path: Path) -> bool:
-    """True if a path is a regular file, or a folder of files and folders with names that xlcli gives, at any depth."""
-    if path.is_symlink():
-        return False
-    if not path.is_dir():
-        return path.is_file()
-    for entry in path.iterdir():
-        name = entry.name
-        if entry.is_dir():
-            is_of_xlcli = name in _FOLDERS or bool(STEP.fullmatch(name) or POINT.fullmatch(name))
-        else:
-            is_of_xlcli = name in _FILES or name.startswith(layout.EVENTS)
-        if not is_of_xlcli and not TEMPORARY_NAME.fullmatch(name):
-            return False
-        if not is_own(entry):
-            return False
-    return True
-
-
 def is_unfinished(path: Path) -> bool:
-    """True if an entry of a model folder, or of its checkpoints, is an unfinished file or folder of xlcli."""
-    return TEMPORARY_NAME.fullmatch(path.name) is not None and is_own(path)
+    """True if an entry of a model folder, or of its checkpoints, is an unfinished file or folder, by its name."""
+    return TEMPORARY_NAME.fullmatch(path.name) is not None and not path.is_symlink()
 
 
 def clean(folder: Path) -> None:
@@ -205,27 +157,11 @@ def clean_models(folder: Path) -> None:
     """Removes models that were being copied into a folder by processes that have ended, as far as it can."""
     for path in list(folder.iterdir()):
         with suppress(OSError, XLError):
-            if not _MODEL_NAME.fullmatch(path.name) or not is_own(path):
-                continue
-            has_note = holder(path) is not None
-            if not has_note and not _is_abandoned(path):
+            may_lack_lock = time.time() - path.stat().st_mtime < SECONDS_TO_LOCK
+            if may_lack_lock or path.is_symlink() or not _MODEL_NAME.fullmatch(path.name):
                 continue
             with lock(path):  # `BusyError` if a process still copies
-                for entry in list(path.iterdir()):
-                    if entry.name not in (LOCK, HOLDER):
-                        remove(entry)
-                # The note of the holder goes last, so that a kill leaves it.
-                for name in (LOCK, HOLDER):
-                    (path / name).unlink(missing_ok=True)
-                path.rmdir()
-
-
-def _is_abandoned(path: Path) -> bool:
-    """True if a process had a minute to write its note into a folder in which there is nothing else."""
-    for entry in path.iterdir():
-        if entry.name != LOCK and not TEMPORARY_NAME.fullmatch(entry.name):
-            return False
-    return time.time() - path.stat().st_mtime > SECONDS_TO_BEGIN
+                shutil.rmtree(path)
 
 
 def remove(path: Path) -> None:

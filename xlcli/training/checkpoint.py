@@ -30,7 +30,7 @@ from xlcli.files import read_blocks, read_json, write_atomic
 from xlcli.files.tensors import TensorInfo, read_tensors, write_tensors
 from xlcli.ranks import Ranks, is_divided, whole
 from xlcli.runtime import Runtime
-from xlcli.store.commit import commit, latest, manifest
+from xlcli.store.commit import commit, manifest
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.training import defaults
 
@@ -72,16 +72,13 @@ def restoring(path: Path) -> Iterator[Checkpoint]:
 
     The body of the `with` restores a run from it. Entries of `state.json` and tensors are not checked one by one: where
     one is missing, malformed or does not fit the run, the body fails with a built-in error, which becomes a
-    `CheckpointError` here, as for a checkpoint that is incomplete or of another format.
+    `CheckpointError` here, as for a checkpoint that is incomplete.
     """
     missing = sorted(set(CHECKPOINT_FILES) - manifest(path).keys())
     if missing:
         raise CheckpointError(f"{path} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts = read_json(path / "state.json")
     try:
-        if facts["schema"] != SCHEMA:
-            problem = f"{path} has format {facts['schema']}; this xlcli reads format {SCHEMA}."
-            raise CheckpointError(problem, "Resume with the xlcli that wrote it, or train again with --overwrite.")
         yield Checkpoint(path, facts)
     except (StateError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error.message}", _ANEW) from None
@@ -106,15 +103,6 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "torch": torch.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def runtime_settings(folder: Path) -> Tree:
-    """Settings of section `runtime` by the newest checkpoint of the run in `folder`; empty if there is none."""
-    newest = latest(folder / CHECKPOINTS).path
-    if newest is None:
-        return {}
-    facts = read_json(newest / "state.json")
-    return {key: facts.get(key) for key in ("seed", "dtype", "threads")}
 
 
 def check_texts(saved: Mapping[str, str], here: Mapping[str, str], folder: Path) -> None:

@@ -13,10 +13,9 @@ from xlcli.errors import CheckpointError
 from xlcli.events import Notice, Saved
 from xlcli.files import sha256, sync_file, write_atomic
 from xlcli.files.tensors import read_header
-from xlcli.optim import AVERAGE
 from xlcli.store import folder as store
 from xlcli.store import layout
-from xlcli.store.commit import checkpoints, finish_replacement, manifest, place_of_run, step_name
+from xlcli.store.commit import finish_replacement, manifest, place_of_run, step_name
 from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, ENCODINGS, HELD_OUT, METRICS, WEIGHTS
 from xlcli.store.weights import read_weights
 from xlcli.store.weights import weights as weights_of
@@ -139,25 +138,22 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
     """Writes the best weights up to this checkpoint into the model folder, in the encoding of the run.
 
     The model may hold later ones, of steps that are undone. Without a best step the weights in the folder stay. If the
-    copy in the checkpoint is damaged, the model and other checkpoints may hold the same weights; if none does, those
-    of the checkpoint are written, `run` counts no best step, and a warning is returned.
+    copy in the checkpoint is damaged, the model may hold the same weights. If it does not, `run` counts no best step,
+    the validation that is then due keeps the present weights, and a warning is returned.
     """
     folder = saved.path.parents[1]
     best_step, encoding = run.counters.best_step, run.config.train.weights
     model_file = folder / WEIGHTS
+    checksums = manifest(saved.path)
     with suppress(CheckpointError):
-        has_best = best_step is None or sha256(model_file) == manifest(saved.path).get(BEST, (0, ""))[1]
+        has_best = best_step is None or sha256(model_file) == checksums.get(BEST, (0, ""))[1]
         if has_best and read_header(model_file)[1].get("encoding") == encoding:
             return []  # there is nothing to write
     copies = [model_file]
-    if best_step is not None:
-        others = [path / BEST for path in checkpoints(folder / CHECKPOINTS) if path != saved.path]
-        copies = [saved.path / BEST, model_file, *others]
+    if best_step is not None and BEST in checksums:
+        copies = [saved.path / BEST, model_file]
     for path in copies:
         with suppress(CheckpointError):  # a damaged copy: the next one may be whole
-            is_listed = path == model_file or BEST in manifest(path.parent)
-            if not is_listed:
-                continue
             metadata = read_header(path)[1]
             is_best = best_step is None or metadata.get("step") == str(best_step)
             if is_best and metadata.get("encoding") in ENCODINGS:
@@ -167,18 +163,8 @@ def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[s
     run.count(best_bits=None, best_step=None)
     if best_step is None and not model_file.exists():  # no weights have been kept yet
         return []
-    return [_replace_lost(run, data, saved, best_step)]
-
-
-def _replace_lost(run: TrainingRun, data: Prepared, saved: Checkpoint, best_step: int | None) -> str:
-    """Writes weights of a checkpoint, or their averages, for lost ones; makes a validation due; returns a warning."""
     run.count(validated_step=None, validation_due=True)
-    weights = saved.tensors("weights")
-    of_optimizers = saved.tensors("optimizer")
-    for name in weights:
-        weights[name] = of_optimizers.get(f"{name}:{AVERAGE}", weights[name])
-    _write_model(run, data, saved.path.parents[1], weights)
     lost = "the stored weights are"
     if best_step is not None:
         lost = f"the best weights, of step {best_step}, are"
-    return f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"
+    return [f"{lost} missing or damaged in every copy; those of step {run.counters.step} replace them"]

@@ -7,7 +7,7 @@ Memory never leaves the rank of its sequence.
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -94,7 +94,8 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
     # Autocast chooses the types of activations.
     narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = runtime.ranks.mesh(runtime.device.type)
-    if is_divided_by_block(model):
+    calls_blocks_whole = not isinstance(model.stack, ReversibleStack | AdaptiveStack)
+    if calls_blocks_whole and not _share_parameters(model):
         for block in model.stack.blocks:
             policy = MixedPrecisionPolicy()
             if runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention):
@@ -119,24 +120,15 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
     return delayed
 
 
-def is_divided_by_block(model: LanguageModel) -> bool:
-    """True if a block gathers its parameters when it is used; else the model gathers all of them once."""
-    return not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model))
-
-
 def _share_parameters(model: LanguageModel) -> bool:
     """True if a parameter of a block also belongs to another module."""
-    users: Counter[Tensor] = Counter()
-    inside: set[int] = set()
-    for block in model.stack.blocks:
-        users.update(block.parameters())  # each once
-        inside.update(id(module) for module in block.modules())
-    outside: set[Tensor] = set()
-    for module in model.modules():
-        if id(module) not in inside:
-            outside.update(module.parameters(recurse=False))
-    users.update(outside)
-    return max(users.values()) > 1
+    owners: dict[Tensor, str] = {}  # block of each parameter, "" for those of the rest of the model
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        block = re.match(r"stack\.blocks\.\d+\.", name)
+        owner = "" if block is None else block[0]
+        if owners.setdefault(parameter, owner) != owner:
+            return True
+    return False
 
 
 @contextmanager

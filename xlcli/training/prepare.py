@@ -21,11 +21,11 @@ from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import ModelSummary, bundled_models, find
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import RECORD, read_config_file, read_record
-from xlcli.store.origin import INIT, NEW, origin_of, text_size
+from xlcli.store.layout import read_config_file, read_record
+from xlcli.store.origin import NEW, imported, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
-from xlcli.text.corpus import Part, Split, gather, split, warn_of_copies
+from xlcli.text.corpus import Split, gather, split, warn_of_copies
 from xlcli.text.formats import not_utf8
 from xlcli.text.misreadings import conversion
 from xlcli.text.oddities import Oddities
@@ -33,9 +33,8 @@ from xlcli.text.pretokenize import whole_characters
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
-from xlcli.training import checkpoint, defaults, memory
+from xlcli.training import defaults, memory
 
-ANCESTORS = 10  # number of models before the one that a run started from which its record names, at most
 SHORT_TEXT = 10_000  # bytes of training text below which a run with new weights warns
 
 ODD_BYTES, ODD_SHARE = 2**20, 0.01  # maximum bytes of text searched for odd lines, and their least share to be named
@@ -188,9 +187,10 @@ def prepare_resumed(
     ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
     """Inputs of the run in `folder` when it is resumed, with the arguments of `workflow.resume`, and its errors."""
-    record = yield from _read_record(folder)
+    record = read_record(folder)
     saved = read_config_file(folder, strict=True).config
-    saved_config = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
+    runtime_settings = {"seed": 0} | record.get("runtime", {})  # the defaults if the record is lost
+    saved_config = settings.make(saved.model_dump(mode="json"), {"runtime": runtime_settings})
     config = defaults.resumed(saved_config, changes)
     saved_preset = str(record.get("preset") or preset or "")
     if preset not in (None, saved_preset):
@@ -201,9 +201,7 @@ def prepare_resumed(
         problem = f"this run started from {origin.get('model', 'scratch')}, not from {init}."
         raise ConfigError(problem, "Leave --init out, or train a new model with -o NAME.")
     config.check_division(ranks.size)
-    # Earlier versions held out the end of any text. A record that is lost does not tell.
-    draws_files = bool(record.get("held_out_files")) or "valid" not in record
-    runtime, parts = yield from _read(paths, [config], ranks, draws_files=draws_files)
+    runtime, parts = yield from _read(paths, [config], ranks)
     tokenizer = load_tokenizer(folder)
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     return Prepared(config, runtime, saved_preset, origin, parts, tokenizer, *ids)
@@ -218,49 +216,23 @@ def _names_of(init: str) -> set[str]:
 
 
 def _origin(model: LoadedModel) -> Tree:
-    """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and its origin."""
-    origin = {"model": model.name, "weights": model.fingerprints["weights"]}
-    for key in ("corpus", "tokens", "imported", INIT):
+    """Entry `INIT` of the record of a run that starts from this model: its name, weights, text and import."""
+    origin: Tree = {"model": model.name, "weights": model.fingerprints["weights"]}
+    for key in ("corpus", "tokens"):
         if key in model.record:
             origin[key] = model.record[key]
-    return _pruned(origin, ANCESTORS)
-
-
-def _pruned(origin: Tree, n_before: int) -> Tree:
-    """A description of a model, in which those of the models before it are nested, without all but `n_before` of these.
-
-    With 1: {"model": "c", "init": {"model": "b", "init": {"model": "a"}}} -> {"model": "c", "init": {"model": "b"}}
-    """
-    description = dict(origin)
-    description.pop(INIT, None)
-    before = origin_of(origin)  # empty if there is none, or it is damaged
-    if before and n_before:
-        description[INIT] = _pruned(before, n_before - 1)
-    return description
-
-
-def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
-    """`record.json`; if it is missing or damaged, the runtime settings in the newest checkpoint."""
-    try:
-        record = read_record(folder)
-        if record:
-            return record
-        problem = f"{folder / RECORD} is missing"
-    except CheckpointError as error:
-        problem = error.message.rstrip(".")
-    settings = checkpoint.runtime_settings(folder)
-    if not settings:
-        raise CheckpointError(f"{problem}, and there is no undamaged checkpoint.", "Train again with --overwrite.")
-    yield Notice(f"{problem}; seed, number type and threads are those of the checkpoint", "warning")
-    return {"runtime": settings}
+    about = imported(model.record)
+    if about:
+        origin["imported"] = about
+    return origin
 
 
 def _read(
-    paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, draws_files: bool = True, dry_run: bool = False
+    paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, dry_run: bool = False
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
     """Runtime and texts of a run; its configurations differ in model and training settings only.
 
-    `draws_files`: held-out text may be whole files. `ResourceError` if no configuration fits the machine.
+    `ResourceError` if no configuration fits the machine.
     """
     config = configs[0]  # text and runtime settings are equal in all
     by_clock = config.train.max_time is not None or defaults.is_open(config.train)
@@ -274,7 +246,7 @@ def _read(
     fields = () if text.text_field is None else (text.text_field,)
     input_format = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, input_format=input_format)
-    seed = (config.runtime.seed or 0) if draws_files else None
+    seed = config.runtime.seed or 0  # draws whole files as held-out text, if there are many
     parts = yield from split(corpus, text.valid, text.test, by_document=by_document, seed=seed)
     yield from _text_notices(parts, binary=text.binary)
     if parts.train.n_bytes == 0:
@@ -300,19 +272,15 @@ def _text_notices(parts: Split, *, binary: bool) -> Iterator[Progress | Notice]:
     for corpus in corpora:
         notices += corpus.notices()
     yield from dict.fromkeys(notices)
-    is_utf8 = parts.train.corpus.facts.n_chars is not None
-    if is_utf8 and not binary:
-        yield from _odd_lines(parts.train)
+    train = parts.train
+    is_utf8 = train.corpus.facts.n_chars is not None
+    if is_utf8 and not binary:  # what nobody sees or means in many lines at its beginning
+        beginning = b"".join(train.corpus.read(train.start, min(train.stop, train.start + ODD_BYTES)))
+        oddities = Oddities("line", "line", least_share=ODD_SHARE)
+        oddities.feed(beginning[: whole_characters(beginning)])
+        yield from oddities.notices()
     for earlier, held_out in combinations(corpora, 2):
         yield from warn_of_copies(held_out, earlier)
-
-
-def _odd_lines(part: Part) -> Iterator[Notice]:
-    """A notice on what nobody sees or means in many lines of a training text, of which the beginning is looked at."""
-    beginning = b"".join(part.corpus.read(part.start, min(part.stop, part.start + ODD_BYTES)))
-    oddities = Oddities("line", "line", least_share=ODD_SHARE)
-    oddities.feed(beginning[: whole_characters(beginning)])
-    yield from oddities.notices()
 
 
 def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Generator[Progress | Notice, None, Tokenizer]:

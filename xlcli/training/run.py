@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xlcli.config import Config, RandomAttentionConfig, Tree, UniversalStackConfig, validate
-from xlcli.errors import CheckpointError, DivergedError, StateError
+from xlcli.errors import DivergedError, StateError
 from xlcli.files.tensors import TensorInfo, prefixed, type_name, with_prefix
 from xlcli.model.build import build_model
 from xlcli.ops.layers import has_bfloat16_units
@@ -291,8 +291,8 @@ class TrainingRun:
     def restore(self, saved: Checkpoint) -> None:
         """Continues from a checkpoint of a run with the same configuration; random numbers go on as before.
 
-        `StateError` if the memory does not fit the model, `CheckpointError` if it was taken with another
-        `train.grad_accum` or a tensor is damaged; built-in errors if an entry is missing or malformed.
+        `StateError` if the memory does not fit the model, `CheckpointError` if a tensor is damaged; built-in errors if
+        an entry is missing or malformed.
         """
         present = weights_of(self.model)
         expected = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
@@ -304,18 +304,13 @@ class TrainingRun:
                 local(tensor).copy_(local(divided(whole, tensor)))
         self.optimizers.load(saved.tensors("optimizer"))
         memory = saved.tensors("memory")
-        descriptions = saved.facts["states"]  # one for each microbatch
-        if len(descriptions) != len(self.states):
-            problem = f"{saved.path} was taken with another train.grad_accum."
-            raise CheckpointError(problem, "Resume with the same one.")
-        self.states = []
-        for i, description in enumerate(descriptions):
+        descriptions = saved.facts["states"]
+        for i, description in zip(range(len(self.states)), descriptions, strict=True):  # one for each microbatch
             state = State.restore(with_prefix(f"{i}.", memory), description).map(self._on_this_rank)
             if not self.model.is_compatible(state):
                 raise StateError("the memory does not fit the model.", "Train again with --overwrite.")
-            self.states.append(state)
-        facts = {"reserve": 0.0, **saved.facts}  # which checkpoints of earlier versions do not have
-        self.counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
+            self.states[i] = state
+        self.counters = validate(Counters, {name: saved.facts[name] for name in Counters.model_fields})
 
     def _on_this_rank(self, tensor: Tensor) -> Tensor:
         """Rows of this rank of a tensor that has one for each sequence of the run, on its device."""

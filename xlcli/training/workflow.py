@@ -340,7 +340,6 @@ def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
     if warning:
         yield Notice(warning, "warning")
     clean(folder)
-    clean(folder / CHECKPOINTS)
 
 
 def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:

@@ -152,41 +152,50 @@ class Ranks:
 SINGLE = Ranks()  # a single process
 
 
+_FIELDS = {  # of `Ranks`, and the variables of torchrun that set them
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+    "restarts": "TORCHELASTIC_RESTART_COUNT",
+}
+_USE_TORCHRUN = "Start all processes with torchrun, or unset WORLD_SIZE."
+
+
 def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     """Ranks by environment variables, not yet joined; `ConfigError` if the variables contradict each other."""
-    variables_of_fields = {
-        "rank": "RANK",
-        "size": "WORLD_SIZE",
-        "local_rank": "LOCAL_RANK",
-        "local_size": "LOCAL_WORLD_SIZE",
-        "restarts": "TORCHELASTIC_RESTART_COUNT",
-    }
-    remedy = "Start all processes with torchrun, or unset WORLD_SIZE."
     numbers: dict[str, Any] = {}
     try:
-        for field_name, variable in variables_of_fields.items():
+        for field_name, variable in _FIELDS.items():
             if variables.get(variable):
                 numbers[field_name] = int(variables[variable])
     except ValueError as error:
-        raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", remedy) from None
+        raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", _USE_TORCHRUN) from None
     ranks = Ranks(**numbers)
     if ranks.size > 1:
+        _require_address(variables, ranks.size)
         local_size = numbers.get("local_size", ranks.size)  # without the variables of a machine, all ranks are on one
         local_rank = numbers.get("local_rank", ranks.rank % max(1, local_size))
         ranks = replace(ranks, local_size=local_size, local_rank=local_rank)
-        needed = ["RANK"]
-        if not variables.get(STORE):
-            needed += ["MASTER_ADDR", "MASTER_PORT"]
-        for key in needed:
-            if not variables.get(key):
-                raise ConfigError(f"WORLD_SIZE is {ranks.size}, but {key} is not set.", remedy)
-        port = variables.get("MASTER_PORT") or "1"
-        is_number = port.isascii() and port.isdigit() and len(port) <= MOST_PORT_DIGITS
-        if not is_number or not 0 < int(port) < 2**16:
-            raise ConfigError(f"MASTER_PORT is '{port}', not a port.", "Set it to a number from 1 to 65535.")
     if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size):
-        raise ConfigError(f"RANK is {ranks.rank}, but WORLD_SIZE is {ranks.size}.", remedy)
+        raise ConfigError(f"RANK is {ranks.rank}, but WORLD_SIZE is {ranks.size}.", _USE_TORCHRUN)
     return ranks
+
+
+def _require_address(variables: Mapping[str, str], size: int) -> None:
+    """`ConfigError` if one of several ranks does not know its number, or where it meets the others."""
+    needed = ["RANK"]
+    if not variables.get(STORE):  # a file in which they meet
+        needed += ["MASTER_ADDR", "MASTER_PORT"]
+    for name in needed:
+        if not variables.get(name):
+            raise ConfigError(f"WORLD_SIZE is {size}, but {name} is not set.", _USE_TORCHRUN)
+    port = variables.get("MASTER_PORT")
+    if not port:
+        return
+    is_number = port.isascii() and port.isdigit() and len(port) <= MOST_PORT_DIGITS
+    if not is_number or not 0 < int(port) < 2**16:
+        raise ConfigError(f"MASTER_PORT is '{port}', not a port.", "Set it to a number from 1 to 65535.")
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Loop:
         self.clock.synchronize()
         # Intervals that ended before this process are not due again.
         for trigger in (self.validations, self.checkpoints):
-            self._is_due(trigger)
+            self._take_ended(trigger)
         is_over = yield from self._check()
         beginning = self.run.counters.model_copy(update={"seconds": self.clock.now()})
         while not is_over:
@@ -78,25 +78,34 @@ class Loop:
         """Between two steps: validates and saves if this is due. Returns True if the run is over."""
         run, clock = self.run, self.clock
         clock.synchronize()
-        is_spent = run.fraction(clock.seconds) == 1.0
-        has_interval_ended = self._is_due(self.validations)
-        if has_interval_ended and not is_spent and not self._exceeds_share():
-            run.count(validation_due=True)
-        # At the end of the run its weights are validated in any case.
-        needs_last_validation = is_spent and not run.counters.is_validated
-        validates = run.counters.validation_due or needs_last_validation
+        is_spent = run.fraction(clock.seconds) == 1.0  # the budget, before a validation
+        validates = self._needs_validation(is_spent=is_spent)
         if validates:
             check_finite(run)
             yield from self._validate()
-            self._is_due(self.validations)  # intervals that ended with it, as it took time, are not due again
+            self._take_ended(self.validations)  # intervals that ended during it are not due again
         is_over = run.fraction(clock.seconds) == 1.0 or clock.stops  # also if validation has used up the time
-        is_save_due = self._is_due(self.checkpoints) and not is_spent
+        has_interval_ended = self._take_ended(self.checkpoints)
+        saves = is_over or (has_interval_ended and not is_spent)
         has_changed = self.saved != run.counters.progress
-        if has_changed and (is_save_due or is_over):
+        if saves and has_changed:
             if not validates:
                 check_finite(run)
             yield self._save()
         return is_over
+
+    def _needs_validation(self, *, is_spent: bool) -> bool:
+        """True if weights are to be validated now: an interval has ended, or the budget is spent.
+
+        An interval that has ended counts as due in the counters of the run until it is validated.
+        """
+        run = self.run
+        has_interval_ended = self._take_ended(self.validations)
+        if has_interval_ended and not is_spent and not self._exceeds_share():
+            run.count(validation_due=True)
+        if is_spent and not run.counters.is_validated:
+            return True
+        return run.counters.validation_due
 
     def _save(self) -> Saved:
         """Writes a checkpoint of the present state, which is finite."""
@@ -105,8 +114,8 @@ class Loop:
         self.saved = self.run.counters.progress
         return Saved(self.run.counters.step, path)
 
-    def _is_due(self, trigger: IntervalTrigger) -> bool:
-        """True if an interval of the trigger has ended since the last call, which the trigger counts."""
+    def _take_ended(self, trigger: IntervalTrigger) -> bool:
+        """True if an interval of the trigger has ended since the last call. The next call counts from here."""
         seconds = self.clock.seconds
         return trigger.due(self.run.counters.step, seconds, self.run.fraction(seconds))
 

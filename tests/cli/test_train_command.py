@@ -123,25 +123,6 @@ def test_scores_of_text_that_was_trained_on_are_said_to_be(run):
     assert told("texts/0.txt", "-m", "trained") == ["warning: texts/0.txt is"]
 
 
-def test_a_run_of_an_earlier_version_keeps_the_end_of_its_text(run, monkeypatch):
-    Path("novels").mkdir()
-    for number in range(12):
-        Path(f"novels/{number:02}.txt").write_bytes(TEXT * 4 + b"%d\n" % number)
-    with monkeypatch.context() as earlier:
-        earlier.setattr("xlcli.text.corpus.DRAWN_FROM", 99)
-        assert run("train", "novels", "--max-steps", "2", *SMALL).code == 0
-    path = Path("models/novels/record.json")
-    record = json.loads(path.read_text())
-    del record["held_out_files"]
-    path.write_text(json.dumps(record))
-    valid = Path("models/novels/valid.txt").read_bytes()
-    done = run("train", "novels", "--max-steps", "3", "--resume", *SMALL)
-    assert done.code == 0, done.err
-    assert "from its end: valid" in done.err
-    assert Path("models/novels/valid.txt").read_bytes() == valid
-    assert run("train", "novels", "--max-steps", "4", "--resume", *SMALL).code == 0  # whose record is of this version
-
-
 def test_the_plan_names_the_files_that_are_held_out(run):
     Path("data").mkdir()
     for i, name in enumerate(("train", "valid", "test")):

@@ -298,7 +298,8 @@ def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Porti
             utf8.feed(portion)
             if was_utf8 and utf8.bad is not None:
                 bad_line = line + portion.count(b"\n", 0, max(utf8.bad - start, 0))
-                remark = f"line {bad_line:,} of {name} is not UTF-8: its bytes are scored"
+                place = f"line {bad_line:,} of {name}"
+                remark = f"{place} is not UTF-8: its bytes are scored, as U+FFFD where the model has none"
                 likely = " or ".join(likely_encodings(utf8.from_bad))
                 notice(f"{remark}; it is probably {likely}" if likely else remark)
             if utf8.has_nul and not had_nul:
